@@ -1,0 +1,3 @@
+"""covey: GRPO post-training of language models from verifiable rewards."""
+
+__version__ = "0.1.0"

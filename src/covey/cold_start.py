@@ -1,0 +1,189 @@
+"""Supervised warm-up on an environment's demonstrations: same Batch, same Trainer, loss "nll".
+
+A warmed policy is kept by content: the key is everything it depends on, so a second run takes it from the cache.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import covey
+from covey.batch import count, make_batch, make_rows
+from covey.checkpoint import save_policy
+from covey.config import AlgorithmConfig, Config, ModelConfig, OptimizerConfig
+from covey.engine.base import Sampling
+from covey.engine.native import NativeEngine
+from covey.environments.base import Demonstrates, Environment
+from covey.objective import build_objective
+from covey.policy.loading import load_policy
+from covey.policy.policy import Policy
+from covey.rollout import Sampler, causal_rollout, encode_prompt
+from covey.source import LocalSource, PromptStream
+from covey.trainer import Trainer, TrainerSettings
+from covey.types import Batch, Completion, Group, Prompt, Reward
+
+REPORT = "cold_start.json"
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """A warmed policy on disk and how it came to be."""
+
+    path: Path
+    num_steps: int
+    accuracy: float
+    """Greedy accuracy on prompts that were not demonstrated."""
+    cached: bool
+    """True where an earlier run had made it."""
+
+    @property
+    def story(self) -> str:
+        """In one line."""
+        origin = "taken from the cache" if self.cached else "made now"
+        accuracy = f"greedy accuracy {self.accuracy:.1%} on held-back training prompts"
+        return f"{self.num_steps} supervised steps, {accuracy}, {origin}: {self.path}"
+
+
+def ensure(config: Config, environment: Environment, say: Callable[[str], None]) -> ColdStart:
+    """The warmed policy for this config: from the cache, or trained now and put there."""
+    if not isinstance(environment, Demonstrates):
+        name = config.environment.name
+        raise ValueError(f"cold_start.enabled=true needs an environment with demonstrations, got environment={name}")
+    demonstrations = environment.demonstrations("train")
+    folder = Path(config.cold_start.cache_dir) / f"cold-start-{_key(config, demonstrations)}"
+    if (folder / REPORT).is_file():
+        report = json.loads((folder / REPORT).read_text())
+        return ColdStart(folder, report["num_steps"], report["accuracy"], cached=True)
+    return _train_into(folder, config, environment, demonstrations, say)
+
+
+Demonstration = tuple[Prompt, str]
+
+
+def _train_into(
+    folder: Path,
+    config: Config,
+    environment: Environment,
+    demonstrations: Sequence[Demonstration],
+    say: Callable[[str], None],
+) -> ColdStart:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    policy = load_policy(full_precision(config.model), seed=config.seed)
+    num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
+    aside = Path(tempfile.mkdtemp(dir=folder.parent))
+    save_policy(policy, aside)
+    (aside / REPORT).write_text(json.dumps({"num_steps": num_steps, "accuracy": accuracy}))
+    try:
+        os.rename(aside, folder)
+    except OSError:  # another run made the same policy in the meantime
+        shutil.rmtree(aside)
+    return ColdStart(folder, num_steps, accuracy, cached=False)
+
+
+def full_precision(model: ModelConfig) -> ModelConfig:
+    """The warm-up trains all weights, unquantised; adapters come on top of its result."""
+    return replace(model, lora_rank=0, load_in_4bit=False)
+
+
+def warm_up(
+    policy: Policy,
+    config: Config,
+    environment: Environment,
+    demonstrations: Sequence[Demonstration],
+    say: Callable[[str], None],
+) -> tuple[int, float]:
+    """Train on demonstrations until the steps or the target accuracy are reached: (steps taken, accuracy).
+
+    The accuracy is measured on training prompts whose demonstrations are held back, never on the test split.
+    """
+    settings = config.cold_start
+    shuffled = random.Random(f"{config.seed}/cold-start").sample(list(demonstrations), len(demonstrations))
+    held_back, shown = shuffled[: settings.num_check_prompts], shuffled[settings.num_check_prompts :]
+    if not shown:
+        raise ValueError(
+            f"cold_start.num_check_prompts={settings.num_check_prompts} leaves none of {len(shuffled)} demonstrations"
+        )
+    trainer = Trainer(policy, _trainer_settings(config), None)
+    sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
+    engine = NativeEngine(policy, config.engine.cache_bytes, config.engine.max_rows)
+    source = LocalSource(
+        Sampler(engine, environment, policy.tokenizer), PromptStream([p for p, _ in held_back], 0, False), 1, sampling
+    )
+    groups = [demonstration_group(policy, p, text) for p, text in shown]
+    order = random.Random(f"{config.seed}/cold-start/order")
+    accuracy = 0.0
+    for step in range(settings.num_steps):
+        chosen = order.sample(groups, min(settings.batch_size, len(groups)))
+        metrics = trainer.step(_batch(chosen, config, policy), step)
+        if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
+            continue
+        engine.load_weights([], step + 1)
+        accuracy = _accuracy(source, [p for p, _ in held_back], sampling, config.evaluation.correct_above)
+        say(f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}  greedy accuracy {accuracy:.1%}")
+        if settings.target_accuracy is not None and accuracy >= settings.target_accuracy:
+            return step + 1, accuracy
+    return settings.num_steps, accuracy
+
+
+def demonstration_group(policy: Policy, prompt: Prompt, text: str) -> Group:
+    """A demonstration as a group of one rollout; the end-of-sequence token is part of what is learned."""
+    prompt_ids = encode_prompt(policy.tokenizer, prompt)
+    token_ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    end = policy.tokenizer.eos_token_id
+    ids = (*token_ids, end)
+    completion = Completion(ids, (0.0,) * len(ids), "stop", policy_version=0)
+    return Group(prompt, (causal_rollout(prompt_ids, completion, Reward(0.0, {}), text),), ())
+
+
+def _batch(groups: Sequence[Group], config: Config, policy: Policy) -> Batch:
+    rows = make_rows(groups, [[1.0]] * len(groups))
+    num_tokens, num_sequences = count(rows)
+    return make_batch(
+        rows,
+        packing="packed",  # a prompt has one demonstration: nothing to share
+        micro_batch_tokens=config.micro_batch_tokens,
+        totals=(num_tokens, num_sequences, num_sequences),
+        device=policy.device,
+    )
+
+
+def _accuracy(source: LocalSource, prompts: Sequence[Prompt], sampling: Sampling, correct_above: float) -> float:
+    groups = source.run(prompts, 1, sampling)
+    return sum(reward >= correct_above for group in groups for reward in group.rewards) / len(prompts)
+
+
+def _trainer_settings(config: Config) -> TrainerSettings:
+    settings = config.cold_start
+    algorithm = AlgorithmConfig(loss="nll")
+    return TrainerSettings(
+        objective=build_objective(algorithm, norm_length=1),
+        algorithm=algorithm,
+        optimizer=OptimizerConfig(name="adamw", lr=settings.lr, warmup_steps=settings.warmup_steps),
+        num_steps=settings.num_steps,
+        sampling=Sampling(max_tokens=config.sampling.max_tokens),
+        logprob_chunk=config.logprob_chunk,
+    )
+
+
+def _key(config: Config, demonstrations: Sequence[Demonstration]) -> str:
+    """Everything the warmed policy depends on, as a hash."""
+    model = asdict(full_precision(config.model))
+    del model["device"], model["gradient_checkpointing"], model["lora_alpha"], model["lora_dropout"]
+    del model["lora_targets"]
+    settings = asdict(config.cold_start)
+    del settings["cache_dir"], settings["enabled"]
+    parts = {
+        "covey": covey.__version__,
+        "seed": config.seed,
+        "model": model,
+        "cold_start": settings,
+        "max_tokens": config.sampling.max_tokens,
+        "demonstrations": [(p.id, p.text, text) for p, text in demonstrations],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]

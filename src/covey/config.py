@@ -1,0 +1,398 @@
+"""The settings: dataclasses are the schema, the YAML under conf/ only chooses, `validate` holds every cross-field rule.
+
+Unknown keys fail. No key appears twice, no default depends on another field; derived numbers are computed and printed.
+Components take plain parameters, not these objects (`train` and the builders in `build.py` are the exceptions).
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def cache_folder() -> str:
+    """Where covey keeps what it can make again: $COVEY_CACHE, else ~/.cache/covey."""
+    return os.environ.get("COVEY_CACHE") or str(Path.home() / ".cache" / "covey")
+
+
+@dataclass
+class ModelConfig:
+    """The policy."""
+
+    name: str = "nano"
+    """"nano" (built from nothing), a directory, or a hub name of a decoder-only causal LM."""
+    revision: str | None = None
+    """Hub revision; null takes the default branch."""
+    precision: str = "float32"
+    """What the forward pass computes in: float32, bfloat16, float16 or float64. Weights train in float32 at least."""
+    load_in_4bit: bool = False
+    """Hold frozen base weights in 4 bits (bitsandbytes NF4); needs lora_rank > 0."""
+    lora_rank: int = 0
+    """Rank of the LoRA adapters; 0 trains all weights."""
+    lora_alpha: float = 32.0
+    """LoRA scale numerator: updates are multiplied by lora_alpha / lora_rank."""
+    lora_dropout: float = 0.0
+    """Dropout before the adapters during training; above 0 the trained policy is not exactly the sampled one."""
+    lora_targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Module names that get an adapter; ["all-linear"] means every linear layer but the output head."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    device: str = "auto"
+    """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
+    nano_architecture: str = "qwen2"
+    """Architecture of the nano policy: qwen2, qwen3, llama or mistral."""
+    nano_hidden_size: int = 128
+    """Width of the nano policy."""
+    nano_num_layers: int = 4
+    """Layers of the nano policy."""
+    nano_num_heads: int = 4
+    """Attention heads of the nano policy."""
+
+
+@dataclass
+class EnvironmentConfig:
+    """What every environment has."""
+
+    name: str = ""
+    """Which environment, a key of environments.ENVIRONMENTS."""
+
+
+@dataclass
+class ArithmeticConfig(EnvironmentConfig):
+    """Generated sums, with difficulty levels."""
+
+    name: str = "arithmetic"
+    levels: list[int] = field(default_factory=lambda: [3])
+    """Difficulty levels to draw problems from (environments/arithmetic.py lists them)."""
+    num_train: int = 4096
+    """Training problems (fewer where a level has not so many)."""
+    num_test: int = 512
+    """Held-out problems, none of which is in the training set."""
+    problem_seed: int = 0
+    """Which problems are drawn."""
+
+
+@dataclass
+class Gsm8kConfig(EnvironmentConfig):
+    """Grade-school word problems; rows from `data`."""
+
+    name: str = "gsm8k"
+    scheme: str = "covey"
+    """How an answer is rewarded: covey, verl_strict, verl_flexible, torchrl or trl."""
+    format_reward: float = 0.1
+    """Reward for an answer in the requested form that is wrong (scheme covey)."""
+
+
+@dataclass
+class RewardFunctionsConfig(EnvironmentConfig):
+    """Your own rows (`data`) and your own reward functions (`rewards`)."""
+
+    name: str = "reward_functions"
+    timeout: float = 30.0
+    """Seconds one call of a reward function may take before its worker is killed."""
+    num_workers: int = 2
+    """Worker processes that run reward functions."""
+    in_process: bool = False
+    """Run reward functions in the training process: faster, but a hanging one hangs the run."""
+    max_failure_rate: float = 0.05
+    """Stop the run when more than this share of the last 1000 rewards failed."""
+
+
+@dataclass
+class DataConfig:
+    """Rows of a data set, for environments that read one."""
+
+    path: str | None = None
+    """A .jsonl/.json/.parquet file, a directory with train.* and test.* files, or a hub name."""
+    subset: str | None = None
+    """Configuration name of a hub data set."""
+    train_split: str = "train"
+    """Split to train on."""
+    test_split: str = "test"
+    """Split to evaluate on; where the data has none, `test_fraction` of the rows is held out."""
+    test_fraction: float = 0.1
+    """Share of rows held out when there is no test split."""
+    prompt_column: str = "prompt"
+    """Column that holds the prompt (text or messages) for environment=reward_functions."""
+    max_rows: int | None = None
+    """Read at most this many rows of each split."""
+    bad_rows: str = "error"
+    """What a broken line does: error (names file and line) or skip (counted)."""
+
+
+@dataclass
+class EngineConfig:
+    """How tokens are sampled."""
+
+    name: str = "native"
+    """native (in process, on the trainer's weights) or fake (scripted, for tests)."""
+    cache_bytes: int = 1073741824
+    """Bytes of memory for cached keys and values; admission of prompts waits for room."""
+    max_rows: int = 512
+    """Most completions sampled at the same time."""
+
+
+@dataclass
+class SamplingConfig:
+    """The distribution that rollouts are drawn from; the trainer scores under the same one."""
+
+    temperature: float = 1.0
+    """Divides the logits; must be > 0 for training."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Nucleus mass; 1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
+    max_tokens: int = 256
+    """Longest completion, in tokens."""
+    stop: list[str] = field(default_factory=list)
+    """Stop strings, besides the model's own stop tokens."""
+
+
+@dataclass
+class AlgorithmConfig:
+    """From rewards to a loss. The presets under conf/algorithm are named settings of this."""
+
+    advantage: str = "group_zscore"
+    """A key of advantages.ADVANTAGES, or module:function of the same signature."""
+    advantage_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the advantage function; unknown ones are refused."""
+    advantage_clip: float | None = None
+    """Clamp advantages to [-c, c], the last step before selection; null leaves them."""
+    shaping: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Reward shaping by name (shaping.SHAPING) with options, applied in order before the baseline."""
+    selection: str | None = None
+    """Train on a part of each group: a key of selection.SELECTION; null trains on all."""
+    selection_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the selection."""
+    length_normalizer: float | None = None
+    """Weight advantages by length^-alpha within the group (VL-Norm); null is off."""
+    group_filter: str | None = None
+    """Dynamic sampling: drop groups and draw others (zero_std or mean_bounds); null keeps all."""
+    group_filter_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the group filter."""
+    group_filter_rounds: int = 3
+    """How often at most a step draws again to replace filtered groups; then it trains on what there is."""
+    loss: str = "clip"
+    """A key of losses.LOSSES, or module:function of the same signature."""
+    loss_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the loss function; unknown ones are refused."""
+    ratio: str = "token"
+    """Level of the importance ratio: token, sequence, sequence_mean (GSPO) or sequence_mean_token."""
+    ratio_denominator: str = "old"
+    """What the ratio is taken against: old, behaviour (the sampler's log-probs) or reference."""
+    log_ratio_clamp: float | None = 20.0
+    """Log ratios are clamped to +- this before exp; null does not clamp."""
+    aggregation: str = "token_mean"
+    """How token losses become one number: a key of losses.AGGREGATIONS. Denominators are global."""
+    norm_length: int | None = None
+    """The constant length of the *_norm aggregations; null takes sampling.max_tokens."""
+    count_empty: bool = False
+    """Count sequences without loss tokens in sequence means."""
+    kl_coef: float = 0.0
+    """Weight of the KL penalty to the reference; 0 needs no reference at all."""
+    kl_estimator: str = "k3"
+    """k1, k2, k3, abs or full (exact over the vocabulary)."""
+    kl_gradient: str = "straight_through_k2"
+    """Gradient of the KL term in the loss: naive, straight_through_k2 or is_weighted."""
+    kl_in: str = "loss"
+    """Where the KL penalty enters: loss or reward (before the baseline, detached)."""
+    kl_aggregation: str | None = None
+    """Reduction of the KL term; null takes `aggregation`."""
+    kl_clamp: float | None = 20.0
+    """log pi - log ref is clamped to +- this; null does not clamp."""
+    sampler_kl_coef: float = 0.0
+    """Weight of a KL penalty to the policy that sampled the data, in the loss."""
+    sampler_kl_estimator: str = "k3"
+    """k1_forward or k3, estimates of KL(sampler || policy)."""
+    target_kl: float | None = None
+    """Steer kl_coef so that the measured KL comes to this; null keeps kl_coef fixed."""
+    kl_controller: str = "proportional"
+    """proportional (Ziegler et al.) or doubling (PPO); used with target_kl."""
+    kl_horizon: int = 10000
+    """Horizon of the proportional controller, in completions."""
+    kl_coef_min: float = 0.0
+    """Lower bound of the steered coefficient."""
+    kl_coef_max: float = 10.0
+    """Upper bound of the steered coefficient."""
+    reference_refresh_every: int | None = None
+    """Mix the policy into the reference every so many steps; null keeps the reference frozen."""
+    reference_refresh_alpha: float = 1.0
+    """Share of the policy in a refresh: 1 copies it, a small value every step is an EMA."""
+    correction: str = "none"
+    """Importance weights trainer/sampler on the loss: none, truncate (TIS) or mask (IcePop)."""
+    correction_level: str = "token"
+    """token, sequence or sequence_mean."""
+    correction_min: float | None = None
+    """Lower bound of the weights; null has none."""
+    correction_max: float = 2.0
+    """Upper bound of the weights."""
+    correction_self_normalize: bool = False
+    """Divide the weights by their mean over the batch."""
+    rejection: str | None = None
+    """Comma list of rejection criteria such as "token_k1,seq_mean_k3"; null rejects nothing."""
+    rejection_thresholds: str | None = None
+    """Comma list of thresholds, one for each criterion ("lo_hi" for k1)."""
+    off_policy_mask_delta: float | None = None
+    """Drop sequences with negative advantage and mean log-prob gap above this (DeepSeek-V3.2); null is off."""
+    m2po_threshold: float | None = None
+    """Drop the most off-policy tokens until their second moment is below this (M2PO); null is off."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    target_entropy: float | None = None
+    """Adapt the entropy bonus towards this entropy (Skywork-OR1); null keeps entropy_coef fixed."""
+    mask_truncated: bool = False
+    """Leave completions cut by the token limit out of the loss (their reward stays in the group statistics)."""
+    high_entropy_fraction: float = 1.0
+    """Policy term only on this share of the tokens, those of highest entropy; 1 uses all."""
+
+
+@dataclass
+class OptimizerConfig:
+    """The optimiser and its schedule."""
+
+    name: str = "adamw"
+    """adamw, adamw8bit (bitsandbytes) or sgd."""
+    lr: float = 1e-6
+    """Peak learning rate."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Decay rates of the AdamW moments."""
+    eps: float = 1e-8
+    """Added to the AdamW denominator."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, on weight matrices only."""
+    schedule: str = "constant"
+    """constant, linear or cosine, over num_steps."""
+    warmup_steps: int = 0
+    """Steps over which the rate rises linearly from 0."""
+    min_lr_ratio: float = 0.0
+    """Share of lr at which linear and cosine end."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0 does not clip."""
+    max_nonfinite_steps: int = 5
+    """Stop after so many steps in a row were skipped for a loss or gradient that is not finite."""
+
+
+@dataclass
+class ColdStartConfig:
+    """Supervised warm-up on demonstrations before GRPO."""
+
+    enabled: bool = False
+    """Warm the policy up before GRPO (environments that demonstrate)."""
+    num_steps: int = 200
+    """Most optimiser steps."""
+    target_accuracy: float | None = None
+    """Stop as soon as greedy accuracy on held-out prompts reaches this; null runs all steps."""
+    check_every: int = 10
+    """Steps between two looks at the accuracy."""
+    num_check_prompts: int = 256
+    """Held-out prompts looked at."""
+    batch_size: int = 128
+    """Demonstrations a step."""
+    lr: float = 1e-3
+    """Learning rate, constant after a short rise."""
+    warmup_steps: int = 10
+    """Steps over which the rate rises linearly from 0."""
+    cache_dir: str = field(default_factory=cache_folder)
+    """Where warmed policies are kept, by content; a second run takes it from there."""
+
+
+@dataclass
+class EvaluationConfig:
+    """Measuring on the held-out split: before, during and after."""
+
+    every: int = 0
+    """Steps between evaluations during the run; 0 evaluates only before and after."""
+    num_prompts: int = 256
+    """Held-out prompts, the same every time."""
+    num_samples: int = 8
+    """Completions a prompt for pass@k and the mean reward."""
+    k: list[int] = field(default_factory=lambda: [1, 4, 8])
+    """The k of pass@k; each must be <= num_samples."""
+    correct_above: float = 1.0
+    """A completion with a reward of at least this counts as correct."""
+    confidence: float = 0.95
+    """Level of the confidence intervals."""
+
+
+@dataclass
+class OutputConfig:
+    """What a run leaves behind, besides its config, summary and log."""
+
+    save_every: int = 0
+    """Steps between checkpoints; 0 saves only at the end."""
+    keep_last: int = 3
+    """Checkpoints kept besides the last one."""
+    rollouts_per_step: int = 8
+    """Rollouts written to rollouts.jsonl each step."""
+    max_rollout_rows: int = 20000
+    """Most rows of rollouts.jsonl."""
+    trackers: list[str] = field(default_factory=list)
+    """Besides metrics.jsonl: tensorboard, wandb."""
+    wandb_project: str = "covey"
+    """W&B project; WANDB_MODE=offline keeps it local."""
+    progress: bool = True
+    """Show progress in the terminal."""
+
+
+@dataclass
+class Config:
+    """One run."""
+
+    seed: int = 0
+    """Everything random follows from it."""
+    num_steps: int = 100
+    """Optimiser phases: batches of groups taken."""
+    groups_per_step: int = 32
+    """Prompts of one step."""
+    group_size: int = 8
+    """Completions of one prompt (G)."""
+    updates_per_batch: int = 1
+    """Optimiser steps on each batch; above 1 the ratio is against the log-probs before the first."""
+    micro_batch_tokens: int = 16384
+    """Most packed tokens of one forward/backward pass. Changes memory and speed, never the update."""
+    packing: str = "shared"
+    """How rollouts are laid out: shared (a prompt once for its whole group), packed, or padded."""
+    logprob_chunk: int = 4096
+    """Loss tokens whose logits are held at once; 0 holds all."""
+    max_staleness: int = 0
+    """Most versions between the start of a group and its training; 0 is synchronous."""
+    source: str = "local"
+    """Where groups come from: local (this process)."""
+    shuffle: bool = True
+    """Take prompts in an order drawn from the seed, a new one each pass."""
+    rewards: list[str] = field(default_factory=list)
+    """Reward functions as module:function, TRL's signature (environment=reward_functions)."""
+    reward_weights: list[float] = field(default_factory=list)
+    """One weight for each reward function; empty weighs all 1."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    environment: Any = field(default_factory=ArithmeticConfig)
+    """One of the environments' own settings."""
+    data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+
+def validate(config: Config) -> None:
+    """Check every rule that goes beyond one field's type; the rules are `covey.rules.RULES`.
+
+    ValueError with one line that names the settings to mend.
+    """
+    from covey.rules import RULES  # the rules are about the classes above
+
+    for rule in RULES:
+        rule(config)
+
+
+ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
+    "arithmetic": ArithmeticConfig,
+    "gsm8k": Gsm8kConfig,
+    "reward_functions": RewardFunctionsConfig,
+}
+"""The settings of each environment by its name."""

@@ -1,0 +1,28 @@
+"""How tokens are sampled. `ENGINES` names the engines; each is imported when it is built."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from covey.engine.base import Engine
+
+if TYPE_CHECKING:
+    from covey.policy.policy import Policy
+
+
+def build_native(policy: "Policy", cache_bytes: int, max_rows: int) -> Engine:
+    """In process, on the policy's own weights."""
+    from covey.engine.native import NativeEngine
+
+    return NativeEngine(policy, cache_bytes, max_rows)
+
+
+def build_fake(policy: "Policy", cache_bytes: int, max_rows: int) -> Engine:
+    """Random tokens of the policy's vocabulary, 8 a completion; the limits have no meaning for it."""
+    from covey.engine.fake import FakeEngine, random_script
+
+    vocab_size = len(policy.tokenizer)
+    return FakeEngine(random_script(vocab_size, length=8), vocab_size)
+
+
+ENGINES: dict[str, Callable[["Policy", int, int], Engine]] = {"native": build_native, "fake": build_fake}
+"""Engine name -> builder (policy, cache_bytes, max_rows)."""

@@ -1,0 +1,64 @@
+"""A scripted engine: tests and dry runs without a model."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from covey.engine.base import Sampling
+from covey.engine.sampler import random_uniform, row_key
+from covey.types import Completion
+
+Script = Callable[[tuple[int, ...], int], Sequence[int]]
+"""(prompt_ids, sample_index) -> token ids of the completion."""
+
+
+@dataclass
+class FakeEngine:
+    """Answers from a script, every token with log-probability -log(vocab_size); keeps a record of what it was asked.
+
+    >>> engine = FakeEngine(lambda prompt_ids, sample_index: (sample_index, 2), vocab_size=64)
+    >>> asyncio.run(engine.generate((5, 6), 2, Sampling()))[1].token_ids
+    (1, 2)
+    """
+
+    script: Script
+    vocab_size: int
+    version: int = 0
+    calls: list[tuple[tuple[int, ...], int, Sampling]] = field(default_factory=list)
+    """Arguments of generate(), in order."""
+    loads: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    """Version and tensor names of each load_weights(), in order."""
+
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+        """What the script says, cut to max_tokens (finish_reason "length"), else "stop"."""
+        if n < 1:
+            raise ValueError(f"n must be >= 1, got {n}")
+        prompt = tuple(prompt_ids)
+        self.calls.append((prompt, n, sampling))
+        return [self._completion(tuple(self.script(prompt, index)), sampling) for index in range(n)]
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the new version; of the tensors only the names are kept."""
+        self.loads.append((version, tuple(name for name, _ in named_tensors)))
+        self.version = version
+
+    def _completion(self, script: tuple[int, ...], sampling: Sampling) -> Completion:
+        token_ids = script[: sampling.max_tokens]
+        logprobs = (-math.log(self.vocab_size),) * len(token_ids)
+        return Completion(token_ids, logprobs, "length" if len(token_ids) < len(script) else "stop", self.version)
+
+
+def random_script(vocab_size: int, length: int, seed: int = 0) -> Script:
+    """Tokens drawn evenly from the vocabulary, a pure function of (seed, prompt, sample index)."""
+
+    def script(prompt_ids: tuple[int, ...], sample_index: int) -> list[int]:
+        key = row_key(seed, sample_index)
+        for token_id in prompt_ids:
+            key = row_key(key, token_id)
+        uniform_T = random_uniform(torch.full((length,), key), torch.arange(length))
+        return [int(token_id) for token_id in (uniform_T * vocab_size).tolist()]
+
+    return script

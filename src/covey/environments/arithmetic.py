@@ -1,0 +1,145 @@
+"""Generated sums with an exact verifier: the task every machine can train on.
+
+Levels (the sizes are the number of different problems):
+
+| level | problems              | example      | size   |
+|-------|-----------------------|--------------|--------|
+| 1     | one digit + one digit | 7+5=         | 100    |
+| 2     | two digits + one      | 41+7=        | 900    |
+| 3     | two digits + two      | 41+37=       | 8100   |
+| 4     | two digits - two      | 41-57=       | 8100   |
+| 5     | three digits + three  | 410+375=     | 810000 |
+| 6     | three digits - three  | 410-375=     | 810000 |
+| 7     | 2..9 * 2..9           | 7*8=         | 64     |
+| 8     | 2..9 * two digits     | 7*85=        | 720    |
+| 9     | three terms, + then - | 41+37-12=    | 729000 |
+| 10    | product plus term     | 7*85+12=     | 64800  |
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from covey.environments.base import Split
+from covey.types import Failure, Prompt, Reward
+
+ALPHABET = "0123456789+-*= "
+"""All characters of prompts and right answers."""
+
+_ONE = range(2, 10)
+_DIGIT = range(10)
+_TWO = range(10, 100)
+_THREE = range(100, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Problems of one difficulty: operands joined by operators, read with the usual precedence.
+
+    >>> Level((range(10, 100), range(10, 100)), "+").problem(0)
+    ('10+10=', 20)
+    """
+
+    operands: tuple[range, ...]
+    operators: str
+
+    @property
+    def size(self) -> int:
+        return math.prod(len(operand) for operand in self.operands)
+
+    def problem(self, index: int) -> tuple[str, int]:
+        """Text and answer of problem number `index`, 0 .. size - 1."""
+        values = []
+        for operand in reversed(self.operands):
+            index, choice = divmod(index, len(operand))
+            values.append(operand[choice])
+        values.reverse()
+        text = str(values[0])
+        total, product = 0, values[0]
+        for operator, value in zip(self.operators, values[1:], strict=True):
+            text += f"{operator}{value}"
+            if operator == "*":
+                product *= value
+            else:
+                total, product = total + product, value if operator == "+" else -value
+        return f"{text}=", total + product
+
+
+class Arithmetic:
+    """Environment of generated sums; the reward is 1 for exactly the right integer and 0 for anything else.
+
+    >>> Arithmetic(levels=[3]).prompts("train")[0]
+    Prompt(id='train-0', environment='arithmetic', text='60+48=', columns={'answer': 108, 'level': 3})
+    """
+
+    def __init__(
+        self, levels: Sequence[int] = (3,), num_train: int = 4096, num_test: int = 512, problem_seed: int = 0
+    ) -> None:
+        """Raises ValueError for unknown levels and counts below 1.
+
+        A level that has fewer problems than its share of both splits gives each split a proportional part.
+        """
+        unknown = [level for level in levels if level not in LEVELS]
+        if unknown or not levels or len(set(levels)) < len(levels):
+            raise ValueError(f"levels must be different numbers of 1..{max(LEVELS)}, got {list(levels)}")
+        if num_train < 1 or num_test < 1:
+            raise ValueError(f"num_train and num_test must be >= 1, got {num_train} and {num_test}")
+        problems: dict[Split, list[tuple[str, int, int]]] = {"train": [], "test": []}
+        generator = random.Random(f"arithmetic {problem_seed}")
+        for place, level in enumerate(levels):
+            train, test = _share(num_train, len(levels), place), _share(num_test, len(levels), place)
+            drawn, num_held_out = _draw(LEVELS[level], train, test, generator)
+            labelled = [(*LEVELS[level].problem(index), level) for index in drawn]
+            problems["test"] += labelled[:num_held_out]
+            problems["train"] += labelled[num_held_out:]
+        self._prompts = {split: _prompts(split, found, generator) for split, found in problems.items()}
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return [score(completion, prompt.columns["answer"]) for completion in completions]
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        return [(prompt, str(prompt.columns["answer"])) for prompt in self._prompts[split]]
+
+
+def score(completion: str, answer: int) -> Reward:
+    """1 where the completion, blanks around it aside, is the decimal integer and nothing else: `078` is not `78`."""
+    correct = float(completion.strip() == str(answer))
+    return Reward(correct, {"correct": correct})
+
+
+def _share(total: int, num_parts: int, place: int) -> int:
+    return total // num_parts + (place < total % num_parts)
+
+
+def _draw(level: Level, num_train: int, num_test: int, generator: random.Random) -> tuple[list[int], int]:
+    """Different problems of a level in random order, and how many of them (the first) are held out."""
+    wanted = num_train + num_test
+    count = min(wanted, level.size)
+    num_held_out = num_test if count == wanted else math.ceil(count * num_test / wanted)
+    return generator.sample(range(level.size), count), num_held_out
+
+
+def _prompts(split: Split, problems: list[tuple[str, int, int]], generator: random.Random) -> tuple[Prompt, ...]:
+    generator.shuffle(problems)
+    return tuple(
+        Prompt(f"{split}-{index}", "arithmetic", text, {"answer": answer, "level": level})
+        for index, (text, answer, level) in enumerate(problems)
+    )
+
+
+LEVELS = {
+    1: Level((_DIGIT, _DIGIT), "+"),
+    2: Level((_TWO, _DIGIT), "+"),
+    3: Level((_TWO, _TWO), "+"),
+    4: Level((_TWO, _TWO), "-"),
+    5: Level((_THREE, _THREE), "+"),
+    6: Level((_THREE, _THREE), "-"),
+    7: Level((_ONE, _ONE), "*"),
+    8: Level((_ONE, _TWO), "*"),
+    9: Level((_TWO, _TWO, _TWO), "+-"),
+    10: Level((_ONE, _TWO, _TWO), "*+"),
+}

@@ -1,0 +1,54 @@
+"""The environment seam: which prompts there are and what a completion is worth."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+from covey.types import Failure, Prompt, Reward
+
+Split = Literal["train", "test"]
+
+
+class Environment(Protocol):
+    """Supplies prompts and judges completions.
+
+    A *policy's* failure (unparsable answer, endless program) is a low Reward; a *system's* failure (crashed
+    simulator, unreachable judge) is a Failure.
+    """
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        """All prompts of a split, in a fixed order. The splits share no prompt."""
+        ...
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        """One judgement for each completion (text without special tokens), in order."""
+        ...
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """An environment that can show how it is done: the material of a cold start."""
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """(prompt, good completion text) pairs. The end-of-sequence token is added by the cold start."""
+        ...
+
+
+@runtime_checkable
+class Weighs(Protocol):
+    """An environment whose reward is a weighted sum of parts."""
+
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        """Weight of each named part."""
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """An environment that holds something to let go of at the end of a run."""
+
+    def close(self) -> None: ...
+
+
+class RunStopped(RuntimeError):
+    """Raised by an environment to end the run on purpose; the message says why in one line."""

@@ -1,0 +1,93 @@
+"""What a worker process runs. Only the standard library is imported, so that a worker starts in tens of milliseconds.
+
+Protocol, over one connection: the parent sends pickled bytes (its own functions and arguments), the worker answers in
+JSON, so nothing that comes back is ever more than data. Run as `python -P worker_process.py DESCRIPTOR PARENT`.
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import resource
+import runpy
+import signal
+import sys
+import traceback
+import types
+from multiprocessing.connection import Connection
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """On Linux the kernel kills this process when its parent ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def import_main(path: str, module: str | None) -> None:
+    """Make the parent's script importable here, so that functions defined in it can be unpickled."""
+    name = "__mp_main__"  # what multiprocessing calls it; the script's `if __name__ == "__main__"` part does not run
+    content = runpy.run_module(module, None, name, True) if module else runpy.run_path(path, run_name=name)
+    main = types.ModuleType(name)
+    vars(main).update(content)
+    sys.modules["__main__"] = sys.modules[name] = main
+
+
+def load(setup: bytes) -> list[Any]:
+    """The functions this worker offers."""
+    instructions = pickle.loads(setup)
+    sys.path[:] = instructions["path"]
+    if instructions["main"] is not None:
+        import_main(*instructions["main"])
+    functions: list[Any] = pickle.loads(instructions["functions"])
+    return functions
+
+
+def describe(error: BaseException) -> str:
+    """One line: the type, the message and the place in the code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    message = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
+
+
+def answer(functions: list[Any], request: bytes) -> dict[str, Any]:
+    """The result of one call, or the error it ended in."""
+    try:
+        index, keywords = pickle.loads(request)
+        result = functions[index](**keywords)
+        json.dumps(result)
+    except (Exception, SystemExit) as error:
+        return {"error": describe(error)}
+    return {"result": result}
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve calls until the parent closes the connection."""
+    die_with_parent(parent)
+    os.dup2(2, 1)  # what functions print must not mix with the output of the run
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
+    try:
+        functions = load(connection.recv_bytes())
+    except (Exception, SystemExit) as error:
+        connection.send_bytes(json.dumps({"error": describe(error)}).encode())
+        return
+    connection.send_bytes(b'{"result": "ready"}')
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send_bytes(json.dumps(answer(functions, request)).encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stderr.flush()
+    os._exit(0)  # do not wait for threads that functions left behind

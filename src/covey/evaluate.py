@@ -1,0 +1,87 @@
+"""Measuring a policy on held-out prompts: greedy accuracy, pass@k and mean reward, each with a confidence interval."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, fmean, stdev
+
+from covey.config import EvaluationConfig
+from covey.diagnostics import pass_at_k
+from covey.engine.base import Sampling
+from covey.source import GroupSource
+from covey.types import Group, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A measured value and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What one look at the held-out prompts found. The tuples have one entry a prompt, so that looks can be paired."""
+
+    accuracy: Estimate
+    """Share of prompts whose greedy completion is correct."""
+    reward_mean: Estimate
+    """Mean reward of sampled completions."""
+    pass_at_k: dict[int, Estimate]
+    """Chance that at least one of k samples is correct (unbiased, arXiv 2107.03374)."""
+    num_prompts: int
+    num_samples: int
+    correct_greedy: tuple[float, ...]
+    mean_reward: tuple[float, ...]
+
+
+def evaluate(
+    source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, settings: EvaluationConfig
+) -> Evaluation:
+    """Greedy and sampled completions of every prompt; the same random numbers each time, so that looks can be paired.
+
+    Completions that the system failed to score are left out; a prompt without any counts as not correct.
+    """
+    greedy = source.run(prompts, 1, replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0))
+    sampled = source.run(prompts, settings.num_samples, sampling)
+    correct = tuple(float(_num_correct(group, settings.correct_above) > 0) for group in greedy)
+    rewards = tuple(fmean(group.rewards) if group.rewards else 0.0 for group in sampled)
+    return Evaluation(
+        accuracy=wilson(sum(correct), len(correct), settings.confidence),
+        reward_mean=mean_interval(rewards, settings.confidence),
+        pass_at_k={k: _pass_at_k(sampled, k, settings) for k in settings.k},
+        num_prompts=len(prompts),
+        num_samples=settings.num_samples,
+        correct_greedy=correct,
+        mean_reward=rewards,
+    )
+
+
+def wilson(successes: float, trials: int, confidence: float) -> Estimate:
+    """Interval of a proportion by Wilson's score, which holds near 0 and 1 (JASA 22:158, 1927)."""
+    assert trials > 0, "a proportion of nothing"
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    p = successes / trials
+    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
+    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_interval(values: Sequence[float], confidence: float) -> Estimate:
+    """Normal interval of a mean over prompts, which are the independent units (completions of one prompt are not)."""
+    mean = fmean(values)
+    spread = stdev(values) if len(values) > 1 else 0.0
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def _pass_at_k(groups: Sequence[Group], k: int, settings: EvaluationConfig) -> Estimate:
+    counts = [(len(g.rollouts), _num_correct(g, settings.correct_above)) for g in groups]
+    values = [pass_at_k(n, c, k) for n, c in counts if n >= k]
+    return mean_interval(values or [0.0], settings.confidence)
+
+
+def _num_correct(group: Group, threshold: float) -> int:
+    return sum(reward >= threshold for reward in group.rewards)

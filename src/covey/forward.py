@@ -1,0 +1,109 @@
+"""What the trainer asks the policy about a micro-batch: passes frozen before the first update, and the live pass.
+
+No pass is made that nothing reads: old log-probs only for several updates on one batch or a rule over the whole batch,
+reference log-probs only where a KL penalty or a ratio uses them.
+Shapes: L loss tokens, N rollouts, T loss tokens of the longest rollout.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.batch import unflatten
+from covey.objective import Objective, ObjectiveInputs
+from covey.policy.logprobs import Kept, Scores, Scoring, kept_entries, score_tokens
+from covey.policy.policy import Policy, inference
+from covey.policy.reference import Reference
+from covey.types import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The models and how to score with them."""
+
+    policy: Policy
+    reference: Reference | None
+    objective: Objective
+    scoring: Scoring
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A micro-batch and what was frozen before the first update on it; None where nothing reads it."""
+
+    batch: MicroBatch
+    old: Scores | None
+    reference_logprob_L: Tensor | None
+    kept: Kept | None
+
+
+def prepare(forward: Forward, batch: MicroBatch, *, keep_old: bool) -> Prepared:
+    """The passes without gradient."""
+    needs_reference = forward.objective.needs_reference
+    kept, old, reference_L = None, None, None
+    with inference(forward.policy.model):
+        if forward.scoring.sampling.filters and (keep_old or needs_reference):
+            kept = kept_entries(forward.policy, batch, forward.scoring)
+        if keep_old:
+            old = score_tokens(forward.policy, batch, forward.scoring, kept)
+    if needs_reference:
+        assert forward.reference is not None, "the objective needs a reference"
+        with forward.reference.active() as policy:
+            reference_L = score_tokens(policy, batch, forward.scoring, kept).logprob_L
+    return Prepared(batch, old, reference_L, kept)
+
+
+def score(forward: Forward, prepared: Prepared) -> Scores:
+    """The policy's current scores, with gradient where gradients are on."""
+    exact = forward.reference if forward.objective.needs_full_kl else None
+    return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, exact)
+
+
+def objective_inputs(prepared: Prepared, scores: Scores) -> ObjectiveInputs:
+    """Everything the objective reads, as rows; before the first update the old policy is the current one."""
+    batch = prepared.batch
+    old_L = prepared.old.logprob_L if prepared.old is not None else scores.logprob_L.detach()
+    dtype = scores.logprob_L.dtype
+
+    def rows(values_L: Tensor) -> Tensor:
+        return unflatten(values_L.to(dtype), batch)
+
+    return ObjectiveInputs(
+        log_probs_NT=rows(scores.logprob_L),
+        old_log_probs_NT=rows(old_L),
+        sampler_log_probs_NT=rows(batch.sampler_logprob_L),
+        advantages=rows(batch.advantage_L),
+        mask_NT=unflatten(torch.ones_like(batch.target_L, dtype=torch.bool), batch),
+        ref_log_probs_NT=None if prepared.reference_logprob_L is None else rows(prepared.reference_logprob_L),
+        entropy_NT=rows(scores.entropy_L),
+        full_kl_NT=None if scores.full_kl_L is None else rows(scores.full_kl_L),
+    )
+
+
+def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:
+    """The rows of several micro-batches as one batch, detached and padded to the longest."""
+    width = max(part.mask_NT.shape[1] for part in parts)
+
+    def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        given = [t.detach() for t in tensors if t is not None]
+        if not given:
+            return None
+        return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in given])
+
+    def required(tensors: Sequence[Tensor]) -> Tensor:
+        joined = join(tensors)
+        assert joined is not None
+        return joined
+
+    return ObjectiveInputs(
+        log_probs_NT=required([p.log_probs_NT for p in parts]),
+        old_log_probs_NT=required([p.old_log_probs_NT for p in parts]),
+        sampler_log_probs_NT=required([p.sampler_log_probs_NT for p in parts]),
+        advantages=required([p.advantages for p in parts]),
+        mask_NT=required([p.mask_NT for p in parts]),
+        ref_log_probs_NT=join([p.ref_log_probs_NT for p in parts]),
+        entropy_NT=join([p.entropy_NT for p in parts]),
+        full_kl_NT=join([p.full_kl_NT for p in parts]),
+    )

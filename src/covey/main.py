@@ -1,0 +1,241 @@
+"""The command: covey train | cold-start | evaluate | config, with Hydra's overrides.
+
+Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from covey import __version__, usage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omegaconf import DictConfig
+
+    from covey.config import Config
+
+EXIT_MENDABLE, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
+
+HYDRA_FLAGS = {
+    "--help": 0, "-h": 0, "--hydra-help": 0, "--multirun": 0, "-m": 0, "--run": 0, "-r": 0, "--resolve": 0,
+    "--info": 0, "-i": 0, "--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--config-name": 1, "-cn": 1,
+    "--config-dir": 1, "-cd": 1,
+}  # fmt: skip
+"""Flags that may follow a verb, with the number of words each takes."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Exit codes: 0, 2 (what the user can mend, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        return _say("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        return report(error)
+
+
+def _dispatch(words: list[str]) -> int:
+    verb, rest = (words[0], words[1:]) if words else ("--help", [])
+    if verb in ("-h", "--help", "help"):
+        print(usage.overview())
+        return 0
+    if verb == "--version":
+        print(f"covey {__version__}")
+        return 0
+    if verb in ("-sc", "--shell-completion"):
+        return _complete(rest)
+    if verb not in usage.VERBS:
+        raise ValueError(f'no verb "{verb}"{_near(verb, usage.VERBS)}; verbs: {", ".join(usage.VERBS)}')
+    if "--help" in rest or "-h" in rest:
+        print(usage.verb_help(verb))
+        return 0
+    _check_flags(verb, rest)
+    return _run(verb, rest)
+
+
+def _check_flags(verb: str, words: Sequence[str]) -> None:
+    """Refuse in one line what argparse would refuse in twenty."""
+    skip = 0
+    for word, after in zip(words, [*words, None][1:], strict=True):
+        if skip or not word.startswith("-"):
+            skip = max(0, skip - 1)
+            continue
+        flag, equals, _ = word.partition("=")
+        if flag not in HYDRA_FLAGS:
+            raise ValueError(f'no flag "{flag}"{_near(flag, HYDRA_FLAGS)}; see `covey {verb} --help`')
+        skip = 0 if equals else HYDRA_FLAGS[flag]
+        if skip and after is None:
+            raise ValueError(f"{flag} needs a value")
+    if verb == "config" and {"-m", "--multirun"} & set(words):
+        raise ValueError("covey config prints one configuration; --multirun is for covey train")
+
+
+def _near(word: str, known: Sequence[str] | dict[str, Any]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _run(verb: str, words: Sequence[str]) -> int:
+    """Compose the settings (once, or for each job of a multirun) and do what the verb says."""
+    codes: list[int] = []
+
+    def job(composed: "DictConfig") -> None:
+        # Hydra would print a line of its own about an exception that leaves the job.
+        try:
+            _job(verb, composed)
+            codes.append(0)
+        except Exception as error:
+            codes.append(report(error))
+
+    sys.path.append(os.getcwd())  # module:function settings name modules beside the user
+    words = [*words, "hydra.run.dir=."] if verb == "config" else list(words)
+    _with_hydra(f"covey {verb}", words, job)
+    return max(codes, default=0)
+
+
+def _job(verb: str, composed: "DictConfig") -> None:
+    from pathlib import Path
+
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from covey import run_folder, settings
+
+    hydra_config = HydraConfig.get()
+    wanted = Path(hydra_config.runtime.output_dir)
+    named = any(word.startswith("hydra.run.dir=") for word in hydra_config.overrides.hydra)
+    try:
+        config = settings.to_config(composed)
+        if verb == "config":
+            print(settings.report(config), end="", flush=True)
+            return
+        folder = run_folder.claim(wanted, settings.to_yaml(config), exact=named)
+    finally:
+        if not named:
+            run_folder.discard_if_empty(wanted)
+    run_folder.begin(folder)
+    if hydra_config.mode is RunMode.MULTIRUN:
+        print(f"job {hydra_config.job.num}: {' '.join(hydra_config.overrides.task)}", flush=True)
+    _work(verb, config, folder)
+
+
+def _work(verb: str, config: "Config", folder: "Path") -> None:
+    """Do it, and end with the summary and the name of the run folder, however it ends."""
+    import logging
+
+    from rich.console import Console
+
+    from covey.summary import read_summary
+    from covey.summary_tables import print_folder, print_summary
+
+    console = Console()
+    try:
+        WORK[verb](config, folder)
+    except BaseException:
+        logging.getLogger(__name__).info("the run ended here", exc_info=True)
+        print_folder(folder, console)
+        raise
+    content = read_summary(folder)
+    if content is None:
+        print_folder(folder, console)
+    else:
+        print_summary(content, folder, console)
+
+
+def _train(config: "Config", folder: "Path") -> None:
+    from covey.train import train
+
+    train(config, folder)
+
+
+def _cold_start(config: "Config", folder: "Path") -> None:
+    from covey.cold_start import run
+
+    run(config, folder)
+
+
+def _evaluate(config: "Config", folder: "Path") -> None:
+    from covey.evaluate import run
+
+    run(config, folder)
+
+
+WORK: dict[str, Callable[["Config", "Path"], None]] = {
+    "train": _train,
+    "cold-start": _cold_start,
+    "evaluate": _evaluate,
+}
+
+
+def _with_hydra(program: str, words: Sequence[str], job: Callable[["DictConfig"], None]) -> None:
+    """Hand the command line to Hydra, whose errors come back as exceptions."""
+    import hydra
+
+    from covey import settings
+
+    settings.register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise instead of print and exit
+    with _arguments([program, *words]):
+        hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(job)()
+
+
+@contextmanager
+def _arguments(argv: list[str]) -> Iterator[None]:
+    """Hydra reads sys.argv, and nothing else."""
+    before, sys.argv = sys.argv, argv
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _complete(words: Sequence[str]) -> int:
+    """Tab completion: verbs here, everything after the verb by Hydra, which must not see the verb."""
+    line = os.environ.get("COMP_LINE", "")
+    typed = line.split()
+    asked = bool(words) and words[0].startswith("query=")
+    if asked and (len(typed) < 2 or (len(typed) == 2 and not line.endswith(" "))):
+        print(" ".join(usage.VERBS))
+        return 0
+    if asked:
+        rest = line.split(None, 2)[2:]
+        os.environ["COMP_LINE"] = f"covey {rest[0] if rest else ''}"
+    with redirect_stdout(StringIO()) as out:
+        _with_hydra("covey", ["--shell-completion", *words], lambda composed: None)
+    found = out.getvalue()
+    print(" ".join(word for word in found.split() if "=schema_" not in word) if asked else found)
+    return 0
+
+
+def report(error: Exception) -> int:
+    """Print an error and give the exit code: one line where the user can mend it, else the traceback."""
+    if isinstance(error, BrokenPipeError):  # `covey config | head`: whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+    import traceback
+
+    from covey.explain import explain, is_mendable
+
+    code = EXIT_MENDABLE if is_mendable(error) else EXIT_DEFECT
+    if code == EXIT_MENDABLE and os.environ.get("COVEY_DEBUG") != "1":
+        return _say(explain(error), code)
+    traceback.print_exception(error)
+    return code
+
+
+def _say(text: str, code: int) -> int:
+    print(f"covey: {text}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

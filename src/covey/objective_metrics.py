@@ -1,0 +1,72 @@
+"""What the objective logs, as averages not yet divided: they add up over micro-batches and ranks, means would not.
+
+Notation: N rollouts, T loss-token positions after padding.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from covey.aggregation import Totals
+from covey.corrections import row_mean
+from covey.diagnostics import LOG_RATIO_CLAMP, Average, mean_over, merge, off_policy
+from covey.kl import k3_forward
+from covey.loss_events import Events
+from covey.losses import LossInputs
+
+Sums = dict[str, Average]
+
+
+def sequence_mean(values_NT: Tensor, mask_NT: Tensor) -> Average:
+    """The mean over non-empty sequences of their token means."""
+    return mean_over(row_mean(values_NT.detach(), mask_NT), mask_NT.any(1))
+
+
+def shares(pieces: Mapping[str, Tensor], mask_NT: Tensor, totals: Totals) -> Sums:
+    """Terms that global totals have already divided: their denominators, shares of the tokens, add up to 1."""
+    return {
+        name: Average(piece.detach(), mask_NT.sum().to(piece.dtype) / max(totals.num_tokens, 1))
+        for name, piece in pieces.items()
+    }
+
+
+def ratio_sums(inputs: LossInputs) -> Sums:
+    """The mean importance ratio, and two estimates of KL(old || policy): how far updates have moved it."""
+    delta_NT = inputs.delta.detach()
+    return {
+        "ratio": mean_over(inputs.ratio, inputs.mask_NT),
+        "approx_kl": mean_over(k3_forward(delta_NT, LOG_RATIO_CLAMP), inputs.mask_NT),
+        "approx_kl_k1": mean_over(-delta_NT, inputs.mask_NT),
+    }
+
+
+def mismatch_sums(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor) -> Sums:
+    """Trainer against sampler on the same tokens: mean gap, `mismatch_kl` = KL(sampler || old), weights, perplexity."""
+    measures = off_policy(old_NT, sampler_NT, mask_NT)
+    return {
+        "mismatch": mean_over((old_NT - sampler_NT).abs(), mask_NT),
+        "mismatch_kl": measures.pop("kl_k3"),
+        **{f"sampler_{name}": average for name, average in measures.items()},
+    }
+
+
+def event_sums(events: Events, inputs: LossInputs) -> Sums:
+    """Share of tokens an event happened to; of sequences where the ratio is theirs."""
+    pair = mean_over if inputs.ratio_options.level == "token" else sequence_mean
+    return {name: pair(event_NT, inputs.mask_NT) for name, event_NT in events.items()}
+
+
+def combine(parts: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> Sums:
+    """The sums of several micro-batches or ranks as one; plain pairs, as they come back from a reduction, will do."""
+    return merge({name: Average(*pair) for name, pair in part.items()} for part in parts)
+
+
+def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """The numbers to log, once everything is added up; what has no tokens is left out.
+
+    `ess_fraction` is the effective sample size of the sampler's tokens over their number, 1 on-policy.
+    """
+    values = {name: float(n / d) for name, (n, d) in sums.items() if float(d) > 0}
+    if "sampler_chi2_token" in values:
+        values["ess_fraction"] = values["sampler_weight_mean"] ** 2 / (values["sampler_chi2_token"] + 1)
+    return values

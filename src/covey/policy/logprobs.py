@@ -1,0 +1,144 @@
+"""Log-probabilities of loss tokens, in chunks, so that no [tokens, vocabulary] tensor need live.
+
+Shapes: L loss tokens, C hidden width, V vocabulary, K kept (token, vocabulary entry) pairs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from covey.engine.base import Sampling
+from covey.engine.sampler import kept_mask
+from covey.kl import full_kl
+from covey.policy.policy import Policy
+from covey.policy.reference import Reference
+from covey.types import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How to score: the distribution that was sampled, and how many rows of logits to hold at once."""
+
+    sampling: Sampling
+    chunk: int
+    """Loss tokens whose logits live at the same time; 0 takes all."""
+    entropy_gradient: bool = False
+    """Let gradients flow through the entropy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The vocabulary entries that survived top-k, top-p and min-p under the policy that sampled.
+
+    Policy, old policy and reference are renormalised over the same entries, or their ratio would be biased.
+    """
+
+    entry_K: Tensor
+    """Vocabulary entries, loss token after loss token."""
+    count_L: Tensor
+    """How many entries each loss token kept."""
+
+    def masks(self, num_entries: int, chunk: int) -> list[Tensor]:
+        """Boolean (rows of the chunk, V) masks, chunk after chunk."""
+        counts = self.count_L.split(chunk)
+        entries = self.entry_K.split([int(c.sum()) for c in counts])
+        masks = []
+        for count, entry in zip(counts, entries, strict=True):
+            mask = torch.zeros(len(count), num_entries, dtype=torch.bool, device=entry.device)
+            mask[torch.repeat_interleave(count), entry] = True
+            masks.append(mask)
+        return masks
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What one forward pass says about the loss tokens, in float32 (float64 for a float64 model)."""
+
+    logprob_L: Tensor
+    entropy_L: Tensor
+    """Nats, of the distribution at the sampling temperature, before top-k, top-p and min-p."""
+    full_kl_L: Tensor | None
+    """KL(policy || reference) summed over the vocabulary; None without a reference."""
+
+
+def score_tokens(
+    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: Kept | None = None, reference: Reference | None = None
+) -> Scores:
+    """Score the loss tokens under the distribution they were drawn from.
+
+    Without `kept` the filters are found from this policy's own logits, which is right on the weights that sampled.
+    `reference` asks for the exact KL to it.
+    """
+    rows_LC = _head_input(policy, batch)
+    chunk = scoring.chunk or max(len(batch.target_L), 1)
+    masks = kept.masks(policy.causal_lm.config.vocab_size, chunk) if kept is not None else None
+    others = _reference_logits(reference, batch, chunk) if reference is not None else None
+    pieces = []
+    for index, (rows, target) in enumerate(zip(rows_LC.split(chunk), batch.target_L.split(chunk), strict=True)):
+        arguments = (rows, target, masks[index] if masks else None, others[index] if others else None)
+        if torch.is_grad_enabled() and len(batch.target_L) > chunk:
+            pieces.append(checkpoint(_score_rows, policy, scoring, *arguments, use_reentrant=False))
+        else:
+            pieces.append(_score_rows(policy, scoring, *arguments))
+    logprob_L, entropy_L, kl_L = (torch.cat(part) for part in zip(*pieces, strict=True))
+    return Scores(logprob_L, entropy_L, kl_L if reference is not None else None)
+
+
+def kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Kept:
+    """Which vocabulary entries this policy's filters keep for each loss token (the sampled one always)."""
+    entries, counts = [], []
+    rows_LC = _head_input(policy, batch)
+    chunk = scoring.chunk or max(len(batch.target_L), 1)
+    for rows, target in zip(rows_LC.split(chunk), batch.target_L.split(chunk), strict=True):
+        mask_LV = _kept_with_target(_logits(policy, rows), target, scoring.sampling)
+        entries.append(mask_LV.nonzero()[:, 1])
+        counts.append(mask_LV.sum(dim=1))
+    return Kept(torch.cat(entries), torch.cat(counts))
+
+
+def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
+    """Hidden states (L, C) of the loss tokens; their logits (L, V) where the head is not a plain linear map."""
+    place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
+    if policy.plain_head:
+        return policy.hidden(*place).flatten(0, 1)[batch.source_L]
+    return policy.logits(*place)[batch.source_L]
+
+
+def _logits(policy: Policy, rows: Tensor) -> Tensor:
+    logits = policy.head(rows) if policy.plain_head else rows
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _reference_logits(reference: Reference, batch: MicroBatch, chunk: int) -> list[Tensor]:
+    with reference.active() as policy:
+        return [_logits(policy, rows) for rows in _head_input(policy, batch).split(chunk)]
+
+
+def _score_rows(
+    policy: Policy, scoring: Scoring, rows: Tensor, target_L: Tensor, mask_LV: Tensor | None, other_LV: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-prob, entropy, full KL or zeros) of a chunk."""
+    sampling = scoring.sampling
+    logits_LV = _logits(policy, rows)
+    tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature
+    all_LV = tempered_LV.log_softmax(dim=-1)
+    known_LV = all_LV if scoring.entropy_gradient else all_LV.detach()
+    entropy_L = -(known_LV.exp() * known_LV).sum(dim=-1)
+    if mask_LV is None and sampling.filters:
+        mask_LV = _kept_with_target(logits_LV.detach(), target_L, sampling)
+    logprob_LV = all_LV
+    if mask_LV is not None:
+        logprob_LV = tempered_LV.masked_fill(~mask_LV, -torch.inf).log_softmax(dim=-1)
+    logprob_L = logprob_LV.gather(1, target_L[:, None])[:, 0]
+    if other_LV is None:
+        return logprob_L, entropy_L, torch.zeros_like(entropy_L)
+    return logprob_L, entropy_L, full_kl(tempered_LV, other_LV / (sampling.temperature or 1.0))
+
+
+def _kept_with_target(logits_LV: Tensor, target_L: Tensor, sampling: Sampling) -> Tensor:
+    mask_LV = kept_mask(logits_LV, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    if mask_LV is None:
+        return torch.ones_like(logits_LV, dtype=torch.bool)
+    return mask_LV.scatter(1, target_L[:, None], True)

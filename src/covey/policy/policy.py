@@ -1,0 +1,105 @@
+"""The policy: a transformers model with its tokenizer, and the few ways covey runs it.
+
+Shapes: B sequences, T tokens, L chosen positions, V vocabulary, C hidden width.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from covey.policy.attention import Layout
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A causal language model being trained, sampled or held as reference."""
+
+    model: nn.Module
+    """What is trained: a PreTrainedModel, or peft's wrapper around one."""
+    tokenizer: PreTrainedTokenizerBase
+    precision: torch.dtype
+    """What the forward pass computes in (autocast where weights are of another type)."""
+    plain_head: bool
+    """Logits are exactly output_embedding(last hidden state); else the head must run inside the model."""
+
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        """The transformers model itself; adapters live inside its layers."""
+        inner = self.model.get_base_model() if is_adapted(self.model) else self.model  # type: ignore[operator]
+        assert isinstance(inner, PreTrainedModel)
+        return inner
+
+    @property
+    def device(self) -> torch.device:
+        return self.causal_lm.device
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence the position encoding knows, in tokens."""
+        return int(self.causal_lm.config.max_position_embeddings)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a completion: the generation config's, the model config's and the tokenizer's."""
+        ids: set[int] = set()
+        generation = self.causal_lm.generation_config
+        for found in (generation.eos_token_id if generation else None, self.tokenizer.eos_token_id):
+            ids.update(found if isinstance(found, list) else [] if found is None else [found])
+        return frozenset(ids)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.precision in (torch.float32, torch.float64):
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.precision)
+
+    def logits(
+        self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout, keep_T: Tensor | None = None
+    ) -> Tensor:
+        """Logits in the model's type: of all positions (B * T, V), or of positions keep_T of every sequence."""
+        with self.autocast():
+            out = self.causal_lm(
+                input_ids=input_ids_BT,
+                position_ids=position_ids_BT,
+                layout=layout,
+                use_cache=False,
+                logits_to_keep=0 if keep_T is None else keep_T,
+            )
+        return out.logits.flatten(0, 1)
+
+    def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> Tensor:
+        """Last hidden states (B, T, C), after the final norm."""
+        with self.autocast():
+            out = self.causal_lm.base_model(
+                input_ids=input_ids_BT, position_ids=position_ids_BT, layout=layout, use_cache=False
+            )
+        return out.last_hidden_state
+
+    def head(self, hidden_LC: Tensor) -> Tensor:
+        """Logits (L, V) of hidden states; only where `plain_head`."""
+        with self.autocast():
+            return self.causal_lm.get_output_embeddings()(hidden_LC)
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """True for peft's wrapper."""
+    from peft import PeftModel
+
+    return isinstance(model, PeftModel)
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout inside; the training mode comes back afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)

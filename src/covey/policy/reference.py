@@ -1,0 +1,91 @@
+"""The reference policy of a KL penalty: the same weights with the adapter off, or a frozen copy."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from covey.kl import refresh
+from covey.policy.policy import Policy, inference, is_adapted
+
+REFERENCE_ADAPTER = "reference"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Something frozen that log-probabilities are compared with."""
+
+    policy: Policy
+    adapter: str | None
+    """Of an adapted policy: the adapter that is the reference, None for the bare base model."""
+
+    @contextmanager
+    def active(self) -> Iterator[Policy]:
+        """The reference, ready to run without gradients; the trained adapter is back on afterwards."""
+        with inference(self.policy.model):
+            if not is_adapted(self.policy.model):
+                yield self.policy
+            elif self.adapter is None:
+                with self.policy.model.disable_adapter():  # type: ignore[operator]
+                    yield self.policy
+            else:
+                with _adapter(self.policy.model, self.adapter):
+                    yield self.policy
+
+
+def make_reference(policy: Policy, *, refreshed: bool) -> Reference:
+    """A reference equal to the policy before its first step.
+
+    Under LoRA no second copy of the weights is held: the base model is the reference, or, where it will be
+    `refreshed`, a second adapter. Otherwise the weights are copied and frozen.
+    """
+    if is_adapted(policy.model):
+        if refreshed:
+            _copy_adapter(policy.model)
+        return Reference(policy, REFERENCE_ADAPTER if refreshed else None)
+    frozen = copy.deepcopy(policy.model).requires_grad_(False)
+    return Reference(replace(policy, model=frozen), None)
+
+
+def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> None:
+    """reference <- (1 - alpha) reference + alpha policy (TR-DPO, arXiv 2404.09656), in place.
+
+    Adapters can only be replaced (alpha = 1): the mean of two low-rank products is not the product of the means.
+    """
+    trained = dict(policy.model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in reference.policy.model.named_parameters():
+            source = _refresh_source(name, reference.adapter)
+            if source is not None:
+                parameter.copy_(refresh(parameter, trained[source], alpha))
+
+
+def _refresh_source(name: str, adapter: str | None) -> str | None:
+    """The policy's parameter that a reference parameter follows; None for those both share."""
+    if adapter is None:
+        return name
+    return name.replace(f".{adapter}.", ".default.") if f".{adapter}." in name else None
+
+
+def _copy_adapter(model: nn.Module) -> None:
+    model.add_adapter(REFERENCE_ADAPTER, model.peft_config["default"])  # type: ignore[operator,index]
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            source = _refresh_source(name, REFERENCE_ADAPTER)
+            if source is not None:
+                parameter.copy_(parameters[source])
+                parameter.requires_grad_(False)
+    model.set_adapter("default")  # type: ignore[operator]
+
+
+@contextmanager
+def _adapter(model: nn.Module, name: str) -> Iterator[None]:
+    model.set_adapter(name, inference_mode=True)  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        model.set_adapter("default")  # type: ignore[operator]

@@ -1,0 +1,88 @@
+"""One prompt becomes one Group: tokenize once, sample, score; what goes wrong in the system becomes data."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from covey.engine.base import Engine, Sampling
+from covey.environments.base import Environment, RunStopped
+from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """What it takes to roll a prompt out."""
+
+    engine: Engine
+    environment: Environment
+    tokenizer: PreTrainedTokenizerBase
+
+
+async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Group:
+    """Sample `num_samples` completions of the prompt and have them scored.
+
+    A completion that the system could not score becomes a Failure of the group: it is no rollout and no reward of 0.
+    """
+    prompt_ids = encode_prompt(sampler.tokenizer, prompt)
+    completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
+    texts = [str(sampler.tokenizer.decode(list(c.token_ids), skip_special_tokens=True)) for c in completions]
+    verdicts = await _score(sampler.environment, prompt, texts)
+    rollouts, failures = [], []
+    for completion, text, verdict in zip(completions, texts, verdicts, strict=True):
+        if isinstance(verdict, Failure):
+            failures.append(verdict)
+        else:
+            rollouts.append(causal_rollout(prompt_ids, completion, verdict, text))
+    return Group(prompt, tuple(rollouts), tuple(failures))
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt: plain text as it is, messages through the chat template."""
+    if isinstance(prompt.text, str):
+        ids = tokenizer(prompt.text)["input_ids"]
+    else:
+        if tokenizer.chat_template is None:
+            raise ValueError(f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template")
+        messages = [dict(message) for message in prompt.text]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    if not ids:
+        raise ValueError(f"prompt {prompt.id} is empty; a policy needs at least one token to continue")
+    return list(ids)
+
+
+def causal_rollout(prompt_ids: Sequence[int], completion: Completion, reward: Reward, text: str) -> Rollout:
+    """The one place of the causal shift: position t reads token t and predicts token t + 1."""
+    ids = (*prompt_ids, *completion.token_ids)
+    context = len(prompt_ids) - 1
+    return Rollout(
+        input_ids=ids[:-1],
+        target_ids=ids[1:],
+        loss_mask=(False,) * context + (True,) * len(completion.token_ids),
+        sampler_logprobs=(0.0,) * context + completion.logprobs,
+        reward=reward,
+        text=text,
+        finish_reason=completion.finish_reason,
+        policy_version=completion.policy_version,
+    )
+
+
+async def _score(environment: Environment, prompt: Prompt, texts: Sequence[str]) -> list[Reward | Failure]:
+    """The environment's verdicts, gated: one for each completion, every reward a finite number."""
+    try:
+        verdicts = await environment.score(prompt, texts)
+    except RunStopped:
+        raise
+    except Exception as error:  # the environment is foreign code: whatever it raises is the system's failure
+        return [Failure(f"{prompt.environment}.score raised {type(error).__name__}: {error}")] * len(texts)
+    if len(verdicts) != len(texts):
+        reason = f"{prompt.environment}.score returned {len(verdicts)} verdicts for {len(texts)} completions"
+        return [Failure(reason)] * len(texts)
+    return [_finite(verdict, prompt.environment) for verdict in verdicts]
+
+
+def _finite(verdict: Reward | Failure, environment: str) -> Reward | Failure:
+    if isinstance(verdict, Reward) and not math.isfinite(verdict.value):
+        return Failure(f"{environment} gave the reward {verdict.value}")
+    return verdict

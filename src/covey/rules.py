@@ -1,0 +1,296 @@
+"""The rules of a configuration: ranges, choices, what a setting needs, what a function takes.
+
+Most are tables of dotted setting names; a setting that is null obeys every range. Each rule raises ValueError with one
+line that names the settings involved.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from covey.config import Config, DataConfig
+from covey.needs import check_needs, read, shown
+
+BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
+"""Advantages that mean something for a single completion."""
+
+
+def check_ranges(config: Config) -> None:
+    for name, low in AT_LEAST.items():
+        value = read(config, name)
+        if value is not None and value < low:
+            raise ValueError(f"{name} must be >= {low}, got {value}")
+    for name, low in ABOVE.items():
+        value = read(config, name)
+        if value is not None and not value > low:
+            raise ValueError(f"{name} must be > {low}, got {value}")
+    for name, high in AT_MOST.items():
+        value = read(config, name)
+        if value is not None and value > high:
+            raise ValueError(f"{name} must be <= {high}, got {value}")
+
+
+def check_choices(config: Config) -> None:
+    for name, choices in CHOICES.items():
+        values = read(config, name)
+        for value in values if isinstance(values, list) else [values]:
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")
+
+
+def check_extras(config: Config) -> None:
+    """A package that a setting needs must be installed before hours of work, not after."""
+    for (name, value), (package, extra) in EXTRAS.items():
+        chosen = read(config, name)
+        used = value in chosen if isinstance(chosen, list) else chosen == value
+        if used and find_spec(package) is None:
+            raise ValueError(f"{name}={shown(chosen)} needs {package}: pip install 'covey[{extra}]'")
+
+
+def check_model(config: Config) -> None:
+    model = config.model
+    if model.load_in_4bit and model.lora_rank == 0:
+        raise ValueError("model.load_in_4bit=true needs model.lora_rank > 0, got model.lora_rank=0")
+    if model.lora_rank > 0 and not model.lora_targets:
+        raise ValueError(f"model.lora_rank={model.lora_rank} needs model.lora_targets, got an empty list")
+
+
+def check_environment(config: Config) -> None:
+    name = config.environment.name
+    if config.rewards and name != "reward_functions":
+        raise ValueError(f"rewards={shown(config.rewards)} needs environment=reward_functions, got environment={name}")
+    if name == "reward_functions" and not config.rewards:
+        raise ValueError("environment=reward_functions needs rewards=[module:function], got rewards=[]")
+    if config.reward_weights and len(config.reward_weights) != len(config.rewards):
+        raise ValueError(
+            f"reward_weights must have one weight for each of {len(config.rewards)} rewards, "
+            f"got {len(config.reward_weights)}"
+        )
+    if name in READS_DATA and config.data.path is None:
+        raise ValueError(f"environment={name} needs data.path (a file, a folder or a hub name), got data.path=null")
+    if name in OWN_DATA:
+        _refuse_data(config, f"an environment that reads rows, got environment={name}")
+    elif name != "reward_functions" and config.data.prompt_column != "prompt":
+        raise ValueError(
+            f"data.prompt_column={config.data.prompt_column} needs environment=reward_functions, got environment={name}"
+        )
+
+
+def _refuse_data(config: Config, needs: str) -> None:
+    """Refuse the first setting of `data` that differs from its default."""
+    defaults = vars(DataConfig())
+    for name, value in vars(config.data).items():
+        if value != defaults[name]:
+            raise ValueError(f"data.{name}={shown(value)} needs {needs}")
+
+
+def check_schedule(config: Config) -> None:
+    """Steps, groups and staleness."""
+    advantage = config.algorithm.advantage
+    if config.group_size < 2 and advantage not in BASELINE_FREE and ":" not in advantage:
+        raise ValueError(f"group_size must be >= 2, got {config.group_size}")
+    if config.max_staleness > 0 and config.source != "ray":
+        raise ValueError(f"max_staleness={config.max_staleness} needs source=ray, got source={config.source}")
+    if config.source != "local":
+        raise ValueError(f"source must be local, got {config.source}")
+    if config.micro_batch_tokens < config.sampling.max_tokens:
+        raise ValueError(
+            f"micro_batch_tokens={config.micro_batch_tokens} needs sampling.max_tokens <= that, "
+            f"got sampling.max_tokens={config.sampling.max_tokens}"
+        )
+    too_large = [k for k in config.evaluation.k if k > config.evaluation.num_samples]
+    if too_large:
+        raise ValueError(
+            f"evaluation.k={too_large[0]} needs evaluation.num_samples >= that, "
+            f"got evaluation.num_samples={config.evaluation.num_samples}"
+        )
+    if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
+
+
+def check_lengths(config: Config) -> None:
+    """A constant length that no aggregation divides by would be ignored."""
+    algorithm = config.algorithm
+    modes = [algorithm.aggregation, algorithm.kl_aggregation or ""]
+    if algorithm.norm_length is not None and not any(mode.endswith("_norm") for mode in modes):
+        raise ValueError(
+            f"algorithm.norm_length={algorithm.norm_length} needs algorithm.aggregation to end in _norm, "
+            f"got algorithm.aggregation={algorithm.aggregation}"
+        )
+
+
+def check_reference(config: Config) -> None:
+    """What a KL penalty and its reference need of each other."""
+    algorithm = config.algorithm
+    if algorithm.target_kl is not None and algorithm.kl_coef == 0:
+        raise ValueError(
+            f"algorithm.target_kl={algorithm.target_kl} needs algorithm.kl_coef > 0, got algorithm.kl_coef=0"
+        )
+    if algorithm.kl_in == "reward" and algorithm.kl_estimator == "full":
+        raise ValueError("algorithm.kl_in=reward needs a sampled algorithm.kl_estimator such as k1, got full")
+    if algorithm.reference_refresh_every is None:
+        return
+    every = f"algorithm.reference_refresh_every={algorithm.reference_refresh_every}"
+    if algorithm.kl_coef == 0 and algorithm.ratio_denominator != "reference":
+        raise ValueError(f"{every} needs algorithm.kl_coef > 0, got algorithm.kl_coef=0")
+    if config.model.lora_rank > 0 and algorithm.reference_refresh_alpha != 1:
+        raise ValueError(
+            f"algorithm.reference_refresh_alpha={algorithm.reference_refresh_alpha} needs model.lora_rank=0 "
+            f"(adapters can only be copied), got model.lora_rank={config.model.lora_rank}"
+        )
+
+
+def check_functions(config: Config) -> None:
+    """Names and options of the functions an algorithm is made of. Imports torch, so it comes last."""
+    from covey.advantages import ADVANTAGES
+    from covey.kl import KLController
+    from covey.objective import build_objective
+    from covey.selection import GROUP_FILTERS, SELECTION
+    from covey.shaping import SHAPING
+
+    algorithm = config.algorithm
+    _check_function("advantage", algorithm.advantage, ADVANTAGES, algorithm.advantage_options)
+    for name, options in algorithm.shaping.items():
+        _check_function(f"shaping.{name}", name, SHAPING, options)
+    if algorithm.selection is not None:
+        _check_function("selection", algorithm.selection, SELECTION, algorithm.selection_options)
+    if algorithm.group_filter is not None:
+        _check_function("group_filter", algorithm.group_filter, GROUP_FILTERS, algorithm.group_filter_options)
+    _check_sizes(config)
+    build_objective(algorithm, norm_length=config.sampling.max_tokens)
+    if algorithm.target_kl is not None:
+        KLController(
+            coef=algorithm.kl_coef,
+            rule=algorithm.kl_controller,
+            target=algorithm.target_kl,
+            horizon=algorithm.kl_horizon,
+            coef_min=algorithm.kl_coef_min,
+            coef_max=algorithm.kl_coef_max,
+        )
+
+
+def _check_function(setting: str, name: str, table: Mapping[str, Callable[..., Any]], options: Collection[str]) -> None:
+    from covey.tables import check_options, resolve
+
+    if name not in table and ":" not in name:
+        raise ValueError(f"algorithm.{setting} must be one of {', '.join(table)} or module:function, got {name}")
+    where = f"algorithm.{setting}" if setting.startswith("shaping.") else f"algorithm.{setting}_options"
+    check_options(resolve(name, table), options, setting=where)
+
+
+def _check_sizes(config: Config) -> None:
+    """Parts of a group must be smaller than the group."""
+    algorithm, size = config.algorithm, config.group_size
+    k = algorithm.advantage_options.get("k")
+    spare = algorithm.advantage == "passk" or algorithm.advantage_options.get("variant") == "loo"
+    if algorithm.advantage in ("passk", "pkpo") and k is not None and not 1 <= k <= size - spare:
+        raise ValueError(
+            f"algorithm.advantage_options.k={k} needs group_size >= {k + spare} for {algorithm.advantage}, "
+            f"got group_size={size}"
+        )
+    for option in ("k", "m", "group_size"):
+        kept = algorithm.selection_options.get(option)
+        if kept is not None and kept > size:
+            raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
+
+
+READS_DATA = ("gsm8k", "reward_functions")
+"""Environments that need data.path."""
+OWN_DATA = ("arithmetic",)
+"""Environments that make their own problems; others may read `data`."""
+
+AT_LEAST: dict[str, float] = {
+    "num_steps": 1,
+    "groups_per_step": 1,
+    "group_size": 1,
+    "updates_per_batch": 1,
+    "micro_batch_tokens": 1,
+    "logprob_chunk": 0,
+    "max_staleness": 0,
+    "model.lora_rank": 0,
+    "model.lora_dropout": 0,
+    "data.max_rows": 1,
+    "engine.max_rows": 1,
+    "sampling.top_k": 0,
+    "sampling.min_p": 0,
+    "sampling.max_tokens": 1,
+    "algorithm.group_filter_rounds": 0,
+    "algorithm.norm_length": 1,
+    "algorithm.kl_coef": 0,
+    "algorithm.sampler_kl_coef": 0,
+    "algorithm.reference_refresh_every": 1,
+    "optimizer.weight_decay": 0,
+    "optimizer.warmup_steps": 0,
+    "optimizer.min_lr_ratio": 0,
+    "optimizer.max_grad_norm": 0,
+    "optimizer.max_nonfinite_steps": 1,
+    "cold_start.num_steps": 1,
+    "cold_start.check_every": 1,
+    "cold_start.num_check_prompts": 1,
+    "cold_start.batch_size": 1,
+    "cold_start.warmup_steps": 0,
+    "cold_start.target_accuracy": 0,
+    "evaluation.every": 0,
+    "evaluation.num_prompts": 1,
+    "evaluation.num_samples": 1,
+    "output.save_every": 0,
+    "output.keep_last": 0,
+    "output.rollouts_per_step": 0,
+    "output.max_rollout_rows": 0,
+}
+ABOVE: dict[str, float] = {
+    "engine.cache_bytes": 0,
+    "sampling.temperature": 0,
+    "sampling.top_p": 0,
+    "data.test_fraction": 0,
+    "algorithm.advantage_clip": 0,
+    "algorithm.kl_clamp": 0,
+    "algorithm.reference_refresh_alpha": 0,
+    "optimizer.lr": 0,
+    "optimizer.eps": 0,
+    "cold_start.lr": 0,
+    "evaluation.confidence": 0,
+}
+AT_MOST: dict[str, float] = {
+    "model.lora_dropout": 0.99,
+    "sampling.top_p": 1,
+    "sampling.min_p": 0.99,
+    "data.test_fraction": 0.9,
+    "algorithm.reference_refresh_alpha": 1,
+    "optimizer.min_lr_ratio": 1,
+    "cold_start.target_accuracy": 1,
+    "evaluation.confidence": 0.9999,
+}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "packing": ("shared", "packed", "padded"),
+    "model.precision": ("float32", "bfloat16", "float16", "float64"),
+    "model.nano_architecture": ("qwen2", "qwen3", "llama", "mistral"),
+    "data.bad_rows": ("error", "skip"),
+    "engine.name": ("native", "fake"),
+    "algorithm.correction": ("none", "truncate", "mask"),
+    "optimizer.name": ("adamw", "adamw8bit", "sgd"),
+    "optimizer.schedule": ("constant", "linear", "cosine"),
+    "output.trackers": ("tensorboard", "wandb"),
+}
+EXTRAS: dict[tuple[str, Any], tuple[str, str]] = {
+    ("optimizer.name", "adamw8bit"): ("bitsandbytes", "quantization"),
+    ("model.load_in_4bit", True): ("bitsandbytes", "quantization"),
+    ("output.trackers", "tensorboard"): ("tensorboard", "tensorboard"),
+    ("output.trackers", "wandb"): ("wandb", "wandb"),
+}
+"""(setting, value) -> (package, extra of covey that installs it)."""
+
+
+RULES: tuple[Callable[[Config], None], ...] = (
+    check_ranges,
+    check_choices,
+    check_extras,
+    check_model,
+    check_environment,
+    check_schedule,
+    check_lengths,
+    check_reference,
+    check_needs,
+    check_functions,
+)
+"""In this order: what is cheap and plain first."""

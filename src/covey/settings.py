@@ -1,0 +1,112 @@
+"""From the words on the command line to a checked `Config`, and from a `Config` to what a person reads.
+
+Imports Hydra and OmegaConf, so only what composes or prints a configuration imports this module.
+"""
+
+import os
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from covey.config import ENVIRONMENT_SETTINGS, AlgorithmConfig, Config, validate
+
+CONF = Path(__file__).resolve().parent / "conf"
+"""The folder of YAML that only chooses among what the dataclasses allow."""
+
+OPTION_FIELDS = ("advantage_options", "shaping", "selection_options", "group_filter_options", "loss_options")
+"""Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
+
+
+def register() -> None:
+    """Put the dataclasses where YAML finds them: schema_config, schema_algorithm and schema_ENVIRONMENT."""
+    store = ConfigStore.instance()
+    root = OmegaConf.structured(Config)
+    root.environment = MISSING
+    _open_options(root.algorithm)
+    store.store(name="schema_config", node=root)
+    algorithm = OmegaConf.structured(AlgorithmConfig)
+    _open_options(algorithm)
+    store.store(group="algorithm", name="schema_algorithm", node=algorithm)
+    for name, schema in ENVIRONMENT_SETTINGS.items():
+        store.store(group="environment", name=f"schema_{name}", node=schema)
+
+
+def _open_options(algorithm: DictConfig) -> None:
+    for name in OPTION_FIELDS:
+        OmegaConf.set_struct(algorithm[name], False)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """The composed settings as dataclasses, every cross-field rule checked.
+
+    ValueError for an unknown key (also one added with "+"), one deleted with "~", or a broken rule.
+    """
+    if OmegaConf.get_type(composed) is not Config:
+        raise ValueError('a configuration of your own must begin with "defaults: [config, _self_]"')
+    _check_keys(composed, "")
+    config: Any = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    validate(config)
+    return config
+
+
+def _check_keys(node: DictConfig, prefix: str) -> None:
+    """Hydra lets "+key=value" add keys to a schema, which nothing would read, and "~key" delete what is read."""
+    schema: Any = OmegaConf.get_type(node)
+    known = {field.name for field in fields(schema)}
+    for key in sorted(known - {str(key) for key in node}):
+        raise ValueError(f"{prefix}{key} cannot be deleted; every setting has a value")
+    for key in map(str, node):
+        if key not in known:
+            raise ValueError(f"unknown setting {prefix}{key}")
+        value = node[key]
+        if isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value)):
+            _check_keys(value, f"{prefix}{key}.")
+
+
+def to_yaml(config: Config) -> str:
+    """Every setting, resolved, in the order of the schema."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
+    """Numbers that follow from the settings; never set, only shown. `num_ranks` None reads WORLD_SIZE, else 1.
+
+    Evaluations are smaller where the held-out split has fewer prompts.
+    """
+    ranks = num_ranks or int(os.environ.get("WORLD_SIZE", "1"))
+    rollouts = config.groups_per_step * config.group_size
+    evaluations = 2 + (max(0, config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 0)
+    return {
+        "rollouts_per_step": rollouts,
+        "rollouts_in_all": rollouts * config.num_steps,
+        "groups_per_rank": -(-config.groups_per_step // ranks),
+        "optimizer_steps": config.num_steps * config.updates_per_batch,
+        "buffer_groups": (config.max_staleness + 1) * config.groups_per_step,
+        "most_completion_tokens_per_step": rollouts * config.sampling.max_tokens,
+        "tokens_per_micro_batch": config.micro_batch_tokens,
+        "evaluations": evaluations,
+        "completions_per_evaluation": config.evaluation.num_prompts * (config.evaluation.num_samples + 1),
+    }
+
+
+def report(config: Config) -> str:
+    """What `covey config` prints: YAML, with the derived numbers as comments at its end."""
+    numbers = "\n".join(f"#   {name}: {value}" for name, value in derived(config).items())
+    return f"{to_yaml(config)}# derived:\n{numbers}\n"
+
+
+def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:
+    """Every setting by its dotted name, those of all environments included."""
+    names = []
+    for field in fields(schema):
+        names.append(prefix + field.name)
+        if is_dataclass(field.type):
+            names += setting_names(field.type, f"{prefix}{field.name}.")
+        elif field.name == "environment":
+            for environment in ENVIRONMENT_SETTINGS.values():
+                names += setting_names(environment, "environment.")
+    return names

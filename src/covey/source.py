@@ -1,0 +1,164 @@
+"""Where groups come from: the protocol, and the source that samples in this process.
+
+Staleness: a group is trained at most `max_staleness` versions after it was started. The local source starts a group
+only when it is asked for one, on the weights published last, so its staleness is 0.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from covey.engine.base import Sampling
+from covey.environments.base import RunStopped
+from covey.policy import distribution
+from covey.rollout import Sampler, roll_out
+from covey.types import Group, Prompt
+
+GroupFilter = Callable[[Tensor], bool]
+"""True where a group with these rewards, (M,), is worth training on."""
+
+
+class GroupSource(Protocol):
+    """The stream of groups a trainer rank pulls from."""
+
+    def take(self, n: int) -> list[Group]:
+        """The next groups to train on; waits. Fewer than n where groups were dropped; `take_drops` says why."""
+        ...
+
+    def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+        """One group for each prompt, in order, for evaluation; leaves the training stream where it is."""
+        ...
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample with these weights from now on."""
+        ...
+
+    def take_drops(self) -> dict[str, int]:
+        """Groups and rollouts dropped since the last call, by reason."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class PromptStream:
+    """Prompts without end: pass after pass over the data, each in its own order. Its only state is the position."""
+
+    prompts: Sequence[Prompt]
+    seed: int
+    shuffle: bool
+    position: int = 0
+    _orders: dict[int, list[int]] = field(default_factory=dict)
+
+    def draw(self, n: int) -> list[tuple[Prompt, int]]:
+        """The next n prompts, each with the number of the pass it belongs to."""
+        drawn = [self._at(self.position + offset) for offset in range(n)]
+        self.position += n
+        return drawn
+
+    def _at(self, position: int) -> tuple[Prompt, int]:
+        epoch, index = divmod(position, len(self.prompts))
+        if epoch not in self._orders:
+            order = list(range(len(self.prompts)))
+            if self.shuffle:
+                random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e == epoch - 1}
+        return self.prompts[self._orders[epoch][index]], epoch
+
+
+def rollout_seed(seed: int, prompt_id: str, epoch: int) -> int:
+    """The seed of a prompt's completions: a pure function of the run's seed, the prompt and the pass over the data."""
+    digest = hashlib.blake2b(f"{seed}/{epoch}/{prompt_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass
+class LocalSource:
+    """Samples and scores in this process, on the trainer's own weights."""
+
+    sampler: Sampler
+    stream: PromptStream
+    group_size: int
+    sampling: Sampling
+    keep: GroupFilter | None = None
+    """Dynamic sampling: groups it refuses are replaced by others (DAPO, arXiv 2503.14476)."""
+    filter_rounds: int = 3
+    """How often a step draws again for refused groups, before it trains on what there is."""
+    _drops: Counter[str] = field(default_factory=Counter)
+    _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    def take(self, n: int) -> list[Group]:
+        groups: list[Group] = []
+        for _ in range(1 + (self.filter_rounds if self.keep else 0)):
+            drawn = self._draw(n - len(groups))
+            if not drawn:
+                break
+            groups.extend(group for group in self._roll_out(drawn) if self._is_usable(group))
+        return groups
+
+    def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+        jobs = [(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in prompts]
+        return self._run_all(jobs, group_size)
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self.sampler.engine.load_weights(weights, version)
+
+    def take_drops(self) -> dict[str, int]:
+        drops, self._drops = dict(self._drops), Counter()
+        return drops
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.stream.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.stream.position = int(state["position"])
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _draw(self, missing: int) -> list[tuple[Prompt, int]]:
+        """This rank's share of the stream; all ranks move along the stream together."""
+        missing_of_ranks: list[int] = distribution.all_gather(missing)
+        first = sum(missing_of_ranks[: distribution.rank()])
+        return self.stream.draw(sum(missing_of_ranks))[first : first + missing]
+
+    def _roll_out(self, drawn: Sequence[tuple[Prompt, int]]) -> list[Group]:
+        seed = self.stream.seed
+        jobs = [(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
+        return self._run_all(jobs, self.group_size)
+
+    def _run_all(self, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int) -> list[Group]:
+        async def gather() -> list[Group]:
+            return await asyncio.gather(*(roll_out(self.sampler, p, group_size, s) for p, s in jobs))
+
+        groups = self._runner.run(gather())
+        if groups and not any(group.rollouts for group in groups):
+            reason = groups[0].failures[0].reason
+            raise RunStopped(f"none of {len(groups) * group_size} completions could be scored: {reason}")
+        return groups
+
+    def _is_usable(self, group: Group) -> bool:
+        self._drops["unscored_rollouts"] += len(group.failures)
+        if len(group.rollouts) < min(2, self.group_size):
+            self._drops["unscored_groups"] += 1
+            return False
+        if self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
+            self._drops[f"filtered_{_uniform_kind(group.rewards)}"] += 1
+            return False
+        return True
+
+
+def _uniform_kind(rewards: Sequence[float]) -> str:
+    """all_right, all_wrong or mixed: why a filter refuses a group is worth knowing."""
+    if min(rewards) >= 1:
+        return "all_right"
+    return "all_wrong" if max(rewards) <= 0 else "mixed"

@@ -1,0 +1,205 @@
+"""What a run came to: summary.json for programs, tables for people."""
+
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # covey.evaluate imports torch; reading a summary must not
+    from covey.evaluate import Estimate, Evaluation
+
+PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
+"""Whose versions are recorded; those not installed are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the training loop knows at its end.
+
+    >>> RunFacts(status="completed", seed=0, steps=100, seconds=61.5, phases={"sampling": 40.1, "backward": 18.0})
+    """
+
+    status: str
+    """completed, interrupted or failed."""
+    seed: int
+    steps: int
+    """Optimiser phases done, skipped ones included."""
+    seconds: float
+    """Wall clock of the whole run."""
+    phases: Mapping[str, float]
+    """Exclusive seconds of each phase (`covey.timing.PhaseTimer.seconds`)."""
+    skipped_steps: int = 0
+    """Steps without an update, because loss or gradient was not finite."""
+    dropped_groups: int = 0
+    """Groups sampled but not trained on (filtered, failed or too stale)."""
+    tokens: int = 0
+    """Sampled tokens."""
+    peak_memory_bytes: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Mean of a paired difference (after - before, prompt by prompt) and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def summary(
+    facts: RunFacts, before: "Evaluation | None", after: "Evaluation | None", confidence: float = 0.95
+) -> dict[str, Any]:
+    """The content of summary.json. `before`, `after` and `gain` are null where there was no such evaluation."""
+    rate = facts.tokens / facts.seconds if facts.seconds > 0 else 0.0
+    return {
+        "status": facts.status,
+        "seed": facts.seed,
+        "steps": facts.steps,
+        "skipped_steps": facts.skipped_steps,
+        "dropped_groups": facts.dropped_groups,
+        "confidence": confidence,
+        "before": describe(before),
+        "after": describe(after),
+        "gain": gains(before, after, confidence),
+        "seconds": facts.seconds,
+        "phases": phase_shares(facts.phases, facts.seconds),
+        "tokens": facts.tokens,
+        "tokens_per_second": rate,
+        "peak_memory_bytes": facts.peak_memory_bytes,
+        "versions": dict(facts.versions),
+    }
+
+
+def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
+    """An evaluation without its per-prompt values; each estimate as {value, low, high}."""
+    if evaluation is None:
+        return None
+    return {
+        "accuracy": _estimate(evaluation.accuracy),
+        "reward_mean": _estimate(evaluation.reward_mean),
+        "pass_at_k": {str(k): _estimate(estimate) for k, estimate in evaluation.pass_at_k.items()},
+        "num_prompts": evaluation.num_prompts,
+        "num_samples": evaluation.num_samples,
+    }
+
+
+def _estimate(estimate: "Estimate") -> dict[str, float]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: float) -> dict[str, Any] | None:
+    """Paired differences of greedy accuracy and of mean reward over the same prompts."""
+    if before is None or after is None:
+        return None
+    accuracy = paired_accuracy_gain(before.correct_greedy, after.correct_greedy, confidence)
+    reward = paired_mean_gain(before.mean_reward, after.mean_reward, confidence)
+    return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward)}
+
+
+def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:
+    """Difference of two proportions over the same prompts, interval by Agresti and Min (Stat. Med. 24:729, 2005).
+
+    Half a prompt is added to each of the four outcomes for the interval, so that it stays honest where every prompt
+    or none has changed. Entries count as correct above 0.5.
+    """
+    n = len(before)
+    pairs = list(zip(before, after, strict=True))
+    won = sum(b <= 0.5 < a for b, a in pairs)
+    lost = sum(a <= 0.5 < b for b, a in pairs)
+    total = n + 2
+    centre = (won - lost) / total
+    variance = (won + lost + 1) / total - centre * centre
+    half = _z(confidence) * math.sqrt(variance / total)
+    return Gain((won - lost) / n if n else 0.0, max(-1.0, centre - half), min(1.0, centre + half))
+
+
+def paired_mean_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:
+    """Mean of the per-prompt differences with a normal interval; prompts are the independent units."""
+    differences = [a - b for b, a in zip(before, after, strict=True)]
+    mean = fmean(differences) if differences else 0.0
+    spread = stdev(differences) if len(differences) > 1 else 0.0
+    half = _z(confidence) * spread / math.sqrt(max(1, len(differences)))
+    return Gain(mean, mean - half, mean + half)
+
+
+def _z(confidence: float) -> float:
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def phase_shares(phases: Mapping[str, float], seconds: float) -> dict[str, dict[str, float]]:
+    """{name: {seconds, share}} with what no phase claimed as "other"; the shares add up to 1."""
+    total = max(seconds, sum(phases.values()))
+    other = total - sum(phases.values())
+    parts = {**phases, "other": phases.get("other", 0.0) + other}
+    return {name: {"seconds": spent, "share": spent / total if total > 0 else 0.0} for name, spent in parts.items()}
+
+
+def peak_memory_bytes(device: str = "cpu") -> int:
+    """Most memory the process held: of the GPU where `device` is one, else resident memory of the process."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux, bytes on macOS
+
+
+def versions() -> dict[str, str]:
+    """Python, platform, installed packages and, in a checkout, the git commit (with "+" where files differ from it)."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    commit = _git_commit(Path(__file__).resolve().parent)
+    return found | ({"git_commit": commit} if commit else {})
+
+
+def _git_commit(folder: Path) -> str:
+    """Empty where `folder` is no checkout of covey itself or there is no git."""
+    if not (folder.parents[1] / ".git").exists():
+        return ""
+    commit = _git(folder, "rev-parse", "HEAD")
+    return commit + "+" if commit and _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
+    """summary.json in `folder`, whole or not at all. Non-finite numbers become null."""
+    path = folder / "summary.json"
+    aside = folder / "summary.json.partial"
+    aside.write_text(json.dumps(_finite(content), indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+    return path
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The content of summary.json; None where the run has not written one."""
+    path = folder / "summary.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,133 @@
+"""summary.json as tables in the terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from covey.units import duration, memory, percent
+
+Form = Callable[[float], str]
+
+
+def print_summary(content: Mapping[str, Any], folder: Path, console: Console) -> None:
+    """The tables, where things lie, and as the last line `run folder: ...`."""
+    console.print(render(content, folder))
+    print_folder(folder, console)
+
+
+def print_folder(folder: Path, console: Console) -> None:
+    """`run folder: outputs/...`, on one line however long, relative to the working directory where it is inside."""
+    here = Path.cwd()
+    shown = folder.resolve()
+    shown = shown.relative_to(here) if shown.is_relative_to(here) else shown
+    console.print(f"run folder: {shown}", soft_wrap=True, highlight=False, markup=False)
+
+
+def render(content: Mapping[str, Any], folder: Path) -> Group:
+    """Before and after, phases with their shares, totals, and the files the run left in `folder`."""
+    parts: list[RenderableType] = [Text(""), before_after(content)] if content["before"] or content["after"] else []
+    parts += [Text(""), phase_table(content), Text(""), totals(content), files(folder)]
+    return Group(*parts)
+
+
+def before_after(content: Mapping[str, Any]) -> Table:
+    """One row a measure: before, after, and the paired gain where it was measured prompt by prompt."""
+    table = _table(_evaluation_title(content))
+    table.add_column("")
+    for heading in ("before", "after", "gain"):
+        table.add_column(heading, justify="right")
+    before, after, gain = content["before"] or {}, content["after"] or {}, content["gain"] or {}
+    some = after or before
+    table.add_row("accuracy, %", *_row((before, after), gain, "accuracy", _percent))
+    for k in some["pass_at_k"]:
+        cells = (_interval(side.get("pass_at_k", {}).get(k), _percent) for side in (before, after))
+        table.add_row(f"pass@{k}, %", *cells, "")
+    table.add_row("mean reward", *_row((before, after), gain, "reward_mean", _number))
+    return table
+
+
+def _evaluation_title(content: Mapping[str, Any]) -> str:
+    some = content["after"] or content["before"]
+    level = percent(content["confidence"], 0)
+    return f"{some['num_prompts']} held-out prompts, greedy and {some['num_samples']} samples; {level} intervals"
+
+
+def _row(sides: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> list[str]:
+    return [_interval(side.get(key), form) for side in sides] + [_interval(gain.get(key), form, sign=True)]
+
+
+def _interval(estimate: Mapping[str, float] | None, form: Form, sign: bool = False) -> str:
+    if estimate is None:
+        return ""
+    plus = "+" if sign and estimate["value"] > 0 else ""
+    return f"{plus}{form(estimate['value'])} [{form(estimate['low'])}, {form(estimate['high'])}]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def phase_table(content: Mapping[str, Any]) -> Table:
+    """Where the seconds went, longest first, with bars."""
+    table = _table(f"{duration(content['seconds'])} in all")
+    table.add_column("phase")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    ordered = sorted(content["phases"].items(), key=lambda item: -item[1]["seconds"])
+    for name, phase in ordered:
+        table.add_row(name, duration(phase["seconds"]), percent(phase["share"]), "█" * round(30 * phase["share"]))
+    return table
+
+
+def totals(content: Mapping[str, Any]) -> Text:
+    """Steps, tokens, memory on one line; what went wrong on the next, where something did."""
+    lines = [
+        f"{content['status']} · {content['steps']} steps · {content['tokens']:,} tokens · "
+        f"{content['tokens_per_second']:,.0f} tokens/s · {memory(content['peak_memory_bytes'])} at peak"
+    ]
+    if content["skipped_steps"]:
+        lines.append(f"{content['skipped_steps']} steps skipped: loss or gradient was not finite")
+    if content["dropped_groups"]:
+        lines.append(f"{content['dropped_groups']} groups sampled but not trained on")
+    return Text("\n".join(lines))
+
+
+def files(folder: Path) -> Text:
+    """What the run left, one line each; only what is there."""
+    present = [(name, what) for name, what in FILES.items() if (folder / name).exists()]
+    return Text("\n".join(f"{name:<16}{what}" for name, what in present), style="dim")
+
+
+FILES = {
+    "summary.json": "this summary",
+    "config.yaml": "every setting of the run",
+    "metrics.jsonl": "numbers of each step",
+    "rollouts.jsonl": "completions with their rewards",
+    "checkpoints": "policies (from_pretrained loads them)",
+    "policy": "the trained policy (from_pretrained loads it)",
+    "tensorboard": "tensorboard --logdir shows it",
+    "wandb": "wandb sync uploads it",
+    "versions.json": "versions of everything",
+    "covey.log": "the log",
+}

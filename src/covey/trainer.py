@@ -1,0 +1,246 @@
+"""One optimiser phase: score the batch, forward and backward over its micro-batches, clip, step.
+
+The loss of a micro-batch is divided by the counts of the whole batch, so micro-batch losses add up and the update does
+not depend on how the batch was split, packed or spread over ranks.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.aggregation import Totals
+from covey.config import AlgorithmConfig, OptimizerConfig
+from covey.engine.base import Sampling
+from covey.environments.base import RunStopped
+from covey.forward import Forward, Prepared, objective_inputs, prepare, score, stack
+from covey.kl import KLController, update
+from covey.masks import EntropyControl, update_entropy_control
+from covey.objective import BatchStatistics, Objective, ObjectiveInputs
+from covey.objective_metrics import Sums, combine, summarise
+from covey.optimizer import build_optimizer, learning_rate
+from covey.policy import distribution
+from covey.policy.logprobs import Scoring
+from covey.policy.policy import Policy
+from covey.policy.reference import Reference, refresh_reference
+from covey.timing import PhaseTimer
+from covey.types import Batch
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How to train; plain values and pure functions."""
+
+    objective: Objective
+    algorithm: AlgorithmConfig
+    optimizer: OptimizerConfig
+    num_steps: int
+    """Length of the learning-rate schedule."""
+    sampling: Sampling
+    """The distribution rollouts were drawn from: log-probs are taken under it."""
+    logprob_chunk: int
+    updates_per_batch: int = 1
+    seed: int = 0
+
+
+class Trainer:
+    """Owns what changes in training: weights, optimiser, loss scale, KL coefficient, entropy coefficient."""
+
+    def __init__(self, policy: Policy, settings: TrainerSettings, reference: Reference | None) -> None:
+        self.policy = policy
+        self.reference = reference
+        self.timer = PhaseTimer()
+        self.controller = kl_controller(settings.algorithm)
+        self.entropy = EntropyControl(settings.algorithm.entropy_coef, active=True)
+        self._settings = settings
+        scoring = Scoring(settings.sampling, settings.logprob_chunk, self.objective.needs_entropy_gradient)
+        self._forward = Forward(policy, reference, settings.objective, scoring)
+        self._optimizer = build_optimizer(policy.model, settings.optimizer)
+        self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        # One scaler for the whole run: a fresh one would forget the scale it had found.
+        self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.precision == torch.float16)
+        self._nonfinite_in_a_row = 0
+
+    def step(self, batch: Batch, step: int) -> dict[str, float]:
+        """All updates on one batch; returns what to log. A batch without loss tokens changes nothing.
+
+        Raises RunStopped, naming prompts, when too many updates in a row were not finite.
+        """
+        rate = learning_rate(step, self._settings.num_steps, self._settings.optimizer)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        metrics: dict[str, float] = {}
+        with self.timer.phase("logprobs"):
+            prepared = self._prepare(batch)
+        for index in range(self._settings.updates_per_batch):
+            metrics = self._update(prepared, batch, step, index)
+        self._steer(metrics, batch, step)
+        steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
+        trained = sum(micro_batch.num_rows for micro_batch in batch.micro_batches)
+        counts = {"num_rollouts_trained": float(trained), "num_micro_batches": float(len(batch.micro_batches))}
+        return {**metrics, "learning_rate": rate, **steered, **counts}
+
+    @property
+    def objective(self) -> Objective:
+        return self._settings.objective
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Named weights, for engines that hold a copy."""
+        yield from self.policy.model.named_parameters()
+
+    def sequence_kl(self, batch: Batch) -> list[float]:
+        """KL to the reference summed over the tokens of each row, in batch order: a penalty on the reward."""
+        values: list[float] = []
+        with self.timer.phase("logprobs"):
+            for micro_batch in batch.micro_batches:
+                prepared = prepare(self._forward, micro_batch, keep_old=True)
+                assert prepared.old is not None
+                inputs = objective_inputs(prepared, prepared.old)
+                values.extend(self.objective.kl_values(inputs).sum(dim=1).tolist())
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "kl_coef": self.controller.coef,
+            "entropy": (self.entropy.coef, self.entropy.active),
+            "nonfinite_in_a_row": self._nonfinite_in_a_row,
+        }
+
+    def _prepare(self, batch: Batch) -> list[Prepared]:
+        objective = self.objective
+        several = self._settings.updates_per_batch > 1 and objective.needs_old
+        return [prepare(self._forward, m, keep_old=several) for m in batch.micro_batches]
+
+    def _update(self, prepared: Sequence[Prepared], batch: Batch, step: int, index: int) -> dict[str, float]:
+        """Backward over all micro-batches, then one optimiser step, or none where something is not finite."""
+        statistics = self._batch_statistics(prepared, step * self._settings.updates_per_batch + index)
+        self._optimizer.zero_grad(set_to_none=True)
+        self.policy.model.train()
+        sums: list[Sums] = []
+        maxima: dict[str, float] = {}
+        with self.timer.phase("backward"):
+            for part, chosen in zip(prepared, statistics, strict=True):
+                part_sums, part_maxima = self._backward(part, batch, chosen)
+                sums.append(part_sums)
+                maxima = {name: max(value, maxima.get(name, value)) for name, value in part_maxima.items()}
+            distribution.sum_gradients(self._parameters)
+        with self.timer.phase("optimizer"):
+            metrics = summarise(combine(distribution.all_sum_pairs(sums)))
+            metrics |= distribution.all_max(maxima) | self._optimizer_step(metrics)
+        if metrics["skipped"]:
+            self._count_nonfinite(prepared, batch, statistics)
+        else:
+            self._nonfinite_in_a_row = 0
+        return metrics
+
+    def _backward(
+        self, part: Prepared, batch: Batch, statistics: BatchStatistics | None
+    ) -> tuple[Sums, dict[str, float]]:
+        inputs = objective_inputs(part, score(self._forward, part))
+        totals = Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
+        objective = self.objective
+        loss, sums = objective(inputs, totals, self.controller.coef, self.entropy.applied, statistics)
+        self._scaler.scale(loss).backward()
+        return sums, {name: float(value) for name, value in objective.maxima(inputs).items()}
+
+    def _batch_statistics(self, prepared: Sequence[Prepared], seed: int) -> list[BatchStatistics | None]:
+        """Rules over the whole batch, all ranks, are decided here, before the first backward pass."""
+        if not self.objective.needs_batch_selection:
+            return [None] * len(prepared)
+        with self.timer.phase("logprobs"), torch.no_grad():
+            parts = [objective_inputs(p, score(self._forward, p)) for p in prepared]
+        of_ranks: list[ObjectiveInputs | None] = distribution.all_gather(stack(parts) if parts else None)
+        filled = [inputs for inputs in of_ranks if inputs is not None]
+        if not filled:
+            return []
+        whole = self.objective.batch_statistics(stack(filled), self._settings.seed + seed)
+        start = sum(len(i.mask_NT) for i in of_ranks[: distribution.rank()] if i is not None)
+        return list(_split_statistics(whole, parts, start))
+
+    def _optimizer_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        self._scaler.unscale_(self._optimizer)
+        limit = self._settings.optimizer.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit if limit > 0 else torch.inf)
+        loss = metrics.get("loss", 0.0)
+        finite = bool(torch.isfinite(norm)) and math.isfinite(loss)
+        if not finite:
+            self._optimizer.zero_grad(set_to_none=True)
+        elif metrics:
+            self._scaler.step(self._optimizer)
+        if self._scaler.is_enabled():
+            self._scaler.update()
+        return {
+            "grad_norm": float(norm),
+            "grad_clipped": float(limit > 0 and bool(norm > limit)),
+            "skipped": float(not finite),
+        }
+
+    def _count_nonfinite(
+        self, prepared: Sequence[Prepared], batch: Batch, statistics: Sequence[BatchStatistics | None]
+    ) -> None:
+        self._nonfinite_in_a_row += 1
+        limit = self._settings.optimizer.max_nonfinite_steps
+        if self._nonfinite_in_a_row >= limit:
+            culprits = ", ".join(self._culprits(prepared, batch, statistics)) or "none on its own"
+            raise RunStopped(
+                f"loss or gradient was not finite {limit} times in a row (optimizer.max_nonfinite_steps); "
+                f"prompts that cause it: {culprits}"
+            )
+
+    def _culprits(
+        self, prepared: Sequence[Prepared], batch: Batch, statistics: Sequence[BatchStatistics | None]
+    ) -> list[str]:
+        """Prompts of the first micro-batch whose loss or gradient alone is not finite."""
+        for part, chosen in zip(prepared, statistics, strict=True):
+            self._optimizer.zero_grad(set_to_none=True)
+            inputs = objective_inputs(part, score(self._forward, part))
+            bad_N = ~(inputs.log_probs_NT.isfinite() & inputs.advantages.isfinite()).all(dim=1)
+            if bool(bad_N.any()):
+                return [name for name, bad in zip(part.batch.prompt_ids, bad_N.tolist(), strict=True) if bad][:4]
+            self._backward(part, batch, chosen)
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            if not all(bool(g.isfinite().all()) for g in gradients):
+                return list(dict.fromkeys(part.batch.prompt_ids))[:4]
+        return []
+
+    def _steer(self, metrics: Mapping[str, float], batch: Batch, step: int) -> None:
+        """Coefficients and reference move once a batch."""
+        algorithm = self._settings.algorithm
+        if "kl_sequence_mean" in metrics:
+            self.controller = update(self.controller, metrics["kl_sequence_mean"], batch.num_sequences)
+        if algorithm.target_entropy is not None and "entropy" in metrics:
+            seen, target = metrics["entropy"], algorithm.target_entropy
+            self.entropy = update_entropy_control(self.entropy, entropy=seen, target=target)
+        every = algorithm.reference_refresh_every
+        if every is not None and self.reference is not None and (step + 1) % every == 0:
+            refresh_reference(self.reference, self.policy, algorithm.reference_refresh_alpha)
+
+
+def kl_controller(algorithm: AlgorithmConfig) -> KLController:
+    """The KL coefficient, fixed or steered towards `target_kl`."""
+    if algorithm.target_kl is None:
+        return KLController(coef=algorithm.kl_coef)
+    return KLController(
+        coef=algorithm.kl_coef,
+        rule=algorithm.kl_controller,
+        target=algorithm.target_kl,
+        horizon=algorithm.kl_horizon,
+        coef_min=algorithm.kl_coef_min,
+        coef_max=algorithm.kl_coef_max,
+    )
+
+
+def _split_statistics(
+    whole: BatchStatistics, parts: Sequence[ObjectiveInputs], start: int
+) -> Iterator[BatchStatistics]:
+    """The rows of each micro-batch, those of this rank beginning at `start`."""
+    for part in parts:
+        num_rows, num_columns = part.mask_NT.shape
+        rows = torch.arange(start, start + num_rows, device=part.mask_NT.device)
+        yield whole.rows(rows, num_columns)
+        start += num_rows

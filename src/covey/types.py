@@ -1,0 +1,168 @@
+"""The five types every part of covey speaks, and the small values they are made of.
+
+    Prompt --engine--> Completion --environment--> Rollout --> Group --advantages, packing--> Batch
+
+Each is frozen and complete when it is made. Notation of shapes, used everywhere: N rollouts of an optimiser step,
+L loss tokens (positions whose target the policy chose), B x T tokens of a micro-batch, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+Message = Mapping[str, str]
+"""One turn of a conversation: {"role": ..., "content": ...}."""
+
+FinishReason = Literal["stop", "length"]
+"""`stop`: ended by a stop token or stop string. `length`: cut by the token limit ("truncated")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the policy is given: one row of a data set.
+
+    >>> Prompt(id="train-17", environment="arithmetic", text="41+7=", columns={"answer": 48})
+    """
+
+    id: str
+    """Unique within a run. Groups are identified by it, never by text or position."""
+    environment: str
+    """Name of the environment that made this prompt and will score its completions."""
+    text: str | tuple[Message, ...]
+    """Plain text, or the messages of a conversation (rendered with the tokenizer's chat template)."""
+    columns: Mapping[str, Any]
+    """The data set row. Only the environment reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Tokens the policy sampled in one call.
+
+    >>> Completion(token_ids=(8, 12, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop", policy_version=3)
+    """
+
+    token_ids: tuple[int, ...]
+    """Sampled tokens; the stop token is included where there was one."""
+    logprobs: tuple[float, ...]
+    """Natural log-probability of each token under the distribution it was really drawn from."""
+    finish_reason: FinishReason
+    policy_version: int
+    """Optimiser steps behind the weights that produced the oldest token."""
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.logprobs), f"{len(self.token_ids)} tokens, {len(self.logprobs)} logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Judgement of one completion: the value that is trained on, and its named parts, which are only logged.
+
+    >>> Reward(value=1.1, parts={"correct": 1.0, "format": 0.1})
+    """
+
+    value: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The system could not judge a completion (simulator crashed, judge unreachable): data, never a reward of 0."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One finished, scored attempt at a prompt, already shifted: position t reads input_ids[t], predicts target_ids[t].
+
+    For the prompt (5, 6) and the completion (8, 2):
+
+    >>> Rollout(input_ids=(5, 6, 8), target_ids=(6, 8, 2), loss_mask=(False, True, True),
+    ...         sampler_logprobs=(0.0, -0.1, -0.7), reward=Reward(1.0, {}), text="8", finish_reason="stop",
+    ...         policy_version=3)
+    """
+
+    input_ids: tuple[int, ...]
+    target_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+    """True where the policy chose the target."""
+    sampler_logprobs: tuple[float, ...]
+    """The engine's log-probabilities of the targets; 0.0 where loss_mask is False."""
+    reward: Reward
+    text: str
+    """The completion, decoded without special tokens."""
+    finish_reason: FinishReason
+    policy_version: int
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.input_ids), len(self.target_ids), len(self.loss_mask), len(self.sampler_logprobs)}
+        assert len(lengths) == 1, f"four lists of one length, got lengths {sorted(lengths)}"
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return sum(self.loss_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All rollouts of one prompt, and what the system failed to score.
+
+    >>> Group(prompt=prompt, rollouts=(rollout_a, rollout_b), failures=(Failure("judge timed out"),))
+    """
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    failures: tuple[Failure, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(r.reward.value for r in self.rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Tensors of one forward/backward pass. Loss tokens are listed, not masked: L entries, in rollout order.
+
+    Several rollouts that share a prompt share its tokens in the packed stream, so a loss token names the position
+    whose hidden state predicts it.
+    """
+
+    input_ids_BT: Tensor
+    """Packed layouts have B = 1."""
+    position_ids_BT: Tensor
+    layout: Any
+    """What each token may attend to (`policy.attention.Layout`)."""
+    source_L: Tensor
+    """Index into the flattened (B * T) stream of the position whose hidden state predicts loss token l."""
+    target_L: Tensor
+    row_L: Tensor
+    """Rollout (row) of the loss token within this micro-batch."""
+    column_L: Tensor
+    """Index of the loss token within its rollout, counting loss tokens only."""
+    prompt_ids: tuple[str, ...]
+    """Prompt of each rollout (row)."""
+    advantage_L: Tensor
+    sampler_logprob_L: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.prompt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Everything one optimiser step trains on, on this rank.
+
+    The three counts are global: over all micro-batches and all ranks. They are what divides the loss.
+
+    >>> Batch(micro_batches=(first, second), num_loss_tokens=4096, num_sequences=63, num_rollouts=64)
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    num_loss_tokens: int
+    num_sequences: int
+    """Rollouts with at least one loss token."""
+    num_rollouts: int
+    """All rollouts, those without loss tokens included."""

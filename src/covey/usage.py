@@ -1,0 +1,148 @@
+"""What `covey --help` says. Reads config.py and conf/ as text: help must not wait for imports."""
+
+import ast
+import shutil
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+VERBS = {
+    "train": "GRPO from verifiable rewards: the whole run, evaluated before and after",
+    "cold-start": "only the supervised warm-up on an environment's demonstrations",
+    "evaluate": "measure a policy on held-out prompts",
+    "config": "print every setting of a run, resolved, without running it",
+}
+
+EXAMPLES = {
+    "train": (
+        "covey train recipe=arithmetic seed=3",
+        "covey train environment=gsm8k data.path=rows/ model=nano num_steps=3",
+        "covey train environment=reward_functions data.path=rows.jsonl rewards=[my_module:my_reward]",
+        "covey train recipe=arithmetic optimizer.lr=1e-4,3e-4 --multirun",
+        "covey train --config-dir my_conf --config-name my_run",
+    ),
+    "cold-start": ("covey cold-start recipe=arithmetic cold_start.num_steps=50",),
+    "evaluate": ("covey evaluate recipe=arithmetic model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",),
+    "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
+}
+
+FLAGS = {
+    "--config-name NAME, -cn": "begin with NAME.yaml of covey or of --config-dir instead of config.yaml",
+    "--config-dir FOLDER, -cd": "look for configuration in FOLDER too (FOLDER/recipe/mine.yaml: recipe=mine)",
+    "--multirun, -m": "one run for each combination of values separated by commas",
+    "--cfg job, --info all, --hydra-help": "look into the composition (Hydra's own flags)",
+    "--help, -h": "this help; `covey config --help` lists every setting",
+}
+
+OVERVIEW = """\
+covey: GRPO post-training of language models from verifiable rewards
+
+usage: covey VERB [setting=value ...] [flags]
+
+{verbs}
+
+{examples}
+
+covey VERB --help                      settings and flags
+covey --version
+covey --shell-completion install=bash  tab completion: eval "$(covey --shell-completion install=bash)" (zsh, fish)
+
+The run folder is outputs/DATE/TIME; hydra.run.dir=FOLDER names another. COVEY_DEBUG=1 shows tracebacks."""
+
+
+def overview() -> str:
+    """`covey --help`."""
+    examples = [f"  {EXAMPLES[verb][0]}" for verb in VERBS]
+    return OVERVIEW.format(verbs=_columns(VERBS, 12), examples="\n".join(examples))
+
+
+def verb_help(verb: str) -> str:
+    """`covey VERB --help`: flags, groups and settings; for config every setting, else those of the top level."""
+    parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
+    parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))
+    parts.append("flags:\n" + _columns(FLAGS, 37))
+    groups = {group: ", ".join(choices) for group, choices in group_choices().items()}
+    parts.append("choices (GROUP=NAME):\n" + _columns(groups, 14))
+    sections = read_settings(HERE / "config.py")
+    shown = sections if verb == "config" else {"Config": sections["Config"]}
+    for name, settings in shown.items():
+        title = f"settings of {section_of(name)}:" if name != "Config" else "settings:"
+        described = {f"{s.name} = {s.default}": s.explanation for s in settings}
+        parts.append(f"{title}\n" + _columns(described, 44))
+    return "\n\n".join(parts)
+
+
+def group_choices() -> dict[str, list[str]]:
+    """The groups under conf/ with the choices of each."""
+    folders = sorted(path for path in (HERE / "conf").iterdir() if path.is_dir())
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of the schema, as its source says it."""
+
+    name: str
+    default: str
+    explanation: str
+
+
+def read_settings(path: Path) -> dict[str, list[Setting]]:
+    """The fields of every dataclass in a Python file, with the docstring that follows each; the root first."""
+    classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    sections = {node.name: _fields(node) for node in classes}
+    return {"Config": sections.pop("Config")} | sections
+
+
+def _fields(node: ast.ClassDef) -> list[Setting]:
+    found = []
+    for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or _is_section(statement):
+            continue
+        name = ast.unparse(statement.target)
+        explanation = _docstring(after)
+        if explanation:
+            found.append(Setting(name, _default(statement.value), explanation))
+    return found
+
+
+def _is_section(statement: ast.AnnAssign) -> bool:
+    return ast.unparse(statement.annotation).endswith("Config")
+
+
+def _docstring(node: ast.stmt | None) -> str:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return str(ast.literal_eval(node.value)) if is_text and isinstance(node, ast.Expr) else ""
+
+
+def _default(node: ast.expr | None) -> str:
+    """As YAML would write it; a factory shows what it makes."""
+    if isinstance(node, ast.Call):
+        factory = next(keyword.value for keyword in node.keywords if keyword.arg == "default_factory")
+        return _default(factory.body) if isinstance(factory, ast.Lambda) else EMPTY.get(ast.unparse(factory), "...")
+    text = ast.unparse(node) if node is not None else ""
+    return {"None": "null", "True": "true", "False": "false"}.get(text, text.replace("'", ""))
+
+
+EMPTY = {"list": "[]", "dict": "{}"}
+
+
+def section_of(class_name: str) -> str:
+    """The name in front of the dot: ColdStartConfig is cold_start, an environment's own class is environment=NAME."""
+    words = "".join(f"_{c.lower()}" if c.isupper() else c for c in class_name.removesuffix("Config")).strip("_")
+    environments = {file.stem for file in (HERE / "conf" / "environment").glob("*.yaml")}
+    return f"environment={words}" if words in environments else words
+
+
+def _columns(rows: dict[str, str], width: int) -> str:
+    """Two columns, the right one wrapped to the terminal."""
+    total = max(shutil.get_terminal_size().columns, width + 40)
+    indent = " " * (width + 3)
+    lines = [f"  {name:<{width}} {text}" for name, text in rows.items()]
+    wrapped = [
+        textwrap.fill(line, total, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+        for line in lines
+    ]
+    return "\n".join(wrapped)

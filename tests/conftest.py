@@ -1,0 +1,16 @@
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of shared reference material (golden values, data); tests that need it skip where it is absent."""
+    default = Path(__file__).resolve().parents[2] / "shared"
+    folder = Path(os.environ.get("COVEY_SHARED", default))
+    if not (folder / "golden").is_dir():
+        pytest.skip(f"shared reference material is not at {folder}; set COVEY_SHARED")
+    return folder

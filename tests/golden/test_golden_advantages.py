@@ -1,0 +1,129 @@
+"""Every golden advantage: estimators, the pass@k family, selection and token-level estimators."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from covey.advantages import ADVANTAGES, Scores, scores, sum_parts
+from covey.advantages import pairwise_scores as outcome_scores
+from covey.passk import expected_best, subset_weights
+from covey.selection import SELECTION, clip_advantages
+from covey.token_advantages import optimal_token_baseline, reinforce_plus_plus, remax, rewards_to_go
+
+from .cases import Case, check_all, golden, read_cases, tensor
+
+OPTIONS = {
+    "group_zscore": ("ddof", "eps", "eps_mode", "singleton"),
+    "group_center": ("singleton",),
+    "leave_one_out": ("singleton", "post_normalize", "ddof", "eps"),
+    "group_center_batch_std": ("std_of", "ddof", "eps", "eps_mode", "recenter"),
+    "group_center_token_whiten": ("ddof", "eps", "eps_mode"),
+    "opo": ("singleton",),
+    "gpg": ("alpha", "f_norm", "singleton"),
+    # "std" only says how the peer computed the same number: for rewards 0 and 1 both forms are equal.
+    "passk": ("k", "eps"),
+    "pkpo": ("k", "variant", "scale", "loo_scale"),
+    "best_minus_second": ("scale", "ddof", "eps"),
+    "pairwise": ("form", "temperature", "post", "ddof", "eps"),
+    "gdpo": ("ddof", "eps", "eps_mode", "post"),
+    "maxrl": (),
+    "role_ema": ("decay",),
+    "none": (),
+}
+TOKEN_LEVEL = {"optimal_token_baseline", "reinforce_plus_plus", "remax"}
+HANDLED_ELSEWHERE = {"advantage_clip", "select", "baseline_over", "m", "weights", "std", "estimator"}
+
+
+@golden("adv_*")
+def test_advantages_are_the_golden_ones(case: Case) -> None:
+    estimator = case.params["estimator"]
+    if estimator in TOKEN_LEVEL:
+        check_all(token_level(case), case)
+        return
+    unknown = set(case.params) - set(OPTIONS[estimator]) - HANDLED_ELSEWHERE - {"k"}
+    assert not unknown, f"{case.id}: parameters {unknown} reach no function"
+    given = scores_of(case)
+    outputs = selected(case, given) if "select" in case.params else {"advantages": estimate(case, given)}
+    if "token_advantages" in case.expected:
+        outputs["token_advantages"] = outputs["advantages"][:, None] * tensor(case.inputs["mask"])
+    check_all(outputs | by_products(case, given), case)
+
+
+@pytest.mark.shared
+def test_no_golden_advantage_is_left_out(shared: Path) -> None:
+    names = {case.params["estimator"] for case in read_cases("adv_*")}
+    assert names == set(OPTIONS) | TOKEN_LEVEL
+    assert {case.file for case in read_cases("adv_*")} == {path.stem for path in (shared / "golden").glob("adv_*.json")}
+
+
+def scores_of(case: Case) -> Scores:
+    inputs = case.inputs
+    preferences = tensor(inputs.get("preferences", []))
+    rewards = tensor(inputs["rewards"]) if "rewards" in inputs else tensor([0.0] * len(preferences))
+    parts, weights = None, None
+    if rewards.ndim == 2:
+        parts, weights = rewards, tensor(case.params["weights"])
+        rewards = sum_parts(parts, weights)
+    lengths = tensor(inputs["mask"]).sum(1) if "mask" in inputs else inputs.get("lengths")
+    groups = inputs.get("groups", [0] * len(rewards))
+    made = scores(rewards, groups, lengths=lengths, parts=parts, weights=weights, roles=inputs.get("roles", ()))
+    return Scores(
+        made.rewards_N,
+        made.groups_N,
+        made.lengths_N,
+        made.parts_NK,
+        made.weights_K,
+        made.roles,
+        preferences_NN=preferences,
+    )
+
+
+def estimate(case: Case, given: Scores) -> Tensor:
+    name = case.params["estimator"]
+    advantages_N = ADVANTAGES[name](given, **case.options(*OPTIONS[name]))
+    return clip_advantages(advantages_N, case.params.get("advantage_clip"))
+
+
+def selected(case: Case, given: Scores) -> dict[str, Any]:
+    select = SELECTION[case.params["select"]]
+    chosen = select(given, lambda scored: estimate(case, scored), **case.options("k", "m", "baseline_over"))
+    kept = given.rewards_N[chosen.keep_N]
+    return {
+        "advantages": chosen.advantages_N,
+        "keep": chosen.keep_N.double(),
+        "variance": kept.var(correction=0),
+    }
+
+
+def by_products(case: Case, given: Scores) -> dict[str, Any]:
+    """What some cases expect besides the advantages, for their one group."""
+    ascending_M = given.rewards_N.sort().values
+    outputs: dict[str, Any] = {}
+    if "scores" in case.expected:
+        outputs["scores"] = outcome_scores(given, **case.options("form", "temperature"))
+    if "max_at_k" in case.expected:
+        outputs["max_at_k"] = expected_best(ascending_M, case.params["k"])
+    if "pass_at_k" in case.expected:
+        mean = expected_best(ascending_M, case.params["k"])
+        weights_M = subset_weights(len(ascending_M), case.params["k"], ascending_M)
+        outputs["pass_at_k"] = mean
+        outputs["subset_std"] = (weights_M @ (ascending_M - mean) ** 2).sqrt()
+    return outputs
+
+
+def token_level(case: Case) -> dict[str, Tensor]:
+    mask_NT = tensor(case.inputs["mask"]).bool()
+    if case.params["estimator"] == "optimal_token_baseline":
+        given = scores(case.inputs["rewards"], case.inputs["groups"])
+        old_NT, squared_NT = tensor(case.inputs["old_log_probs"]), tensor(case.inputs["sum_pi_squared"])
+        options = case.options("zero_tail", "eps")
+        return {"token_advantages": optimal_token_baseline(given, mask_NT, old_NT, squared_NT, **options)}
+    rewards_NT = tensor(case.inputs["token_rewards"])
+    returns_NT = rewards_to_go(rewards_NT, mask_NT, **case.options("gamma"))
+    if case.params["estimator"] == "remax":
+        advantages_NT = remax(rewards_NT, mask_NT, tensor(case.inputs["greedy_rewards"]))
+        return {"token_advantages": advantages_NT, "returns": returns_NT}
+    options = case.options("gamma", "ddof", "eps", "eps_mode")
+    return {"token_advantages": reinforce_plus_plus(rewards_NT, mask_NT, **options), "returns": returns_NT}

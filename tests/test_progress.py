@@ -1,0 +1,103 @@
+import io
+import math
+
+from rich.console import Console
+
+from covey.progress import Lines, Pace, Panel, evaluation_line, make_progress, sparkline, time_left
+
+
+def plain_console() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), width=80, height=20, force_terminal=True, color_system=None)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_outside_a_terminal_every_step_is_one_line_with_its_numbers() -> None:
+    console = plain_console()
+    with make_progress(3, True, console) as progress:
+        progress.update(1, {"reward_mean": 0.25, "kl": 0.0, "entropy": 1.5, "tokens_per_second": 1234.4})
+        progress.update(2, {"reward_mean": 0.5})
+    first, second = written(console).splitlines()
+    assert first.startswith("step 1/3  reward 0.250  kl 0.0000  entropy 1.500  tokens/s 1,234  ")
+    assert second.startswith("step 2/3  reward 0.500  ")
+
+
+def test_progress_that_is_switched_off_still_passes_messages_on() -> None:
+    console = plain_console()
+    with make_progress(3, False, console) as progress:
+        progress.update(1, {"reward_mean": 0.25})
+        progress.evaluation(1, {"accuracy": 0.5})
+        progress.message("cold start from the cache")
+    assert written(console) == "cold start from the cache\n"
+
+
+def test_the_kind_of_display_follows_the_terminal() -> None:
+    assert isinstance(make_progress(3, True, terminal()), Panel)
+    assert isinstance(make_progress(3, True, plain_console()), Lines)
+    assert isinstance(make_progress(3, False, terminal()), Lines)
+
+
+def test_the_panel_shows_bar_trend_and_last_evaluation_within_80_columns() -> None:
+    console = terminal()
+    with make_progress(4, True, console) as progress:
+        progress.evaluation(0, {"accuracy": 0.125, "pass_at_8": 0.5})
+        for step, reward in enumerate([0.0, 0.5, 1.0], start=1):
+            progress.update(step, {"reward_mean": reward, "kl": 2e-5, "entropy": 0.7, "tokens_per_second": 99.0})
+    last = written(console)[written(console).rindex("step 3/4") :]
+    assert "reward 1.000 ▁▅█  kl 2.0e-05  entropy 0.700  tokens/s 99" in last
+    assert "step 0 evaluated: accuracy 0.125  pass@8 0.500" in last
+    assert max(len(line) for line in last.splitlines()) <= 80
+
+
+def test_a_message_is_printed_above_the_panel_as_it_is() -> None:
+    console = terminal()
+    with make_progress(2, True, console) as progress:
+        progress.message("[cold start] 3 of 4")
+    assert "[cold start] 3 of 4" in written(console)
+
+
+def test_the_panel_survives_a_step_without_numbers() -> None:
+    console = terminal()
+    with make_progress(2, True, console) as progress:
+        progress.update(1, {})
+        progress.update(2, {"reward_mean": math.nan})
+    assert "step 2/2" in written(console)
+
+
+def test_the_pace_of_the_last_steps_predicts_the_time_left() -> None:
+    times = iter([0.0, 10.0, 20.0])
+    pace = Pace(5, lambda: next(times))
+    pace.mark(0)
+    assert pace.seconds_left is None
+    pace.mark(1)
+    assert pace.seconds_left == 40.0
+    pace.mark(2)
+    assert pace.seconds_left == 30.0
+
+
+def test_a_sparkline_spans_its_own_range_and_leaves_gaps_for_what_is_not_finite() -> None:
+    assert sparkline([2.0, 3.0, math.nan, 4.0]) == "▁▅ █"
+    assert sparkline([0.5, 0.5]) == "▁▁"
+    assert sparkline([math.nan]) == ""
+
+
+def test_time_left_reads_in_seconds_minutes_or_hours() -> None:
+    assert [time_left(s) for s in (None, 0.4, 42.0, 90.0, 3725.0)] == [
+        "",
+        "0 s left",
+        "42 s left",
+        "1:30 left",
+        "1:02:05 left",
+    ]
+
+
+def test_an_evaluation_reads_as_a_sentence() -> None:
+    line = evaluation_line(10, {"accuracy": 0.41, "reward_mean": 0.2, "pass_at_8": 0.72})
+    assert line == "step 10 evaluated: accuracy 0.410  reward mean 0.200  pass@8 0.720"

@@ -1,0 +1,190 @@
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from covey.summary import (
+    Gain,
+    RunFacts,
+    paired_accuracy_gain,
+    paired_mean_gain,
+    peak_memory_bytes,
+    phase_shares,
+    read_summary,
+    summary,
+    versions,
+    write_summary,
+)
+from covey.summary_tables import print_summary
+from covey.units import duration, memory
+
+
+@dataclass(frozen=True)
+class Estimate:
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The fields of covey.evaluate.Evaluation, without importing torch."""
+
+    correct_greedy: tuple[float, ...]
+    mean_reward: tuple[float, ...]
+    accuracy: Estimate = Estimate(0.25, 0.2, 0.3)
+    reward_mean: Estimate = Estimate(0.2, 0.15, 0.25)
+    pass_at_k: Mapping[int, Estimate] = field(default_factory=lambda: {1: Estimate(0.2, 0.1, 0.3)})
+    num_prompts: int = 4
+    num_samples: int = 8
+
+
+BEFORE = Evaluation((0, 0, 0, 1), (0.1, 0.2, 0.3, 0.4))
+AFTER = Evaluation((1, 1, 0, 1), (0.2, 0.4, 0.6, 0.8), accuracy=Estimate(0.75, 0.7, 0.8))
+FACTS = RunFacts(
+    status="completed",
+    seed=3,
+    steps=10,
+    seconds=60.0,
+    phases={"sampling": 40.0, "backward": 15.0},
+    skipped_steps=1,
+    dropped_groups=2,
+    tokens=1200,
+    peak_memory_bytes=3 * 2**30,
+    versions={"python": "3.11.7"},
+)
+
+
+def test_the_summary_has_what_a_program_needs_to_judge_a_run() -> None:
+    content = summary(FACTS, BEFORE, AFTER)
+    assert content["before"]["accuracy"] == {"value": 0.25, "low": 0.2, "high": 0.3}
+    assert content["after"]["accuracy"]["value"] == 0.75
+    assert content["after"]["pass_at_k"] == {"1": {"value": 0.2, "low": 0.1, "high": 0.3}}
+    assert content["after"]["num_prompts"] == 4
+    assert content["gain"]["accuracy"]["value"] == 0.5
+    assert content["gain"]["reward_mean"]["value"] == pytest.approx(0.25)
+    assert content["tokens_per_second"] == 20.0
+    assert {k: content[k] for k in ("status", "seed", "steps", "skipped_steps", "dropped_groups")} == {
+        "status": "completed",
+        "seed": 3,
+        "steps": 10,
+        "skipped_steps": 1,
+        "dropped_groups": 2,
+    }
+    assert json.loads(json.dumps(content)) == content
+
+
+def test_without_an_evaluation_there_is_neither_before_nor_gain() -> None:
+    content = summary(FACTS, None, AFTER)
+    assert content["before"] is None
+    assert content["gain"] is None
+    assert content["after"]["num_samples"] == 8
+
+
+def test_the_gain_in_accuracy_counts_prompts_won_and_lost() -> None:
+    # Agresti and Min: (won - lost) / (n + 2) +- z sqrt((won + lost + 1 - (won - lost)^2 / (n + 2)) / (n + 2)^2).
+    gain = paired_accuracy_gain((0, 0, 0, 1), (1, 1, 0, 1), 0.95)
+    half = 1.959963985 * math.sqrt((3 - 4 / 6) / 36)
+    assert gain.value == 0.5
+    assert (gain.low, gain.high) == (pytest.approx(2 / 6 - half), pytest.approx(2 / 6 + half))
+
+
+def test_an_interval_of_equal_looks_is_not_a_point() -> None:
+    gain = paired_accuracy_gain((1, 0, 1), (1, 0, 1), 0.95)
+    assert gain.value == 0.0
+    assert gain.low < -0.3
+    assert gain.high > 0.3
+
+
+def test_a_loss_is_the_mirror_image_of_a_gain() -> None:
+    up, down = paired_accuracy_gain((0, 0, 1), (1, 1, 1), 0.9), paired_accuracy_gain((1, 1, 1), (0, 0, 1), 0.9)
+    assert (down.value, down.low, down.high) == (-up.value, pytest.approx(-up.high), pytest.approx(-up.low))
+
+
+def test_the_gain_in_reward_is_paired_by_prompt() -> None:
+    gain = paired_mean_gain((0.0, 10.0), (1.0, 12.0), 0.95)
+    # Differences 1 and 2: mean 1.5, standard error sqrt(0.5) / sqrt(2) = 0.5.
+    assert gain == Gain(1.5, pytest.approx(1.5 - 0.979981992), pytest.approx(1.5 + 0.979981992))
+
+
+def test_evaluations_of_different_prompts_cannot_be_paired() -> None:
+    with pytest.raises(ValueError):
+        paired_mean_gain((0.0, 1.0), (1.0,), 0.95)
+
+
+def test_what_no_phase_claims_is_other_and_shares_add_up_to_one() -> None:
+    phases = phase_shares({"sampling": 40.0, "backward": 15.0}, 60.0)
+    assert phases["other"] == {"seconds": 5.0, "share": pytest.approx(5 / 60)}
+    assert sum(phase["share"] for phase in phases.values()) == pytest.approx(1.0)
+
+
+def test_phases_of_an_empty_run_have_no_share() -> None:
+    assert phase_shares({}, 0.0) == {"other": {"seconds": 0.0, "share": 0.0}}
+
+
+def test_a_written_summary_is_read_back_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    content = summary(FACTS, BEFORE, AFTER)
+    write_summary(tmp_path, content)
+    assert read_summary(tmp_path) == content
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert read_summary(tmp_path / "elsewhere") is None
+
+
+def test_a_summary_is_valid_json_even_where_a_number_is_not_finite(tmp_path: Path) -> None:
+    write_summary(tmp_path, {"kl": math.nan, "nested": [math.inf]})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"kl": None, "nested": [None]}
+
+
+def shown(content: Mapping[str, object], folder: Path) -> list[str]:
+    console = Console(file=io.StringIO(), width=80)
+    print_summary(content, folder, console)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_the_tables_fit_80_columns_and_end_with_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs" / "2026-01-02" / "03-04-05"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").touch()
+    lines = shown(summary(FACTS, BEFORE, AFTER), folder)
+    assert max(map(len, lines)) <= 80
+    assert "accuracy, %     25.0 [20.0, 30.0]     75.0 [70.0, 80.0]    +50.0 [-16.6, 83.2]" in lines
+    assert [line.split()[:4] for line in lines if line.startswith("sampling")] == [["sampling", "40", "s", "66.7"]]
+    assert "completed · 10 steps · 1,200 tokens · 20 tokens/s · 3.0 GiB at peak" in lines
+    assert "config.yaml     every setting of the run" in lines
+    assert not any(line.startswith("rollouts.jsonl") for line in lines)
+    assert lines[-1] == "run folder: outputs/2026-01-02/03-04-05"
+
+
+def test_a_long_run_folder_stays_on_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    assert shown(summary(FACTS, None, None), folder)[-1] == f"run folder: {folder}"
+
+
+def test_a_summary_with_only_one_evaluation_is_shown_too(tmp_path: Path) -> None:
+    lines = shown(summary(FACTS, BEFORE, None), tmp_path)
+    assert any(line.startswith("accuracy, %") and "25.0 [20.0, 30.0]" in line for line in lines)
+
+
+def test_peak_memory_is_at_least_what_this_test_holds() -> None:
+    block = bytearray(32 * 2**20)
+    assert 32 * 2**20 < peak_memory_bytes() < 2**44
+    assert len(block) == 32 * 2**20
+
+
+def test_versions_name_python_and_installed_packages_only() -> None:
+    found = versions()
+    assert found["covey"] == "0.1.0"
+    assert found["python"].count(".") == 2
+    assert all(found.values())
+
+
+def test_numbers_read_as_people_write_them() -> None:
+    assert [duration(s) for s in (0.42, 42.4, 3725)] == ["0.42 s", "42 s", "1:02:05"]
+    assert [memory(b) for b in (12, 1536 * 1024, 5 * 2**30)] == ["12 B", "1.5 MiB", "5.0 GiB"]
