@@ -26,6 +26,7 @@ def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test runs in an empty folder and leaves logging as it was."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COVEY_DEBUG", raising=False)
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -255,6 +256,7 @@ def test_a_warning_reaches_the_terminal_and_everything_the_log(
     def work(config: Config, folder: Path) -> None:
         logging.getLogger("covey.test").info("quiet")
         logging.getLogger("covey.test").warning("3 rows skipped")
+        logging.getLogger("bitsandbytes.library").warning("noise")
 
     do(monkeypatch, work)
     assert main(["train", "hydra.run.dir=mine"]) == 0
@@ -262,6 +264,7 @@ def test_a_warning_reaches_the_terminal_and_everything_the_log(
     assert [line.split(" ", 2)[2] for line in Path("mine/covey.log").read_text().splitlines()] == [
         "INFO covey.test: quiet",
         "WARNING covey.test: 3 rows skipped",
+        "WARNING bitsandbytes.library: noise",
     ]
 
 

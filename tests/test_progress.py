@@ -25,8 +25,9 @@ def test_outside_a_terminal_every_step_is_one_line_with_its_numbers() -> None:
         progress.update(1, {"reward_mean": 0.25, "kl": 0.0, "entropy": 1.5, "tokens_per_second": 1234.4})
         progress.update(2, {"reward_mean": 0.5})
     first, second = written(console).splitlines()
-    assert first.startswith("step 1/3  reward 0.250  kl 0.0000  entropy 1.500  tokens/s 1,234  ")
+    assert first == "step 1/3  reward 0.250  kl 0.0000  entropy 1.500  tokens/s 1,234"
     assert second.startswith("step 2/3  reward 0.500  ")
+    assert second.endswith(" s left")
 
 
 def test_progress_that_is_switched_off_still_passes_messages_on() -> None:

@@ -16,6 +16,7 @@ from covey.policy.reference import make_reference
 from covey.rollout import Sampler
 from covey.selection import GROUP_FILTERS
 from covey.source import GroupFilter, LocalSource, PromptStream
+from covey.timing import PhaseTimer
 from covey.trainer import Trainer, TrainerSettings
 from covey.types import Prompt
 
@@ -44,10 +45,10 @@ def build_environment(config: Config) -> Environment:
     return ENVIRONMENTS[config.environment.name](config.environment, config)
 
 
-def build_run(config: Config, environment: Environment) -> Run:
+def build_run(config: Config, environment: Environment, timer: PhaseTimer) -> Run:
     """Load the policy and wire trainer, engine and source around it."""
     policy = load_policy(config.model, seed=config.seed)
-    trainer = build_trainer(config, policy)
+    trainer = build_trainer(config, policy, timer)
     engine: Engine = ENGINES[config.engine.name](policy, config.engine.cache_bytes, config.engine.max_rows)
     source = build_source(config, Sampler(engine, environment, policy.tokenizer))
     tests = _spread(environment.prompts("test"), config.evaluation.num_prompts)
@@ -55,7 +56,7 @@ def build_run(config: Config, environment: Environment) -> Run:
     return Run(environment, policy, trainer, source, credit, tests)
 
 
-def build_trainer(config: Config, policy: Policy) -> Trainer:
+def build_trainer(config: Config, policy: Policy, timer: PhaseTimer) -> Trainer:
     """The trainer, with a reference only where a penalty or a ratio asks for one."""
     settings = TrainerSettings(
         objective=build_objective(config.algorithm, norm_length=config.sampling.max_tokens),
@@ -69,7 +70,8 @@ def build_trainer(config: Config, policy: Policy) -> Trainer:
     )
     refreshed = config.algorithm.reference_refresh_every is not None
     needed = settings.objective.needs_reference or config.algorithm.kl_coef > 0
-    return Trainer(policy, settings, make_reference(policy, refreshed=refreshed) if needed else None)
+    reference = make_reference(policy, refreshed=refreshed) if needed else None
+    return Trainer(policy, settings, reference, timer)
 
 
 def build_source(config: Config, sampler: Sampler) -> LocalSource:

@@ -109,7 +109,7 @@ def warm_up(
         raise ValueError(
             f"cold_start.num_check_prompts={settings.num_check_prompts} leaves none of {len(shuffled)} demonstrations"
         )
-    trainer = Trainer(policy, _trainer_settings(config), None)
+    trainer = Trainer(policy, _trainer_settings(config))
     sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
     engine = NativeEngine(policy, config.engine.cache_bytes, config.engine.max_rows)
     source = LocalSource(

@@ -1,6 +1,6 @@
 """From the rewards of a step to advantages: shaping, KL in the reward, baseline and scale, clip, selection.
 
-The formulas are in advantages.py, shaping.py and selection.py; here they are put in that order. Statistics are taken over
+The formulas are in advantages.py, shaping.py and selection.py; here they are put in that order. Statistics are over
 the groups of all ranks.
 """
 

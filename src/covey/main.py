@@ -32,6 +32,8 @@ HYDRA_FLAGS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit codes: 0, 2 (what the user can mend, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # Threads of small operations that spin while they wait take several times as long where a core is busy otherwise.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return _dispatch(words)
     except KeyboardInterrupt:
@@ -157,13 +159,13 @@ def _train(config: "Config", folder: "Path") -> None:
 
 
 def _cold_start(config: "Config", folder: "Path") -> None:
-    from covey.cold_start import run
+    from covey.verbs import run_cold_start as run
 
     run(config, folder)
 
 
 def _evaluate(config: "Config", folder: "Path") -> None:
-    from covey.evaluate import run
+    from covey.verbs import run_evaluate as run
 
     run(config, folder)
 

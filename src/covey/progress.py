@@ -57,7 +57,7 @@ def make_progress(num_steps: int, enabled: bool, console: Console | None = None)
 
 @dataclass
 class Pace:
-    """Predicts the time left from the pace of the last steps."""
+    """Predicts the time left from the pace of the last steps; what came before the first step does not count."""
 
     num_steps: int
     clock: Callable[[], float] = time.monotonic
@@ -84,14 +84,14 @@ class Lines:
         self._console = console
         self._steps = steps
         self._pace = Pace(num_steps)
-        self._pace.mark(0)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         self._pace.mark(step)
         if not self._steps:
             return
         cells = [f"{label} {form(metrics[key])}" for label, key, form in COLUMNS if key in metrics]
-        self.message("  ".join([f"step {step}/{self._num_steps}", *cells, time_left(self._pace.seconds_left)]))
+        line = [f"step {step}/{self._num_steps}", *cells, time_left(self._pace.seconds_left)]
+        self.message("  ".join(line).rstrip())
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._steps:
@@ -119,7 +119,6 @@ class Panel:
         self._num_steps = num_steps
         self._console = console
         self._pace = Pace(num_steps)
-        self._pace.mark(0)
         self._step = 0
         self._metrics: dict[str, float] = {}
         self._rewards: deque[float] = deque(maxlen=TREND_STEPS)

@@ -1,6 +1,7 @@
 """What a run leaves behind: metrics, rollouts, checkpoints, the summary; and what it shows while it goes on."""
 
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,22 +10,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from transformers.utils.logging import disable_progress_bar
+
 from covey.build import Run
 from covey.checkpoint import save_checkpoint
 from covey.config import Config
 from covey.credit import Credit
 from covey.diagnostics import group_metrics, value
+from covey.environments.base import Logs
 from covey.evaluate import Evaluation
 from covey.progress import make_progress
 from covey.summary import RunFacts, peak_memory_bytes, summary, versions, write_summary
+from covey.timing import PhaseTimer
 from covey.tracker import RolloutLog, make_trackers
 from covey.types import Group
 
+LOGGER = logging.getLogger(__name__)
+
 
 class Record:
-    """Writes one run's folder. A context manager, so that files are closed however the run ends."""
+    """Writes one run's folder. A context manager, so that files are closed and a summary is there however it ends."""
 
     def __init__(self, config: Config, folder: Path) -> None:
+        disable_progress_bar()
+        self.timer = PhaseTimer()
         self._config = config
         self._folder = folder
         self._started = self._step_started = time.monotonic()
@@ -33,6 +42,8 @@ class Record:
         self._rollouts = RolloutLog(folder / "rollouts.jsonl", output.rollouts_per_step, output.max_rollout_rows)
         self._progress = make_progress(config.num_steps, output.progress)
         self._totals: Counter[str] = Counter()
+        self._step_seconds = 0.0
+        self._evaluations: list[Evaluation] = []
         self._run: Run | None = None
 
     def __enter__(self) -> Self:
@@ -43,10 +54,11 @@ class Record:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.close()
+        if self._run is not None:
+            self._summarise(self._run, "completed" if kind is None else _status(kind))
+            self._run.close()
         self._tracker.close()
         self._rollouts.close()
-        if self._run is not None:
-            self._run.close()
 
     @property
     def run(self) -> Run:
@@ -54,60 +66,79 @@ class Record:
         return self._run
 
     def say(self, text: str) -> None:
+        """Tell the person at the terminal; the log gets it too."""
+        LOGGER.info(text)
         self._progress.message(text)
 
     def begin(self, run: Run) -> None:
-        """The parts of the run are there; time and tokens count from here on."""
+        """The parts of the run are there."""
         self._run = run
 
     def step(self, step: int, groups: Sequence[Group], credit: Credit, metrics: Mapping[str, float]) -> None:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
         drops = self.run.source.take_drops()
-        seconds = -self._step_started + (now := time.monotonic())
-        self._step_started = now
-        sampled = {**rollout_metrics(groups, step), **{k: value(v) for k, v in group_metrics(credit.scores).items()}}
         num_tokens = sum(rollout.num_loss_tokens for group in groups for rollout in group.rollouts)
-        pace = {"seconds": seconds, "tokens_per_second": num_tokens / seconds}
-        self._totals.update(tokens=num_tokens, skipped=int(metrics["skipped"]))
+        seconds = time.monotonic() - self._step_started
+        self._step_seconds += seconds
+        self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]))
         self._totals.update(dropped=sum(n for reason, n in drops.items() if reason != "unscored_rollouts"))
-        row = {**sampled, **metrics, **{f"dropped/{name}": n for name, n in drops.items()}, **pace}
+        row = {
+            **rollout_metrics(groups, step),
+            **{name: value(average) for name, average in group_metrics(credit.scores).items()},
+            **metrics,
+            **{f"dropped/{name}": float(n) for name, n in drops.items()},
+            **(self.run.environment.metrics() if isinstance(self.run.environment, Logs) else {}),
+            "seconds": seconds,
+            "tokens_per_second": num_tokens / seconds,
+        }
         self._tracker.log(step, row)
         self._rollouts.log(step, groups, [a for group in credit.advantages for a in group])
         self._progress.update(step + 1, row)
         if metrics["num_rollouts_trained"] == 0:
-            self.say(f"step {step + 1}: no signal, every group has equal rewards; the policy stays as it is")
+            self.say(f"step {step + 1}: no signal, the rewards of every group are equal; the policy stays as it is")
+        self._step_started = time.monotonic()
 
     def evaluation(self, step: int, found: Evaluation) -> None:
         """Log a look at the held-out prompts."""
         metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
+        self._evaluations.append(found)
         self._tracker.log(step, metrics, kind="evaluate")
         self._progress.evaluation(step, metrics)
+        self._step_started = time.monotonic()
 
     def save(self, step: int) -> None:
         """A checkpoint of the policy that `from_pretrained` loads."""
         keep = self._config.output.keep_last
         save_checkpoint(self._folder / "checkpoints", step, self.run.policy, versions(), keep_last=keep)
+        self._step_started = time.monotonic()
 
     def cold_start(self, facts: Mapping[str, object]) -> None:
         """What a cold start came to, in cold_start.json."""
         (self._folder / "cold_start.json").write_text(json.dumps(facts, default=str, indent=2) + "\n")
 
-    def finish(self, before: Evaluation | None, after: Evaluation | None, steps: int | None = None) -> None:
-        """summary.json, for programs and for the tables at the end."""
+    def _summarise(self, run: Run, status: str) -> None:
+        """summary.json: for programs, and for the tables at the end. Before is the first evaluation, after the last."""
         facts = RunFacts(
-            status="completed",
+            status=status,
             seed=self._config.seed,
-            steps=self._config.num_steps if steps is None else steps,
+            steps=self._totals["steps"],
             seconds=time.monotonic() - self._started,
-            phases=self.run.trainer.timer.seconds,
+            phases=self.timer.seconds,
             skipped_steps=self._totals["skipped"],
             dropped_groups=self._totals["dropped"],
             tokens=self._totals["tokens"],
-            peak_memory_bytes=peak_memory_bytes(str(self.run.policy.device)),
+            step_seconds=self._step_seconds,
+            peak_memory_bytes=peak_memory_bytes(str(run.policy.device)),
             versions=versions(),
         )
+        before = self._evaluations[0] if self._evaluations else None
+        after = self._evaluations[-1] if len(self._evaluations) > 1 else None
         write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence))
+
+
+def _status(kind: type[BaseException]) -> str:
+    return "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
 
 
 def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from covey.engine.base import Engine, Sampling
-from covey.environments.base import Environment, RunStopped
+from covey.environments.base import Environment, ReadsTokens, RunStopped
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout
 
 
@@ -28,7 +28,7 @@ async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling:
     prompt_ids = encode_prompt(sampler.tokenizer, prompt)
     completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
     texts = [str(sampler.tokenizer.decode(list(c.token_ids), skip_special_tokens=True)) for c in completions]
-    verdicts = await _score(sampler.environment, prompt, texts)
+    verdicts = await _score(sampler.environment, prompt, texts, [c.token_ids for c in completions])
     rollouts, failures = [], []
     for completion, text, verdict in zip(completions, texts, verdicts, strict=True):
         if isinstance(verdict, Failure):
@@ -68,10 +68,15 @@ def causal_rollout(prompt_ids: Sequence[int], completion: Completion, reward: Re
     )
 
 
-async def _score(environment: Environment, prompt: Prompt, texts: Sequence[str]) -> list[Reward | Failure]:
+async def _score(
+    environment: Environment, prompt: Prompt, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
+) -> list[Reward | Failure]:
     """The environment's verdicts, gated: one for each completion, every reward a finite number."""
     try:
-        verdicts = await environment.score(prompt, texts)
+        if isinstance(environment, ReadsTokens):
+            verdicts = await environment.score_tokens(prompt, texts, token_ids)
+        else:
+            verdicts = await environment.score(prompt, texts)
     except RunStopped:
         raise
     except Exception as error:  # the environment is foreign code: whatever it raises is the system's failure

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from covey.summary import versions
 CONFIG = "config.yaml"
 LOG = "covey.log"
 VERSIONS = "versions.json"
+LOG_ONLY = ("bitsandbytes", "py.warnings")
+"""Loggers whose warnings concern nobody who watches a run."""
 
 
 def claim(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
@@ -42,9 +45,12 @@ def begin(folder: Path) -> None:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = logging.StreamHandler(CurrentStderr())
     terminal.setLevel(logging.WARNING)
+    terminal.addFilter(lambda record: not record.name.startswith(LOG_ONLY))
     terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[file, terminal], force=True)
     logging.captureWarnings(True)
+    # Bars of the hub and of transformers would tear the live panel and fill logs; a value the user set stays.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class RunFacts:
     """Groups sampled but not trained on (filtered, failed or too stale)."""
     tokens: int = 0
     """Sampled tokens."""
+    step_seconds: float = 0.0
+    """Wall clock of the steps alone, from sampling to update: without cold start, evaluations and checkpoints."""
     peak_memory_bytes: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,7 +62,7 @@ def summary(
     facts: RunFacts, before: "Evaluation | None", after: "Evaluation | None", confidence: float = 0.95
 ) -> dict[str, Any]:
     """The content of summary.json. `before`, `after` and `gain` are null where there was no such evaluation."""
-    rate = facts.tokens / facts.seconds if facts.seconds > 0 else 0.0
+    rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
     return {
         "status": facts.status,
         "seed": facts.seed,

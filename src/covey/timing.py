@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-PHASES = ("sampling", "reward", "logprobs", "backward", "optimizer", "evaluation")
+PHASES = ("cold_start", "sampling", "reward", "logprobs", "backward", "optimizer", "evaluation")
 """The phases a training run names; whatever lies outside them is reported as "other"."""
 
 

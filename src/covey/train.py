@@ -1,5 +1,6 @@
 """The one loop: take -> batch -> step -> publish -> log -> evaluate -> save. The same on every rank, in every mode."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from covey.build import Run, build_environment, build_run
 from covey.config import Config
 from covey.credit import Credit
 from covey.environments.base import Environment
-from covey.evaluate import Evaluation, evaluate
+from covey.evaluate import evaluate
 from covey.policy import distribution
 from covey.record import Record
 from covey.types import Batch, Group
@@ -23,11 +24,11 @@ def train(config: Config, output_dir: Path) -> None:
     """
     with Record(config, output_dir) as record:
         environment = build_environment(config)
-        run = build_run(warmed(config, environment, record), environment)
+        run = build_run(warmed(config, environment, record), environment, record.timer)
         record.begin(run)
-        before = look(run, config, record, step=0)
+        look(run, config, record, step=0)
         for step in range(config.num_steps):
-            groups = run.source.take(config.groups_per_step // distribution.world_size())
+            groups = take(run, config, record)
             batch, credit = training_batch(run, config, groups)
             metrics = run.trainer.step(batch, step)
             run.source.publish(run.trainer.weights(), version=step + 1)
@@ -36,9 +37,19 @@ def train(config: Config, output_dir: Path) -> None:
                 look(run, config, record, step=step + 1)
             if due(step, config.output.save_every, config.num_steps):
                 record.save(step + 1)
-        after = look(run, config, record, step=config.num_steps)
+        look(run, config, record, step=config.num_steps)
         record.save(config.num_steps)
-        record.finish(before, after)
+
+
+def take(run: Run, config: Config, record: Record) -> list[Group]:
+    """This rank's share of the next groups. What scoring adds to the time of sampling is charged to rewards."""
+    engine = run.source.sampler.engine
+    with record.timer.phase("sampling"):
+        started = time.monotonic()
+        engine.take_stats()
+        groups = run.source.take(config.groups_per_step // distribution.world_size())
+        record.timer.charge("reward", time.monotonic() - started - engine.take_stats().seconds)
+    return groups
 
 
 def due(step: int, every: int, num_steps: int) -> bool:
@@ -50,7 +61,8 @@ def warmed(config: Config, environment: Environment, record: Record) -> Config:
     """The config of the policy that the cold start made; the config itself where there is none."""
     if not config.cold_start.enabled:
         return config
-    start = cold_start.ensure(config, environment, record.say)
+    with record.timer.phase("cold_start"):
+        start = cold_start.ensure(config, environment, record.say)
     record.say(f"cold start: {start.story}")
     return replace(config, model=replace(config.model, name=str(start.path)))
 
@@ -92,9 +104,8 @@ def reward_penalty(run: Run, config: Config, groups: Sequence[Group]) -> list[li
     return [[coef * next(kl) if r.num_loss_tokens else 0.0 for r in group.rollouts] for group in groups]
 
 
-def look(run: Run, config: Config, record: Record, step: int) -> Evaluation:
+def look(run: Run, config: Config, record: Record, step: int) -> None:
     """Evaluate on the held-out prompts and log what was found."""
-    with run.trainer.timer.phase("evaluation"):
+    with record.timer.phase("evaluation"):
         found = evaluate(run.source, run.test_prompts, run.source.sampling, config.evaluation)
     record.evaluation(step, found)
-    return found

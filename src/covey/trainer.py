@@ -49,10 +49,16 @@ class TrainerSettings:
 class Trainer:
     """Owns what changes in training: weights, optimiser, loss scale, KL coefficient, entropy coefficient."""
 
-    def __init__(self, policy: Policy, settings: TrainerSettings, reference: Reference | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        settings: TrainerSettings,
+        reference: Reference | None = None,
+        timer: PhaseTimer | None = None,
+    ) -> None:
         self.policy = policy
         self.reference = reference
-        self.timer = PhaseTimer()
+        self.timer = timer or PhaseTimer()
         self.controller = kl_controller(settings.algorithm)
         self.entropy = EntropyControl(settings.algorithm.entropy_coef, active=True)
         self._settings = settings

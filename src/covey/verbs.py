@@ -22,6 +22,6 @@ def run_evaluate(config: Config, output_dir: Path) -> None:
     """Measure the policy on the held-out prompts, without training it."""
     with Record(config, output_dir) as record:
         environment = build_environment(config)
-        run = build_run(warmed(config, environment, record), environment)
+        run = build_run(warmed(config, environment, record), environment, record.timer)
         record.begin(run)
-        record.finish(look(run, config, record, step=0), None, steps=0)
+        look(run, config, record, step=0)

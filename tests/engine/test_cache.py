@@ -39,14 +39,14 @@ def test_moving_copies_whole_holders() -> None:
         assert tensor[:2, -1, :, -1].tolist() == [[300, 301, 2], [200, 201, 102]]
 
 
-def test_rows_double_until_their_reservation_and_memory_is_given_back() -> None:
+def test_rows_grow_up_to_their_reservation_and_memory_is_given_back() -> None:
     cache = Cache(SHAPE, max_slots=10_000)
     lengths = []
-    for longest_row in (1, 32, 33, 65, 90):
+    for longest_row in (1, 16, 17, 64, 80, 90):
         cache.fit(Need(num_groups=1, longest_prompt=6, num_rows=4, longest_row=longest_row, reserved=100))
         lengths.append(cache.rows.length)
-    assert lengths == [32, 32, 64, 100, 100]
-    assert cache.num_bytes == (6 + 400) * SLOT_BYTES
+    assert lengths == [16, 16, 32, 79, 99, 99]
+    assert cache.num_bytes == (6 + 396) * SLOT_BYTES
     cache.drop()
     assert cache.num_bytes == 0
 

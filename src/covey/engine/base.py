@@ -49,6 +49,21 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What was done since the statistics were last taken."""
+
+    prompt_tokens: int = 0
+    """Encoded; a prompt counts once for its whole group."""
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+    """Spent sampling."""
+    peak_rows: int = 0
+    """Most completions sampled at the same time."""
+    peak_cache_bytes: int = 0
+    """Most memory the cached keys and values took, resizing included."""
+
+
 class Engine(Protocol):
     """Samples completions. Calls made concurrently are batched together; the result does not depend on it."""
 
@@ -58,4 +73,8 @@ class Engine(Protocol):
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; completions started afterwards carry `version`. Cached keys and values are dropped."""
+        ...
+
+    def take_stats(self) -> EngineStats:
+        """What was done since the last call."""
         ...

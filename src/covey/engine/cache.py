@@ -11,8 +11,8 @@ from torch import Tensor
 
 from covey.engine.scheduler import Move
 
-FIRST_LENGTH = 32
-"""Slots a row begins with; they double as completions grow."""
+MIN_GROWTH = 16
+"""Slots by which rows grow at least; long ones grow by a quarter. Attention reads idle slots too, so not by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class Cache:
     def fit(self, need: Need) -> None:
         """Make room for `need`: with headroom where the budget allows it, else exactly its worst case."""
         prompts = _grown(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
-        doubled = min(need.reserved, max(2 * self.rows.length, need.longest_row, FIRST_LENGTH))
-        rows = _grown(self.rows, need.num_rows, need.longest_row, doubled)
+        longer = need.longest_row + max(MIN_GROWTH, need.longest_row // 4) - 1
+        rows = _grown(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
         if prompts[0] * prompts[1] + rows[0] * rows[1] > self.max_slots:
             prompts, rows = (need.num_groups, need.longest_prompt), (need.num_rows, need.reserved)
         assert prompts[0] * prompts[1] + rows[0] * rows[1] <= self.max_slots, f"{need} exceeds {self.max_slots} slots"

@@ -3,8 +3,10 @@
 Decode attends to the prompt, which all rows of a group share, and to the row's own tokens, as two batched products
 for all rows at once; the two softmaxes are merged exactly through their log-sum-exps.
 
-Shapes: T tokens of the stream (B = 1), R rows, G groups, W most rows of one group, P longest prompt, S longest row so
-far, H query heads, K key/value heads, Q = H / K, D head width.
+Blocks are used at their full length, with a bias that hides what is not there: torch.bmm copies batches that are cut.
+
+Shapes: T tokens of the stream (B = 1), R rows, G groups, W most rows of one group, P and S length of the prompts' and
+the rows' block, H query heads, K key/value heads, Q = H / K, D head width.
 """
 
 from collections.abc import Sequence
@@ -76,8 +78,8 @@ class Grid:
     length_G: Tensor
     length_R: Tensor
     """Prompt lengths, of groups and of rows."""
+    shortest: int
     longest: int
-    equal_lengths: bool
 
     @staticmethod
     def of(group_of_row: Sequence[int], prompt_lengths: Sequence[int], device: torch.device) -> "Grid":
@@ -97,8 +99,8 @@ class Grid:
             cell_R=torch.tensor(cell_of_row, device=device),
             length_G=torch.tensor(prompt_lengths, device=device),
             length_R=torch.tensor([prompt_lengths[group] for group in group_of_row], device=device),
+            shortest=min(prompt_lengths),
             longest=max(prompt_lengths),
-            equal_lengths=min(prompt_lengths) == max(prompt_lengths),
         )
 
 
@@ -110,8 +112,8 @@ class DecodeLayout:
         self._grid = grid
         self._own_R = torch.tensor(own_lengths, device=cache.shape.device)
         """Own tokens before this one, so also the slot this one is written to."""
-        self._num_own = max(own_lengths) + 1
-        self._equal_own = min(own_lengths) == max(own_lengths)
+        self._shortest_own, self._longest_own = min(own_lengths) + 1, max(own_lengths) + 1
+        """With this one."""
         self.position_R = grid.length_R + self._own_R
         self._places: dict[int, Tensor] = {}
         self._biases: dict[tuple[int | None, int, int], tuple[Tensor | None, Tensor | None]] = {}
@@ -128,15 +130,15 @@ class DecodeLayout:
 
         own, own_logsum = _softmax_part(
             query_RKQD.flatten(0, 1),
-            rows.keys[layer][:num_rows, :, : self._num_own].flatten(0, 1),
-            rows.values[layer][:num_rows, :, : self._num_own].flatten(0, 1),
+            rows.keys[layer][:num_rows].flatten(0, 1),
+            rows.values[layer][:num_rows].flatten(0, 1),
             own_bias,
         )
         cells = query_RKQD.index_select(0, grid.row_C).unflatten(0, (grid.num_groups, grid.width)).transpose(1, 2)
         shared, shared_logsum = _softmax_part(
             cells.flatten(2, 3).flatten(0, 1),
-            prompts.keys[layer][: grid.num_groups, :, : grid.longest].flatten(0, 1),
-            prompts.values[layer][: grid.num_groups, :, : grid.longest].flatten(0, 1),
+            prompts.keys[layer][: grid.num_groups].flatten(0, 1),
+            prompts.values[layer][: grid.num_groups].flatten(0, 1),
             prompt_bias,
         )
         both = torch.cat((shared, shared_logsum), dim=-1)
@@ -167,22 +169,23 @@ class DecodeLayout:
 
     def _prompt_bias(self, window: int | None, num_heads: int, queries: int) -> Tensor | None:
         """(G * K, 1 or W * Q, P)."""
-        grid = self._grid
-        position_P = torch.arange(grid.longest, device=self._own_R.device)
+        grid, length = self._grid, self._cache.prompts.length
+        position_P = torch.arange(length, device=self._own_R.device)
         seen_GWP = (position_P < grid.length_G[:, None])[:, None]
-        if window is not None and window < grid.longest + self._num_own:
+        if window is not None and window < grid.longest + self._longest_own:
             near_CP = self.position_R[grid.row_C][:, None] - position_P < window
             seen_GWP = seen_GWP & near_CP.unflatten(0, (grid.num_groups, grid.width))
             seen_GWP = seen_GWP.repeat_interleave(queries, dim=1)
-        elif grid.equal_lengths:
+        elif grid.shortest == length:
             return None
         return self._hidden(seen_GWP).repeat_interleave(num_heads, dim=0)
 
     def _own_bias(self, window: int | None, num_heads: int) -> Tensor | None:
         """(R * K, 1, S)."""
-        if self._equal_own and (window is None or window >= self._num_own):
+        length = self._cache.rows.length
+        if self._shortest_own == length and (window is None or window >= length):
             return None
-        distance_RS = self._own_R[:, None] - torch.arange(self._num_own, device=self._own_R.device)
+        distance_RS = self._own_R[:, None] - torch.arange(length, device=self._own_R.device)
         seen_RS = (distance_RS >= 0) & within(distance_RS, window)
         return self._hidden(seen_RS[:, None]).repeat_interleave(num_heads, dim=0)
 

@@ -1,37 +1,25 @@
 """The engine in the trainer's own process: samples from the very weights that are trained.
 
 Concurrent calls of generate() are batched. One driver task steps the batch while there is work and gives way to the
-event loop between steps, so that finished groups are scored while others are still sampled.
+event loop whenever a call is answered, so that finished groups are scored while others are still sampled.
 """
 
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from covey.engine.base import Sampling
+from covey.engine.base import EngineStats, Sampling
 from covey.engine.cache import Cache
 from covey.engine.runner import Runner, cache_shape
 from covey.engine.scheduler import Limits, Request, Scheduler
 from covey.policy.policy import Policy, inference
 from covey.types import Completion
 
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What was done since the statistics were last taken."""
-
-    prompt_tokens: int = 0
-    """Encoded; a prompt counts once for its whole group."""
-    sampled_tokens: int = 0
-    seconds: float = 0.0
-    """Spent sampling."""
-    peak_rows: int = 0
-    """Most completions sampled at the same time."""
-    peak_cache_bytes: int = 0
-    """Most memory the cached keys and values took, resizing included."""
+TURN_SECONDS = 0.02
+"""Longest time between two looks at the event loop, if one step is not longer."""
 
 
 class NativeEngine:
@@ -124,7 +112,7 @@ class NativeEngine:
         """Step while there is work. A failure is handed to every waiting call: none waits for ever."""
         try:
             while self._scheduler.has_work:
-                self._step()
+                self._turn()
                 await asyncio.sleep(0)
             self._runner.cache.drop()
         except BaseException as error:
@@ -135,27 +123,35 @@ class NativeEngine:
             if not isinstance(error, Exception):
                 raise
 
-    def _step(self) -> None:
-        """One pass of the batch, after letting in what there is room for."""
+    def _turn(self) -> None:
+        """Step until a call is answered, or for TURN_SECONDS: entering `inference` has its price."""
         started = time.perf_counter()
-        scheduler, runner = self._scheduler, self._runner
-        prompt_tokens = sampled_tokens = peak_rows = 0
+        answered = False
         with inference(self._policy.model):
-            self._depart()
-            admission = scheduler.admit()
-            if admission.rows:
-                scheduler.advance(admission.rows, *runner.start(scheduler, admission))
-                prompt_tokens = sum(len(request.prompt_ids) for request in admission.prompts)
-                sampled_tokens, peak_rows = len(admission.rows), len(scheduler.rows)
-                self._depart()
-            if scheduler.rows:
-                sampled_tokens += len(scheduler.rows)
-                peak_rows = max(peak_rows, len(scheduler.rows))
-                scheduler.advance(scheduler.rows, *runner.decode(scheduler))
-                self._depart()
-        self._count(prompt_tokens, sampled_tokens, peak_rows, time.perf_counter() - started)
+            while self._scheduler.has_work and not answered and time.perf_counter() - started < TURN_SECONDS:
+                answered = self._step()
+        self._stats = replace(
+            self._stats,
+            seconds=self._stats.seconds + time.perf_counter() - started,
+            peak_cache_bytes=max(self._stats.peak_cache_bytes, self._runner.cache.peak_bytes),
+        )
 
-    def _depart(self) -> None:
+    def _step(self) -> bool:
+        """One token for every row, after letting in what there is room for; True if a call was answered."""
+        scheduler, runner = self._scheduler, self._runner
+        answered = self._depart()
+        admission = scheduler.admit()
+        if admission.rows:
+            self._count(sum(len(request.prompt_ids) for request in admission.prompts), len(admission.rows))
+            scheduler.advance(admission.rows, *runner.start(scheduler, admission))
+            answered |= self._depart()
+        if scheduler.rows:
+            self._count(0, len(scheduler.rows))
+            scheduler.advance(scheduler.rows, *runner.decode(scheduler))
+            answered |= self._depart()
+        return answered
+
+    def _depart(self) -> bool:
         """Take out what is finished or cancelled, and answer the calls that are complete."""
         departure = self._scheduler.depart()
         self._runner.apply(departure, self._scheduler)
@@ -163,15 +159,14 @@ class NativeEngine:
             future = self._futures.pop(request, None)
             if future is not None and not future.done():
                 future.set_result([request.completions[index] for index in range(request.n)])
+        return bool(departure.requests)
 
-    def _count(self, prompt_tokens: int, sampled_tokens: int, peak_rows: int, seconds: float) -> None:
-        stats = self._stats
-        self._stats = EngineStats(
-            prompt_tokens=stats.prompt_tokens + prompt_tokens,
-            sampled_tokens=stats.sampled_tokens + sampled_tokens,
-            seconds=stats.seconds + seconds,
-            peak_rows=max(stats.peak_rows, peak_rows),
-            peak_cache_bytes=max(stats.peak_cache_bytes, self._runner.cache.peak_bytes),
+    def _count(self, prompt_tokens: int, sampled_tokens: int) -> None:
+        self._stats = replace(
+            self._stats,
+            prompt_tokens=self._stats.prompt_tokens + prompt_tokens,
+            sampled_tokens=self._stats.sampled_tokens + sampled_tokens,
+            peak_rows=max(self._stats.peak_rows, len(self._scheduler.rows)),
         )
 
     def _reset(self) -> None:

@@ -107,11 +107,20 @@ class Runner:
 
 @torch.no_grad()
 def cache_shape(policy: Policy) -> CacheShape:
-    """What the policy's layers cache for a token, seen in a pass over one token."""
+    """What the policy's layers cache for a token, seen in a pass over one token.
+
+    ValueError where a layer has a state of another kind, which this engine would lose.
+    """
     layout = ProbeLayout()
     zero_11 = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
     with inference(policy.model):
         policy.logits(zero_11, zero_11, layout, zero_11[0])
+    num_layers = policy.causal_lm.config.num_hidden_layers
+    if len(layout.layers) != num_layers:
+        name = type(policy.causal_lm).__name__
+        raise ValueError(
+            f"engine=native needs attention in every layer, {name} has it in {len(layout.layers)} of {num_layers}"
+        )
     return layout.shape(policy.device)
 
 

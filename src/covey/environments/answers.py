@@ -262,7 +262,8 @@ def compare(completion: str, gold: str) -> bool | Answer:
     values = answer_values(answer)
     if values:
         return all(value & expected for value in values)
-    return answer if answer.form != "none" and "\\" in plain(answer.text[:MAX_SYMBOLIC]) else False
+    needs_algebra = "\\" in plain(answer.text[:MAX_SYMBOLIC]) or (answer.form == "box" and "!" in answer.text)
+    return answer if answer.form != "none" and needs_algebra else False
 
 
 _FORMULA = re.compile(r"\$([^$\n]{1,200})\$|\\\(([^\n]{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL)

@@ -34,6 +34,26 @@ class Demonstrates(Protocol):
 
 
 @runtime_checkable
+class ReadsTokens(Protocol):
+    """An environment that judges the sampled tokens besides their text; `score_tokens` is called instead of `score`."""
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
+        """Like `score`; completion_ids are the tokens of each completion, the stop token included."""
+        ...
+
+
+@runtime_checkable
+class Logs(Protocol):
+    """An environment with numbers of its own to log."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """What there is to log since this was last asked."""
+        ...
+
+
+@runtime_checkable
 class Weighs(Protocol):
     """An environment whose reward is a weighted sum of parts."""
 

@@ -34,7 +34,7 @@ MATH_TIMEOUT = 10.0
 """Seconds math-verify may take for one completion; an answer it cannot judge by then is wrong, not a failure."""
 
 _CALCULATOR_NOTE = re.compile(r"<<[^<>\n]*>>")
-_GOLD = re.compile(r"^(.*)#### *([^\n#]+?)\s*$", re.DOTALL)
+_GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
 _REQUESTED_FORM = re.compile(r"(?:^|\n)#### ?\$?-?[\d,]*\.?\d+\s*$")
 _VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
@@ -111,7 +111,9 @@ class GSM8K:
     async def _math(self, function: Callable[..., Any], keywords: Mapping[str, str]) -> Any:
         """Call math-verify where it can be killed. An answer it does not survive is wrong (0.0), not a failure."""
         if self._pool is None:
-            self._pool = WorkerPool(MATH_FUNCTIONS, WorkerSettings(num_workers=2, timeout=MATH_TIMEOUT))
+            self._pool = WorkerPool(
+                MATH_FUNCTIONS, WorkerSettings(num_workers=2, timeout=MATH_TIMEOUT, preload=MATH_MODULES)
+            )
         result = await self._pool.call(MATH_FUNCTIONS.index(function), keywords)
         return 0.0 if isinstance(result, Failure) and not result.reason.startswith(NO_WORKER) else result
 
@@ -199,4 +201,5 @@ TEXT_SCHEMES: dict[str, Callable[[str, str], Reward]] = {
     "verl_flexible": verl_flexible_reward,
     "torchrl": torchrl_reward,
 }
+MATH_MODULES = ("math_verify", "sympy")
 MATH_FUNCTIONS: list[Callable[..., Any]] = [symbolic_equal, trl_accuracy]

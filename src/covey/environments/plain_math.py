@@ -30,6 +30,7 @@ _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _BLANKS = re.compile(r"[ \t\r\f\v]+")
 _BLANK_LINES = re.compile(r"\n\s*")
 _CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?)(?=[$€£]?-?\d)")
+_SIGN_WORD = re.compile(r"(?:^|(?<=is )|(?<=to )|(?<=of )|(?<=: ))(?:minus|negative) (?=[$€£]?\d)")
 _DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}")
@@ -63,7 +64,7 @@ def plain(text: str) -> str:
     """
     text = single_blanks(text.translate(_CHARACTERS))
     text = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
-    text = _DOUBLE_STAR_POWER.sub("^", _CURRENCY_CODE.sub("$", text))
+    text = _DOUBLE_STAR_POWER.sub("^", _SIGN_WORD.sub("-", _CURRENCY_CODE.sub("$", text)))
     if "\\" not in text and "{" not in text:
         return text
     text = _substitute(_TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)

@@ -6,31 +6,31 @@ A reward function is called with keyword arguments only, once for all completion
 
 `prompts` and `completions` are strings where the prompt is one, and lists of messages where the prompt is a
 conversation; every other column of the row comes as a list of equal length, besides `trainer_state` (None),
-`log_extra` and `log_metric`. `completion_ids` comes where the environment was given an encoder, and is then the
-encoded text: what was sampled, less its stop token. None means "does not apply to this completion".
+`log_extra` and `log_metric`. `completion_ids` are the tokens that were sampled, the stop token included. None means
+"does not apply to this completion".
 
 Functions run in worker processes with a deadline (`workers`), or here (`in_process`), which is faster and cannot be
 interrupted.
 """
 
 import asyncio
+import copy
 import importlib
 import operator
 import os
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import Split
+from covey.environments.base import RunStopped, Split
 from covey.environments.reward_call import Outcome, RewardCall, RewardCallable, failed, is_async, name_of
 from covey.environments.workers import WorkerPool, WorkerSettings
 from covey.types import Failure, Message, Prompt, Reward
 
 Row = Mapping[str, Any]
-Encode = Callable[[str], Sequence[int]]
 
 HIDDEN_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on either."""
@@ -41,7 +41,7 @@ MIN_FAILURE_SAMPLE = 20
 """Rewards there must be before it is."""
 
 
-class RewardFailureRate(RuntimeError):
+class RewardFailureRate(RunStopped):
     """Too many rewards failed: the run must stop, for its reward no longer measures what it should."""
 
 
@@ -123,12 +123,9 @@ class RewardFunctions:
         settings: RewardSettings | None = None,
         *,
         prompt_column: str = "prompt",
-        encode: Encode | None = None,
     ) -> None:
         """Raises ValueError for rows without a prompt, reserved column names and functions that cannot be sent."""
         self.settings = settings or RewardSettings()
-        self.encode = encode
-        """Text to token ids, for functions that take `completion_ids`; may be set after construction."""
         self._functions = tuple(functions)
         self._prompts = {split: _prompts(split, rows[split], prompt_column) for split in rows}
         self._calls = [RewardCall(reward.function) for reward in self._functions]
@@ -145,10 +142,26 @@ class RewardFunctions:
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
 
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """Weight of each reward function, by the name of its part."""
+        return {reward.name: reward.weight for reward in self._functions}
+
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        """`score_tokens` where the tokens are not known; functions then get no `completion_ids`."""
+        return await self._score(prompt, completions, {})
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
         """Raises RewardFailureRate when more than max_failure_rate of the last 1000 rewards failed (of at least 20)."""
+        return await self._score(prompt, completions, {"completion_ids": [list(ids) for ids in completion_ids]})
+
+    async def _score(
+        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
+    ) -> list[Reward | Failure]:
         count = len(completions)
-        keywords = [self._keywords(prompt, completions) for _ in self._functions]
+        keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens)} for _ in self._functions]
         calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
         outcomes = await asyncio.gather(*calls)
         scores = [self._reward(index, outcomes) for index in range(count)]
@@ -175,8 +188,6 @@ class RewardFunctions:
         """What one function is called with, besides the hooks. Made anew for each: it may change its arguments."""
         count = len(completions)
         columns = {name: [value] * count for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
-        if self.encode is not None:
-            columns["completion_ids"] = [list(self.encode(text)) for text in completions]
         if isinstance(prompt.text, str):
             return {"prompts": [prompt.text] * count, "completions": list(completions), **columns}
         return {

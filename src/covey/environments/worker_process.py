@@ -5,6 +5,7 @@ JSON, so nothing that comes back is ever more than data. Run as `python -P worke
 """
 
 import ctypes
+import importlib
 import json
 import os
 import pickle
@@ -43,6 +44,8 @@ def load(setup: bytes) -> list[Any]:
     sys.path[:] = instructions["path"]
     if instructions["main"] is not None:
         import_main(*instructions["main"])
+    for module in instructions["preload"]:
+        importlib.import_module(module)
     functions: list[Any] = pickle.loads(instructions["functions"])
     return functions
 

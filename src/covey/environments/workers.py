@@ -44,6 +44,9 @@ class WorkerSettings:
     max_calls: int = 500
     """Calls after which a worker is replaced, so that leaks of memory, threads and descriptors stay bounded."""
 
+    preload: tuple[str, ...] = ()
+    """Modules that functions import when they are called, imported at the start instead: it takes no call's time."""
+
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise ValueError(f"num_workers must be >= 1, got {self.num_workers}")
@@ -223,7 +226,7 @@ class WorkerPool:
     def __init__(self, functions: Sequence[Callable[..., Any]], settings: WorkerSettings | None = None) -> None:
         """Raises ValueError where a function cannot be pickled."""
         settings = settings or WorkerSettings()
-        setup = _setup(functions)
+        setup = _setup(functions, settings.preload)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._workers = [_Worker(self._jobs, setup, settings) for _ in range(settings.num_workers)]
         self.close = weakref.finalize(self, _close, self._jobs, self._workers)
@@ -241,7 +244,7 @@ class WorkerPool:
         return await asyncio.wrap_future(job.future)
 
 
-def _setup(functions: Sequence[Callable[..., Any]]) -> bytes:
+def _setup(functions: Sequence[Callable[..., Any]], preload: tuple[str, ...]) -> bytes:
     for function in functions:
         try:
             pickle.dumps(function)
@@ -252,7 +255,7 @@ def _setup(functions: Sequence[Callable[..., Any]]) -> bytes:
             ) from error
     pickled = pickle.dumps(list(functions))
     main = _main_module() if b"__main__" in pickled else None
-    return pickle.dumps({"path": sys.path, "main": main, "functions": pickled})
+    return pickle.dumps({"path": sys.path, "main": main, "preload": preload, "functions": pickled})
 
 
 def _main_module() -> tuple[str, str | None]:

@@ -1,0 +1,182 @@
+"""Rows from files, directories, the hub and memory; bad data is one line that names its place."""
+
+import json
+import logging
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from covey.environments.data import RowSettings, as_rows, load_rows
+
+NEEDS_PROMPT = RowSettings(columns=("prompt",))
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def rows(count: int, start: int = 0) -> list[dict]:
+    return [{"prompt": f"question {i}", "answer": i} for i in range(start, start + count)]
+
+
+def message(path: str | None, settings: RowSettings | None = None) -> str:
+    with pytest.raises(ValueError) as error:
+        load_rows(path, settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_one_file_is_divided_the_same_way_every_time(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.jsonl", rows(50))
+    first = load_rows(path)
+    assert len(first.splits["train"]) == 45
+    assert len(first.splits["test"]) == 5
+    assert load_rows(path) == first
+    assert sorted(row["answer"] for split in first.splits.values() for row in split) == list(range(50))
+
+
+def test_what_is_held_out_depends_on_the_content_not_on_the_order(tmp_path: Path) -> None:
+    forward = load_rows(write(tmp_path / "a.jsonl", rows(50)))
+    backward = load_rows(write(tmp_path / "b.jsonl", rows(50)[::-1]))
+    assert forward.splits["test"] == backward.splits["test"][::-1]
+
+
+def test_a_directory_has_a_file_for_each_split(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", rows(3))
+    write(tmp_path / "test.jsonl", rows(2, start=10))
+    found = load_rows(str(tmp_path)).splits
+    assert found == {"train": rows(3), "test": rows(2, start=10)}
+
+
+def test_a_directory_without_a_test_file_holds_rows_out(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", rows(10))
+    found = load_rows(str(tmp_path)).splits
+    assert (len(found["train"]), len(found["test"])) == (9, 1)
+
+
+def test_splits_can_have_other_names(tmp_path: Path) -> None:
+    write(tmp_path / "main.jsonl", rows(3))
+    write(tmp_path / "held.jsonl", rows(2))
+    found = load_rows(str(tmp_path), RowSettings(train_split="main", test_split="held")).splits
+    assert (len(found["train"]), len(found["test"])) == (3, 2)
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "parquet"])
+def test_all_formats_give_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    for split, given in (("train", rows(4)), ("test", rows(2))):
+        path = tmp_path / f"{split}.{suffix}"
+        if suffix == "parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given), path)
+        elif suffix == "json":
+            path.write_text(json.dumps(given))
+        else:
+            write(path, given)
+    assert load_rows(str(tmp_path)).splits == {"train": rows(4), "test": rows(2)}
+
+
+def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
+    assert len(load_rows(write(tmp_path / "data.json", rows(10))).splits["train"]) == 9
+
+
+def test_at_most_max_rows_of_each_split_are_kept(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.jsonl", rows(50))
+    found = load_rows(path, RowSettings(max_rows=3)).splits
+    assert (len(found["train"]), len(found["test"])) == (3, 3)
+
+
+BROKEN_LINES = [
+    (b'{"prompt": "a"', "is not JSON"),
+    (b'["prompt"]', "is not an object with columns but list"),
+    (b'{"prompt": "\xff"}', "is not UTF-8 (byte 12)"),
+    (b'{"question": "a"}', "has no column 'prompt' (has: question)"),
+    (b'{"prompt": null}', "has no column 'prompt'"),
+    (b'{"prompt": "' + b"a" * 10_000_000 + b'"}', "has 10.0 MB, more than 4.2 MB"),
+    (b"[" * 100_000, "is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), BROKEN_LINES, ids=range(len(BROKEN_LINES)))
+def test_a_broken_line_is_named_or_skipped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: bytes, problem: str
+) -> None:
+    path = tmp_path / "data.jsonl"
+    good = [json.dumps(row).encode() for row in rows(4)]
+    path.write_bytes(b"\n".join([*good[:2], b"", line, *good[2:]]))
+    assert f"{path} line 4 {problem}" in message(str(path), NEEDS_PROMPT)
+    with caplog.at_level(logging.WARNING):
+        found = load_rows(str(path), RowSettings(columns=("prompt",), bad_rows="skip", test_fraction=0.25))
+    assert found.num_skipped == 1
+    assert (len(found.splits["train"]), len(found.splits["test"])) == (3, 1)
+    assert "1 broken rows skipped" in caplog.text
+
+
+def test_missing_and_empty_data_say_so(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    (tmp_path / "data.csv").write_text("prompt\n")
+    (tmp_path / "bad.parquet").write_text("PAR")
+    (tmp_path / "folder").mkdir()
+    assert message(None).startswith("no data: set data.path")
+    assert message(str(tmp_path / "none.jsonl")) == f"no file or directory {tmp_path}/none.jsonl"
+    assert message(str(tmp_path / "empty.jsonl")) == f"{tmp_path}/empty.jsonl is empty"
+    assert (
+        message(str(tmp_path / "blank.jsonl"))
+        == f"{tmp_path}/blank.jsonl has no usable rows for split train (0 broken)"
+    )
+    assert message(str(tmp_path / "data.csv")) == f"{tmp_path}/data.csv must end in .jsonl, .json, .parquet"
+    assert message(str(tmp_path / "bad.parquet")).startswith(f"{tmp_path}/bad.parquet is not a Parquet file")
+    assert message(str(tmp_path / "folder")) == f"{tmp_path}/folder has no train.jsonl, .json or .parquet"
+
+
+def test_two_files_for_one_split_are_ambiguous(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", rows(2))
+    write(tmp_path / "train.json", rows(2))
+    assert message(str(tmp_path)) == f"{tmp_path} has several files for split train: train.jsonl, train.json"
+
+
+def test_one_row_cannot_be_divided(tmp_path: Path) -> None:
+    assert "cannot hold out test rows of 1 row" in message(write(tmp_path / "data.jsonl", rows(1)))
+
+
+def test_a_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str, subset: str | None) -> None:
+        raise ConnectionError(f"cannot reach {name}/{subset}\nand a long traceback")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    expected = "cannot load data set 'openai/gsm8k' from the hub: ConnectionError: cannot reach openai/gsm8k/main"
+    assert message("openai/gsm8k", RowSettings(subset="main")) == expected
+
+
+def test_hub_splits_are_taken_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = datasets.DatasetDict(
+        {"train": datasets.Dataset.from_list(rows(4)), "test": datasets.Dataset.from_list(rows(2))}
+    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: found)
+    assert load_rows("someone/data").splits == {"train": rows(4), "test": rows(2)}
+    assert message("someone/data", RowSettings(train_split="all")).startswith(
+        "data set someone/data has no split 'all'"
+    )
+
+
+def test_data_sets_in_memory_are_taken_as_they_are() -> None:
+    data = datasets.Dataset.from_list(rows(10))
+    assert len(as_rows(data).splits["train"]) == 9
+    assert as_rows({"train": data, "test": rows(2)}).splits == {"train": rows(10), "test": rows(2)}
+    with pytest.raises(ValueError, match="the data split train row 1 has no column 'prompt'"):
+        as_rows([{"question": "?"}, {"question": "!"}], NEEDS_PROMPT)
+
+
+@pytest.mark.parametrize("settings", [{"bad_rows": "ignore"}, {"test_fraction": 0.0}, {"max_rows": 0}])
+def test_impossible_settings_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match=r"must be"):
+        RowSettings(**settings)
+
+
+@pytest.mark.shared
+def test_the_gsm8k_sample_loads(shared: Path) -> None:
+    found = load_rows(str(shared / "data" / "gsm8k"), RowSettings(columns=("question", "answer"))).splits
+    assert (len(found["train"]), len(found["test"])) == (500, 200)

@@ -1,0 +1,407 @@
+"""Users' reward functions: what they are called with, what they may return, and what happens when they misbehave."""
+
+import asyncio
+import functools
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from covey.environments.reward_functions import (
+    RewardFailureRate,
+    RewardFunction,
+    RewardFunctions,
+    RewardSettings,
+    load_function,
+    reward_functions,
+)
+from covey.types import Failure, Reward
+
+HERE = RewardSettings(in_process=True, max_failure_rate=1.0)
+ROW = {"prompt": "2+2=", "answer": 4, "note": None}
+CHAT = {"prompt": [{"role": "user", "content": "2+2?"}], "answer": 4}
+
+
+def environment(*functions: Callable[..., Any], row: dict = ROW, **options: Any) -> RewardFunctions:
+    rows = {"train": [row], "test": []}
+    return RewardFunctions(rows, reward_functions(functions), options.pop("settings", HERE), **options)
+
+
+def score(made: RewardFunctions, completions: Sequence[str]) -> list[Reward | Failure]:
+    return asyncio.run(made.score(made.prompts("train")[0], completions))
+
+
+def returning(values: Any) -> Callable[..., Any]:
+    def fixed(**kwargs: Any) -> Any:
+        return values
+
+    return fixed
+
+
+def reasons(scores: list[Reward | Failure]) -> list[str | None]:
+    return [judged.reason if isinstance(judged, Failure) else None for judged in scores]
+
+
+def length(completions: list[str], **kwargs: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+async def later(completions: list[str], **kwargs: Any) -> list[float]:
+    await asyncio.sleep(0)
+    return [float(len(text)) for text in completions]
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [self.factor * len(text) for text in completions]
+
+
+class ScaledLater(Scaled):
+    async def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [self.factor * len(text) for text in completions]
+
+
+def weighted(completions: list[str], factor: float, **kwargs: Any) -> list[float]:
+    return [factor * len(text) for text in completions]
+
+
+class Recorder:
+    """Keeps the keyword arguments of its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, **kwargs: Any) -> list[float]:
+        self.calls.append(kwargs)
+        return [0.0] * len(kwargs["completions"])
+
+
+def test_a_text_prompt_comes_with_text_completions_and_every_column() -> None:
+    recorder = Recorder()
+    score(environment(recorder), ["4", "5"])
+    (call,) = recorder.calls
+    assert call.pop("trainer_state") is None
+    assert callable(call.pop("log_extra"))
+    assert callable(call.pop("log_metric"))
+    columns = {"answer": [4, 4], "note": [None, None]}
+    assert call == {"prompts": ["2+2=", "2+2="], "completions": ["4", "5"], **columns}
+
+
+def test_a_conversation_comes_with_completions_that_are_messages() -> None:
+    recorder = Recorder()
+    score(environment(recorder, row=CHAT), ["4"])
+    assert recorder.calls[0]["prompts"] == [[{"role": "user", "content": "2+2?"}]]
+    assert recorder.calls[0]["completions"] == [[{"role": "assistant", "content": "4"}]]
+
+
+def test_completion_ids_are_the_sampled_tokens_and_absent_where_they_are_not_known() -> None:
+    recorder = Recorder()
+    made = environment(recorder)
+    asyncio.run(made.score_tokens(made.prompts("train")[0], ["4", "55"], [(52, 2), (53, 53, 2)]))
+    assert recorder.calls[0]["completion_ids"] == [[52, 2], [53, 53, 2]]
+    score(made, ["4"])
+    assert "completion_ids" not in recorder.calls[1]
+
+
+def test_parts_carry_the_weights_of_their_functions() -> None:
+    made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([exact, length], [1.0, 0.5]), HERE)
+    assert made.part_weights == {"exact": 1.0, "length": 0.5}
+
+
+def test_hidden_columns_stay_hidden_and_gaps_are_none() -> None:
+    recorder = Recorder()
+    rows = {"train": [{"prompt": "a", "completion": "x"}, {"prompt": "b", "hint": "h"}], "test": []}
+    made = RewardFunctions(rows, reward_functions([recorder]), HERE)
+    score(made, ["4"])
+    assert "completion" not in recorder.calls[0]
+    assert recorder.calls[0]["hint"] == [None]
+
+
+def test_one_function_cannot_change_what_the_next_one_sees() -> None:
+    def vandal(completions: list, **kwargs: Any) -> list[float]:
+        values = [0.0] * len(completions)
+        completions.clear()
+        return values
+
+    scores = score(environment(vandal, length), ["abc"])
+    assert scores == [Reward(3.0, {"vandal": 0.0, "length": 3.0})]
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value"),
+    [
+        (length, "length", 3.0),
+        (later, "later", 3.0),
+        (functools.partial(weighted, factor=2.0), "weighted", 6.0),
+        (functools.partial(later), "later", 3.0),
+        (Scaled(2.0), "Scaled", 6.0),
+        (ScaledLater(2.0), "ScaledLater", 6.0),
+    ],
+)
+def test_all_kinds_of_callables_work_in_process(function: Callable[..., Any], name: str, value: float) -> None:
+    assert score(environment(function), ["abc"]) == [Reward(value, {name: value})]
+
+
+def test_rewards_are_weighted_sums_and_parts_are_not_weighted() -> None:
+    functions = reward_functions([length, functools.partial(weighted, factor=10.0)], weights=[0.5, 2.0])
+    made = RewardFunctions({"train": [ROW], "test": []}, functions, HERE)
+    assert score(made, ["abc"]) == [Reward(0.5 * 3 + 2.0 * 30, {"length": 3.0, "weighted": 30.0})]
+
+
+def test_two_functions_with_one_name_keep_apart() -> None:
+    names = [reward.name for reward in reward_functions([length, length, later, length])]
+    assert names == ["length", "length_2", "later", "length_3"]
+
+
+def test_none_means_does_not_apply() -> None:
+    scores = score(environment(returning([None, 1.0, None]), length), ["a", "bb", "ccc"])
+    assert scores[0] == Reward(1.0, {"length": 1.0})
+    assert scores[1] == Reward(3.0, {"fixed": 1.0, "length": 2.0})
+
+
+def test_where_nothing_applies_there_is_no_reward_and_it_is_nobodys_fault() -> None:
+    made = environment(returning([None] * 25), settings=RewardSettings(in_process=True, max_failure_rate=0.0))
+    assert score(made, ["a"] * 25) == [Failure("no reward function applied")] * 25
+
+
+NOT_REWARDS = [
+    (float("nan"), "returned nan for completion 1"),
+    (float("inf"), "returned inf for completion 1"),
+    (torch.tensor(float("nan")), "returned nan for completion 1"),
+    ("1.0", "returned str '1.0' for completion 1"),
+    (True, "returned bool True for completion 1"),
+    (np.bool_(True), "returned bool True for completion 1"),
+    (1j, "returned complex 1j for completion 1"),
+    ([1.0], "returned list [1.0] for completion 1"),
+    (10**400, "returned int 1000"),
+]
+
+
+@pytest.mark.parametrize(("value", "problem"), NOT_REWARDS, ids=range(len(NOT_REWARDS)))
+def test_what_is_not_a_finite_real_number_fails_alone(value: Any, problem: str) -> None:
+    scores = score(environment(returning([1.0, value, 2.0])), ["a", "b", "c"])
+    assert scores[0] == Reward(1.0, {"fixed": 1.0})
+    assert scores[2] == Reward(2.0, {"fixed": 2.0})
+    assert isinstance(scores[1], Failure)
+    assert scores[1].reason.startswith(f'reward function "fixed" {problem}')
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ([1.0], "returned 1 values for 3 completions"),
+        ([], "returned 0 values for 3 completions"),
+        ([1.0] * 4, "returned 4 values for 3 completions"),
+        (1.0, "returned float 1.0, not a list of numbers"),
+        (None, "returned NoneType None, not a list of numbers"),
+        ("abc", "returned str 'abc', not a list of numbers"),
+        ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0}, not a list of numbers"),
+        (torch.tensor(1.0), "returned Tensor tensor(1.), not a list of numbers"),
+    ],
+)
+def test_a_wrong_number_of_values_is_never_spread(returned: Any, problem: str) -> None:
+    scores = score(environment(returning(returned)), ["a", "b", "c"])
+    assert reasons(scores) == [f'reward function "fixed" {problem}'] * 3
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        (1, 2.5),
+        np.array([1.0, 2.5]),
+        np.array([1.0, 2.5], dtype=np.float32),
+        torch.tensor([1.0, 2.5]),
+        [torch.tensor(1.0), np.float32(2.5)],
+        [Fraction(1), np.float64(2.5)],
+    ],
+)
+def test_numbers_of_all_kinds_are_taken(returned: Any) -> None:
+    scores = score(environment(returning(returned)), ["a", "b"])
+    assert [judged.value for judged in scores if isinstance(judged, Reward)] == [1.0, 2.5]
+
+
+def test_a_generator_is_as_good_as_a_list() -> None:
+    def lazy(completions: list[str], **kwargs: Any) -> Any:
+        return (float(len(text)) for text in completions)
+
+    assert score(environment(lazy), ["abc"]) == [Reward(3.0, {"lazy": 3.0})]
+
+
+def picky(completions: list[str], **kwargs: Any) -> list[float]:
+    return [1.0 / len(text) for text in completions]
+
+
+async def picky_later(completions: list[str], **kwargs: Any) -> list[float]:
+    return [1.0 / len(text) for text in completions]
+
+
+@pytest.mark.parametrize("function", [picky, picky_later])
+def test_a_completion_that_makes_a_function_raise_fails_alone(function: Callable[..., Any]) -> None:
+    scores = score(environment(function), ["a", "", "bb"])
+    assert [judged.value for judged in scores if isinstance(judged, Reward)] == [1.0, 0.5]
+    expected = (
+        f'reward function "{function.__name__}" raised ZeroDivisionError: float division by zero for completion 1'
+    )
+    assert reasons(scores) == [None, expected, None]
+
+
+def test_a_function_that_always_raises_fails_all() -> None:
+    def broken(**kwargs: Any) -> list[float]:
+        raise SystemExit(2)
+
+    assert reasons(score(environment(broken, length), ["a", "b"])) == [
+        'reward function "broken" raised SystemExit: 2 for completion 0',
+        'reward function "broken" raised SystemExit: 2 for completion 1',
+    ]
+
+
+def test_too_many_failures_stop_the_run_with_the_last_reason() -> None:
+    made = environment(picky, settings=RewardSettings(in_process=True, max_failure_rate=0.1))
+    score(made, [""] * 2 + ["a"] * 17)
+    with pytest.raises(RewardFailureRate) as error:
+        score(made, [""])
+    assert str(error.value) == (
+        "3 of the last 20 rewards failed (max_failure_rate=0.1); "
+        'last: reward function "picky" raised ZeroDivisionError: float division by zero'
+    )
+
+
+def test_few_failures_do_not_stop_the_run() -> None:
+    made = environment(picky, settings=RewardSettings(in_process=True, max_failure_rate=0.1))
+    scores = score(made, [""] * 2 + ["a"] * 98)
+    assert sum(isinstance(judged, Failure) for judged in scores) == 2
+
+
+def test_logged_metrics_are_averaged_and_handed_out_once() -> None:
+    def logging(completions: list[str], log_metric: Callable, log_extra: Callable, **kwargs: Any) -> list[float]:
+        log_metric("length", len(completions[0]))
+        log_extra("text", completions)
+        return [0.0] * len(completions)
+
+    made = environment(logging)
+    score(made, ["a"])
+    score(made, ["abc"])
+    assert made.metrics() == {"length": 2.0}
+    assert made.metrics() == {}
+
+
+USER_MODULE = """
+    import asyncio, os
+
+    def exact(prompts, completions, answer, **kwargs):
+        return [float(text == str(right)) for text, right in zip(completions, answer, strict=True)]
+
+    async def judge(completions, **kwargs):
+        await asyncio.sleep(0.01)
+        return [0.5 for _ in completions]
+
+    class Length:
+        def __call__(self, completions, **kwargs):
+            return [len(text) for text in completions]
+
+    length = Length()
+    number = 3
+
+    def hang(completions, **kwargs):
+        while "hang" in completions:
+            pass
+        return [1.0] * len(completions)
+
+    def crash(completions, **kwargs):
+        if "crash" in completions:
+            os._exit(1)
+        return [1.0] * len(completions)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_rewards.py").write_text(textwrap.dedent(USER_MODULE))
+    (tmp_path / "my_broken.py").write_text("import no_such_module")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    return "my_rewards"
+
+
+def test_functions_of_the_current_directory_run_in_workers(module: str) -> None:
+    functions = reward_functions([f"{module}:exact", f"{module}:judge", f"{module}:length"])
+    made = RewardFunctions({"train": [ROW], "test": []}, functions, RewardSettings(timeout=10.0))
+    scores = score(made, ["4", "55"])
+    made.close()
+    assert scores == [
+        Reward(2.5, {"exact": 1.0, "judge": 0.5, "Length": 1.0}),
+        Reward(2.5, {"exact": 0.0, "judge": 0.5, "Length": 2.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("hang", "took longer than 1 s"), ("crash", "ended its process (exit status 1)")]
+)
+def test_a_function_that_hangs_or_crashes_fails_its_completions_and_no_others(
+    module: str, name: str, reason: str
+) -> None:
+    settings = RewardSettings(timeout=1.0, max_failure_rate=1.0)
+    made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([f"{module}:{name}"]), settings)
+    assert reasons(score(made, [name, "b"])) == [f'reward function "{name}" {reason}'] * 2
+    assert score(made, ["a", "b"]) == [Reward(1.0, {name: 1.0})] * 2
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("my_rewards", "a reward function must be module:function, got 'my_rewards'"),
+        ("my_reward:exact", "reward function my_reward:exact: cannot import my_reward: No module named 'my_reward'"),
+        ("my_broken:f", "reward function my_broken:f: cannot import my_broken: No module named 'no_such_module'"),
+        ("my_rewards:exakt", "reward function my_rewards:exakt: module my_rewards has no 'exakt'"),
+        ("my_rewards:number", "reward function my_rewards:number is a int, not a function"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_which_part_is_wrong(module: str, spec: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        load_function(spec)
+    assert str(error.value) == message
+
+
+def test_weights_must_match_the_functions() -> None:
+    with pytest.raises(ValueError, match="reward_weights must have one entry for each of 2 rewards, got 1"):
+        reward_functions([length, later], [1.0])
+    with pytest.raises(ValueError, match="needs rewards="):
+        reward_functions([])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "?"}, "train row 0 has no column 'prompt' (has: question)"),
+        ({"prompt": 3}, "train row 0: prompt must be text or a list of messages with role and content, got 3"),
+        ({"prompt": [{"text": "?"}]}, "train row 0: prompt must be text or a list of messages"),
+        ({"prompt": "?", "completions": 1}, "columns completions have names that reward functions get as arguments"),
+    ],
+)
+def test_rows_that_cannot_be_prompts_are_refused(row: dict, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        environment(length, row=row)
+    assert str(error.value).startswith(message)
+
+
+def test_prompts_keep_their_order_and_have_unique_ids() -> None:
+    rows = {"train": [ROW, ROW], "test": [CHAT]}
+    made = RewardFunctions(rows, [RewardFunction("length", length)], HERE, prompt_column="prompt")
+    ids = [prompt.id for split in ("train", "test") for prompt in made.prompts(split)]
+    assert ids == ["train-0", "train-1", "test-0"]
+
+
+def test_an_impossible_failure_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_failure_rate must be in \[0, 1\], got 1.5"):
+        RewardSettings(max_failure_rate=1.5)

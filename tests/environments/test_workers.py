@@ -1,0 +1,234 @@
+"""Worker processes: deadlines, crashes, replacement, and that none is left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covey.environments.workers import NO_WORKER, WorkerPool, WorkerSettings
+from covey.types import Failure
+
+MODULE = """
+    import ctypes, os, subprocess, threading, time
+
+    def add(a, b): return a + b
+    def sleep(): time.sleep(60)
+    def spin():
+        while True: pass
+    def hold_gil(): ctypes.PyDLL(None).sleep(60)
+    def deadlock():
+        lock = threading.Lock(); lock.acquire(); lock.acquire()
+    def leave(): os._exit(3)
+    def segfault(): ctypes.string_at(0)
+    def quit(): raise SystemExit(4)
+    def fail(): raise ValueError("two\\nlines")
+    def forge(): return {1, 2}
+    def pid(): return os.getpid()
+    def leak(held=[]): held.append(bytearray(1_000_000)); threading.Thread(target=sleep).start(); return len(held)
+    def shout(): print("x" * 100_000); return 1
+    def child():
+        process = subprocess.Popen(["sleep", "60"])
+        open("child", "w").write(str(process.pid))
+        process.wait()
+    def large(text): return len(text)
+"""
+NAMES = (
+    *("add", "sleep", "spin", "hold_gil", "deadlock", "leave", "segfault", "quit", "fail", "forge", "pid", "leak"),
+    *("shout", "child", "large"),
+)
+
+
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
+    (tmp_path / "worker_tasks.py").write_text(textwrap.dedent(MODULE))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "worker_tasks", raising=False)
+    import worker_tasks
+
+    yield {name: vars(worker_tasks)[name] for name in NAMES}
+    monkeypatch.delitem(sys.modules, "worker_tasks", raising=False)
+
+
+@pytest.fixture
+def pool(functions: dict) -> Iterator[WorkerPool]:
+    pool = WorkerPool(list(functions.values()), WorkerSettings(num_workers=2, timeout=1.0))
+    yield pool
+    pool.close()
+
+
+async def call(pool: WorkerPool, name: str, **keywords: object) -> object:
+    return await pool.call(NAMES.index(name), keywords)
+
+
+def test_a_result_comes_back(pool: WorkerPool) -> None:
+    assert asyncio.run(call(pool, "add", a=2, b=3)) == 5
+
+
+def test_a_pool_serves_several_event_loops(pool: WorkerPool) -> None:
+    assert [asyncio.run(call(pool, "add", a=n, b=1)) for n in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["sleep", "spin", "hold_gil", "deadlock"])
+def test_a_hanging_call_ends_at_its_deadline_and_its_worker_is_replaced(pool: WorkerPool, name: str) -> None:
+    asyncio.run(call(pool, "add", a=1, b=1))
+    began = time.monotonic()
+    assert asyncio.run(call(pool, name)) == Failure("took longer than 1 s")
+    assert 0.9 < time.monotonic() - began < 2.0
+    assert asyncio.run(call(pool, "add", a=1, b=1)) == 2
+
+
+def test_others_do_not_notice_a_hanging_call(pool: WorkerPool) -> None:
+    async def run() -> tuple[object, float]:
+        await call(pool, "add", a=0, b=0)
+        hanging = asyncio.create_task(call(pool, "spin"))
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        assert await asyncio.gather(*(call(pool, "add", a=n, b=1) for n in range(50))) == list(range(1, 51))
+        return await hanging, time.monotonic() - began
+
+    result, seconds = asyncio.run(run())
+    assert result == Failure("took longer than 1 s")
+    assert seconds < 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("leave", "ended its process (exit status 3)"),
+        ("segfault", "ended its process (signal 11)"),
+        ("quit", "raised SystemExit: 4 (worker_tasks.py:"),
+        ("fail", "raised ValueError: two lines (worker_tasks.py:"),
+        ("forge", "raised TypeError: Object of type set is not JSON serializable"),
+    ],
+)
+def test_a_call_that_ends_badly_is_a_failure_and_the_next_one_works(pool: WorkerPool, name: str, reason: str) -> None:
+    failure = asyncio.run(call(pool, name))
+    assert isinstance(failure, Failure)
+    assert failure.reason.startswith(reason)
+    assert asyncio.run(call(pool, "add", a=1, b=1)) == 2
+
+
+def test_an_idle_worker_that_died_costs_no_result(functions: dict) -> None:
+    pool = WorkerPool(list(functions.values()), WorkerSettings(num_workers=1, timeout=2.0))
+    first = asyncio.run(call(pool, "pid"))
+    assert isinstance(first, int)
+    os.kill(first, signal.SIGKILL)
+    time.sleep(0.1)
+    second = asyncio.run(call(pool, "pid"))
+    pool.close()
+    assert isinstance(second, int)
+    assert second != first
+
+
+def test_workers_are_recycled_so_that_leaks_are_bounded(functions: dict) -> None:
+    pool = WorkerPool(list(functions.values()), WorkerSettings(num_workers=1, timeout=2.0, max_calls=3))
+    held = [asyncio.run(call(pool, "leak")) for _ in range(7)]
+    pool.close()
+    assert held == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_what_functions_print_stays_off_the_result_channel(pool: WorkerPool, capfd: pytest.CaptureFixture) -> None:
+    assert asyncio.run(call(pool, "shout")) == 1
+    assert capfd.readouterr().out == ""
+
+
+def test_large_arguments_pass(pool: WorkerPool) -> None:
+    assert asyncio.run(call(pool, "large", text="a" * 10_000_000)) == 10_000_000
+
+
+def test_arguments_that_cannot_be_sent_are_a_failure(pool: WorkerPool) -> None:
+    failure = asyncio.run(call(pool, "add", a=lambda: 1, b=2))
+    assert isinstance(failure, Failure)
+    assert failure.reason.startswith("arguments cannot be sent to a worker process")
+
+
+def test_functions_that_cannot_be_sent_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"cannot be sent to a worker process .* set environment.in_process=true"):
+        WorkerPool([lambda: 1])
+
+
+def test_a_worker_that_cannot_start_says_why(functions: dict, tmp_path: Path) -> None:
+    (tmp_path / "worker_tasks.py").write_text("import no_such_module")
+    pool = WorkerPool([functions["add"]], WorkerSettings(num_workers=1))
+    failure = asyncio.run(pool.call(0, {"a": 1, "b": 1}))
+    pool.close()
+    assert isinstance(failure, Failure)
+    assert failure.reason.startswith(
+        f"{NO_WORKER}: it did not start: ModuleNotFoundError: No module named 'no_such_mod"
+    )
+
+
+def test_closing_ends_calls_under_way_and_refuses_others(pool: WorkerPool) -> None:
+    async def run() -> tuple[object, object, float]:
+        await call(pool, "add", a=0, b=0)
+        under_way = asyncio.create_task(call(pool, "spin"))
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        pool.close()
+        return await under_way, await call(pool, "add", a=1, b=1), time.monotonic() - began
+
+    under_way, refused, seconds = asyncio.run(run())
+    assert under_way == refused == Failure(f"{NO_WORKER}: the pool is closed")
+    assert seconds < 1.0
+
+
+def test_children_of_a_hanging_function_are_killed_with_it(pool: WorkerPool, tmp_path: Path) -> None:
+    assert asyncio.run(call(pool, "child")) == Failure("took longer than 1 s")
+    assert ended(int((tmp_path / "child").read_text()))
+
+
+SCRIPT = """
+    import asyncio, os, sys
+    from covey.environments.workers import WorkerPool
+
+    def hang():
+        open("worker", "w").write(str(os.getpid()))
+        while True: pass
+
+    if __name__ == "__main__":
+        asyncio.run(WorkerPool([hang]).call(0, {}))
+"""
+
+
+def test_no_worker_outlives_a_killed_parent_and_scripts_may_define_functions(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    parent = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    worker = tmp_path / "worker"
+    deadline = time.monotonic() + 60
+    while not (worker.exists() and worker.read_text()):
+        assert time.monotonic() < deadline
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait(timeout=10)
+    assert ended(int(worker.read_text()))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_workers": 0}, {"timeout": 0.0}, {"timeout": float("nan")}, {"max_calls": 0}]
+)
+def test_impossible_settings_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match="must be >"):
+        WorkerSettings(**settings)
+
+
+def ended(pid: int) -> bool:
+    """Whether the process is gone (or a zombie nobody has reaped) within five seconds."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
