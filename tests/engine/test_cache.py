@@ -51,6 +51,21 @@ def test_rows_grow_up_to_their_reservation_and_memory_is_given_back() -> None:
     assert cache.num_bytes == 0
 
 
+def test_blocks_become_shorter_when_what_was_long_has_left() -> None:
+    cache = Cache(SHAPE, max_slots=10_000)
+    cache.fit(Need(num_groups=2, longest_prompt=200, num_rows=4, longest_row=300, reserved=400))
+    cache.fit(Need(num_groups=2, longest_prompt=20, num_rows=4, longest_row=30, reserved=400))
+    assert (cache.prompts.length, cache.rows.length) == (20, 45)
+
+
+def test_a_tight_budget_is_met_by_giving_up_idle_holders() -> None:
+    cache = Cache(SHAPE, max_slots=1000)
+    cache.fit(Need(num_groups=1, longest_prompt=40, num_rows=9, longest_row=100, reserved=100))
+    cache.fit(Need(num_groups=5, longest_prompt=40, num_rows=6, longest_row=80, reserved=100))
+    assert (cache.prompts.num_holders, cache.prompts.length) == (5, 40)
+    assert (cache.rows.num_holders, cache.rows.length) == (6, 100)
+
+
 def test_bytes_stay_within_the_budget_while_one_block_shrinks_and_the_other_grows() -> None:
     max_slots = 1000
     cache = Cache(SHAPE, max_slots)

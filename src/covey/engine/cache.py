@@ -119,12 +119,13 @@ class Cache:
         return (self.prompts.num_slots + self.rows.num_slots) * self.shape.slot_bytes
 
     def fit(self, need: Need) -> None:
-        """Make room for `need`: with headroom where the budget allows it, else exactly its worst case."""
-        prompts = _grown(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
+        """Make room for `need`; idle holders are given up where the budget asks for it."""
+        prompts = _fitted(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
         longer = need.longest_row + max(MIN_GROWTH, need.longest_row // 4) - 1
-        rows = _grown(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
+        rows = _fitted(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
         if prompts[0] * prompts[1] + rows[0] * rows[1] > self.max_slots:
-            prompts, rows = (need.num_groups, need.longest_prompt), (need.num_rows, need.reserved)
+            # At most what was reserved, which fits.
+            prompts, rows = (need.num_groups, need.longest_prompt), (need.num_rows, min(rows[1], need.reserved))
         assert prompts[0] * prompts[1] + rows[0] * rows[1] <= self.max_slots, f"{need} exceeds {self.max_slots} slots"
         blocks = [(self.prompts, prompts), (self.rows, rows)]
         # What shrinks goes first, so that the sum stays within the budget in between.
@@ -139,9 +140,9 @@ class Cache:
             block.resize(0, 0)
 
 
-def _grown(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
-    """The block's rectangle if it is large enough, else a larger one; when it lengthens, idle holders are given up."""
-    if length <= block.length:
+def _fitted(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
+    """The rectangle a block should have: its own if that is large enough and not twice too long."""
+    if length <= block.length and 2 * new_length >= block.length:
         return max(block.num_holders, num_holders), block.length
     mostly_idle = 2 * num_holders <= block.num_holders
     return num_holders if mostly_idle else max(block.num_holders, num_holders), new_length
