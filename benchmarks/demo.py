@@ -39,7 +39,8 @@ def run(seed: int, folder: Path, *, control: bool) -> dict[str, Any]:
     """One run in a process of its own; its summary and the settings of its cold start."""
     arguments = ["train", "recipe=arithmetic", f"seed={seed}", f"hydra.run.dir={folder}", "output.progress=false"]
     program = [sys.executable, __file__, "--control-run"] if control else [sys.executable, "-m", "covey"]
-    subprocess.run([*program, *arguments], check=True)
+    # The control imports torch before `covey` can set this.
+    subprocess.run([*program, *arguments], check=True, env={"GOMP_SPINCOUNT": "2000", **os.environ})
     return json.loads((folder / "summary.json").read_text())
 
 

@@ -55,6 +55,7 @@ FACTS = RunFacts(
     skipped_steps=1,
     dropped_groups=2,
     tokens=1200,
+    step_seconds=60.0,
     peak_memory_bytes=3 * 2**30,
     versions={"python": "3.11.7"},
 )
@@ -151,7 +152,8 @@ def test_the_tables_fit_80_columns_and_end_with_the_run_folder(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs" / "2026-01-02" / "03-04-05"
     folder.mkdir(parents=True)
-    (folder / "config.yaml").touch()
+    (folder / "config.yaml").write_text("seed: 3\n")
+    (folder / "rollouts.jsonl").touch()
     lines = shown(summary(FACTS, BEFORE, AFTER), folder)
     assert max(map(len, lines)) <= 80
     assert "accuracy, %     25.0 [20.0, 30.0]     75.0 [70.0, 80.0]    +50.0 [-16.6, 83.2]" in lines
@@ -160,6 +162,29 @@ def test_the_tables_fit_80_columns_and_end_with_the_run_folder(tmp_path: Path, m
     assert "config.yaml     every setting of the run" in lines
     assert not any(line.startswith("rollouts.jsonl") for line in lines)
     assert lines[-1] == "run folder: outputs/2026-01-02/03-04-05"
+
+
+def test_what_could_not_be_measured_is_a_dash_in_the_tables(tmp_path: Path) -> None:
+    unknown = Evaluation((0,), (math.nan,), pass_at_k={1: Estimate(math.nan, math.nan, math.nan)})
+    write_summary(tmp_path, summary(FACTS, unknown, None))
+    content = read_summary(tmp_path)
+    assert content is not None
+    assert any(line.split() == ["pass@1,", "%", "-"] for line in shown(content, tmp_path))
+
+
+def test_a_single_look_has_one_column(tmp_path: Path) -> None:
+    lines = shown(summary(FACTS, BEFORE, None), tmp_path)
+    assert ["measured"] in [line.split() for line in lines]
+    assert "accuracy, %     25.0 [20.0, 30.0]" in lines
+
+
+def test_a_prompt_that_one_side_could_not_measure_is_in_no_paired_gain() -> None:
+    assert paired_mean_gain((0.0, 0.5, math.nan), (1.0, math.nan, 1.0), 0.95) == Gain(1.0, 1.0, 1.0)
+
+
+def test_a_run_without_steps_is_not_said_to_have_done_any(tmp_path: Path) -> None:
+    facts = RunFacts(status="interrupted", seed=0, steps=0, seconds=1.0, phases={}, peak_memory_bytes=2**30)
+    assert "interrupted · 1.0 GiB at peak" in shown(summary(facts, None, None), tmp_path)
 
 
 def test_a_long_run_folder_stays_on_one_line(tmp_path: Path) -> None:

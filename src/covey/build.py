@@ -35,9 +35,11 @@ class Run:
 
     def close(self) -> None:
         """Let go of what would outlive the run: the event loop, worker processes."""
-        self.source.close()
-        if isinstance(self.environment, Closes):
-            self.environment.close()
+        try:
+            self.source.close()
+        finally:
+            if isinstance(self.environment, Closes):
+                self.environment.close()
 
 
 def build_environment(config: Config) -> Environment:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from covey.policy.policy import Policy
+from covey.policy.policy import Policy, is_adapted
 
 MANIFEST = "manifest.json"
 POLICY = "policy"
@@ -16,14 +16,16 @@ POLICY = "policy"
 
 def save_policy(policy: Policy, folder: Path) -> None:
     """The weights (or the adapter) and the tokenizer, in the format of transformers and peft."""
-    policy.model.save_pretrained(folder)  # type: ignore[operator]
+    # A reference adapter is no part of the policy.
+    keywords = {"selected_adapters": ["default"]} if is_adapted(policy.model) else {}
+    policy.model.save_pretrained(folder, **keywords)  # type: ignore[operator]
     policy.tokenizer.save_pretrained(folder)
 
 
 def save_checkpoint(checkpoints: Path, step: int, policy: Policy, facts: dict[str, Any], *, keep_last: int) -> Path:
     """Write checkpoints/step-NNNNNN: complete with its manifest, or not there at all. Returns its path.
 
-    Older checkpoints beyond `keep_last` are deleted only after the new one is in place.
+    Older checkpoints beyond `keep_last`, and what a killed run had half written, go only after the new one is in place.
     """
     final = checkpoints / f"step-{step:06d}"
     checkpoints.mkdir(parents=True, exist_ok=True)
@@ -31,14 +33,14 @@ def save_checkpoint(checkpoints: Path, step: int, policy: Policy, facts: dict[st
     save_policy(policy, aside / POLICY)
     manifest = {"step": step, **facts, "files": _inventory(aside)}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for file in sorted(p for p in aside.rglob("*") if p.is_file()):
-        _sync(file)
-    _sync(aside)
+    for path in (*aside.rglob("*"), aside):
+        _sync(path)
     if final.exists():
         shutil.rmtree(final)
     os.rename(aside, final)
     _sync(checkpoints)
-    for old in complete_checkpoints(checkpoints)[: -max(keep_last, 1)]:
+    half_written = checkpoints.glob("step-*.tmp-*")
+    for old in (*complete_checkpoints(checkpoints)[: -max(keep_last, 1)], *half_written):
         shutil.rmtree(old)
     return final
 

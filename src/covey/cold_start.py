@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -76,13 +75,15 @@ def _train_into(
     folder.parent.mkdir(parents=True, exist_ok=True)
     policy = load_policy(full_precision(config.model), seed=config.seed)
     num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
-    aside = Path(tempfile.mkdtemp(dir=folder.parent))
-    save_policy(policy, aside)
-    (aside / REPORT).write_text(json.dumps({"num_steps": num_steps, "accuracy": accuracy}))
-    try:
-        os.rename(aside, folder)
-    except OSError:  # another run made the same policy in the meantime
-        shutil.rmtree(aside)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as made:
+        aside = Path(made) / folder.name
+        save_policy(policy, aside)
+        (aside / REPORT).write_text(json.dumps({"num_steps": num_steps, "accuracy": accuracy}))
+        try:
+            os.rename(aside, folder)
+        except OSError:
+            if not (folder / REPORT).is_file():  # else another run made the same policy in the meantime
+                raise
     return ColdStart(folder, num_steps, accuracy, cached=False)
 
 
@@ -182,8 +183,18 @@ def _key(config: Config, demonstrations: Sequence[Demonstration]) -> str:
         "covey": covey.__version__,
         "seed": config.seed,
         "model": model,
+        "files": _files(Path(config.model.name)),
         "cold_start": settings,
-        "max_tokens": config.sampling.max_tokens,
+        "sampling": (config.sampling.max_tokens, config.sampling.stop),
+        "correct_above": config.evaluation.correct_above,
         "demonstrations": [(p.id, p.text, text) for p, text in demonstrations],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each file of a local model: the same path may hold another one tomorrow."""
+    if not folder.is_dir():
+        return []
+    status = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [(str(path.relative_to(folder)), found.st_size, found.st_mtime_ns) for path, found in status]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, pvariance, stdev
 
 from covey.config import EvaluationConfig
 from covey.diagnostics import pass_at_k
@@ -33,8 +33,11 @@ class Evaluation:
     """Chance that at least one of k samples is correct (unbiased, arXiv 2107.03374)."""
     num_prompts: int
     num_samples: int
+    num_unscored: int
+    """Completions that the system failed to score."""
     correct_greedy: tuple[float, ...]
     mean_reward: tuple[float, ...]
+    """NaN for a prompt without any scored sample."""
 
 
 def evaluate(
@@ -42,26 +45,32 @@ def evaluate(
 ) -> Evaluation:
     """Greedy and sampled completions of every prompt; the same random numbers each time, so that looks can be paired.
 
-    Completions that the system failed to score are left out; a prompt without any counts as not correct.
+    Completions that the system failed to score are left out; a prompt without any is not correct greedily, and in no
+    mean over samples.
     """
     greedy = source.run(prompts, 1, replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0))
     sampled = source.run(prompts, settings.num_samples, sampling)
     correct = tuple(float(_num_correct(group, settings.correct_above) > 0) for group in greedy)
-    rewards = tuple(fmean(group.rewards) if group.rewards else 0.0 for group in sampled)
+    rewards = tuple(fmean(group.rewards) if group.rewards else math.nan for group in sampled)
     return Evaluation(
         accuracy=wilson(sum(correct), len(correct), settings.confidence),
-        reward_mean=mean_interval(rewards, settings.confidence),
+        reward_mean=mean_interval([r for r in rewards if not math.isnan(r)], settings.confidence),
         pass_at_k={k: _pass_at_k(sampled, k, settings) for k in settings.k},
         num_prompts=len(prompts),
         num_samples=settings.num_samples,
+        num_unscored=sum(len(group.failures) for group in (*greedy, *sampled)),
         correct_greedy=correct,
         mean_reward=rewards,
     )
 
 
-def wilson(successes: float, trials: int, confidence: float) -> Estimate:
-    """Interval of a proportion by Wilson's score, which holds near 0 and 1 (JASA 22:158, 1927)."""
-    assert trials > 0, "a proportion of nothing"
+def wilson(successes: float, trials: float, confidence: float) -> Estimate:
+    """Interval of a proportion by Wilson's score, which holds near 0 and 1 (JASA 22:209, 1927).
+
+    `trials` may be fractional (see `share_interval`). NaN where there are none.
+    """
+    if trials == 0:
+        return UNKNOWN
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     p = successes / trials
     centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
@@ -71,17 +80,35 @@ def wilson(successes: float, trials: int, confidence: float) -> Estimate:
 
 def mean_interval(values: Sequence[float], confidence: float) -> Estimate:
     """Normal interval of a mean over prompts, which are the independent units (completions of one prompt are not)."""
+    if not values:
+        return UNKNOWN
     mean = fmean(values)
     spread = stdev(values) if len(values) > 1 else 0.0
     half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half)
 
 
+def share_interval(values: Sequence[float], confidence: float) -> Estimate:
+    """Interval of a mean over prompts of values in [0, 1]: Wilson's, so it stays inside and is honest at 0 and 1.
+
+    Its number of trials is the effective one, p (1 - p) / (variance of the mean) (Korn and Graubard, Survey
+    Methodology 24:193, 1998): the number of prompts where values are 0 or 1, more where they spread less.
+    """
+    if not values:
+        return UNKNOWN
+    p, variance = fmean(values), pvariance(values) / len(values)
+    trials = p * (1 - p) / variance if variance > 0 else len(values)
+    return wilson(p * trials, trials, confidence)
+
+
 def _pass_at_k(groups: Sequence[Group], k: int, settings: EvaluationConfig) -> Estimate:
     counts = [(len(g.rollouts), _num_correct(g, settings.correct_above)) for g in groups]
-    values = [pass_at_k(n, c, k) for n, c in counts if n >= k]
-    return mean_interval(values or [0.0], settings.confidence)
+    return share_interval([pass_at_k(n, c, k) for n, c in counts if n >= k], settings.confidence)
 
 
 def _num_correct(group: Group, threshold: float) -> int:
     return sum(reward >= threshold for reward in group.rewards)
+
+
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+"""Of what nothing was measured."""

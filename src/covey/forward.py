@@ -39,12 +39,12 @@ class Prepared:
     kept: Kept | None
 
 
-def prepare(forward: Forward, batch: MicroBatch, *, keep_old: bool) -> Prepared:
-    """The passes without gradient."""
+def prepare(forward: Forward, batch: MicroBatch, *, several: bool, keep_old: bool) -> Prepared:
+    """The passes without gradient. `several` updates on the batch share the filters of the policy before the first."""
     needs_reference = forward.objective.needs_reference
     kept, old, reference_L = None, None, None
     with inference(forward.policy.model):
-        if forward.scoring.sampling.filters and (keep_old or needs_reference):
+        if forward.scoring.sampling.filters and (several or needs_reference):
             kept = kept_entries(forward.policy, batch, forward.scoring)
         if keep_old:
             old = score_tokens(forward.policy, batch, forward.scoring, kept)

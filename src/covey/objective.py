@@ -163,7 +163,7 @@ class Objective:
         pieces |= self._penalties(inputs, totals, kl_coef, entropy_coef)
         loss = torch.stack(list(pieces.values())).sum()
         with torch.no_grad():
-            sums = metrics.shares(pieces | {"loss": loss}, inputs.mask_NT, totals)
+            sums = metrics.loss_terms(pieces | {"loss": loss}, inputs.mask_NT)
             sums |= self._log(inputs, loss_in, keep_NT, weights_NT)
         return loss, sums
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from covey.aggregation import Totals
 from covey.corrections import row_mean
 from covey.diagnostics import LOG_RATIO_CLAMP, Average, mean_over, merge, off_policy
 from covey.kl import k3_forward
@@ -15,6 +14,8 @@ from covey.loss_events import Events
 from covey.losses import LossInputs
 
 Sums = dict[str, Average]
+LOSS_TERMS = ("loss", "policy_loss", "kl_loss", "sampler_kl_loss", "entropy_loss")
+"""What the objective adds up."""
 
 
 def sequence_mean(values_NT: Tensor, mask_NT: Tensor) -> Average:
@@ -22,12 +23,10 @@ def sequence_mean(values_NT: Tensor, mask_NT: Tensor) -> Average:
     return mean_over(row_mean(values_NT.detach(), mask_NT), mask_NT.any(1))
 
 
-def shares(pieces: Mapping[str, Tensor], mask_NT: Tensor, totals: Totals) -> Sums:
-    """Terms that global totals have already divided: their denominators, shares of the tokens, add up to 1."""
-    return {
-        name: Average(piece.detach(), mask_NT.sum().to(piece.dtype) / max(totals.num_tokens, 1))
-        for name, piece in pieces.items()
-    }
+def loss_terms(pieces: Mapping[str, Tensor], mask_NT: Tensor) -> Sums:
+    """Terms that global totals have already divided: sums, not averages. The denominator only tells whether any token
+    is in them; rollouts without gradient may have been left out of it, so it must divide nothing."""
+    return {name: Average(piece.detach(), mask_NT.sum().to(piece.dtype)) for name, piece in pieces.items()}
 
 
 def ratio_sums(inputs: LossInputs) -> Sums:
@@ -66,7 +65,7 @@ def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
 
     `ess_fraction` is the effective sample size of the sampler's tokens over their number, 1 on-policy.
     """
-    values = {name: float(n / d) for name, (n, d) in sums.items() if float(d) > 0}
+    values = {name: float(n if name in LOSS_TERMS else n / d) for name, (n, d) in sums.items() if float(d) > 0}
     if "sampler_chi2_token" in values:
         values["ess_fraction"] = values["sampler_weight_mean"] ** 2 / (values["sampler_chi2_token"] + 1)
     return values

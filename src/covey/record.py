@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -53,12 +54,13 @@ class Record:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.close()
-        if self._run is not None:
-            self._summarise(self._run, "completed" if kind is None else _status(kind))
-            self._run.close()
-        self._tracker.close()
-        self._rollouts.close()
+        with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
+            closing.callback(self._rollouts.close)
+            closing.callback(self._tracker.close)
+            if self._run is not None:
+                closing.callback(self._run.close)
+            self._progress.close()
+            self._summarise("completed" if kind is None else _status(kind))
 
     @property
     def run(self) -> Run:
@@ -95,7 +97,7 @@ class Record:
         self._rollouts.log(step, groups, [a for group in credit.advantages for a in group])
         self._progress.update(step + 1, row)
         if metrics["num_rollouts_trained"] == 0:
-            self.say(f"step {step + 1}: no signal, the rewards of every group are equal; the policy stays as it is")
+            self.say(f"step {step + 1}: no signal, {_why_no_signal(groups, credit)}; the policy stays as it is")
         self._step_started = time.monotonic()
 
     def evaluation(self, step: int, found: Evaluation) -> None:
@@ -103,7 +105,7 @@ class Record:
         metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
         self._evaluations.append(found)
-        self._tracker.log(step, metrics, kind="evaluate")
+        self._tracker.log(step, {**metrics, "num_unscored": found.num_unscored}, kind="evaluate")
         self._progress.evaluation(step, metrics)
         self._step_started = time.monotonic()
 
@@ -117,7 +119,7 @@ class Record:
         """What a cold start came to, in cold_start.json."""
         (self._folder / "cold_start.json").write_text(json.dumps(facts, default=str, indent=2) + "\n")
 
-    def _summarise(self, run: Run, status: str) -> None:
+    def _summarise(self, status: str) -> None:
         """summary.json: for programs, and for the tables at the end. Before is the first evaluation, after the last."""
         facts = RunFacts(
             status=status,
@@ -129,7 +131,7 @@ class Record:
             dropped_groups=self._totals["dropped"],
             tokens=self._totals["tokens"],
             step_seconds=self._step_seconds,
-            peak_memory_bytes=peak_memory_bytes(str(run.policy.device)),
+            peak_memory_bytes=peak_memory_bytes("cpu" if self._run is None else str(self._run.policy.device)),
             versions=versions(),
         )
         before = self._evaluations[0] if self._evaluations else None
@@ -139,6 +141,15 @@ class Record:
 
 def _status(kind: type[BaseException]) -> str:
     return "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+
+
+def _why_no_signal(groups: Sequence[Group], credit: Credit) -> str:
+    """What left nothing to train on."""
+    if not groups:
+        return "every group was dropped"
+    if any(advantage != 0 for group in credit.advantages for advantage in group):
+        return "every completion that could teach something is masked or empty"
+    return "the rewards of every group are equal"
 
 
 def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from transformers import PreTrainedTokenizerBase
 
@@ -74,9 +75,9 @@ async def _score(
     """The environment's verdicts, gated: one for each completion, every reward a finite number."""
     try:
         if isinstance(environment, ReadsTokens):
-            verdicts = await environment.score_tokens(prompt, texts, token_ids)
+            verdicts = list(await environment.score_tokens(prompt, texts, token_ids))
         else:
-            verdicts = await environment.score(prompt, texts)
+            verdicts = list(await environment.score(prompt, texts))
     except RunStopped:
         raise
     except Exception as error:  # the environment is foreign code: whatever it raises is the system's failure
@@ -84,10 +85,14 @@ async def _score(
     if len(verdicts) != len(texts):
         reason = f"{prompt.environment}.score returned {len(verdicts)} verdicts for {len(texts)} completions"
         return [Failure(reason)] * len(texts)
-    return [_finite(verdict, prompt.environment) for verdict in verdicts]
+    return [_checked(verdict, prompt.environment) for verdict in verdicts]
 
 
-def _finite(verdict: Reward | Failure, environment: str) -> Reward | Failure:
-    if isinstance(verdict, Reward) and not math.isfinite(verdict.value):
+def _checked(verdict: object, environment: str) -> Reward | Failure:
+    if isinstance(verdict, Failure):
+        return verdict
+    if not isinstance(verdict, Reward):
+        return Failure(f"{environment}.score returned a {type(verdict).__name__} where a Reward or Failure is due")
+    if not isinstance(verdict.value, Real) or not math.isfinite(verdict.value):
         return Failure(f"{environment} gave the reward {verdict.value}")
     return verdict

@@ -98,16 +98,22 @@ class LocalSource:
 
     def take(self, n: int) -> list[Group]:
         groups: list[Group] = []
+        tried: list[Group] = []
         for _ in range(1 + (self.filter_rounds if self.keep else 0)):
-            drawn = self._draw(n - len(groups))
-            if not drawn:
+            missing_of_ranks: list[int] = distribution.all_gather(n - len(groups))
+            if not any(missing_of_ranks):  # decided by all ranks together: a round is collective
                 break
-            groups.extend(group for group in self._roll_out(drawn) if self._is_usable(group))
+            rolled_out = self._roll_out(self._draw(missing_of_ranks))
+            tried.extend(rolled_out)
+            groups.extend(group for group in rolled_out if self._is_usable(group))
+        _stop_where_nothing_is_scored(tried)
         return groups
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         jobs = [(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in prompts]
-        return self._run_all(jobs, group_size)
+        groups = self._run_all(jobs, group_size)
+        _stop_where_nothing_is_scored(groups)
+        return groups
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.sampler.engine.load_weights(weights, version)
@@ -125,11 +131,10 @@ class LocalSource:
     def close(self) -> None:
         self._runner.close()
 
-    def _draw(self, missing: int) -> list[tuple[Prompt, int]]:
+    def _draw(self, missing_of_ranks: Sequence[int]) -> list[tuple[Prompt, int]]:
         """This rank's share of the stream; all ranks move along the stream together."""
-        missing_of_ranks: list[int] = distribution.all_gather(missing)
         first = sum(missing_of_ranks[: distribution.rank()])
-        return self.stream.draw(sum(missing_of_ranks))[first : first + missing]
+        return self.stream.draw(sum(missing_of_ranks))[first : first + missing_of_ranks[distribution.rank()]]
 
     def _roll_out(self, drawn: Sequence[tuple[Prompt, int]]) -> list[Group]:
         seed = self.stream.seed
@@ -140,11 +145,7 @@ class LocalSource:
         async def gather() -> list[Group]:
             return await asyncio.gather(*(roll_out(self.sampler, p, group_size, s) for p, s in jobs))
 
-        groups = self._runner.run(gather())
-        if groups and not any(group.rollouts for group in groups):
-            reason = groups[0].failures[0].reason
-            raise RunStopped(f"none of {len(groups) * group_size} completions could be scored: {reason}")
-        return groups
+        return self._runner.run(gather())
 
     def _is_usable(self, group: Group) -> bool:
         self._drops["unscored_rollouts"] += len(group.failures)
@@ -155,6 +156,14 @@ class LocalSource:
             self._drops[f"filtered_{_uniform_kind(group.rewards)}"] += 1
             return False
         return True
+
+
+def _stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
+    """RunStopped where no completion of any rank could be scored: the reward is broken, and going on would hide it."""
+    (num_scored,) = distribution.all_sum_ints(sum(len(group.rollouts) for group in groups))
+    failures = [failure for group in groups for failure in group.failures]
+    if failures and not num_scored:
+        raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
 
 
 def _uniform_kind(rewards: Sequence[float]) -> str:

@@ -126,8 +126,11 @@ def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confid
 
 
 def paired_mean_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:
-    """Mean of the per-prompt differences with a normal interval; prompts are the independent units."""
-    differences = [a - b for b, a in zip(before, after, strict=True)]
+    """Mean of the per-prompt differences with a normal interval; prompts are the independent units.
+
+    A prompt that either side could not measure (NaN) is left out.
+    """
+    differences = [d for d in (a - b for b, a in zip(before, after, strict=True)) if not math.isnan(d)]
     mean = fmean(differences) if differences else 0.0
     spread = stdev(differences) if len(differences) > 1 else 0.0
     half = _z(confidence) * spread / math.sqrt(max(1, len(differences)))

@@ -30,24 +30,29 @@ def print_folder(folder: Path, console: Console) -> None:
 
 def render(content: Mapping[str, Any], folder: Path) -> Group:
     """Before and after, phases with their shares, totals, and the files the run left in `folder`."""
-    parts: list[RenderableType] = [Text(""), before_after(content)] if content["before"] or content["after"] else []
-    parts += [Text(""), phase_table(content), Text(""), totals(content), files(folder)]
-    return Group(*parts)
+    parts: list[RenderableType] = []
+    if content["before"] or content["after"]:
+        parts += _titled(_evaluation_title(content), before_after(content))
+    parts += _titled(f"{duration(content['seconds'])} in all", phase_table(content))
+    return Group(*parts, Text(""), totals(content), files(folder))
+
+
+def _titled(title: str, table: Table) -> list[RenderableType]:
+    """A title of its own line: rich would break it at the width of a narrow table."""
+    return [Text(""), Text(title, "italic"), table]
 
 
 def before_after(content: Mapping[str, Any]) -> Table:
-    """One row a measure: before, after, and the paired gain where it was measured prompt by prompt."""
-    table = _table(_evaluation_title(content))
+    """One row a measure: before, after, and the paired gain where it was measured prompt by prompt; or the one look."""
+    table = _table()
     table.add_column("")
-    for heading in ("before", "after", "gain"):
+    looks, gain = [side for side in (content["before"], content["after"]) if side], content["gain"] or {}
+    for heading in ("before", "after", "gain") if len(looks) == 2 else ("measured",):
         table.add_column(heading, justify="right")
-    before, after, gain = content["before"] or {}, content["after"] or {}, content["gain"] or {}
-    some = after or before
-    table.add_row("accuracy, %", *_row((before, after), gain, "accuracy", _percent))
-    for k in some["pass_at_k"]:
-        cells = (_interval(side.get("pass_at_k", {}).get(k), _percent) for side in (before, after))
-        table.add_row(f"pass@{k}, %", *cells, "")
-    table.add_row("mean reward", *_row((before, after), gain, "reward_mean", _number))
+    table.add_row("accuracy, %", *_row(looks, gain, "accuracy", _percent))
+    for k in looks[-1]["pass_at_k"]:
+        table.add_row(f"pass@{k}, %", *(_interval(look["pass_at_k"][k], _percent) for look in looks))
+    table.add_row("mean reward", *_row(looks, gain, "reward_mean", _number))
     return table
 
 
@@ -57,13 +62,15 @@ def _evaluation_title(content: Mapping[str, Any]) -> str:
     return f"{some['num_prompts']} held-out prompts, greedy and {some['num_samples']} samples; {level} intervals"
 
 
-def _row(sides: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> list[str]:
-    return [_interval(side.get(key), form) for side in sides] + [_interval(gain.get(key), form, sign=True)]
+def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> list[str]:
+    cells = [_interval(look[key], form) for look in looks]
+    return [*cells, _interval(gain[key], form, sign=True)] if gain else cells
 
 
-def _interval(estimate: Mapping[str, float] | None, form: Form, sign: bool = False) -> str:
-    if estimate is None:
-        return ""
+def _interval(estimate: Mapping[str, float], form: Form, sign: bool = False) -> str:
+    """A dash where nothing could be measured (null in summary.json)."""
+    if None in estimate.values():
+        return "-"
     plus = "+" if sign and estimate["value"] > 0 else ""
     return f"{plus}{form(estimate['value'])} [{form(estimate['low'])}, {form(estimate['high'])}]"
 
@@ -76,20 +83,13 @@ def _number(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def phase_table(content: Mapping[str, Any]) -> Table:
     """Where the seconds went, longest first, with bars."""
-    table = _table(f"{duration(content['seconds'])} in all")
+    table = _table()
     table.add_column("phase")
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
@@ -101,11 +101,14 @@ def phase_table(content: Mapping[str, Any]) -> Table:
 
 
 def totals(content: Mapping[str, Any]) -> Text:
-    """Steps, tokens, memory on one line; what went wrong on the next, where something did."""
-    lines = [
-        f"{content['status']} · {content['steps']} steps · {content['tokens']:,} tokens · "
-        f"{content['tokens_per_second']:,.0f} tokens/s · {memory(content['peak_memory_bytes'])} at peak"
+    """Steps (where there were any), tokens, memory on one line; what went wrong on the next, where something did."""
+    work = [
+        f"{content['steps']} steps",
+        f"{content['tokens']:,} tokens",
+        f"{content['tokens_per_second']:,.0f} tokens/s",
     ]
+    done = work if content["steps"] else []
+    lines = [" · ".join([content["status"], *done, f"{memory(content['peak_memory_bytes'])} at peak"])]
     if content["skipped_steps"]:
         lines.append(f"{content['skipped_steps']} steps skipped: loss or gradient was not finite")
     if content["dropped_groups"]:
@@ -114,14 +117,16 @@ def totals(content: Mapping[str, Any]) -> Text:
 
 
 def files(folder: Path) -> Text:
-    """What the run left, one line each; only what is there."""
-    present = [(name, what) for name, what in FILES.items() if (folder / name).exists()]
+    """What the run left, one line each; only what is there and not empty."""
+    paths = {name: folder / name for name in FILES}
+    present = [(name, FILES[name]) for name, path in paths.items() if path.exists() and path.stat().st_size]
     return Text("\n".join(f"{name:<16}{what}" for name, what in present), style="dim")
 
 
 FILES = {
     "summary.json": "this summary",
     "config.yaml": "every setting of the run",
+    "cold_start.json": "the warmed policy and its accuracy",
     "metrics.jsonl": "numbers of each step",
     "rollouts.jsonl": "completions with their rewards",
     "checkpoints": "policies (from_pretrained loads them)",

@@ -24,7 +24,7 @@ from covey.objective_metrics import Sums, combine, summarise
 from covey.optimizer import build_optimizer, learning_rate
 from covey.policy import distribution
 from covey.policy.logprobs import Scoring
-from covey.policy.policy import Policy
+from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference, refresh_reference
 from covey.timing import PhaseTimer
 from covey.types import Batch
@@ -68,6 +68,8 @@ class Trainer:
         self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
         # One scaler for the whole run: a fresh one would forget the scale it had found.
         self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.precision == torch.float16)
+        # Its scale is made at the first use, which a rank without rows would not come to.
+        self._scaler.scale(torch.zeros((), device=policy.device))
         self._nonfinite_in_a_row = 0
 
     def step(self, batch: Batch, step: int) -> dict[str, float]:
@@ -78,11 +80,10 @@ class Trainer:
         rate = learning_rate(step, self._settings.num_steps, self._settings.optimizer)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        metrics: dict[str, float] = {}
         with self.timer.phase("logprobs"):
             prepared = self._prepare(batch)
-        for index in range(self._settings.updates_per_batch):
-            metrics = self._update(prepared, batch, step, index)
+        updates = [self._update(prepared, batch, step, index) for index in range(self._settings.updates_per_batch)]
+        metrics = {**updates[-1], "skipped": sum(update["skipped"] for update in updates)}
         self._steer(metrics, batch, step)
         steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
         trained = sum(micro_batch.num_rows for micro_batch in batch.micro_batches)
@@ -102,7 +103,7 @@ class Trainer:
         values: list[float] = []
         with self.timer.phase("logprobs"):
             for micro_batch in batch.micro_batches:
-                prepared = prepare(self._forward, micro_batch, keep_old=True)
+                prepared = prepare(self._forward, micro_batch, several=False, keep_old=True)
                 assert prepared.old is not None
                 inputs = objective_inputs(prepared, prepared.old)
                 values.extend(self.objective.kl_values(inputs).sum(dim=1).tolist())
@@ -119,8 +120,9 @@ class Trainer:
 
     def _prepare(self, batch: Batch) -> list[Prepared]:
         objective = self.objective
-        several = self._settings.updates_per_batch > 1 and objective.needs_old
-        return [prepare(self._forward, m, keep_old=several) for m in batch.micro_batches]
+        several = self._settings.updates_per_batch > 1
+        keep_old = several and objective.needs_old
+        return [prepare(self._forward, m, several=several, keep_old=keep_old) for m in batch.micro_batches]
 
     def _update(self, prepared: Sequence[Prepared], batch: Batch, step: int, index: int) -> dict[str, float]:
         """Backward over all micro-batches, then one optimiser step, or none where something is not finite."""
@@ -138,9 +140,9 @@ class Trainer:
         with self.timer.phase("optimizer"):
             metrics = summarise(combine(distribution.all_sum_pairs(sums)))
             metrics |= distribution.all_max(maxima) | self._optimizer_step(metrics)
-        if metrics["skipped"]:
+        if metrics["skipped"] and not self._is_overflow(metrics):
             self._count_nonfinite(prepared, batch, statistics)
-        else:
+        elif "loss" in metrics:
             self._nonfinite_in_a_row = 0
         return metrics
 
@@ -158,7 +160,7 @@ class Trainer:
         """Rules over the whole batch, all ranks, are decided here, before the first backward pass."""
         if not self.objective.needs_batch_selection:
             return [None] * len(prepared)
-        with self.timer.phase("logprobs"), torch.no_grad():
+        with self.timer.phase("logprobs"), inference(self.policy.model):
             parts = [objective_inputs(p, score(self._forward, p)) for p in prepared]
         of_ranks: list[ObjectiveInputs | None] = distribution.all_gather(stack(parts) if parts else None)
         filled = [inputs for inputs in of_ranks if inputs is not None]
@@ -169,22 +171,27 @@ class Trainer:
         return list(_split_statistics(whole, parts, start))
 
     def _optimizer_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Step with the gradients there are, unless the loss or one of them is not finite; nothing without rows."""
+        if "loss" not in metrics:
+            return {"grad_norm": 0.0, "grad_clipped": 0.0, "skipped": 0.0}
         self._scaler.unscale_(self._optimizer)
         limit = self._settings.optimizer.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit if limit > 0 else torch.inf)
-        loss = metrics.get("loss", 0.0)
-        finite = bool(torch.isfinite(norm)) and math.isfinite(loss)
-        if not finite:
-            self._optimizer.zero_grad(set_to_none=True)
-        elif metrics:
+        finite = bool(torch.isfinite(norm)) and math.isfinite(metrics["loss"])
+        if finite:
             self._scaler.step(self._optimizer)
-        if self._scaler.is_enabled():
-            self._scaler.update()
+        else:
+            self._optimizer.zero_grad(set_to_none=True)
+        self._scaler.update()
         return {
             "grad_norm": float(norm),
             "grad_clipped": float(limit > 0 and bool(norm > limit)),
             "skipped": float(not finite),
         }
+
+    def _is_overflow(self, metrics: Mapping[str, float]) -> bool:
+        """float16 gradients beyond its range are the loss scale's search, while the scale has room to fall."""
+        return self._scaler.is_enabled() and math.isfinite(metrics["loss"]) and self._scaler.get_scale() >= 1
 
     def _count_nonfinite(
         self, prepared: Sequence[Prepared], batch: Batch, statistics: Sequence[BatchStatistics | None]
@@ -205,7 +212,8 @@ class Trainer:
         for part, chosen in zip(prepared, statistics, strict=True):
             self._optimizer.zero_grad(set_to_none=True)
             inputs = objective_inputs(part, score(self._forward, part))
-            bad_N = ~(inputs.log_probs_NT.isfinite() & inputs.advantages.isfinite()).all(dim=1)
+            read = (inputs.log_probs_NT, inputs.sampler_log_probs_NT, inputs.advantages)
+            bad_N = ~torch.stack([values.isfinite().all(dim=1) for values in read]).all(dim=0)
             if bool(bad_N.any()):
                 return [name for name, bad in zip(part.batch.prompt_ids, bad_N.tolist(), strict=True) if bad][:4]
             self._backward(part, batch, chosen)
@@ -217,9 +225,10 @@ class Trainer:
     def _steer(self, metrics: Mapping[str, float], batch: Batch, step: int) -> None:
         """Coefficients and reference move once a batch."""
         algorithm = self._settings.algorithm
-        if "kl_sequence_mean" in metrics:
+        measured = metrics["skipped"] == 0
+        if measured and "kl_sequence_mean" in metrics:
             self.controller = update(self.controller, metrics["kl_sequence_mean"], batch.num_sequences)
-        if algorithm.target_entropy is not None and "entropy" in metrics:
+        if measured and algorithm.target_entropy is not None and "entropy" in metrics:
             seen, target = metrics["entropy"], algorithm.target_entropy
             self.entropy = update_entropy_control(self.entropy, entropy=seen, target=target)
         every = algorithm.reference_refresh_every

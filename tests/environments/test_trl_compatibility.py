@@ -50,7 +50,9 @@ def by_trl(function: Callable[..., Any], row: dict) -> list[float | None]:
 def by_covey(function: Callable[..., Any], row: dict, in_process: bool = True) -> list[Reward | Failure]:
     settings = RewardSettings(in_process=in_process, timeout=60.0, num_workers=1, max_failure_rate=1.0)
     made = RewardFunctions({"train": [row], "test": []}, reward_functions([function]), settings)
-    scores = asyncio.run(made.score_tokens(made.prompts("train")[0], COMPLETIONS, [encode(text) for text in COMPLETIONS]))
+    scores = asyncio.run(
+        made.score_tokens(made.prompts("train")[0], COMPLETIONS, [encode(text) for text in COMPLETIONS])
+    )
     made.close()
     return scores
 

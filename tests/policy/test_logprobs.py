@@ -6,69 +6,16 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from covey.batch import count, make_batch, make_rows
 from covey.config import ModelConfig
 from covey.engine.base import Sampling
-from covey.policy.attention import ATTENTION, register
 from covey.policy.loading import load_policy
 from covey.policy.logprobs import Scoring, kept_entries, score_tokens
-from covey.policy.nano import nano_tokenizer
 from covey.policy.policy import Policy
-from covey.types import Batch, Group, Prompt, Reward, Rollout
+from covey.types import Group
 
-ARCHITECTURES = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {},
-    "mistral": {"sliding_window": 5},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0},
-}
-
-
-def make_policy(architecture: str, dtype: torch.dtype = torch.float32) -> Policy:
-    register()
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    grouped = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
-    extra = ARCHITECTURES[architecture]
-    shape = extra if architecture == "gpt2" else {**sizes, **grouped, "bos_token_id": 0, "eos_token_id": 0, **extra}
-    config = AutoConfig.for_model(architecture, vocab_size=40, **shape)
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).to(dtype).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # the default initialisation is nearly uniform: sharpen it
-            parameter.mul_(4.0) if parameter.dim() > 1 else None
-    return Policy(model=model, tokenizer=nano_tokenizer(), precision=dtype, plain_head=True)
-
-
-def random_groups(seed: int = 0) -> list[Group]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def tokens(n: int) -> tuple[int, ...]:
-        return tuple(torch.randint(1, 40, (n,), generator=generator).tolist())
-
-    groups = []
-    for name, prompt_length, lengths in (("a", 7, (3, 9, 1)), ("b", 2, (5, 5)), ("c", 11, (4, 2, 8, 6))):
-        prompt = tokens(prompt_length)
-        rollouts = []
-        for n in lengths:
-            ids = (*prompt, *tokens(n))
-            mask = (False,) * (prompt_length - 1) + (True,) * n
-            rollouts.append(
-                Rollout(ids[:-1], ids[1:], mask, (0.0,) * len(mask), Reward(0.0, {}), "", "stop", policy_version=0)
-            )
-        groups.append(Group(Prompt(name, "test", "", {}), tuple(rollouts), ()))
-    return groups
-
-
-def make(groups: list[Group], packing: str, budget: int) -> Batch:
-    rows = make_rows(groups, [[0.0] * len(g.rollouts) for g in groups])
-    tokens, sequences = count(rows)
-    totals = (tokens, sequences, sequences)
-    return make_batch(
-        rows, packing=packing, micro_batch_tokens=budget, totals=totals, device=torch.device("cpu")
-    )
+from ..builders import ARCHITECTURES, logprobs, make, make_policy, random_groups
 
 
 def plain_logprobs(policy: Policy, groups: list[Group], temperature: float = 1.0) -> Tensor:
@@ -87,11 +34,6 @@ def plain_logprobs(policy: Policy, groups: list[Group], temperature: float = 1.0
     return torch.cat(pieces)
 
 
-def logprobs(policy: Policy, batch: Batch, scoring: Scoring) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
-
-
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 @pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
 def test_log_probs_equal_a_plain_forward_of_prompt_and_completion(architecture: str, packing: str) -> None:
@@ -99,7 +41,7 @@ def test_log_probs_equal_a_plain_forward_of_prompt_and_completion(architecture: 
     expected = plain_logprobs(policy, groups, temperature=0.7)
     assert expected.std() > 0.5
     for budget, chunk in itertools.product((12, 10_000), (0, 3)):
-        got = logprobs(policy, make(groups, packing, budget), Scoring(Sampling(temperature=0.7), chunk))
+        got = logprobs(policy, make(groups, packing, budget).micro_batches, Scoring(Sampling(temperature=0.7), chunk))
         assert torch.allclose(got, expected, atol=1e-5, rtol=0), (got - expected).abs().max()
 
 
@@ -128,8 +70,8 @@ def test_gradients_do_not_depend_on_layout_split_or_chunk_in_float64() -> None:
 def test_filters_renormalise_over_the_kept_tokens_and_always_keep_the_sampled_one() -> None:
     policy, groups = make_policy("qwen2"), random_groups()
     batch = make(groups, "shared", 10_000)
-    everything = logprobs(policy, batch, Scoring(Sampling(), 0))
-    cut = logprobs(policy, batch, Scoring(Sampling(top_p=0.9, top_k=20), 0))
+    everything = logprobs(policy, batch.micro_batches, Scoring(Sampling(), 0))
+    cut = logprobs(policy, batch.micro_batches, Scoring(Sampling(top_p=0.9, top_k=20), 0))
     assert bool(torch.isfinite(cut).all())
     assert bool((cut >= everything - 1e-6).all())
     assert float((cut - everything).max()) > 0.05

@@ -1,16 +1,27 @@
 """Settings in, a policy out: weights, precision, quantisation, adapters."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.config import ModelConfig
-from covey.policy.attention import ATTENTION, DENSE, register
+from covey.policy.adapters import add_adapters, load_adapters, saved_adapters
+from covey.policy.attention import ATTENTION, register
 from covey.policy.nano import NANO, nano_model, nano_tokenizer
-from covey.policy.policy import DTYPES, Policy, inference
+from covey.policy.policy import DTYPES, Policy
+from covey.policy.probe import has_plain_head, remove_dropout
 
 
 def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> Policy:
@@ -19,16 +30,23 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     Raises ValueError where a setting cannot be met: no such model, no bitsandbytes, unsupported attention.
     """
     register()
+    # Warns on some CPUs that a kernel nobody asked for is missing, as soon as peft imports it.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     device = choose_device(settings.device)
-    model, tokenizer = _load_model(settings, device, seed)
-    _remove_dropout(model)
+    saved = saved_adapters(settings)
+    base = settings.name if saved is None else str(saved.base_model_name_or_path)
+    model, tokenizer = _load_model(replace(settings, name=base), device, seed)
+    remove_dropout(model)
+    plain_head = has_plain_head(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     precision = DTYPES[settings.precision]
     wrapped: nn.Module = model
-    if settings.lora_rank > 0 and trainable:
+    if saved is not None:
+        wrapped = load_adapters(model, settings, saved)
+    elif settings.lora_rank > 0 and trainable:
         wrapped = add_adapters(model, settings, seed)
-    policy = Policy(model=wrapped, tokenizer=tokenizer, precision=precision, plain_head=_has_plain_head(model))
+    policy = Policy(model=wrapped, tokenizer=tokenizer, precision=precision, plain_head=plain_head)
     if not trainable:
         wrapped.requires_grad_(False)
     return policy
@@ -37,7 +55,10 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
 def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"model.device must be auto, cpu, cuda or cuda:N, got {name}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"model.device={name} needs a CUDA device and there is none; use model.device=cpu")
     return device
@@ -63,15 +84,23 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         keywords["device_map"] = {"": device}
     try:
         model = AutoModelForCausalLM.from_pretrained(settings.name, **keywords)
-        tokenizer = AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
-    except OSError as error:
+        tokenizer = _load_tokenizer(settings)
+    except (OSError, ValueError, KeyError) as error:
         what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
-        raise ValueError(
-            f"model.name={settings.name} is no {what} of a causal language model ({_line(error)})"
-        ) from error
+        reason = "its attention cannot be replaced" if error.args == (ATTENTION,) else _line(error)
+        raise ValueError(f"model.name={settings.name} is no {what} of a causal language model ({reason})") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return (model if settings.load_in_4bit else _move(model, device, _storage_type(settings))), tokenizer
+
+
+def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that was saved. For some architectures AutoTokenizer takes their own class whatever was saved:
+    Qwen2's would give a nano policy a token it has no embedding for, and normalise text."""
+    saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
+    loader = PreTrainedTokenizerFast if saved == PreTrainedTokenizerFast.__name__ else AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(settings.name, revision=settings.revision or "main")
+    return tokenizer
 
 
 def _move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
@@ -100,41 +129,5 @@ def _four_bit(settings: ModelConfig) -> Any:
     )
 
 
-def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn.Module:
-    """LoRA (arXiv 2106.09685) through peft; only the adapters train, in float32."""
-    from peft import LoraConfig, get_peft_model
-
-    targets: str | list[str] = list(settings.lora_targets)
-    if targets == ["all-linear"]:
-        targets = "all-linear"
-    lora = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
-        lora_dropout=settings.lora_dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(model, lora)
-
-
-def _remove_dropout(model: nn.Module) -> None:
-    """A policy that is sampled without dropout must be trained without it, or the ratio is noise."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-
-
-def _has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether logits are just the output embedding of the last hidden state (no scaling, no soft cap)."""
-    probe = torch.arange(min(8, model.config.vocab_size), device=model.device)[None]
-    keywords = {"input_ids": probe, "layout": DENSE, "use_cache": False}
-    with inference(model):
-        logits = model(**keywords).logits
-        hidden = model.base_model(**keywords).last_hidden_state
-        return bool(torch.equal(model.get_output_embeddings()(hidden), logits))
-
-
 def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:160]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]

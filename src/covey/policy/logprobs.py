@@ -3,6 +3,7 @@
 Shapes: L loss tokens, C hidden width, V vocabulary, K kept (token, vocabulary entry) pairs.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,16 +41,17 @@ class Kept:
     count_L: Tensor
     """How many entries each loss token kept."""
 
-    def masks(self, num_entries: int, chunk: int) -> list[Tensor]:
-        """Boolean (rows of the chunk, V) masks, chunk after chunk."""
+    def split(self, chunk: int) -> list["Kept"]:
+        """Those of `chunk` loss tokens after the other."""
         counts = self.count_L.split(chunk)
-        entries = self.entry_K.split([int(c.sum()) for c in counts])
-        masks = []
-        for count, entry in zip(counts, entries, strict=True):
-            mask = torch.zeros(len(count), num_entries, dtype=torch.bool, device=entry.device)
-            mask[torch.repeat_interleave(count), entry] = True
-            masks.append(mask)
-        return masks
+        entries = self.entry_K.split([int(count.sum()) for count in counts])
+        return [Kept(entry, count) for entry, count in zip(entries, counts, strict=True)]
+
+    def mask(self, num_entries: int) -> Tensor:
+        """True for the kept ones of `num_entries` vocabulary entries, bool (L, V)."""
+        mask_LV = torch.zeros(len(self.count_L), num_entries, dtype=torch.bool, device=self.entry_K.device)
+        mask_LV[torch.repeat_interleave(self.count_L), self.entry_K] = True
+        return mask_LV
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,18 @@ class Scores:
     """KL(policy || reference) summed over the vocabulary; None without a reference."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Loss tokens whose logits live at the same time: what goes into the head, what is looked up in its output."""
+
+    rows_LC: Tensor
+    target_L: Tensor
+    kept: Kept | None
+    """None where filters are off or found from the policy's own logits."""
+    reference: Reference | None
+    reference_rows_LC: Tensor | None
+
+
 def score_tokens(
     policy: Policy, batch: MicroBatch, scoring: Scoring, kept: Kept | None = None, reference: Reference | None = None
 ) -> Scores:
@@ -71,17 +85,13 @@ def score_tokens(
     Without `kept` the filters are found from this policy's own logits, which is right on the weights that sampled.
     `reference` asks for the exact KL to it.
     """
-    rows_LC = _head_input(policy, batch)
     chunk = scoring.chunk or max(len(batch.target_L), 1)
-    masks = kept.masks(policy.causal_lm.config.vocab_size, chunk) if kept is not None else None
-    others = _reference_logits(reference, batch, chunk) if reference is not None else None
     pieces = []
-    for index, (rows, target) in enumerate(zip(rows_LC.split(chunk), batch.target_L.split(chunk), strict=True)):
-        arguments = (rows, target, masks[index] if masks else None, others[index] if others else None)
+    for rows in _chunks(policy, batch, chunk, kept, reference):
         if torch.is_grad_enabled() and len(batch.target_L) > chunk:
-            pieces.append(checkpoint(_score_rows, policy, scoring, *arguments, use_reentrant=False))
+            pieces.append(checkpoint(_score_rows, policy, scoring, rows, use_reentrant=False))
         else:
-            pieces.append(_score_rows(policy, scoring, *arguments))
+            pieces.append(_score_rows(policy, scoring, rows))
     logprob_L, entropy_L, kl_L = (torch.cat(part) for part in zip(*pieces, strict=True))
     return Scores(logprob_L, entropy_L, kl_L if reference is not None else None)
 
@@ -111,30 +121,45 @@ def _logits(policy: Policy, rows: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _reference_logits(reference: Reference, batch: MicroBatch, chunk: int) -> list[Tensor]:
-    with reference.active() as policy:
-        return [_logits(policy, rows) for rows in _head_input(policy, batch).split(chunk)]
+def _chunks(
+    policy: Policy, batch: MicroBatch, chunk: int, kept: Kept | None, reference: Reference | None
+) -> Iterator[Chunk]:
+    rows = _head_input(policy, batch).split(chunk)
+    targets = batch.target_L.split(chunk)
+    none: list[None] = [None] * len(rows)
+    filters = none if kept is None else kept.split(chunk)
+    others: Sequence[Tensor | None] = none
+    if reference is not None:
+        with reference.active() as other:
+            others = _head_input(other, batch).split(chunk)
+    for parts in zip(rows, targets, filters, others, strict=True):
+        yield Chunk(*parts[:3], reference, parts[3])
 
 
-def _score_rows(
-    policy: Policy, scoring: Scoring, rows: Tensor, target_L: Tensor, mask_LV: Tensor | None, other_LV: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
     """(log-prob, entropy, full KL or zeros) of a chunk."""
     sampling = scoring.sampling
-    logits_LV = _logits(policy, rows)
+    logits_LV = _logits(policy, chunk.rows_LC)
     tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature
     all_LV = tempered_LV.log_softmax(dim=-1)
     known_LV = all_LV if scoring.entropy_gradient else all_LV.detach()
     entropy_L = -(known_LV.exp() * known_LV).sum(dim=-1)
-    if mask_LV is None and sampling.filters:
-        mask_LV = _kept_with_target(logits_LV.detach(), target_L, sampling)
     logprob_LV = all_LV
-    if mask_LV is not None:
+    if sampling.filters:
+        mask_LV = _mask(chunk, logits_LV, sampling)
         logprob_LV = tempered_LV.masked_fill(~mask_LV, -torch.inf).log_softmax(dim=-1)
-    logprob_L = logprob_LV.gather(1, target_L[:, None])[:, 0]
-    if other_LV is None:
+    logprob_L = logprob_LV.gather(1, chunk.target_L[:, None])[:, 0]
+    if chunk.reference is None or chunk.reference_rows_LC is None:
         return logprob_L, entropy_L, torch.zeros_like(entropy_L)
-    return logprob_L, entropy_L, full_kl(tempered_LV, other_LV / (sampling.temperature or 1.0))
+    with chunk.reference.active() as other:
+        other_LV = _logits(other, chunk.reference_rows_LC) / (sampling.temperature or 1.0)
+    return logprob_L, entropy_L, full_kl(tempered_LV, other_LV)
+
+
+def _mask(chunk: Chunk, logits_LV: Tensor, sampling: Sampling) -> Tensor:
+    if chunk.kept is not None:
+        return chunk.kept.mask(logits_LV.shape[-1])
+    return _kept_with_target(logits_LV.detach(), chunk.target_L, sampling)
 
 
 def _kept_with_target(logits_LV: Tensor, target_L: Tensor, sampling: Sampling) -> Tensor:

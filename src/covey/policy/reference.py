@@ -71,7 +71,8 @@ def _refresh_source(name: str, adapter: str | None) -> str | None:
 
 
 def _copy_adapter(model: nn.Module) -> None:
-    model.add_adapter(REFERENCE_ADAPTER, model.peft_config["default"])  # type: ignore[operator,index]
+    with torch.random.fork_rng(devices=[]):
+        model.add_adapter(REFERENCE_ADAPTER, model.peft_config["default"])  # type: ignore[operator,index]
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in parameters.items():

@@ -1,0 +1,205 @@
+"""Tiny random policies, groups of random rollouts, batches and trainers of them."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from covey.batch import Row, count, make_batch, make_rows
+from covey.config import AlgorithmConfig, ModelConfig, OptimizerConfig
+from covey.engine.base import Sampling
+from covey.objective import build_objective
+from covey.policy.attention import ATTENTION, DENSE, register
+from covey.policy.loading import load_policy
+from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.nano import nano_tokenizer
+from covey.policy.policy import Policy
+from covey.policy.probe import remove_dropout
+from covey.policy.reference import Reference
+from covey.trainer import Trainer, TrainerSettings
+from covey.types import Batch, Group, MicroBatch, Prompt, Reward, Rollout
+
+VOCABULARY = 40
+CPU = torch.device("cpu")
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 5},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0},
+}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+
+
+def make_policy(architecture: str, dtype: torch.dtype = torch.float32, seed: int = 3) -> Policy:
+    """Weights four times as large as usual: what a model starts from is nearly uniform."""
+    register()
+    extra = ARCHITECTURES[architecture]
+    shape = extra if architecture == "gpt2" else {**SHAPE, **extra}
+    config = AutoConfig.for_model(architecture, vocab_size=VOCABULARY, **shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0) if parameter.dim() > 1 else None
+    remove_dropout(model)
+    return Policy(model=model, tokenizer=nano_tokenizer(), precision=dtype, plain_head=True)
+
+
+def nano(seed: int = 0, **settings: Any) -> Policy:
+    """A policy of a few thousand weights, loaded as runs load it."""
+    small = {"nano_hidden_size": 32, "nano_num_layers": 2, "nano_num_heads": 2}
+    return load_policy(ModelConfig(**{**small, **settings}), seed=seed)
+
+
+def saved_model(folder: Path, architecture: str, **config: Any) -> str:
+    """A random model of another make, saved by plain transformers; the folder."""
+    own_names = "n_embd" in config or "word_embed_proj_dim" in config
+    shape = config if own_names else {**SHAPE, **config}
+    chosen = AutoConfig.for_model(architecture, **{"vocab_size": 260, **shape})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = AutoModelForCausalLM.from_config(chosen)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0) if parameter.dim() > 1 else None
+    model.save_pretrained(folder)
+    nano_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def probe_logits(policy: Policy) -> Tensor:
+    """Of the tokens 1, ..., 8."""
+    probe = torch.arange(1, 9)[None]
+    return policy.logits(probe, probe - 1, DENSE)
+
+
+def random_groups(seed: int = 0, vocabulary: int = VOCABULARY) -> list[Group]:
+    """Groups "a", "b" and "c" of 3, 2 and 4 rollouts; 9 sequences of 1 to 9 loss tokens, 43 together."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(torch.randint(1, vocabulary, (n,), generator=generator).tolist())
+
+    groups = []
+    for name, prompt_length, lengths in (("a", 7, (3, 9, 1)), ("b", 2, (5, 5)), ("c", 11, (4, 2, 8, 6))):
+        prompt = tokens(prompt_length)
+        rollouts = tuple(rollout_of(prompt, tokens(n)) for n in lengths)
+        groups.append(Group(Prompt(name, "test", "", {}), rollouts, ()))
+    return groups
+
+
+def rollout_of(prompt: Sequence[int], completion: Sequence[int]) -> Rollout:
+    ids = (*prompt, *completion)
+    mask = (False,) * (len(prompt) - 1) + (True,) * len(completion)
+    return Rollout(ids[:-1], ids[1:], mask, (0.0,) * len(mask), Reward(0.0, {}), "", "stop", policy_version=0)
+
+
+ADVANTAGES = ((1.0, -0.5, 0.25), (-1.5, 0.75), (0.5, -1.0, 2.0, -0.25))
+"""For `random_groups`: none is 0."""
+
+
+def make(
+    groups: Sequence[Group],
+    packing: str = "shared",
+    budget: int = 10_000,
+    advantages: Sequence[Sequence[float]] | None = None,
+    keep: Callable[[Sequence[Sequence[Row]]], Sequence[Sequence[Row]]] = list,
+) -> Batch:
+    """The groups as a batch; `keep` may leave rows out of the work, which stay in the counts."""
+    rows = make_rows(groups, advantages or [[0.0] * len(g.rollouts) for g in groups])
+    tokens, sequences = count(rows)
+    totals = (tokens, sequences, sum(len(g.rollouts) for g in groups))
+    return make_batch(keep(rows), packing=packing, micro_batch_tokens=budget, totals=totals, device=CPU)
+
+
+def byte_batch() -> Batch:
+    """For policies with the nano tokenizer: four micro-batches."""
+    return make(random_groups(vocabulary=250), "shared", 20, ADVANTAGES)
+
+
+def logprobs(policy: Policy, micro_batches: Sequence[MicroBatch], scoring: Scoring) -> Tensor:
+    """Of all loss tokens, in batch order, without gradient."""
+    with torch.no_grad():
+        return torch.cat([score_tokens(policy, m, scoring).logprob_L for m in micro_batches])
+
+
+def sampled_by(policy: Policy, groups: Sequence[Group], sampling: Sampling, noise: float = 0.0) -> list[Group]:
+    """The groups with the sampler log-probs of this policy, give or take `noise`."""
+    found = logprobs(policy, make(groups).micro_batches, Scoring(sampling, 0))
+    generator = torch.Generator().manual_seed(5)
+    found = found + noise * torch.randn(found.shape, generator=generator)
+    values = iter(found.tolist())
+
+    def scored(rollout: Rollout) -> Rollout:
+        return replace(rollout, sampler_logprobs=tuple(next(values) if m else 0.0 for m in rollout.loss_mask))
+
+    return [replace(group, rollouts=tuple(scored(r) for r in group.rollouts)) for group in groups]
+
+
+SGD = OptimizerConfig(name="sgd", lr=0.1, max_grad_norm=0.0)
+ADAMW = OptimizerConfig(lr=1e-2)
+
+
+def make_trainer(
+    policy: Policy,
+    algorithm: AlgorithmConfig | None = None,
+    optimizer: OptimizerConfig = SGD,
+    reference: Reference | None = None,
+    **settings: Any,
+) -> Trainer:
+    """A trainer of this very policy; `settings` are those of TrainerSettings."""
+    algorithm = algorithm or AlgorithmConfig(loss="reinforce")
+    defaults: dict[str, Any] = {"num_steps": 10, "sampling": Sampling(), "logprob_chunk": 0}
+    chosen = TrainerSettings(
+        objective=build_objective(algorithm, norm_length=16),
+        algorithm=algorithm,
+        optimizer=optimizer,
+        **{**defaults, **settings},
+    )
+    return Trainer(policy, chosen, reference)
+
+
+def copied(policy: Policy) -> Policy:
+    """The same policy in memory of its own."""
+    return replace(policy, model=copy.deepcopy(policy.model))
+
+
+def weights(policy: Policy) -> dict[str, Tensor]:
+    """A copy of all weights."""
+    return {name: tensor.detach().clone() for name, tensor in policy.model.state_dict().items()}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    assert first.keys() == second.keys()
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def gradient(policy: Policy) -> Tensor:
+    """What the last update left on the trained weights, as one vector."""
+    trained = [p for p in policy.model.parameters() if p.requires_grad]
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().double() for p in trained])
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    assert float(expected.norm()) > 0
+    return float((got - expected).norm() / expected.norm())

@@ -1,0 +1,42 @@
+"""In one process every collective is the identity."""
+
+import torch
+
+from covey.policy import distribution
+
+
+def test_one_process_is_rank_0_of_1() -> None:
+    assert not distribution.is_distributed()
+    assert (distribution.rank(), distribution.world_size()) == (0, 1)
+
+
+def test_sums_over_one_process_are_the_values_themselves() -> None:
+    tensor = torch.tensor([1.0, 2.0])
+    assert distribution.all_sum(tensor) is tensor
+    assert distribution.all_sum_ints(3, 0, 5) == (3, 0, 5)
+    assert distribution.all_sum_ints() == ()
+
+
+def test_one_process_gathers_its_own_value() -> None:
+    value = {"any": [object()]}
+    assert distribution.all_gather(value) == [value]
+    assert distribution.all_gather(None) == [None]
+
+
+def test_gradients_of_one_process_stay_as_they_are() -> None:
+    with_gradient, without = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    with_gradient.grad = torch.tensor([1.0, -2.0])
+    distribution.sum_gradients([with_gradient, without])
+    assert with_gradient.grad.tolist() == [1.0, -2.0]
+    assert without.grad is None
+
+
+def test_pairs_of_micro_batches_are_kept_apart_and_in_order() -> None:
+    parts = [{"a": (torch.tensor(1.0), torch.tensor(2.0))}, {"b": (torch.tensor(3.0), torch.tensor(4.0))}]
+    assert distribution.all_sum_pairs(parts) == parts
+    assert distribution.all_sum_pairs([]) == []
+
+
+def test_the_largest_values_of_one_process_are_its_own() -> None:
+    assert distribution.all_max({"a": 1.0, "b": float("-inf")}) == {"a": 1.0, "b": float("-inf")}
+    assert distribution.all_max({}) == {}

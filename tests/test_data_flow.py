@@ -1,0 +1,211 @@
+"""What was sampled is what is trained: tokens, log-probs and advantages from the engine to the loss."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.batch import without_truncated
+from covey.build import Run, build_run
+from covey.config import Config
+from covey.engine.fake import FakeEngine
+from covey.environments.base import Environment
+from covey.timing import PhaseTimer
+from covey.train import train, training_batch
+from covey.types import Batch, Group, MicroBatch, Prompt
+
+from .small import TOKENIZER, equal, rows, saved_weights, scripted, small_config, timeless, use, varied
+
+END = TOKENIZER.eos_token_id
+DIGITS = [TOKENIZER(digit)["input_ids"][0] for digit in "0123"]
+
+
+def digits(prompt_ids: tuple[int, ...], index: int) -> list[int]:
+    """Sample 0 writes "0", sample 1 "11", sample 2 "222" and sample 3 "3333", each with the stop token."""
+    return [DIGITS[index]] * (index + 1) + [END]
+
+
+def first_digit(prompt: Prompt, text: str) -> float:
+    return float(text[0])
+
+
+def step_of(
+    config: Config, script: Any = digits, environment: Environment | None = None
+) -> tuple[Run, list[Group], Batch]:
+    """The groups that a scripted engine answers with, and the batch they become."""
+    run = build_run(config, environment or scripted(first_digit), PhaseTimer())
+    engine = FakeEngine(script, vocab_size=len(TOKENIZER))
+    run.source.sampler = replace(run.source.sampler, engine=engine)
+    groups = run.source.take(config.groups_per_step)
+    run.source.close()
+    batch, _ = training_batch(run, config, groups)
+    return run, groups, batch
+
+
+def loss_tokens(batch: Batch) -> list[tuple[str, int, float]]:
+    """(prompt, token, advantage) of every loss token, in order."""
+    found = []
+    for micro in batch.micro_batches:
+        names = [micro.prompt_ids[row] for row in micro.row_L.tolist()]
+        found += list(zip(names, micro.target_L.tolist(), micro.advantage_L.tolist(), strict=True))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ tokens to loss
+
+
+def test_every_sampled_token_is_a_loss_token_with_the_advantage_of_its_rollout() -> None:
+    config = small_config(groups_per_step=1, sampling__max_tokens=8, algorithm__advantage="group_center")
+    _, (group,), batch = step_of(config)
+    expected = [
+        (group.prompt.id, token, advantage)
+        for index, advantage in enumerate((-1.5, -0.5, 0.5, 1.5))
+        for token in digits((), index)
+    ]
+    assert loss_tokens(batch) == expected
+    assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (14, 4, 4)
+    (micro,) = batch.micro_batches
+    assert set(micro.sampler_logprob_L.tolist()) == {group.rollouts[0].sampler_logprobs[-1]}
+
+
+def test_rollouts_without_advantage_leave_the_work_but_not_the_denominators() -> None:
+    """Rewards 0, 1, 1, 2: the two middle ones are exactly average."""
+
+    def verdict(prompt: Prompt, text: str) -> float:
+        return {"0": 0.0, "11": 1.0, "222": 1.0, "3333": 2.0}[text]
+
+    config = small_config(groups_per_step=1, sampling__max_tokens=8)
+    _, _, batch = step_of(config, environment=scripted(verdict))
+    assert [token for _, token, _ in loss_tokens(batch)] == digits((), 0) + digits((), 3)
+    assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (14, 4, 4)
+
+
+def test_with_a_kl_penalty_rollouts_without_advantage_stay() -> None:
+    config = small_config(groups_per_step=1, sampling__max_tokens=8, algorithm__kl_coef=0.1)
+    _, _, batch = step_of(config, environment=scripted(lambda prompt, text: 1.0))
+    assert len(loss_tokens(batch)) == 14
+
+
+def test_masked_truncated_completions_leave_the_token_counts_but_not_the_rollouts() -> None:
+    """With at most 3 tokens sample 2 and sample 3 are cut; sample 3 has the best reward, and the baseline knows it."""
+    settings = {"algorithm__mask_truncated": True, "algorithm__advantage": "group_center"}
+    config = small_config(groups_per_step=1, sampling__max_tokens=3, **settings)
+    _, (group,), batch = step_of(config)
+    assert [rollout.finish_reason for rollout in group.rollouts] == ["stop", "stop", "length", "length"]
+    assert {advantage for _, _, advantage in loss_tokens(batch)} == {-1.5, -0.5}
+    assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (5, 2, 4)
+    assert without_truncated([group])[0].rewards == group.rewards
+
+
+def test_selection_leaves_rollouts_out_of_the_loss_and_its_denominators() -> None:
+    settings = {"algorithm__selection": "top_k", "algorithm__selection_options": {"k": 2}}
+    config = small_config(groups_per_step=1, sampling__max_tokens=8, **settings)
+    _, _, batch = step_of(config)
+    assert [token for _, token, _ in loss_tokens(batch)] == digits((), 2) + digits((), 3)
+    assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (9, 2, 2)
+
+
+def test_groups_of_the_same_prompt_in_one_step_have_baselines_of_their_own() -> None:
+    """One prompt in the data, two groups a step: the first gets rewards 0 and 1, the second 10 and 20."""
+    given = iter([0.0, 1.0, 10.0, 20.0])
+    environment = scripted(lambda prompt, text: next(given), num_prompts=1)
+    config = small_config(group_size=2, sampling__max_tokens=8, algorithm__advantage="group_center")
+    _, groups, batch = step_of(config, environment=environment)
+    assert [group.prompt.id for group in groups] == ["train-0", "train-0"]
+    assert sorted({advantage for _, _, advantage in loss_tokens(batch)}) == [-5.0, -0.5, 0.5, 5.0]
+
+
+def test_rollouts_of_different_groups_never_meet_in_the_wrong_micro_batch() -> None:
+    config = small_config(groups_per_step=4, sampling__max_tokens=8, micro_batch_tokens=24)
+    _, groups, batch = step_of(config)
+    assert len(batch.micro_batches) > 2
+    for micro in batch.micro_batches:
+        assert rollouts_in(micro) <= {
+            (group.prompt.id, rollout.target_ids) for group in groups for rollout in group.rollouts
+        }
+    assert sum(len(rollouts_in(micro)) for micro in batch.micro_batches) == 16
+
+
+def rollouts_in(micro: MicroBatch) -> set[tuple[str, tuple[int, ...]]]:
+    """(prompt, all targets) of each row: read back from the packed stream, prompt included."""
+    prompts = {f"train-{index}": TOKENIZER(f"prompt {index}:")["input_ids"] for index in range(6)}
+    found = set()
+    for row, name in enumerate(micro.prompt_ids):
+        written = micro.target_L[micro.row_L == row].tolist()
+        start = int(micro.source_L[micro.row_L == row][0]) - len(prompts[name]) + 1
+        assert micro.input_ids_BT.flatten()[start : start + len(prompts[name])].tolist() == prompts[name]
+        found.add((name, (*prompts[name][1:], *written)))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the real engine
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 1.3, "top_k": 20},
+        {"top_p": 0.8},
+        {"min_p": 0.05, "temperature": 0.8},
+        {"top_k": 30, "top_p": 0.9, "min_p": 0.01, "stop": ["a", "e"]},
+    ],
+)
+def test_log_probs_of_engine_and_trainer_agree_after_every_update(
+    sampling: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large steps: weights that were not published, or a distribution cut differently, would show at once."""
+    use(monkeypatch, scripted())
+    settings = {f"sampling__{name}": value for name, value in sampling.items()}
+    train(small_config(num_steps=4, optimizer__lr=5e-2, sampling__max_tokens=12, **settings), tmp_path)
+    found = rows(tmp_path / "metrics.jsonl", "train")
+    assert all(row["mismatch_max"] < 1e-4 for row in found)
+    assert all(row["grad_norm"] > 0 for row in found)
+
+
+def test_the_stop_string_is_written_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, scripted())
+    stops = "abcdefghijklm"
+    settings = {"sampling__stop": list(stops), "sampling__max_tokens": 30, "output__rollouts_per_step": 8}
+    train(small_config(**settings), tmp_path)
+    written = [row["completion"] for row in rows(tmp_path / "rollouts.jsonl")]
+    assert any(text.endswith(tuple(stops)) for text in written)
+    assert not any(set(text[:-1]) & set(stops) for text in written)
+
+
+# ------------------------------------------------------------------------------------------------ what must not matter
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"evaluation__every": 1, "evaluation__num_prompts": 3},
+        {"output__save_every": 1, "output__rollouts_per_step": 0},
+        {"engine__max_rows": 3},
+        {"logprob_chunk": 5},
+    ],
+)
+def test_looking_saving_and_limits_of_memory_do_not_change_what_is_learned(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted(varied))
+    train(small_config(num_steps=3), tmp_path / "plain")
+    train(small_config(num_steps=3, **change), tmp_path / "changed")
+    plain, changed = (timeless(rows(tmp_path / name / "metrics.jsonl", "train")) for name in ("plain", "changed"))
+    assert [row["reward_mean"] for row in plain] == [row["reward_mean"] for row in changed]
+    assert [row["loss"] for row in plain] == pytest.approx([row["loss"] for row in changed], abs=1e-5)
+    if "evaluation__every" in change or "output__save_every" in change:
+        assert plain == changed
+        assert equal(saved_weights(tmp_path / "plain"), saved_weights(tmp_path / "changed"))
+
+
+def test_a_scripted_engine_runs_the_whole_command_without_sampling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    train(small_config(engine__name="fake", optimizer__lr=1e-4), tmp_path)
+    found = rows(tmp_path / "metrics.jsonl", "train")
+    assert [row["completion_length_mean"] for row in found] == [4.0, 4.0]
+    assert all(row["mismatch_max"] > 0.1 for row in found)

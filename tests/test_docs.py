@@ -1,0 +1,334 @@
+"""What the documentation says is true: commands compose, examples run, names, files and links exist."""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from covey import environments, settings
+from covey import main as main_module
+from covey.advantages import ADVANTAGES
+from covey.aggregation import AGGREGATIONS
+from covey.kl import ESTIMATORS, SAMPLER_ESTIMATORS
+from covey.losses import LOSSES
+from covey.main import main
+from covey.selection import GROUP_FILTERS, SELECTION
+from covey.shaping import SHAPING
+from covey.usage import VERBS, group_choices
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "covey"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HEREDOC = re.compile(r"^cat > (\S+) <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+FILE_NAME = re.compile(r"^# (\S+\.(?:py|yaml))$", re.MULTILINE)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return [body for found, body in FENCE.findall(TEXTS[page]) if found == language]
+
+
+def prose(page: str) -> str:
+    """A page without its fenced blocks."""
+    return FENCE.sub("", TEXTS[page])
+
+
+def example_files(page: str) -> dict[str, str]:
+    """Files the examples of a page consist of, by name: a block names its file in a comment, or a shell writes it."""
+    files = {}
+    for body in [*blocks(page, "python"), *blocks(page, "yaml")]:
+        name = FILE_NAME.search(body)
+        assert name, f"{page}: an example must name its file in a comment: {body[:60]}"
+        files[name[1]] = body
+    files.update(pair for body in blocks(page, "bash") for pair in HEREDOC.findall(body))
+    return files
+
+
+def command_lines(page: str) -> list[list[str]]:
+    """The `covey ...` commands in the shell blocks of a page, and in its text where they are whole."""
+    shell = "".join(HEREDOC.sub("", body) for body in blocks(page, "bash")).replace("\\\n", " ")
+    inline = [span for span in SPAN.findall(prose(page)) if span.startswith("covey ")]
+    lines = [line.strip() for line in [*shell.splitlines(), *inline]]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("covey ")]
+
+
+EXAMPLE_MODULES = {name.removesuffix(".py") for page in TEXTS for name in example_files(page)}
+COMMANDS = [(page, words) for page in TEXTS for words in command_lines(page) if not words[0].isupper()]
+ALGORITHM_SETTINGS = sorted(
+    {span for span in SPAN.findall(TEXTS["docs/algorithms.md"]) if "algorithm" in span and "=" in span}
+)
+REFUSED = re.compile(r"^\| `covey ([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
+SETTINGS_PAGE = "docs/settings.md"
+REFUSALS = [(shlex.split(words), line) for words, line in REFUSED.findall(TEXTS[SETTINGS_PAGE])]
+
+
+@pytest.fixture
+def workbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder with the example files of all pages; what examples leave in the process is undone."""
+    for page in TEXTS:
+        for name, content in example_files(page).items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(environments.ENVIRONMENTS, "backwards", raising=False)
+    monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "cache"))
+    modules = set(sys.modules)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        if name in EXAMPLE_MODULES:
+            del sys.modules[name]
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def identity(value: Any) -> str:
+    return " ".join(value)[:60] if isinstance(value, list) else str(value)
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=identity)
+def test_every_command_is_accepted_or_refused_as_the_page_says(
+    page: str, words: list[str], workbench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb in main_module.WORK:
+        monkeypatch.setitem(main_module.WORK, verb, lambda config, folder: None)
+    refusals = [line for refused, line in REFUSALS if refused == words]
+    code = main(words)
+    printed = capsys.readouterr()
+    assert (code, printed.err) == ((2, f"covey: {refusals[0]}\n") if refusals else (0, ""))
+
+
+def test_the_pages_show_commands_of_every_verb_and_refusals() -> None:
+    assert {words[0] for _, words in COMMANDS} >= set(VERBS)
+    assert len(REFUSALS) >= 5
+
+
+@pytest.mark.parametrize("span", ALGORITHM_SETTINGS)
+def test_every_setting_of_the_algorithms_page_works_on_its_own(span: str) -> None:
+    settings.register()
+    with initialize_config_dir(str(settings.CONF), version_base="1.3"):
+        settings.to_config(compose("config", overrides=shlex.split(span)))
+
+
+def test_every_setting_and_choice_that_is_named_exists() -> None:
+    names, groups = set(settings.setting_names()), group_choices()
+    unknown = []
+    for page in TEXTS:
+        for name, value in re.findall(
+            r"(?<![\w.+~])([a-z_]+(?:\.[a-z_]+)*)=(\w+)?", " ".join(SPAN.findall(prose(page)))
+        ):
+            is_choice = name in groups and (value in groups[name] or value.isupper())
+            in_options = name.rpartition(".")[0] in {f"algorithm.{field}" for field in settings.OPTION_FIELDS}
+            if not (is_choice or in_options or name in names or name in NO_SETTINGS or name.startswith("hydra.")):
+                unknown.append(f"{page}: {name}={value}")
+    assert unknown == []
+
+
+NO_SETTINGS = {"sed", "foo", "strict"}
+"""Mistakes that the settings page shows, and a keyword of Python."""
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+
+def test_every_python_example_runs(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (name for page in TEXTS for name in example_files(page) if name.endswith(".py")):
+        runpy.run_path(str(workbench / name))
+    assert "[1.0, 1.0, 0.0]" in capsys.readouterr().out
+
+
+def test_the_reward_of_the_readme_trains(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (words,) = [words for words in command_lines("README.md") if "rewards=[my_rewards:only_allowed]" in words]
+    small = [
+        "num_steps=4",
+        "groups_per_step=4",
+        "evaluation.num_samples=2",
+        "evaluation.k=[1]",
+        "sampling.max_tokens=4",
+    ]
+    assert main([*words, *small, "hydra.run.dir=run"]) == 0, capsys.readouterr().err
+    assert (workbench / "run" / "summary.json").is_file()
+    run_folder = {path.name for path in (workbench / "run").rglob("*")}
+    table = TEXTS[SETTINGS_PAGE].partition("## The run folder")[2].partition("```")[0]
+    named = {cell.rpartition("/")[2] for cell in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)}
+    assert named - {"cold_start.json"} <= run_folder
+
+
+def test_the_environment_of_the_rewards_page_trains_and_shows_how_it_is_done(workbench: Path) -> None:
+    source = (workbench / "backwards.py").read_text()
+    shorter = source.replace("num_steps=40", "num_steps=1, groups_per_step=2").replace("num_steps=30", "num_steps=1")
+    assert len(shorter) == len(source) + len(", groups_per_step=2") - 2, "the example no longer names its steps so"
+    (workbench / "backwards.py").write_text(shorter)
+    scope = runpy.run_path("backwards.py", run_name="__main__")
+    assert (workbench / "outputs" / "backwards" / "summary.json").is_file()
+    shown_how = scope["Backwards"]().demonstrations("test")
+    assert [scope["score"](text, text).value for _, text in shown_how] == [1.0] * len(shown_how)
+    splits = [{p.text for p in scope["Backwards"]().prompts(split)} for split in ("train", "test")]
+    assert splits[0].isdisjoint(splits[1])
+
+
+def test_the_environment_of_the_rewards_page_fits_on_a_screen() -> None:
+    assert len(example_files("docs/rewards.md")["backwards.py"].splitlines()) <= 40
+
+
+# ------------------------------------------------------------------------------------------------ names and links
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_link_leads_somewhere(page: str) -> None:
+    broken = []
+    for _, target in LINK.findall(prose(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def anchors(file: Path) -> set[str]:
+    """How headings are linked to: lower case, punctuation dropped, blanks as hyphens."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", file.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_a_link_whose_text_is_a_symbol_leads_to_the_file_that_defines_it() -> None:
+    found = [
+        (page, text[1:-1], target) for page in TEXTS for text, target in LINK.findall(prose(page)) if "`covey." in text
+    ]
+    assert len(found) > 10
+    for page, name, target in found:
+        module, value = symbol(name)
+        defined_in = inspect.getsourcefile(value if inspect.isclass(value) or inspect.isfunction(value) else module)
+        assert Path(defined_in or "") == ((ROOT / page).parent / target).resolve(), name
+
+
+def test_every_symbol_that_is_named_exists() -> None:
+    names = {span for page in TEXTS for span in SPAN.findall(prose(page)) if re.fullmatch(r"covey(\.\w+)+", span)}
+    names.discard("covey.log")
+    for name in names:
+        symbol(name)
+
+
+def symbol(name: str) -> tuple[Any, Any]:
+    """The module a dotted name begins with, and what it names."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            module = value = importlib.import_module(".".join(parts[:end]))
+            for part in parts[end:]:
+                value = vars(value)[part]
+            return module, value
+    raise AssertionError(name)
+
+
+def test_every_file_that_is_named_exists() -> None:
+    missing = []
+    for page in TEXTS:
+        examples = {name for other in TEXTS for name in example_files(other)}
+        for span in SPAN.findall(prose(page)):
+            is_path = re.fullmatch(r"[\w./-]+(\.(py|yaml|md)|/)", span) and not re.search(r"NAME|NNN", span)
+            if is_path and span not in examples | {"backwards.py"}:
+                missing += (
+                    []
+                    if any((place / span).exists() for place in (ROOT, SOURCE, settings.CONF))
+                    else [f"{page}: {span}"]
+                )
+    assert missing == []
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for text in TEXTS.values() for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)}
+    assert {"test", "demo", "check", "setup"} <= named <= targets
+    assert "make demo" in TEXTS["README.md"]
+    assert "\nmake test\n" in TEXTS["README.md"]
+
+
+def test_every_paper_is_one_the_code_names() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.yaml")])
+    numbers = {number for text in TEXTS.values() for number in re.findall(r"\b\d{4}\.\d{5}\b", text)}
+    assert len(numbers) > 30
+    assert {number for number in numbers if number not in code} == set()
+
+
+# ------------------------------------------------------------------------------------------------ completeness
+
+
+def test_every_recipe_has_a_row_in_the_readme() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", TEXTS["README.md"].partition("## Recipes")[2], re.MULTILINE)
+    assert sorted(rows) == group_choices()["recipe"]
+
+
+def test_every_preset_and_every_function_of_a_table_has_a_row_on_the_algorithms_page() -> None:
+    page = TEXTS["docs/algorithms.md"]
+    presets = re.findall(r"^\| `algorithm=(\w+)`", page, re.MULTILINE)
+    assert sorted(presets) == group_choices()["algorithm"]
+    tables = (ADVANTAGES, LOSSES, AGGREGATIONS, SHAPING, SELECTION, GROUP_FILTERS, SAMPLER_ESTIMATORS, ESTIMATORS)
+    internal = {"k1_forward", "k3_forward"}
+    names = {name for table in tables for name in table} - internal
+    assert {name for name in names if not re.search(rf"\b{name}\b", page)} == set()
+
+
+def test_imports_point_up_the_layers_of_the_architecture_page() -> None:
+    rows = re.findall(r"^\| [a-z ]+ \| ((?:`[\w./]+` ?)+) \|", TEXTS["docs/architecture.md"], re.MULTILINE)
+    layers = [{span.rstrip("/").removesuffix(".py") for span in SPAN.findall(row)} for row in rows]
+    layer_of = {name: index for index, names in enumerate(layers) for name in names}
+    files = sorted(path for path in SOURCE.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))
+    assert {part_of(path) for path in files} == set(layer_of)
+    downwards = [
+        f"{path.relative_to(SOURCE)} imports covey.{imported}"
+        for path in files
+        for imported in imports(path)
+        if layer_of[imported] > layer_of[part_of(path)]
+    ]
+    assert downwards == []
+
+
+def part_of(path: Path) -> str:
+    """The folder or file directly below the package."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Parts of covey that a file imports at its top."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "covey":
+            modules = [node.module] if node.module != "covey" else [f"covey.{alias.name}" for alias in node.names]
+            found |= {module.split(".")[1] for module in modules}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("covey.")}
+    return found - {"__version__"}
+
+
+def test_no_page_names_a_place_on_somebodys_machine() -> None:
+    for page, text in TEXTS.items():
+        assert not re.search(r"(?<![\w.~])/(?:home|root|work|tmp|Users)\b", text), page
+        assert os.sep + "shared" not in text, page

@@ -1,0 +1,174 @@
+"""What a run leaves behind and says, however it ends."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.environments.base import Split
+from covey.environments.scripted import Scripted
+from covey.record import Record, rollout_metrics
+from covey.train import train
+from covey.types import Failure, Group, Prompt, Reward
+
+from .small import group, rollout, rows, scripted, small_config, use, varied
+
+
+@dataclass
+class Held:
+    """An environment that logs numbers of its own and must be let go of."""
+
+    inner: Scripted
+    num_scored: int = 0
+    num_closed: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return self.inner.prompts(split)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        self.num_scored += len(completions)
+        return await self.inner.score(prompt, completions)
+
+    def metrics(self) -> Mapping[str, float]:
+        self.asked.append(self.num_scored)
+        return {"judge/calls": float(self.num_scored)}
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return content
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def test_metrics_of_rollouts_are_over_the_rollouts_of_the_step() -> None:
+    cut = rollout(0.0, num_tokens=6, finish_reason="length", correct=0.0)
+    made = Group(group().prompt, (rollout(1.0, num_tokens=2, correct=1.0, style=0.5), cut), (Failure("lost"),))
+    assert rollout_metrics([made, group(1.0)], version=3) == {
+        "completion_length_mean": 10 / 3,
+        "completion_length_max": 6.0,
+        "truncated_fraction": 1 / 3,
+        "staleness_max": 3.0,
+        "num_groups": 2.0,
+        "reward/correct": 0.5,
+        "reward/style": 0.5,
+        "reward/value": 1.0,
+    }
+
+
+def test_a_step_without_groups_has_no_metrics_of_rollouts() -> None:
+    assert rollout_metrics([], version=3) == {}
+
+
+def test_an_environment_that_logs_is_asked_once_a_step_and_closed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(scripted())
+    use(monkeypatch, held)
+    train(small_config(), tmp_path)
+    evaluated = 2 * (1 + 2)
+    assert held.asked == [evaluated + 8, evaluated + 16]
+    assert [row["judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "train")] == [14.0, 22.0]
+    assert held.num_closed == 1
+
+
+def test_what_is_said_is_shown_and_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), Record(small_config(), tmp_path) as record:
+        record.say("cold start: 12 steps [of 40]")
+    assert capsys.readouterr().out == "cold start: 12 steps [of 40]\n"
+    assert [entry.message for entry in caplog.records if entry.name == "covey.record"] == [
+        "cold start: 12 steps [of 40]"
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ endings
+
+
+def test_an_interrupted_run_keeps_what_it_has_and_says_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+
+    def verdict(prompt: Prompt, text: str) -> float:
+        seen.add(prompt.id)
+        if len([name for name in seen if name.startswith("train")]) > 4:
+            raise KeyboardInterrupt
+        return varied(prompt, text)
+
+    held = Held(scripted(verdict))
+    use(monkeypatch, held)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(num_steps=9), tmp_path)
+    content = summary_of(tmp_path)
+    assert (content["status"], content["steps"]) == ("interrupted", 2)
+    assert content["before"] is not None
+    assert (content["after"], content["gain"]) == (None, None)
+    assert len(rows(tmp_path / "metrics.jsonl", "train")) == 2
+    assert held.num_closed == 1
+
+
+def test_a_defect_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Held):
+        def metrics(self) -> Mapping[str, float]:
+            raise RuntimeError("shapes differ")
+
+    broken = Broken(scripted())
+    use(monkeypatch, broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        train(small_config(), tmp_path)
+    assert summary_of(tmp_path)["status"] == "failed"
+    assert broken.num_closed == 1
+
+
+def test_a_run_that_ends_before_its_first_step_has_a_summary_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    with pytest.raises(ValueError, match=r"^model\.name="):
+        train(small_config(model__name=str(tmp_path)), tmp_path)
+    content = summary_of(tmp_path)
+    assert (content["status"], content["steps"], content["before"]) == ("failed", 0, None)
+
+
+def test_an_interruption_of_the_cold_start_has_a_summary_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(prompt: Prompt, text: str) -> float:
+        raise KeyboardInterrupt
+
+    use(monkeypatch, scripted(interrupted))
+    warm = {"cold_start__enabled": True, "cold_start__num_check_prompts": 2, "cold_start__num_steps": 2}
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(**warm, cold_start__cache_dir=str(tmp_path / "cache")), tmp_path)
+    content = summary_of(tmp_path)
+    assert content["status"] == "interrupted"
+    assert content["phases"]["cold_start"]["seconds"] > 0
+
+
+def test_before_is_the_first_look_and_after_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, scripted())
+    train(small_config(num_steps=3, evaluation__every=1), tmp_path)
+    looks = rows(tmp_path / "metrics.jsonl", "evaluate")
+    content = summary_of(tmp_path)
+    assert [look["step"] for look in looks] == [0, 1, 2, 3]
+    assert content["before"]["reward_mean"]["value"] == looks[0]["reward_mean"]
+    assert content["after"]["reward_mean"]["value"] == looks[3]["reward_mean"]
+    assert content["gain"]["reward_mean"]["value"] == pytest.approx(looks[3]["reward_mean"] - looks[0]["reward_mean"])
+
+
+def test_an_evaluation_that_lost_scores_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(prompt: Prompt, text: str) -> Any:
+        return Failure("lost") if prompt.id == "test-0" else varied(prompt, text)
+
+    use(monkeypatch, replace(scripted(verdict)))
+    train(small_config(), tmp_path)
+    assert [row["num_unscored"] for row in rows(tmp_path / "metrics.jsonl", "evaluate")] == [3, 3]

@@ -1,0 +1,356 @@
+"""One optimiser phase: what it computes by hand, what it leaves alone, what it steers, when it gives up."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from covey.batch import with_signal
+from covey.config import AlgorithmConfig, OptimizerConfig
+from covey.engine.base import Sampling
+from covey.environments.base import RunStopped
+from covey.policy.logprobs import Scoring
+from covey.policy.nano import nano_tokenizer
+from covey.policy.policy import Policy
+from covey.policy.reference import make_reference
+from covey.types import Batch, Group, Prompt
+
+from .builders import (
+    ADAMW,
+    ADVANTAGES,
+    SGD,
+    copied,
+    gradient,
+    logprobs,
+    make,
+    make_policy,
+    make_trainer,
+    random_groups,
+    relative_error,
+    rollout_of,
+    same,
+    sampled_by,
+    weights,
+)
+
+UNIT = OptimizerConfig(name="sgd", lr=1.0, max_grad_norm=0.0)
+
+
+def bias_only_policy() -> Policy:
+    """No layers, a final norm that answers (1, 0) to everything, a head of zeros: four tokens of probability 1/4.
+
+    The first column of the head is then the logits, and its gradient is that of the logits.
+    """
+    config = GPT2Config(
+        vocab_size=4, n_embd=2, n_layer=0, n_head=1, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config).double().eval()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.copy_(torch.tensor([1.0, 0.0]))
+    return Policy(model=model, tokenizer=nano_tokenizer(), precision=torch.float64, plain_head=True)
+
+
+def logits_of(policy: Policy) -> Tensor:
+    return policy.causal_lm.get_output_embeddings().weight.detach()[:, 0].clone()
+
+
+def two_answers() -> list[Group]:
+    """(1, 3) and (2,) to the prompt (0,)."""
+    return [Group(Prompt("p", "test", "", {}), (rollout_of([0], [1, 3]), rollout_of([0], [2])), ())]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        # Advantages 1 and -1. Of each token A (1[v = token] - 1/4), over 3 tokens:
+        ("token_mean", [-1 / 12, 3 / 12, -5 / 12, 3 / 12]),
+        # ... the mean over a sequence's tokens, then over 2 sequences:
+        ("seq_mean_token_mean", [0.0, 1 / 4, -1 / 2, 1 / 4]),
+        # ... the sum over a sequence's tokens, then the mean over 2 sequences:
+        ("seq_mean_token_sum", [-1 / 8, 3 / 8, -5 / 8, 3 / 8]),
+    ],
+)
+def test_the_first_step_of_gradient_descent_is_the_one_computed_by_hand(
+    aggregation: str, expected: list[float]
+) -> None:
+    policy = bias_only_policy()
+    trainer = make_trainer(policy, AlgorithmConfig(loss="reinforce", aggregation=aggregation), UNIT)
+    metrics = trainer.step(make(two_answers(), advantages=[[1.0, -1.0]]), 0)
+    assert logits_of(policy).tolist() == pytest.approx(expected, abs=1e-12)
+    log4 = math.log(4)
+    assert metrics["loss"] == pytest.approx(
+        {"token_mean": log4 / 3, "seq_mean_token_mean": 0.0}.get(aggregation, log4 / 2)
+    )
+    assert metrics["entropy"] == pytest.approx(log4)
+    assert metrics["learning_rate"] == 1.0
+
+
+def test_the_temperature_divides_the_logits_and_so_the_gradient() -> None:
+    policy = bias_only_policy()
+    trainer = make_trainer(policy, optimizer=UNIT, sampling=Sampling(temperature=0.5))
+    trainer.step(make(two_answers(), advantages=[[1.0, -1.0]]), 0)
+    assert logits_of(policy).tolist() == pytest.approx([-1 / 6, 3 / 6, -5 / 6, 3 / 6], abs=1e-12)
+
+
+def test_the_ratio_of_the_second_update_is_against_the_weights_before_the_first() -> None:
+    policy = bias_only_policy()
+    trainer = make_trainer(policy, AlgorithmConfig(), UNIT, updates_per_batch=2)
+    metrics = trainer.step(make(two_answers(), advantages=[[1.0, -1.0]]), 0)
+    after_one = torch.tensor([-1 / 12, 3 / 12, -5 / 12, 3 / 12], dtype=torch.float64).softmax(0)
+    ratios = 4 * after_one[torch.tensor([1, 3, 2])]
+    assert metrics["ratio"] == pytest.approx(float(ratios.mean()), rel=1e-12)
+    assert metrics["ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-12)
+    assert metrics["ratio_max"] > 1.2
+
+
+def test_old_log_probs_stay_exact_through_many_updates() -> None:
+    groups = random_groups()
+    many, twin = make_policy("gpt2", torch.float64), make_policy("gpt2", torch.float64)
+    batch = make(groups, "shared", 20, ADVANTAGES)
+    metrics = make_trainer(many, AlgorithmConfig(), SGD, updates_per_batch=4).step(batch, 0)
+    before = logprobs(twin, batch.micro_batches, Scoring(Sampling(), 0))
+    make_trainer(twin, AlgorithmConfig(), SGD, updates_per_batch=3).step(batch, 0)
+    after = logprobs(twin, batch.micro_batches, Scoring(Sampling(), 0))
+    assert metrics["ratio"] == pytest.approx(float((after - before).exp().mean()), rel=1e-9)
+    assert metrics["ratio_max"] == pytest.approx(float((after - before).exp().max()), rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["clip", "reinforce_ratio", "cispo", "gmpo", "sapo", "dppo_tv", "topr"])
+def test_on_policy_every_ratio_loss_has_the_gradient_of_reinforce(loss: str) -> None:
+    def first_gradient(name: str) -> Tensor:
+        policy = make_policy("gpt2", torch.float64)
+        algorithm = AlgorithmConfig(loss=name, aggregation="seq_mean_token_mean")
+        metrics = make_trainer(policy, algorithm).step(make(random_groups(), advantages=ADVANTAGES), 0)
+        assert metrics["ratio"] == 1.0
+        return gradient(policy)
+
+    assert relative_error(first_gradient(loss), first_gradient("reinforce")) < 1e-9
+
+
+def test_a_batch_without_rows_changes_nothing_not_even_the_moments_of_adam() -> None:
+    policy = make_policy("qwen2")
+    trainer = make_trainer(policy, AlgorithmConfig(), ADAMW)
+    trainer.step(make(random_groups(), advantages=ADVANTAGES), 0)
+    before, state = weights(policy), _flat(trainer.state_dict())
+    empty = make(random_groups(), advantages=[[0.0] * len(row) for row in ADVANTAGES], keep=with_signal)
+    assert empty.micro_batches == ()
+    metrics = trainer.step(empty, 1)
+    assert same(weights(policy), before)
+    assert _flat(trainer.state_dict()) == state
+    counts = {name: metrics[name] for name in ("skipped", "num_rollouts_trained", "num_micro_batches", "grad_norm")}
+    assert counts == {"skipped": 0.0, "num_rollouts_trained": 0.0, "num_micro_batches": 0.0, "grad_norm": 0.0}
+
+
+def test_a_batch_without_rows_is_fine_under_rules_over_the_whole_batch_and_float16() -> None:
+    policy = replace(make_policy("qwen2"), precision=torch.float16)
+    algorithm = AlgorithmConfig(loss="kl_cov", m2po_threshold=0.1)
+    metrics = make_trainer(policy, algorithm, ADAMW, updates_per_batch=2).step(make([]), 0)
+    assert metrics["skipped"] == 0
+
+
+def _flat(value: Any) -> Any:
+    """With lists for tensors, so that states can be compared with ==."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _flat(item) for key, item in value.items()}
+    return [_flat(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+POISONED = {
+    "inf advantage": (((1.0, -0.5, 0.25), (math.inf, 0.75), (0.5, -1.0, 2.0, -0.25)), False),
+    "nan advantage": (((1.0, -0.5, 0.25), (-1.5, math.nan), (0.5, -1.0, 2.0, -0.25)), False),
+    "nan sampler": (ADVANTAGES, True),
+}
+
+
+def poisoned(name: str) -> Batch:
+    """Something about prompt "b" is not finite."""
+    advantages, spoil_sampler = POISONED[name]
+    groups = random_groups()
+    if spoil_sampler:
+        bad = replace(groups[1].rollouts[0], sampler_logprobs=(0.0,) + (math.nan,) * 5)
+        groups[1] = replace(groups[1], rollouts=(bad, groups[1].rollouts[1]))
+    return make(groups, "shared", 20, advantages)
+
+
+@pytest.mark.parametrize("name", sorted(POISONED))
+def test_a_loss_that_is_not_finite_changes_nothing_is_counted_and_in_the_end_stops_the_run_naming_the_prompt(
+    name: str,
+) -> None:
+    policy = make_policy("qwen2")
+    algorithm = AlgorithmConfig(correction="truncate") if name == "nan sampler" else AlgorithmConfig()
+    trainer = make_trainer(policy, algorithm, replace(ADAMW, max_nonfinite_steps=3))
+    good, bad = make(random_groups(), advantages=ADVANTAGES), poisoned(name)
+    trainer.step(good, 0)
+    before, moments = weights(policy), _flat(trainer.state_dict()["optimizer"])
+    assert [trainer.step(bad, step)["skipped"] for step in (1, 2)] == [1.0, 1.0]
+    assert same(weights(policy), before)
+    assert _flat(trainer.state_dict()["optimizer"]) == moments
+    with pytest.raises(RunStopped, match=r"not finite 3 times in a row \(optimizer.max_nonfinite_steps\).*it: b$"):
+        trainer.step(bad, 3)
+    assert same(weights(policy), before)
+
+
+def test_a_good_step_in_between_starts_the_count_afresh_and_a_step_without_rows_does_not() -> None:
+    trainer = make_trainer(make_policy("qwen2"), AlgorithmConfig(), replace(ADAMW, max_nonfinite_steps=2))
+    good, bad = make(random_groups(), advantages=ADVANTAGES), poisoned("inf advantage")
+    for step in range(3):
+        assert trainer.step(bad, step)["skipped"] == 1
+        assert trainer.step(good, step)["skipped"] == 0
+    trainer.step(bad, 3)
+    assert trainer.step(make([]), 4)["skipped"] == 0
+    with pytest.raises(RunStopped):
+        trainer.step(bad, 5)
+
+
+def test_weights_that_are_not_finite_blame_the_prompts_they_were_met_with() -> None:
+    policy = make_policy("qwen2")
+    with torch.no_grad():
+        policy.causal_lm.get_output_embeddings().weight[0, 0] = math.nan
+    trainer = make_trainer(policy, AlgorithmConfig(), replace(ADAMW, max_nonfinite_steps=1))
+    with pytest.raises(RunStopped, match="prompts that cause it: a"):
+        trainer.step(make(random_groups(), "shared", 20, ADVANTAGES), 0)
+
+
+def test_every_skipped_update_of_a_batch_is_counted() -> None:
+    trainer = make_trainer(make_policy("qwen2"), AlgorithmConfig(), ADAMW, updates_per_batch=3)
+    assert trainer.step(poisoned("inf advantage"), 0)["skipped"] == 3
+    assert trainer.state_dict()["nonfinite_in_a_row"] == 3
+
+
+def test_a_batch_that_is_not_finite_steers_nothing() -> None:
+    algorithm = AlgorithmConfig(kl_coef=0.1, target_kl=0.5, kl_controller="doubling", target_entropy=1.0)
+    policy = make_policy("qwen2")
+    trainer = make_trainer(policy, algorithm, ADAMW, make_reference(policy, refreshed=False))
+    metrics = trainer.step(poisoned("nan advantage"), 0)
+    assert (metrics["kl_coef"], trainer.entropy.coef) == (0.1, 0.0)
+
+
+def test_gradients_are_scaled_down_to_the_norm_allowed_and_not_up_to_it() -> None:
+    def step(limit: float) -> tuple[dict[str, float], Tensor]:
+        policy = make_policy("gpt2", torch.float64)
+        trainer = make_trainer(policy, AlgorithmConfig(), replace(SGD, max_grad_norm=limit))
+        return trainer.step(make(random_groups(), advantages=ADVANTAGES), 0), gradient(policy)
+
+    metrics, free = step(0.0)
+    norm = metrics["grad_norm"]
+    assert norm == pytest.approx(float(free.norm()), rel=1e-9)
+    assert metrics["grad_clipped"] == 0
+    metrics, clipped = step(norm / 4)
+    assert (metrics["grad_norm"], metrics["grad_clipped"]) == (pytest.approx(norm), 1.0)
+    assert float(clipped.norm()) == pytest.approx(norm / 4, rel=1e-5)
+    assert relative_error(4 * clipped, free) < 1e-5
+    metrics, untouched = step(norm * 4)
+    assert metrics["grad_clipped"] == 0
+    assert torch.equal(untouched, free)
+
+
+def test_the_learning_rate_of_a_step_is_that_of_its_schedule() -> None:
+    policy = bias_only_policy()
+    trainer = make_trainer(policy, optimizer=replace(UNIT, schedule="linear"), num_steps=3)
+    batch = make(two_answers(), advantages=[[1.0, -1.0]])
+    assert [trainer.step(batch, step)["learning_rate"] for step in (0, 1, 2)] == [1.0, 0.5, 0.0]
+
+
+def test_the_kl_controller_moves_the_coefficient_once_a_batch() -> None:
+    algorithm = AlgorithmConfig(kl_coef=0.1, target_kl=0.1, kl_controller="doubling", kl_coef_max=0.15)
+    policy = make_policy("qwen2")
+    slow, near = replace(SGD, lr=1e-3), make_reference(policy, refreshed=False)
+    trainer = make_trainer(policy, algorithm, slow, near, updates_per_batch=2)
+    batch = make(random_groups(), advantages=ADVANTAGES)
+    assert trainer.step(batch, 0)["kl_coef"] == pytest.approx(0.05)  # a KL near 0 halves it
+    assert trainer.step(batch, 1)["kl_coef"] == pytest.approx(0.025)
+    stranger = make_reference(make_policy("qwen2", seed=9), refreshed=False)
+    far = make_trainer(policy, algorithm, SGD, stranger)
+    metrics = far.step(batch, 0)
+    assert metrics["kl_sequence_mean"] > 0.15
+    assert metrics["kl_coef"] == pytest.approx(0.15)  # doubled, then held at its maximum
+
+
+def test_the_proportional_controller_counts_the_completions_of_the_batch() -> None:
+    algorithm = AlgorithmConfig(kl_coef=0.1, target_kl=0.5, kl_horizon=90)
+    policy = make_policy("qwen2")
+    trainer = make_trainer(policy, algorithm, SGD, make_reference(policy, refreshed=False))
+    metrics = trainer.step(make(random_groups(), "shared", 20, ADVANTAGES), 0)
+    assert metrics["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 9 / 90))
+
+
+def test_the_reference_is_refreshed_on_schedule_and_not_before() -> None:
+    algorithm = AlgorithmConfig(kl_coef=0.1, reference_refresh_every=2, reference_refresh_alpha=1.0)
+    policy = make_policy("qwen2")
+    reference = make_reference(policy, refreshed=True)
+    trainer = make_trainer(policy, algorithm, SGD, reference)
+    batch, start = make(random_groups(), advantages=ADVANTAGES), weights(policy)
+    refreshed = []
+    for step in range(4):
+        trainer.step(batch, step)
+        refreshed.append(same(weights(reference.policy), weights(policy)))
+        assert same(weights(reference.policy), start) == (step == 0)
+    assert refreshed == [False, True, False, True]
+
+
+def test_the_entropy_target_moves_the_bonus_and_the_bonus_moves_the_policy() -> None:
+    batch = make(random_groups(), advantages=ADVANTAGES)
+    hungry, sated = (
+        make_trainer(make_policy("qwen2"), AlgorithmConfig(target_entropy=target)) for target in (100.0, 0.0)
+    )
+    assert [hungry.step(batch, step)["entropy_coef"] for step in range(2)] == pytest.approx([0.005, 0.01])
+    assert [sated.step(batch, step)["entropy_coef"] for step in range(2)] == [0.0, 0.0]
+    plain = make_trainer(make_policy("qwen2"), AlgorithmConfig())
+    for step in range(2):
+        plain.step(batch, step)
+    assert same(weights(sated.policy), weights(plain.policy))
+    assert not same(weights(hungry.policy), weights(plain.policy))
+    last = hungry.step(batch, 2)
+    assert last["entropy_loss"] == pytest.approx(-0.01 * last["entropy"])
+
+
+def test_what_is_logged_counts_every_rollout_and_every_loss_once() -> None:
+    policy = make_policy("qwen2")
+    batch = make(random_groups(), "shared", 20, ADVANTAGES)
+    metrics = make_trainer(policy, AlgorithmConfig()).step(batch, 0)
+    assert (metrics["num_rollouts_trained"], metrics["num_micro_batches"]) == (9.0, float(len(batch.micro_batches)))
+    lengths = [(3, 9, 1), (5, 5), (4, 2, 8, 6)]
+    signed = sum(n * a for ns, values in zip(lengths, ADVANTAGES, strict=True) for n, a in zip(ns, values, strict=True))
+    assert metrics["loss"] == pytest.approx(-signed / 43, rel=1e-5)
+
+
+def test_weights_are_given_by_the_names_of_the_model() -> None:
+    policy = make_policy("qwen2")
+    given = dict(make_trainer(policy).weights())
+    assert given["model.embed_tokens.weight"] is policy.causal_lm.get_input_embeddings().weight
+
+
+def test_the_sequence_kl_of_a_rollout_is_summed_over_its_tokens_in_batch_order() -> None:
+    policy, other = make_policy("qwen2"), make_policy("qwen2", seed=9)
+    groups, algorithm = random_groups(), AlgorithmConfig(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    trainer = make_trainer(policy, algorithm, SGD, make_reference(other, refreshed=False))
+    expected = [
+        float(sum(mine.sampler_logprobs) - sum(theirs.sampler_logprobs))
+        for ours, others in zip(
+            sampled_by(policy, groups, Sampling()), sampled_by(other, groups, Sampling()), strict=True
+        )
+        for mine, theirs in zip(ours.rollouts, others.rollouts, strict=True)
+    ]
+    before = weights(policy)
+    for packing, budget in (("shared", 10_000), ("padded", 12)):
+        assert trainer.sequence_kl(make(groups, packing, budget)) == pytest.approx(expected, abs=1e-3)
+    assert same(weights(policy), before)
+    assert all(p.grad is None for p in policy.model.parameters())
+
+
+def test_a_copy_trained_alike_ends_with_the_same_weights_bit_for_bit() -> None:
+    policy = make_policy("qwen2")
+    twin = copied(policy)
+    for each in (policy, twin):
+        trainer = make_trainer(each, AlgorithmConfig(), ADAMW, updates_per_batch=2)
+        for step in range(2):
+            trainer.step(make(random_groups(step), "shared", 20, ADVANTAGES), step)
+    assert same(weights(policy), weights(twin))
