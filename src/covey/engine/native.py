@@ -7,7 +7,7 @@ event loop whenever a call is answered, so that finished groups are scored while
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 

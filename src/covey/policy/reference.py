@@ -1,12 +1,12 @@
 """The reference policy of a KL penalty: the same weights with the adapter off, or a frozen copy."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covey.kl import refresh
 from covey.policy.policy import Policy, inference, is_adapted
@@ -61,6 +61,20 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
             source = _refresh_source(name, reference.adapter)
             if source is not None:
                 parameter.copy_(refresh(parameter, trained[source], alpha))
+
+
+def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
+    """The weights that belong to the reference alone."""
+    named = reference.policy.model.named_parameters()
+    return {name: p.detach() for name, p in named if _refresh_source(name, reference.adapter) is not None}
+
+
+def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
+    """Put back what `refreshed_weights` gave; nothing where the reference follows from the settings."""
+    parameters = dict(reference.policy.model.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            parameters[name].copy_(weight)
 
 
 def _refresh_source(name: str, adapter: str | None) -> str | None:
