@@ -197,10 +197,20 @@ def test_rollouts_of_advantage_zero_are_trained_where_something_else_acts_on_the
     assert skipping_changes(policy, groups, algorithm) > 1e-4
 
 
-@pytest.mark.parametrize("settings", [{"kl_coef": 0.1, "kl_in": "reward"}, {"correction": "truncate"}])
-def test_a_penalty_in_the_reward_and_local_weights_leave_skipping_free(
+@pytest.mark.parametrize(
+    "settings",
+    [{"correction": "truncate"}, {"off_policy_mask_delta": 0.02}, {"ratio": "sequence"}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_rules_within_a_rollout_leave_skipping_free(
     policy: Policy, groups: list[Group], settings: dict[str, Any]
 ) -> None:
     algorithm = AlgorithmConfig(**settings)
     assert build_objective(algorithm, 16).zero_advantage_is_free
     assert skipping_changes(policy, groups, algorithm) < EXACT
+
+
+def test_a_kl_in_the_reward_is_measured_on_every_rollout() -> None:
+    assert not build_objective(
+        AlgorithmConfig(kl_coef=0.1, kl_in="reward", kl_estimator="k1"), 16
+    ).zero_advantage_is_free

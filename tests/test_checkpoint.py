@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey import checkpoint
-from covey.checkpoint import complete_checkpoints, save_checkpoint, save_policy
+from covey.checkpoint import Retention, complete_checkpoints, retire, save_checkpoint, save_policy
 from covey.config import AlgorithmConfig, ModelConfig
 from covey.policy.attention import DENSE
 from covey.policy.loading import load_policy
@@ -102,8 +102,11 @@ def test_a_lora_policy_is_saved_as_an_adapter_that_peft_loads_on_the_base_model(
             assert float((plain(input_ids=PROBE).logits[0] - logits(policy)).abs().max()) > 1e-3
 
 
+STATE = {"step": 0}
+
+
 def test_a_checkpoint_lists_every_file_with_its_size_and_hash(tmp_path: Path) -> None:
-    found = save_checkpoint(tmp_path, 12, nano(), {"covey": "1.2.3"}, keep_last=3)
+    found = save_checkpoint(tmp_path, 12, nano(), STATE, {"covey": "1.2.3"})
     assert found == tmp_path / "step-000012"
     manifest = json.loads((found / "manifest.json").read_text())
     assert (manifest["step"], manifest["covey"]) == (12, "1.2.3")
@@ -118,17 +121,16 @@ def test_a_checkpoint_lists_every_file_with_its_size_and_hash(tmp_path: Path) ->
 def test_old_checkpoints_go_only_after_the_new_one_is_there(tmp_path: Path) -> None:
     policy = nano()
     for step in (1, 2, 3, 10):
-        save_checkpoint(tmp_path, step, policy, {}, keep_last=2)
+        save_checkpoint(tmp_path, step, policy, STATE, {})
+        retire(tmp_path, Retention(keep_last=2, keep_best=False))
         assert (tmp_path / f"step-{step:06d}" / "manifest.json").is_file()
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000003", "step-000010"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000010"]
 
 
-def test_saving_that_fails_leaves_the_checkpoints_there_were_and_its_rest_goes_with_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_that_fails_leaves_the_checkpoints_there_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = nano()
-    save_checkpoint(tmp_path, 1, policy, {}, keep_last=1)
+    save_checkpoint(tmp_path, 1, policy, STATE, {})
 
     def full_disk(policy: Policy, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -137,18 +139,18 @@ def test_saving_that_fails_leaves_the_checkpoints_there_were_and_its_rest_goes_w
 
     monkeypatch.setattr(checkpoint, "save_policy", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        save_checkpoint(tmp_path, 2, policy, {}, keep_last=1)
+        save_checkpoint(tmp_path, 2, policy, STATE, {})
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000001"]
     assert not (tmp_path / "step-000002").exists()
     monkeypatch.undo()
-    save_checkpoint(tmp_path, 2, policy, {}, keep_last=2)
+    save_checkpoint(tmp_path, 2, policy, STATE, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000002"]
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 1, nano(seed=1), {}, keep_last=1)
+    save_checkpoint(tmp_path, 1, nano(seed=1), STATE, {})
     policy = nano(seed=2)
-    found = save_checkpoint(tmp_path, 1, policy, {}, keep_last=1)
+    found = save_checkpoint(tmp_path, 1, policy, STATE, {})
     assert same(weights(load_policy(ModelConfig(name=str(found / "policy")), seed=0)), weights(policy))
 
 

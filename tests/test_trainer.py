@@ -121,6 +121,18 @@ def test_old_log_probs_stay_exact_through_many_updates() -> None:
     assert metrics["ratio_max"] == pytest.approx(float((after - before).exp().max()), rel=1e-9)
 
 
+def test_every_update_has_the_gradient_of_its_own_batch_alone() -> None:
+    policy = make_policy("gpt2", torch.float64)
+    trainer = make_trainer(policy)
+    trainer.step(make(random_groups(1), advantages=ADVANTAGES), 0)
+    twin = copied(policy)
+    twin.model.zero_grad()
+    second = make(random_groups(2), advantages=ADVANTAGES)
+    trainer.step(second, 1)
+    make_trainer(twin).step(second, 1)
+    assert torch.equal(gradient(policy), gradient(twin))
+
+
 @pytest.mark.parametrize("loss", ["clip", "reinforce_ratio", "cispo", "gmpo", "sapo", "dppo_tv", "topr"])
 def test_on_policy_every_ratio_loss_has_the_gradient_of_reinforce(loss: str) -> None:
     def first_gradient(name: str) -> Tensor:

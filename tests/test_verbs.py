@@ -106,7 +106,7 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     assert "\x1b" not in printed.out
     assert printed.err == ""
     assert sorted(path.name for path in Path("run").iterdir()) == [
-        *("checkpoints", "config.yaml", "covey.log", "metrics.jsonl", "rollouts.jsonl", "summary.json"),
+        *("checkpoints", "config.yaml", "covey.log", "metrics.jsonl", "rollouts.jsonl", "run.lock", "summary.json"),
         "versions.json",
     ]
 
@@ -305,7 +305,7 @@ def test_ctrl_c_is_one_line_a_summary_and_no_process_left_behind(tmp_path: Path)
     run.send_signal(signal.SIGINT)
     shown, error = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert error == "covey: interrupted\n"
+    assert error == "covey: stopped by SIGINT\n"
     assert shown.splitlines()[-1] == "run folder: run"
     assert summary()["status"] == "interrupted"
     assert 1 <= summary()["steps"] < 500

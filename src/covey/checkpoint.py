@@ -1,17 +1,42 @@
-"""Saving a policy so that `from_pretrained` loads it: written aside and renamed, so no half checkpoint is ever seen."""
+"""Checkpoints: everything stateful, written aside, synced, sealed with a manifest, renamed; found again by verifying.
+
+    checkpoints/step-000100/
+      policy/          the weights (or the adapter) and the tokenizer; `from_pretrained` loads it
+      state.pt         optimiser, loss scale, generators, positions, counters (loaded with weights_only)
+      manifest.json    step, facts, and size and SHA-256 of every file; written last
+
+There is no pointer to the newest checkpoint: it is the newest one that verifies.
+"""
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from covey.policy.policy import Policy, is_adapted
 
-MANIFEST = "manifest.json"
-POLICY = "policy"
+LOGGER = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Of the folder; a checkpoint of another format is refused."""
+MANIFEST, POLICY, STATE = "manifest.json", "policy", "state.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints stay: the last `keep_last`, and the one of highest score."""
+
+    keep_last: int
+    keep_best: bool
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
@@ -22,44 +47,137 @@ def save_policy(policy: Policy, folder: Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
-def save_checkpoint(checkpoints: Path, step: int, policy: Policy, facts: dict[str, Any], *, keep_last: int) -> Path:
+def save_checkpoint(
+    checkpoints: Path, step: int, policy: Policy, state: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Path:
     """Write checkpoints/step-NNNNNN: complete with its manifest, or not there at all. Returns its path.
 
-    Older checkpoints beyond `keep_last`, and what a killed run had half written, go only after the new one is in place.
+    A process killed at any moment leaves the old checkpoints as they were, and at most a folder *.tmp-* besides.
     """
     final = checkpoints / f"step-{step:06d}"
     checkpoints.mkdir(parents=True, exist_ok=True)
+    _sync(checkpoints.parent)
     aside = Path(tempfile.mkdtemp(prefix=f"{final.name}.tmp-", dir=checkpoints))
-    save_policy(policy, aside / POLICY)
-    manifest = {"step": step, **facts, "files": _inventory(aside)}
-    (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in (*aside.rglob("*"), aside):
-        _sync(path)
-    if final.exists():
-        shutil.rmtree(final)
-    os.rename(aside, final)
-    _sync(checkpoints)
-    half_written = checkpoints.glob("step-*.tmp-*")
-    for old in (*complete_checkpoints(checkpoints)[: -max(keep_last, 1)], *half_written):
-        shutil.rmtree(old)
+    try:
+        save_policy(policy, aside / POLICY)
+        torch.save(dict(state), aside / STATE)
+        files = _inventory(aside)
+        for name in files:
+            _sync(aside / name)
+        manifest = {"format": FORMAT, "step": step, **facts, "files": files}
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        _sync(aside / MANIFEST)
+        _sync(aside / POLICY)
+        _sync(aside)
+        if final.exists():  # an earlier attempt at this step, which did not verify
+            shutil.rmtree(final)
+        os.rename(aside, final)
+        _sync(checkpoints)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     return final
 
 
+def retire(checkpoints: Path, retention: Retention) -> None:
+    """Delete what retention does not keep, and leftovers of killed saves; call it after a new checkpoint is in place.
+
+    Nothing is deleted unless the newest checkpoint verifies.
+    """
+    complete = complete_checkpoints(checkpoints)
+    if not complete or problem(complete[-1]) is not None:
+        return
+    keep = set(complete[-max(retention.keep_last, 1) :])
+    if retention.keep_best:
+        keep.add(max(complete, key=lambda path: (read_manifest(path).get("score", float("-inf")), path.name)))
+    for path in [*complete, *checkpoints.glob("step-*.tmp-*")]:
+        if path not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
-    """Checkpoints that have their manifest, oldest first."""
+    """Checkpoints that have a manifest, oldest first; whether they verify is another question."""
     return sorted(path.parent for path in checkpoints.glob(f"step-??????/{MANIFEST}"))
 
 
+def newest_valid(checkpoints: Path) -> Path | None:
+    """The newest checkpoint whose every file is as the manifest says; a damaged one is passed over, loudly."""
+    for path in reversed(complete_checkpoints(checkpoints)):
+        fault = problem(path)
+        if fault is None:
+            return path
+        LOGGER.warning("checkpoint %s is damaged (%s); falling back to the one before", path, fault)
+    return None
+
+
+def problem(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, None where it verifies."""
+    try:
+        manifest = read_manifest(checkpoint)
+        if manifest.get("format") != FORMAT:
+            return f"format {manifest.get('format')}, this covey reads {FORMAT}"
+        found = _inventory(checkpoint)
+    except (OSError, ValueError) as error:
+        return str(error)
+    found.pop(MANIFEST, None)
+    if found.keys() != manifest["files"].keys():
+        return f"files {sorted(found.keys() ^ manifest['files'].keys())} are missing or too many"
+    changed = [name for name, facts in manifest["files"].items() if facts != found[name]]
+    return f"{changed[0]} is not what was written" if changed else None
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest; ValueError where it does not parse."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict) or "files" not in manifest or "step" not in manifest:
+        raise ValueError(f"{MANIFEST} has no files or no step")
+    return manifest
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """The state; only tensors and plain containers are unpickled."""
+    return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+
+
+def load_weights(policy: Policy, checkpoint: Path) -> None:
+    """Put the saved weights (or adapter) into a policy built from the same settings, in place.
+
+    ValueError where they do not belong together.
+    """
+    saved: dict[str, torch.Tensor] = {}
+    for file in sorted((checkpoint / POLICY).glob("*.safetensors")):
+        saved.update(load_file(file))
+    if is_adapted(policy.model):
+        from peft import set_peft_model_state_dict
+
+        result: Any = set_peft_model_state_dict(policy.model, saved)
+        unknown = result.unexpected_keys
+        covered = {name.replace(".default.", ".") for name, p in policy.model.named_parameters() if p.requires_grad}
+        missing = covered - {name.replace(".default.", ".") for name in saved}
+    else:
+        unknown = policy.model.load_state_dict(saved, strict=False).unexpected_keys
+        given = {policy.model.get_parameter(name).data_ptr() for name in saved if name in _parameters(policy)}
+        missing = {name for name, p in policy.model.named_parameters() if p.data_ptr() not in given}
+    if unknown or missing:
+        raise ValueError(f"{checkpoint} does not fit the policy: {sorted([*unknown, *missing])[:3]}")
+
+
+def _parameters(policy: Policy) -> set[str]:
+    return {name for name, _ in policy.model.named_parameters(remove_duplicate=False)}
+
+
 def _inventory(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of every file."""
+    """Size and SHA-256 of every file, by its path inside the folder."""
     return {
-        str(file.relative_to(folder)): {
-            "bytes": file.stat().st_size,
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        }
+        str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _digest(file)}
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -321,9 +321,11 @@ class OutputConfig:
     """What a run leaves behind, besides its config, summary and log."""
 
     save_every: int = 0
-    """Steps between checkpoints; 0 saves only at the end."""
+    """Steps between checkpoints; 0 saves only at the end, and when the run is stopped."""
     keep_last: int = 3
-    """Checkpoints kept besides the last one."""
+    """How many of the last checkpoints are kept."""
+    keep_best: bool = True
+    """Keep also the checkpoint of the best evaluation."""
     rollouts_per_step: int = 8
     """Rollouts written to rollouts.jsonl each step."""
     max_rollout_rows: int = 20000
@@ -362,6 +364,10 @@ class Config:
     """Where groups come from: local (this process)."""
     shuffle: bool = True
     """Take prompts in an order drawn from the seed, a new one each pass."""
+    resume: str | None = None
+    """Go on with a run: its folder, or "latest". Its settings are taken from there."""
+    resume_changes: list[str] = field(default_factory=list)
+    """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
     rewards: list[str] = field(default_factory=list)
     """Reward functions as module:function, TRL's signature (environment=reward_functions)."""
     reward_weights: list[float] = field(default_factory=list)

@@ -1,9 +1,10 @@
 """Measuring a policy on held-out prompts: greedy accuracy, pass@k and mean reward, each with a confidence interval."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, pvariance, stdev
+from typing import Any
 
 from covey.config import EvaluationConfig
 from covey.diagnostics import pass_at_k
@@ -38,6 +39,18 @@ class Evaluation:
     correct_greedy: tuple[float, ...]
     mean_reward: tuple[float, ...]
     """NaN for a prompt without any scored sample."""
+
+
+def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
+    """The evaluation that `dataclasses.asdict` took apart."""
+    return Evaluation(
+        **{
+            **values,
+            "accuracy": Estimate(**values["accuracy"]),
+            "reward_mean": Estimate(**values["reward_mean"]),
+            "pass_at_k": {k: Estimate(**estimate) for k, estimate in values["pass_at_k"].items()},
+        }
+    )
 
 
 def evaluate(

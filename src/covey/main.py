@@ -11,6 +11,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from covey import __version__, usage
+from covey.stopping import StopRequested
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         return _dispatch(words)
+    except StopRequested as stop:
+        return _say(str(stop), stop.status)
     except KeyboardInterrupt:
         return _say("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
@@ -111,24 +114,41 @@ def _job(verb: str, composed: "DictConfig") -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from covey import run_folder, settings
+    from covey import resuming, run_folder, settings
 
     hydra_config = HydraConfig.get()
     wanted = Path(hydra_config.runtime.output_dir)
     named = any(word.startswith("hydra.run.dir=") for word in hydra_config.overrides.hydra)
     try:
+        old = _resumed(verb, composed)
+        if old is not None:
+            composed = resuming.settings_of(old, hydra_config.overrides.task)
         config = settings.to_config(composed)
         if verb == "config":
             print(settings.report(config), end="", flush=True)
             return
-        folder = run_folder.claim(wanted, settings.to_yaml(config), exact=named)
+        folder = old or run_folder.claim(wanted, settings.to_yaml(config), exact=named)
     finally:
         if not named:
             run_folder.discard_if_empty(wanted)
-    run_folder.begin(folder)
-    if hydra_config.mode is RunMode.MULTIRUN:
-        print(f"job {hydra_config.job.num}: {' '.join(hydra_config.overrides.task)}", flush=True)
-    _work(verb, config, folder)
+    with resuming.alone_in(folder):
+        run_folder.begin(folder)
+        if hydra_config.mode is RunMode.MULTIRUN:
+            print(f"job {hydra_config.job.num}: {' '.join(hydra_config.overrides.task)}", flush=True)
+        _work(verb, config, folder)
+
+
+def _resumed(verb: str, composed: "DictConfig") -> "Path | None":
+    """The run folder to go on with, None for a new run."""
+    from pathlib import Path
+
+    from covey import resuming
+
+    if composed.resume is None:
+        return None
+    if verb not in ("train", "config"):
+        raise ValueError(f"resume={composed.resume} needs covey train, got covey {verb}")
+    return resuming.find_run(composed.resume, Path("outputs"))
 
 
 def _work(verb: str, config: "Config", folder: "Path") -> None:

@@ -83,7 +83,8 @@ class Objective:
     @property
     def zero_advantage_is_free(self) -> bool:
         """A rollout of advantage 0 has no gradient and decides nothing for others: the work on it can be saved."""
-        others = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0 or self.entropy_bonus
+        # A KL in the reward has no gradient here, but what is measured of it steers its coefficient.
+        others = self.kl.active or self.kl.sampler_coef != 0 or self.entropy_bonus
         return self.policy.proportional and not others and not self.needs_batch_selection
 
     @property

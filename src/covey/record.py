@@ -9,17 +9,17 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from transformers.utils.logging import disable_progress_bar
 
 from covey.build import Run
-from covey.checkpoint import save_checkpoint
+from covey.checkpoint import Retention, retire, save_checkpoint
 from covey.config import Config
 from covey.credit import Credit
 from covey.diagnostics import group_metrics, value
 from covey.environments.base import Logs
-from covey.evaluate import Evaluation
+from covey.evaluate import Evaluation, evaluation_from
 from covey.progress import make_progress
 from covey.summary import RunFacts, peak_memory_bytes, summary, versions, write_summary
 from covey.timing import PhaseTimer
@@ -45,6 +45,7 @@ class Record:
         self._totals: Counter[str] = Counter()
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
+        self._evaluated_at = -1
         self._run: Run | None = None
 
     def __enter__(self) -> Self:
@@ -105,14 +106,52 @@ class Record:
         metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
         self._evaluations.append(found)
+        self._evaluated_at = step
         self._tracker.log(step, {**metrics, "num_unscored": found.num_unscored}, kind="evaluate")
         self._progress.evaluation(step, metrics)
         self._step_started = time.monotonic()
 
-    def save(self, step: int) -> None:
-        """A checkpoint of the policy that `from_pretrained` loads."""
-        keep = self._config.output.keep_last
-        save_checkpoint(self._folder / "checkpoints", step, self.run.policy, versions(), keep_last=keep)
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def checkpoints(self) -> Path:
+        return self._folder / "checkpoints"
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """A checkpoint of the policy, which `from_pretrained` loads, with the state to go on from it.
+
+        Its score, by which the best is kept, is the accuracy of the evaluation after that step, if there was one.
+        """
+        facts: dict[str, Any] = {"versions": versions()}
+        if self._evaluations and self._evaluated_at == state["step"]:
+            facts["score"] = self._evaluations[-1].accuracy.value
+        save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts)
+        output = self._config.output
+        retire(self.checkpoints, Retention(output.keep_last, output.keep_best))
+        self._step_started = time.monotonic()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, evaluations and seconds, as plain containers."""
+        return {
+            "totals": dict(self._totals),
+            "step_seconds": self._step_seconds,
+            "seconds": time.monotonic() - self._started,
+            "phases": self.timer.seconds,
+            "evaluations": [asdict(evaluation) for evaluation in self._evaluations],
+            "evaluated_at": self._evaluated_at,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._totals = Counter(state["totals"])
+        self._step_seconds = state["step_seconds"]
+        self._started -= state["seconds"]
+        for name, seconds in state["phases"].items():
+            self.timer.charge(name, seconds)
+        self._evaluations = [evaluation_from(found) for found in state["evaluations"]]
+        self._evaluated_at = state["evaluated_at"]
         self._step_started = time.monotonic()
 
     def cold_start(self, facts: Mapping[str, object]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from covey.config import ENVIRONMENT_SETTINGS, AlgorithmConfig, Config, validate
 
@@ -37,6 +38,19 @@ def register() -> None:
 def _open_options(algorithm: DictConfig) -> None:
     for name in OPTION_FIELDS:
         OmegaConf.set_struct(algorithm[name], False)
+
+
+def load(path: Path) -> DictConfig:
+    """A saved config.yaml, typed by the schema. ValueError where it does not fit it."""
+    saved = OmegaConf.load(path)
+    node = OmegaConf.structured(Config)
+    _open_options(node.algorithm)
+    try:
+        node.environment = OmegaConf.structured(ENVIRONMENT_SETTINGS[saved.environment.name])
+        node.merge_with(saved)
+    except (OmegaConfBaseException, KeyError) as error:
+        raise ValueError(f"{path} is not from this version of covey: {error}") from error
+    return node
 
 
 def to_config(composed: DictConfig) -> Config:

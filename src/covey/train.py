@@ -1,44 +1,86 @@
 """The one loop: take -> batch -> step -> publish -> log -> evaluate -> save. The same on every rank, in every mode."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from covey import cold_start
 from covey.batch import Row, count, make_batch, make_rows, with_signal, without_truncated
 from covey.build import Run, build_environment, build_run
+from covey.checkpoint import load_state, load_weights
 from covey.config import Config
 from covey.credit import Credit
 from covey.environments.base import Environment
 from covey.evaluate import evaluate
 from covey.policy import distribution
 from covey.record import Record
+from covey.resuming import resume_point
+from covey.state import full_state, light_state, restore
+from covey.stopping import Stopper, StopRequested
 from covey.types import Batch, Group
 
 
 def train(config: Config, output_dir: Path) -> None:
-    """Run GRPO as `config` says; everything it leaves behind is in `output_dir`.
+    """Run GRPO as `config` says, or go on with the run in `output_dir`; everything it leaves behind is there.
 
-    Raises ValueError for what a user can mend and RunStopped where going on would be pointless.
+    Raises ValueError for what a user can mend, RunStopped where going on would be pointless, and StopRequested after
+    Ctrl-C or SIGTERM, once the last finished step is saved.
     """
-    with Record(config, output_dir) as record:
+    checkpoint = resume_point(config, output_dir)
+    with Stopper().installed() as stopper, Record(config, output_dir) as record:
         environment = build_environment(config)
         run = build_run(warmed(config, environment, record), environment, record.timer)
         record.begin(run)
-        look(run, config, record, step=0)
-        for step in range(config.num_steps):
-            groups = take(run, config, record)
-            batch, credit = training_batch(run, config, groups)
-            metrics = run.trainer.step(batch, step)
-            run.source.publish(run.trainer.weights(), version=step + 1)
-            record.step(step, groups, credit, metrics)
-            if due(step, config.evaluation.every, config.num_steps):
-                look(run, config, record, step=step + 1)
-            if due(step, config.output.save_every, config.num_steps):
-                record.save(step + 1)
-        look(run, config, record, step=config.num_steps)
-        record.save(config.num_steps)
+        first = resume(run, record, checkpoint) if checkpoint is not None else 0
+        if first == 0:
+            look(run, config, record, step=0)
+        finished = light_state(run, record, step=first)
+        try:
+            for step in range(first, config.num_steps):
+                train_step(run, config, record, step, stopper.hold)
+                finished = light_state(run, record, step=step + 1)
+                stopper.release()
+                if due(step, config.evaluation.every, config.num_steps):
+                    look(run, config, record, step=step + 1)
+                    finished = light_state(run, record, step=step + 1)
+                if due(step, config.output.save_every, config.num_steps):
+                    save(run, record, finished, stopper)
+            look(run, config, record, step=config.num_steps)
+            finished = light_state(run, record, step=config.num_steps)
+            save(run, record, finished, stopper)
+        except StopRequested:
+            if finished["step"] > first:
+                record.save(full_state(run, finished))
+                record.say(f"saved after step {finished['step']}; covey train resume={output_dir} goes on from there")
+            raise
+
+
+def train_step(run: Run, config: Config, record: Record, step: int, before_change: Callable[[], None]) -> None:
+    """Groups -> advantages -> batch -> update -> publish -> log."""
+    groups = take(run, config, record)
+    batch, credit = training_batch(run, config, groups)
+    metrics = run.trainer.step(batch, step, before_change)
+    before_change()
+    run.source.publish(run.trainer.weights(), version=step + 1)
+    record.step(step, groups, credit, metrics)
+
+
+def resume(run: Run, record: Record, checkpoint: Path) -> int:
+    """Put a checkpoint into the run; returns how many steps it has done."""
+    load_weights(run.policy, checkpoint)
+    step = restore(run, record, load_state(checkpoint))
+    run.source.publish(run.trainer.weights(), version=step)
+    record.say(f"resumed after step {step} from {checkpoint}")
+    return step
+
+
+def save(run: Run, record: Record, finished: Mapping[str, Any], stopper: Stopper) -> None:
+    """A checkpoint of the last finished step; a signal waits until it is whole."""
+    stopper.hold()
+    record.save(full_state(run, finished))
+    stopper.release()
 
 
 def take(run: Run, config: Config, record: Record) -> list[Group]:

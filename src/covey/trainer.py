@@ -5,8 +5,8 @@ not depend on how the batch was split, packed or spread over ranks.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from covey.optimizer import build_optimizer, learning_rate
 from covey.policy import distribution
 from covey.policy.logprobs import Scoring
 from covey.policy.policy import Policy, inference
-from covey.policy.reference import Reference, refresh_reference
+from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
 from covey.timing import PhaseTimer
 from covey.types import Batch
 
@@ -72,8 +72,10 @@ class Trainer:
         self._scaler.scale(torch.zeros((), device=policy.device))
         self._nonfinite_in_a_row = 0
 
-    def step(self, batch: Batch, step: int) -> dict[str, float]:
+    def step(self, batch: Batch, step: int, before_change: Callable[[], None] = lambda: None) -> dict[str, float]:
         """All updates on one batch; returns what to log. A batch without loss tokens changes nothing.
+
+        `before_change` is called just before weights or optimiser change for the first time.
 
         Raises RunStopped, naming prompts, when too many updates in a row were not finite.
         """
@@ -82,7 +84,8 @@ class Trainer:
             group["lr"] = rate
         with self.timer.phase("logprobs"):
             prepared = self._prepare(batch)
-        updates = [self._update(prepared, batch, step, index) for index in range(self._settings.updates_per_batch)]
+        seeds = range(step * self._settings.updates_per_batch, (step + 1) * self._settings.updates_per_batch)
+        updates = [self._update(prepared, batch, seed, before_change) for seed in seeds]
         metrics = {**updates[-1], "skipped": sum(update["skipped"] for update in updates)}
         self._steer(metrics, batch, step)
         steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
@@ -116,7 +119,25 @@ class Trainer:
             "kl_coef": self.controller.coef,
             "entropy": (self.entropy.coef, self.entropy.active),
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "reference": self._refreshed_reference(),
         }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Everything but the weights, as `state_dict` gave it."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        self.controller = replace(self.controller, coef=float(state["kl_coef"]))
+        coef, active = state["entropy"]
+        self.entropy = EntropyControl(float(coef), bool(active))
+        self._nonfinite_in_a_row = int(state["nonfinite_in_a_row"])
+        if self.reference is not None:
+            load_refreshed(self.reference, state["reference"])
+
+    def _refreshed_reference(self) -> dict[str, Tensor]:
+        """The reference's own weights where training has moved them; else it follows from the settings."""
+        if self.reference is None or self._settings.algorithm.reference_refresh_every is None:
+            return {}
+        return refreshed_weights(self.reference)
 
     def _prepare(self, batch: Batch) -> list[Prepared]:
         objective = self.objective
@@ -124,9 +145,11 @@ class Trainer:
         keep_old = several and objective.needs_old
         return [prepare(self._forward, m, several=several, keep_old=keep_old) for m in batch.micro_batches]
 
-    def _update(self, prepared: Sequence[Prepared], batch: Batch, step: int, index: int) -> dict[str, float]:
+    def _update(
+        self, prepared: Sequence[Prepared], batch: Batch, seed: int, before_change: Callable[[], None]
+    ) -> dict[str, float]:
         """Backward over all micro-batches, then one optimiser step, or none where something is not finite."""
-        statistics = self._batch_statistics(prepared, step * self._settings.updates_per_batch + index)
+        statistics = self._batch_statistics(prepared, seed)
         self._optimizer.zero_grad(set_to_none=True)
         self.policy.model.train()
         sums: list[Sums] = []
@@ -137,6 +160,7 @@ class Trainer:
                 sums.append(part_sums)
                 maxima = {name: max(value, maxima.get(name, value)) for name, value in part_maxima.items()}
             distribution.sum_gradients(self._parameters)
+        before_change()
         with self.timer.phase("optimizer"):
             metrics = summarise(combine(distribution.all_sum_pairs(sums)))
             metrics |= distribution.all_max(maxima) | self._optimizer_step(metrics)

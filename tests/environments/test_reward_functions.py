@@ -113,8 +113,8 @@ def test_completion_ids_are_the_sampled_tokens_and_absent_where_they_are_not_kno
 
 
 def test_parts_carry_the_weights_of_their_functions() -> None:
-    made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([exact, length], [1.0, 0.5]), HERE)
-    assert made.part_weights == {"exact": 1.0, "length": 0.5}
+    made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([picky, length], [1.0, 0.5]), HERE)
+    assert made.part_weights == {"picky": 1.0, "length": 0.5}
 
 
 def test_hidden_columns_stay_hidden_and_gaps_are_none() -> None:

@@ -102,13 +102,26 @@ def _fail_inside(reference: Reference) -> None:
         raise KeyError("cleaned up all the same")
 
 
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_the_reference_of_adapters_trained_before_is_the_policy_of_that_moment_not_the_base_model(
+    refreshed: bool,
+) -> None:
+    policy = trained(adapted())
+    start = probe_logits(policy)
+    reference = make_reference(policy, refreshed=refreshed)
+    assert torch.equal(reference_logits(reference), start)
+    trained(policy)
+    assert torch.equal(reference_logits(reference), start)
+    assert not torch.equal(probe_logits(policy), start)
+
+
 def test_under_lora_the_reference_is_the_same_model_with_the_adapter_off() -> None:
     policy = adapted()
     before = {id(p) for p in policy.model.parameters()}
     reference = make_reference(policy, refreshed=False)
     assert {id(p) for p in reference.policy.model.parameters()} == before
-    base = nano()
-    assert torch.equal(reference_logits(make_reference(trained(policy), refreshed=False)), probe_logits(base))
+    trained(policy)
+    assert torch.equal(reference_logits(reference), probe_logits(nano()))
 
 
 def test_a_refreshed_reference_under_lora_costs_one_more_adapter_and_leaves_the_random_numbers() -> None:

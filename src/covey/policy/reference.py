@@ -1,12 +1,12 @@
 """The reference policy of a KL penalty: the same weights with the adapter off, or a frozen copy."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covey.kl import refresh
 from covey.policy.policy import Policy, inference, is_adapted
@@ -39,13 +39,14 @@ class Reference:
 def make_reference(policy: Policy, *, refreshed: bool) -> Reference:
     """A reference equal to the policy before its first step.
 
-    Under LoRA no second copy of the weights is held: the base model is the reference, or, where it will be
-    `refreshed`, a second adapter. Otherwise the weights are copied and frozen.
+    Under LoRA no second copy of the weights is held: the base model is the reference, or a second adapter, where it
+    will be `refreshed` or the adapters have been trained before. Otherwise the weights are copied and frozen.
     """
     if is_adapted(policy.model):
-        if refreshed:
+        own_adapter = refreshed or not _is_base_model(policy.model)
+        if own_adapter:
             _copy_adapter(policy.model)
-        return Reference(policy, REFERENCE_ADAPTER if refreshed else None)
+        return Reference(policy, REFERENCE_ADAPTER if own_adapter else None)
     frozen = copy.deepcopy(policy.model).requires_grad_(False)
     return Reference(replace(policy, model=frozen), None)
 
@@ -63,11 +64,30 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
                 parameter.copy_(refresh(parameter, trained[source], alpha))
 
 
+def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
+    """The weights that belong to the reference alone."""
+    named = reference.policy.model.named_parameters()
+    return {name: p.detach() for name, p in named if _refresh_source(name, reference.adapter) is not None}
+
+
+def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
+    """Put back what `refreshed_weights` gave; nothing where the reference follows from the settings."""
+    parameters = dict(reference.policy.model.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            parameters[name].copy_(weight)
+
+
 def _refresh_source(name: str, adapter: str | None) -> str | None:
     """The policy's parameter that a reference parameter follows; None for those both share."""
     if adapter is None:
         return name
     return name.replace(f".{adapter}.", ".default.") if f".{adapter}." in name else None
+
+
+def _is_base_model(model: nn.Module) -> bool:
+    """Adapters that were never trained add nothing: the second factor of each is 0."""
+    return not any(bool(parameter.any()) for name, parameter in model.named_parameters() if ".lora_B." in name)
 
 
 def _copy_adapter(model: nn.Module) -> None:

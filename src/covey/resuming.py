@@ -1,0 +1,157 @@
+"""Going on with a run: which folder, with which settings, from which checkpoint, and alone."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from covey import settings
+from covey.checkpoint import newest_valid, read_manifest
+from covey.config import Config
+
+LOCK = "run.lock"
+CONTROL = ("resume", "resume_changes")
+"""Settings that say how to resume; they are no part of the run's own settings."""
+
+
+def find_run(resume: str, root: Path) -> Path:
+    """The run folder that `resume` means: a path, or "latest" for the newest one below `root` with a checkpoint."""
+    if resume != "latest":
+        folder = Path(resume)
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"resume={resume} is no run folder (it has no config.yaml)")
+        return folder
+    runs = sorted({path.parents[2] for path in root.glob("*/*/checkpoints/step-*/manifest.json")})
+    if not runs:
+        raise ValueError(f"resume=latest found no run with a checkpoint below {root}; resume=FOLDER names one")
+    return runs[-1]
+
+
+def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
+    """The settings of the run in `folder`, with what was typed besides `resume` applied to them.
+
+    A typed setting that differs from the run's is refused by name unless resume_changes lists it. Raises ValueError.
+    """
+    saved = settings.load(folder / "config.yaml")
+    wanted = saved.copy()
+    changes: list[str] = []
+    for override in OverridesParser.create().parse_overrides(list(typed)):
+        key, value = override.key_or_group, override.value()
+        if key == "resume":
+            continue
+        if key == "resume_changes":
+            changes = [str(name) for name in value] if isinstance(value, list) else [str(value)]
+            continue
+        if override.is_add() or override.is_delete() or _is_choice(saved, key):
+            raise ValueError(f'"{override.input_line}" cannot change a run; resume takes the settings of {folder}')
+        OmegaConf.update(wanted, key, value, merge=False)
+    different = [key for key in _leaves(wanted) if _read(saved, key) != _read(wanted, key)]
+    refused = [key for key in different if not any(key == c or key.startswith(f"{c}.") for c in changes)]
+    if refused:
+        key = refused[0]
+        raise ValueError(
+            f"{key}={_read(wanted, key)} differs from {key}={_read(saved, key)} of {folder}; "
+            f"resume_changes=[{key}] goes on with it, no longer bit for bit"
+        )
+    wanted.resume = str(folder)
+    return wanted
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; ValueError where another run has it. The lock of a process that died is free."""
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ValueError(f"{folder} is in use by {_owner(file.read())}") from None
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}) + "\n")
+        file.flush()
+        yield
+
+
+def drop_rows_after(path: Path, step: int) -> None:
+    """Take rows of steps that will be done again out of a JSON-lines file, so that none is counted twice.
+
+    Rows of training step s belong to the past where s < step, those of other kinds where s <= step. A torn last line
+    (the process was killed while writing it) goes too.
+    """
+    if not path.is_file():
+        return
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _is_past(line, step)]
+    aside = path.with_name(f"{path.name}.partial")
+    with aside.open("w", encoding="utf-8") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def resume_point(config: Config, folder: Path) -> Path | None:
+    """The checkpoint to go on from, the logs cut back to it; None for a new run.
+
+    ValueError where there is no checkpoint, or nothing left to do.
+    """
+    if config.resume is None:
+        return None
+    checkpoint = newest_valid(folder / "checkpoints")
+    if checkpoint is None:
+        raise ValueError(f"no checkpoint in {folder} verifies; output.save_every=N writes one every N steps")
+    step = int(read_manifest(checkpoint)["step"])
+    if step >= config.num_steps:
+        raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        drop_rows_after(folder / name, step)
+    return checkpoint
+
+
+def _is_past(line: str, step: int) -> bool:
+    if not line.endswith("\n"):
+        return False
+    row: dict[str, Any] = json.loads(line)
+    return row["step"] < step or (row["step"] == step and row.get("kind", "train") != "train")
+
+
+def _owner(text: str) -> str:
+    try:
+        facts = json.loads(text)
+        return f"process {facts['pid']}, started {facts['started']}"
+    except (ValueError, KeyError):
+        return "another process"
+
+
+def _is_choice(saved: DictConfig, key: str) -> bool:
+    """Whether the word chooses a file (model=nano) instead of setting a value."""
+    try:
+        found = OmegaConf.select(saved, key, throw_on_missing=True)
+    except OmegaConfBaseException:
+        return False
+    return isinstance(found, DictConfig) and OmegaConf.get_type(found) is not dict
+
+
+def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in node:
+        name = f"{prefix}{key!s}"
+        if name in CONTROL:
+            continue
+        value = node[key]
+        if isinstance(value, DictConfig) and OmegaConf.get_type(value) is not dict:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name
+
+
+def _read(node: DictConfig, key: str) -> Any:
+    value = OmegaConf.select(node, key)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM: stop at once where nothing is half done, else as soon as it is whole, so that it can be saved."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""What the command exits with after it has saved: 128 + the number of the signal, as shells have it."""
+
+
+class StopRequested(KeyboardInterrupt):
+    """Somebody asked the run to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.status = EXIT_STATUS[signal.Signals(number)]
+
+
+@dataclass
+class Stopper:
+    """Turns the signals into StopRequested. While `hold` is in force it waits until `release`.
+
+    Weights change between hold and release; outside, dropping what is under way loses nothing that is not sampled
+    again. A signal that comes while another is waiting changes nothing: the save it waits for is on its way.
+    """
+
+    _held: bool = False
+    _waiting: int | None = None
+    _previous: dict[signal.Signals, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def installed(self) -> Iterator["Stopper"]:
+        """Handle the signals inside; what handled them before does so again afterwards."""
+        for number in EXIT_STATUS:
+            self._previous[number] = signal.signal(number, self._handle)
+        try:
+            yield self
+        finally:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    def hold(self) -> None:
+        """From here on the state is not whole."""
+        self._held = True
+
+    def release(self) -> None:
+        """The state is whole again; raises StopRequested where somebody has asked in the meantime."""
+        self._held = False
+        if self._waiting is not None:
+            raise StopRequested(self._waiting)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        first = self._waiting is None
+        self._waiting = self._waiting if self._waiting is not None else number
+        if first and not self._held:
+            self._held = True  # the save that follows is not to be interrupted
+            raise StopRequested(number)
