@@ -21,6 +21,7 @@ from covey import environments, settings
 from covey import main as main_module
 from covey.advantages import ADVANTAGES
 from covey.aggregation import AGGREGATIONS
+from covey.config import Config
 from covey.kl import ESTIMATORS, SAMPLER_ESTIMATORS
 from covey.losses import LOSSES
 from covey.main import main
@@ -86,6 +87,10 @@ def workbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         for name, content in example_files(page).items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content, encoding="utf-8")
+    for folder in ("FOLDER", "outputs/DATE/TIME"):  # runs to go on with
+        (tmp_path / folder / "checkpoints" / "step-000001").mkdir(parents=True)
+        (tmp_path / folder / "checkpoints" / "step-000001" / "manifest.json").touch()
+        (tmp_path / folder / "config.yaml").write_text(settings.to_yaml(Config()))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(environments.ENVIRONMENTS, "backwards", raising=False)

@@ -156,7 +156,7 @@ def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: py
     assert "cold start 3/6  loss " in shown
     assert f"cold start: 6 supervised steps, greedy accuracy {report['accuracy']:.1%}" in shown
     assert not report["cached"]
-    assert [line.split()[0] for line in shown.splitlines() if "█" in line] == ["cold_start"]
+    assert "cold_start" in [line.split()[0] for line in shown.splitlines() if "█" in line]
     assert "\ncold_start.json the warmed policy and its accuracy\n" in shown
     assert "rollouts.jsonl" not in shown
     assert Path(report["path"]).parent == Path("cache").resolve()

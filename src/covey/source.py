@@ -94,7 +94,7 @@ class LocalSource:
     filter_rounds: int = 3
     """How often a step draws again for refused groups, before it trains on what there is."""
     _drops: Counter[str] = field(default_factory=Counter)
-    _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=_event_loop))
 
     def take(self, n: int) -> list[Group]:
         groups: list[Group] = []
@@ -164,6 +164,18 @@ def _stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
     failures = [failure for group in groups for failure in group.failures]
     if failures and not num_scored:
         raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """A loop that says nothing of tasks that a signal stopped: who stopped the run knows."""
+    loop = asyncio.new_event_loop()
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(report)
+    return loop
 
 
 def _uniform_kind(rewards: Sequence[float]) -> str:
