@@ -1,6 +1,11 @@
 """What all tests share."""
 
 import os
+
+# Before torch is imported: many small tests are faster on one thread, and threads that spin slow their neighbours.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 from pathlib import Path
 
 import pytest

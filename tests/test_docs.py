@@ -151,6 +151,10 @@ def test_every_setting_and_choice_that_is_named_exists() -> None:
             in_options = name.rpartition(".")[0] in {f"algorithm.{field}" for field in settings.OPTION_FIELDS}
             if not (is_choice or in_options or name in names or name in NO_SETTINGS or name.startswith("hydra.")):
                 unknown.append(f"{page}: {name}={value}")
+        spans = [span for span in SPAN.findall(prose(page)) if not span.endswith((".py", ".json"))]
+        dotted = [span for span in spans if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", span)]
+        sections = {name.partition(".")[0] for name in names if "." in name}
+        unknown += [f"{page}: {span}" for span in dotted if span.partition(".")[0] in sections and span not in names]
     assert unknown == []
 
 

@@ -187,7 +187,7 @@ def test_a_run_gets_its_config_and_a_folder_by_date_and_time(
     assert config.seed == 3
     assert config.cold_start.enabled
     assert folder.parents[1] == tmp_path / "outputs"
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "covey.log", "versions.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "covey.log", "run.lock", "versions.json"]
     assert "\nnum_steps: " in (folder / "config.yaml").read_text()
     versions = json.loads((folder / "versions.json").read_text())
     assert versions["command"] == "covey train recipe=arithmetic seed=3"
@@ -256,7 +256,7 @@ def test_a_warning_reaches_the_terminal_and_everything_the_log(
     def work(config: Config, folder: Path) -> None:
         logging.getLogger("covey.test").info("quiet")
         logging.getLogger("covey.test").warning("3 rows skipped")
-        logging.getLogger("bitsandbytes.library").warning("noise")
+        logging.getLogger("bitsandbytes.library").error("noise")
 
     do(monkeypatch, work)
     assert main(["train", "hydra.run.dir=mine"]) == 0
@@ -264,7 +264,7 @@ def test_a_warning_reaches_the_terminal_and_everything_the_log(
     assert [line.split(" ", 2)[2] for line in Path("mine/covey.log").read_text().splitlines()] == [
         "INFO covey.test: quiet",
         "WARNING covey.test: 3 rows skipped",
-        "WARNING bitsandbytes.library: noise",
+        "ERROR bitsandbytes.library: noise",
     ]
 
 

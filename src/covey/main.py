@@ -144,7 +144,7 @@ def _resumed(verb: str, composed: "DictConfig") -> "Path | None":
 
     from covey import resuming
 
-    if composed.resume is None:
+    if "resume" not in composed or composed.resume is None:
         return None
     if verb not in ("train", "config"):
         raise ValueError(f"resume={composed.resume} needs covey train, got covey {verb}")

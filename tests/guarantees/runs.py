@@ -49,7 +49,7 @@ def prepare(folder: Path) -> None:
 
 def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
     """`covey train` in a process of its own, in `folder`."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COVEY_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "COVEY_CACHE": str(folder / "cache")}
     command = [sys.executable, "-m", "covey", "train", *words]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,6 +89,25 @@ def test_kept_entries_give_the_same_log_probs_as_the_filters_on_the_same_weights
         )
     assert int(kept.count_L.min()) >= 1
     assert int(kept.count_L.max()) < 40
+
+
+def test_gradients_repeat_bit_for_bit_with_several_threads() -> None:
+    policy = load_policy(ModelConfig(), seed=0)
+    groups = [replace(g, rollouts=g.rollouts * 16) for seed in range(8) for g in random_groups(seed)]
+    (micro,) = make(groups, "shared", 100_000).micro_batches
+
+    def gradient() -> Tensor:
+        policy.model.zero_grad()
+        score_tokens(policy, micro, Scoring(Sampling(), 0)).logprob_L.sum().backward()
+        return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first = gradient()
+        assert all(torch.equal(gradient(), first) for _ in range(12))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_nano_policy_is_a_pure_function_of_its_seed() -> None:

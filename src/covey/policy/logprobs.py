@@ -111,9 +111,10 @@ def kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Kept:
 def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
     """Hidden states (L, C) of the loss tokens; their logits (L, V) where the head is not a plain linear map."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
+    # index_select, not indexing: the backward pass of indexing adds up repeated rows in whatever order threads come.
     if policy.plain_head:
-        return policy.hidden(*place).flatten(0, 1)[batch.source_L]
-    return policy.logits(*place)[batch.source_L]
+        return policy.hidden(*place).flatten(0, 1).index_select(0, batch.source_L)
+    return policy.logits(*place).index_select(0, batch.source_L)
 
 
 def _logits(policy: Policy, rows: Tensor) -> Tensor:
