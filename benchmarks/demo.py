@@ -99,7 +99,8 @@ torch {versions["torch"]}, transformers {versions["transformers"]}.
 
 Gain over the seeds, points: {spread}.
 
-The control is seed 0 with the rewards of each training group dealt out at random among its completions.
+The control is seed 0 with the rewards of each training group dealt out at random among its completions: every update
+is then noise, and noise wears the policy down. Nothing but the reward separates this run from seed 0.
 """
     (HERE / "demo.md").write_text(text)
 

@@ -77,7 +77,7 @@ def test_an_environment_that_logs_is_asked_once_a_step_and_closed_at_the_end(
     train(small_config(), tmp_path)
     evaluated = 2 * (1 + 2)
     assert held.asked == [evaluated + 8, evaluated + 16]
-    assert [row["judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "train")] == [14.0, 22.0]
+    assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "train")] == [14.0, 22.0]
     assert held.num_closed == 1
 
 

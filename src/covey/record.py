@@ -90,7 +90,7 @@ class Record:
             **{name: value(average) for name, average in group_metrics(credit.scores).items()},
             **metrics,
             **{f"dropped/{name}": float(n) for name, n in drops.items()},
-            **(self.run.environment.metrics() if isinstance(self.run.environment, Logs) else {}),
+            **{f"environment/{name}": number for name, number in environment_metrics(self.run).items()},
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
@@ -176,6 +176,11 @@ class Record:
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
         write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence))
+
+
+def environment_metrics(run: Run) -> Mapping[str, float]:
+    """What the environment has to log itself, such as values of a reward function's `log_metric`."""
+    return run.environment.metrics() if isinstance(run.environment, Logs) else {}
 
 
 def _status(kind: type[BaseException]) -> str:

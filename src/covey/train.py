@@ -28,6 +28,7 @@ def train(config: Config, output_dir: Path) -> None:
     Raises ValueError for what a user can mend, RunStopped where going on would be pointless, and StopRequested after
     Ctrl-C or SIGTERM, once the last finished step is saved.
     """
+    distribution.refuse_to_run_beside_others()
     checkpoint = resume_point(config, output_dir)
     with Stopper().installed() as stopper, Record(config, output_dir) as record:
         environment = build_environment(config)

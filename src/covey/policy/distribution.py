@@ -1,5 +1,6 @@
 """Functions over torch.distributed; each is the identity where the run is one process."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,13 @@ from torch import Tensor
 
 def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def refuse_to_run_beside_others() -> None:
+    """ValueError under a launcher of several processes: each would train a policy of its own without a word."""
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and not is_distributed():
+        raise ValueError(f"covey trains in one process as yet, got WORLD_SIZE={launched}; start it without a launcher")
 
 
 def rank() -> int:
