@@ -142,7 +142,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
     assert numbers["buffer_groups"] == 6
     assert numbers["most_completion_tokens_per_step"] == 2400
     assert numbers["evaluations"] == 5  # before, after steps 3, 6 and 9, after
-    assert numbers["completions_per_evaluation"] == 256 * 9
+    assert numbers["completions_per_evaluation"] == 128 * 5
 
 
 # ------------------------------------------------------------------------------------------------ refusing
@@ -203,7 +203,7 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         ),
         (
             ["evaluation.k=[1,16]"],
-            "evaluation.k=16 needs evaluation.num_samples >= that, got evaluation.num_samples=8",
+            "evaluation.k=16 needs evaluation.num_samples >= that, got evaluation.num_samples=4",
         ),
         (["optimizer.betas=[0.9]"], "optimizer.betas must be two numbers in [0, 1), got [0.9]"),
         (

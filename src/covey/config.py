@@ -304,11 +304,11 @@ class EvaluationConfig:
 
     every: int = 0
     """Steps between evaluations during the run; 0 evaluates only before and after."""
-    num_prompts: int = 256
+    num_prompts: int = 128
     """Held-out prompts, the same every time."""
-    num_samples: int = 8
+    num_samples: int = 4
     """Completions a prompt for pass@k and the mean reward."""
-    k: list[int] = field(default_factory=lambda: [1, 4, 8])
+    k: list[int] = field(default_factory=lambda: [1, 4])
     """The k of pass@k; each must be <= num_samples."""
     correct_above: float = 1.0
     """A completion with a reward of at least this counts as correct."""

@@ -163,8 +163,9 @@ def _work(verb: str, config: "Config", folder: "Path") -> None:
     console = Console()
     try:
         WORK[verb](config, folder)
-    except BaseException:
-        logging.getLogger(__name__).info("the run ended here", exc_info=True)
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        logging.getLogger(__name__).info("the run ended here: %s", error, exc_info=not stopped)
         print_folder(folder, console)
         raise
     content = read_summary(folder)

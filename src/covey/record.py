@@ -95,6 +95,7 @@ class Record:
             "tokens_per_second": num_tokens / seconds,
         }
         self._tracker.log(step, row)
+        LOGGER.info("step %d: reward %.4f, loss %.4g", step + 1, row.get("reward_mean", 0.0), row.get("loss", 0.0))
         self._rollouts.log(step, groups, [a for group in credit.advantages for a in group])
         self._progress.update(step + 1, row)
         if metrics["num_rollouts_trained"] == 0:
@@ -108,6 +109,7 @@ class Record:
         self._evaluations.append(found)
         self._evaluated_at = step
         self._tracker.log(step, {**metrics, "num_unscored": found.num_unscored}, kind="evaluate")
+        LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)
         self._step_started = time.monotonic()
 

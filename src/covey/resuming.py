@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey import settings
-from covey.checkpoint import newest_valid, read_manifest
+from covey.checkpoint import complete_checkpoints, newest_valid, read_manifest
 from covey.config import Config
 
 LOCK = "run.lock"
@@ -107,7 +107,9 @@ def resume_point(config: Config, folder: Path) -> Path | None:
         return None
     checkpoint = newest_valid(folder / "checkpoints")
     if checkpoint is None:
-        raise ValueError(f"no checkpoint in {folder} verifies; output.save_every=N writes one every N steps")
+        if complete_checkpoints(folder / "checkpoints"):
+            raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
+        raise ValueError(f"{folder} ended before its first checkpoint (output.save_every=N writes one every N steps)")
     step = int(read_manifest(checkpoint)["step"])
     if step >= config.num_steps:
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")

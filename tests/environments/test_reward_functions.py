@@ -325,12 +325,12 @@ USER_MODULE = """
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "my_rewards.py").write_text(textwrap.dedent(USER_MODULE))
+    (tmp_path / "users_rewards.py").write_text(textwrap.dedent(USER_MODULE))
     (tmp_path / "my_broken.py").write_text("import no_such_module")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
-    return "my_rewards"
+    monkeypatch.delitem(sys.modules, "users_rewards", raising=False)
+    return "users_rewards"
 
 
 def test_functions_of_the_current_directory_run_in_workers(module: str) -> None:
@@ -360,11 +360,11 @@ def test_a_function_that_hangs_or_crashes_fails_its_completions_and_no_others(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("my_rewards", "a reward function must be module:function, got 'my_rewards'"),
+        ("users_rewards", "a reward function must be module:function, got 'users_rewards'"),
         ("my_reward:exact", "reward function my_reward:exact: cannot import my_reward: No module named 'my_reward'"),
         ("my_broken:f", "reward function my_broken:f: cannot import my_broken: No module named 'no_such_module'"),
-        ("my_rewards:exakt", "reward function my_rewards:exakt: module my_rewards has no 'exakt'"),
-        ("my_rewards:number", "reward function my_rewards:number is a int, not a function"),
+        ("users_rewards:exakt", "reward function users_rewards:exakt: module users_rewards has no 'exakt'"),
+        ("users_rewards:number", "reward function users_rewards:number is a int, not a function"),
     ],
 )
 def test_a_name_that_leads_nowhere_says_which_part_is_wrong(module: str, spec: str, message: str) -> None:

@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from covey.policy.attention import ATTENTION
 
 NANO = "nano"
-PAD, END, START_TURN, END_TURN = "<pad>", "<end>", "<turn>", "</turn>"
+# AutoTokenizer takes Qwen2's own class for this architecture, which would add this end token if it were missing.
+PAD, END, START_TURN, END_TURN = "<pad>", "<|endoftext|>", "<turn>", "</turn>"
 ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 MAX_LENGTH = 4096
 
