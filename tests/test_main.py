@@ -18,6 +18,8 @@ from covey.environments.base import RunStopped
 from covey.main import main
 from covey.summary import RunFacts, summary, write_summary
 
+from .small import logging_as_it_was
+
 Work = Callable[[Config, Path], None]
 
 
@@ -27,14 +29,8 @@ def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COVEY_DEBUG", raising=False)
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    for handler in set(root.handlers) - set(handlers):
-        handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
+    with logging_as_it_was():
+        yield
 
 
 def do(monkeypatch: pytest.MonkeyPatch, work: Work, verb: str = "train") -> list[tuple[Config, Path]]:

@@ -46,6 +46,8 @@ class Record:
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
         self._evaluated_at = -1
+        self.saved_step = 0
+        """Step of the newest checkpoint this process wrote."""
         self._run: Run | None = None
 
     def __enter__(self) -> Self:
@@ -130,6 +132,7 @@ class Record:
         if self._evaluations and self._evaluated_at == state["step"]:
             facts["score"] = self._evaluations[-1].accuracy.value
         save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts)
+        self.saved_step = state["step"]
         output = self._config.output
         retire(self.checkpoints, Retention(output.keep_last, output.keep_best))
         self._step_started = time.monotonic()

@@ -52,7 +52,8 @@ def train(config: Config, output_dir: Path) -> None:
             finished = light_state(run, record, step=config.num_steps)
             save(run, record, finished, stopper)
         except StopRequested:
-            if finished["step"] > first:
+            # Writing a step again would first delete the good checkpoint of that step.
+            if finished["step"] > max(first, record.saved_step):
                 record.save(full_state(run, finished))
                 record.say(f"saved after step {finished['step']}; covey train resume={output_dir} goes on from there")
             raise
