@@ -8,10 +8,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from covey import settings
-from covey.config import ArithmeticConfig, Config, Gsm8kConfig, RewardFunctionsConfig, validate
+from covey.config import Config, validate
+from covey.environment_config import ArithmeticConfig, Gsm8kConfig, RewardFunctionsConfig
 from covey.explain import explain
 from covey.main import main
-from covey.usage import group_choices, read_settings
+from covey.usage import all_settings, group_choices
 
 RESOLVED = Path(__file__).parent / "data" / "resolved_default.yaml"
 REGENERATE = "COVEY_CACHE=.cache/covey covey config > tests/data/resolved_default.yaml"
@@ -55,9 +56,7 @@ def test_the_default_config_is_valid() -> None:
 
 
 def test_every_setting_is_explained_in_one_line() -> None:
-    documented = {
-        setting.name for found in read_settings(settings.CONF.parent / "config.py").values() for setting in found
-    }
+    documented = {setting.name for found in all_settings().values() for setting in found}
     names = {name.rpartition(".")[2] for name in settings.setting_names()}
     sections = {"model", "data", "engine", "sampling", "algorithm", "optimizer", "cold_start", "evaluation", "output"}
     assert names - sections == documented

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from covey.environment_config import ArithmeticConfig
+
 
 def cache_folder() -> str:
     """Where covey keeps what it can make again: $COVEY_CACHE, else ~/.cache/covey."""
@@ -47,55 +49,6 @@ class ModelConfig:
     """Layers of the nano policy."""
     nano_num_heads: int = 4
     """Attention heads of the nano policy."""
-
-
-@dataclass
-class EnvironmentConfig:
-    """What every environment has."""
-
-    name: str = ""
-    """Which environment, a key of environments.ENVIRONMENTS."""
-
-
-@dataclass
-class ArithmeticConfig(EnvironmentConfig):
-    """Generated sums, with difficulty levels."""
-
-    name: str = "arithmetic"
-    levels: list[int] = field(default_factory=lambda: [3])
-    """Difficulty levels to draw problems from (environments/arithmetic.py lists them)."""
-    num_train: int = 4096
-    """Training problems (fewer where a level has not so many)."""
-    num_test: int = 512
-    """Held-out problems, none of which is in the training set."""
-    problem_seed: int = 0
-    """Which problems are drawn."""
-
-
-@dataclass
-class Gsm8kConfig(EnvironmentConfig):
-    """Grade-school word problems; rows from `data`."""
-
-    name: str = "gsm8k"
-    scheme: str = "covey"
-    """How an answer is rewarded: covey, verl_strict, verl_flexible, torchrl or trl."""
-    format_reward: float = 0.1
-    """Reward for an answer in the requested form that is wrong (scheme covey)."""
-
-
-@dataclass
-class RewardFunctionsConfig(EnvironmentConfig):
-    """Your own rows (`data`) and your own reward functions (`rewards`)."""
-
-    name: str = "reward_functions"
-    timeout: float = 30.0
-    """Seconds one call of a reward function may take before its worker is killed."""
-    num_workers: int = 2
-    """Worker processes that run reward functions."""
-    in_process: bool = False
-    """Run reward functions in the training process: faster, but a hanging one hangs the run."""
-    max_failure_rate: float = 0.05
-    """Stop the run when more than this share of the last 1000 rewards failed."""
 
 
 @dataclass
@@ -394,11 +347,3 @@ def validate(config: Config) -> None:
 
     for rule in RULES:
         rule(config)
-
-
-ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
-    "arithmetic": ArithmeticConfig,
-    "gsm8k": Gsm8kConfig,
-    "reward_functions": RewardFunctionsConfig,
-}
-"""The settings of each environment by its name."""

@@ -12,7 +12,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from covey.config import ENVIRONMENT_SETTINGS, AlgorithmConfig, Config, validate
+from covey.config import AlgorithmConfig, Config, validate
+from covey.environment_config import ENVIRONMENT_SETTINGS
 
 CONF = Path(__file__).resolve().parent / "conf"
 """The folder of YAML that only chooses among what the dataclasses allow."""

@@ -65,8 +65,9 @@ def verb_help(verb: str) -> str:
     parts.append("flags:\n" + _columns(FLAGS, 37))
     groups = {group: ", ".join(choices) for group, choices in group_choices().items()}
     parts.append("choices (GROUP=NAME):\n" + _columns(groups, 14))
-    sections = read_settings(HERE / "config.py")
-    shown = sections if verb == "config" else {"Config": sections["Config"]}
+    sections = all_settings()
+    root = {"Config": sections.pop("Config")}
+    shown = root | sections if verb == "config" else root
     for name, settings in shown.items():
         title = f"settings of {section_of(name)}:" if name != "Config" else "settings:"
         described = {f"{s.name} = {s.default}": s.explanation for s in settings}
@@ -89,11 +90,15 @@ class Setting:
     explanation: str
 
 
+def all_settings() -> dict[str, list[Setting]]:
+    """Every section of the schema by the name of its class."""
+    return read_settings(HERE / "config.py") | read_settings(HERE / "environment_config.py")
+
+
 def read_settings(path: Path) -> dict[str, list[Setting]]:
-    """The fields of every dataclass in a Python file, with the docstring that follows each; the root first."""
+    """The fields of every dataclass in a Python file, with the docstring that follows each."""
     classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
-    sections = {node.name: _fields(node) for node in classes}
-    return {"Config": sections.pop("Config")} | sections
+    return {node.name: _fields(node) for node in classes}
 
 
 def _fields(node: ast.ClassDef) -> list[Setting]:

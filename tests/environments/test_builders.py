@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.config import ArithmeticConfig, Config, DataConfig, Gsm8kConfig, RewardFunctionsConfig
+from covey.config import Config, DataConfig
+from covey.environment_config import ArithmeticConfig, Gsm8kConfig, RewardFunctionsConfig
 from covey.environments import ENVIRONMENTS
 
 QUESTION = {"question": "6 * 7?", "answer": "#### 42", "prompt": "6*7="}

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covey.config import ArithmeticConfig, Config, Gsm8kConfig, RewardFunctionsConfig
+    from covey.config import Config
+    from covey.environment_config import ArithmeticConfig, Gsm8kConfig, RewardFunctionsConfig
     from covey.environments.base import Environment
     from covey.environments.data import RowSettings
 
