@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -181,7 +182,7 @@ def test_another_model_at_the_same_path_makes_another_policy(tmp_path: Path) -> 
 def test_a_maker_that_dies_while_it_saves_leaves_no_half_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dies(policy: Any, folder: Path) -> None:
+    def dies(policy: Any, folder: Path, weights: object) -> None:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{")
         raise KeyboardInterrupt
@@ -204,6 +205,14 @@ def test_a_folder_that_a_killed_maker_left_is_not_taken_for_a_policy(tmp_path: P
     again, said = warmed(config_for(tmp_path))
     assert said != []
     assert not again.cached
+
+
+def test_what_killed_makers_left_a_day_ago_is_removed_and_what_may_be_under_way_stays(tmp_path: Path) -> None:
+    for name, age in (("cold-start-0.tmp-old", 90_000), ("cold-start-0.tmp-young", 80_000), ("mine.tmp-old", 90_000)):
+        (tmp_path / "cache" / name / "cold-start-0").mkdir(parents=True)
+        os.utime(tmp_path / "cache" / name, (time.time() - age,) * 2)
+    start, _ = warmed(config_for(tmp_path))
+    assert folders(tmp_path) == sorted([start.path.name, "cold-start-0.tmp-young", "mine.tmp-old"])
 
 
 def test_makers_of_the_same_policy_do_not_disturb_each_other(tmp_path: Path) -> None:

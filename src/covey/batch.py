@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from covey.policy import distribution
 from covey.policy.attention import DENSE, Layout
 from covey.policy.packing import Segment, packed_layout
+from covey.policy.policy import Policy
 from covey.types import Batch, Group, MicroBatch, Rollout
 
 
@@ -82,6 +84,33 @@ def make_batch(
     lay_out = LAYOUTS[packing]
     parts = _split(rows, packing, micro_batch_tokens)
     return Batch(tuple(_tensors(part, lay_out(part), device) for part in parts), *totals)
+
+
+def evened(batch: Batch, policy: Policy) -> Batch:
+    """The batch with micro-batches of one token and no loss token added, as many as another rank has more.
+
+    Passes through sharded weights are made by all ranks together, also by those that have fewer rows. Collective.
+    """
+    if not policy.sharded:
+        return batch
+    missing = distribution.all_max_int(len(batch.micro_batches)) - len(batch.micro_batches)
+    return replace(batch, micro_batches=(*batch.micro_batches, *[_filler(policy.device)] * missing))
+
+
+def _filler(device: torch.device) -> MicroBatch:
+    none = _int([], device)
+    return MicroBatch(
+        input_ids_BT=_int([[0]], device),
+        position_ids_BT=_int([[0]], device),
+        layout=DENSE,
+        source_L=none,
+        target_L=none,
+        row_L=none,
+        column_L=none,
+        prompt_ids=(),
+        advantage_L=none.double(),
+        sampler_logprob_L=none.double(),
+    )
 
 
 def count(rows: Sequence[Sequence[Row]]) -> tuple[int, int]:

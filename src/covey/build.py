@@ -5,14 +5,17 @@ from dataclasses import dataclass
 
 from covey.config import AlgorithmConfig, Config
 from covey.credit import CreditAssigner, bind
+from covey.deadlines import Stages, Watchable
 from covey.engine import ENGINES
 from covey.engine.base import Engine, Sampling
 from covey.environments import ENVIRONMENTS
-from covey.environments.base import Closes, Environment, Weighs
-from covey.objective import build_objective
+from covey.environments.base import Closes, Environment, Split, Weighs
+from covey.objective import Objective, build_objective
+from covey.policy import sharding
 from covey.policy.loading import load_policy
 from covey.policy.policy import Policy
-from covey.policy.reference import make_reference
+from covey.policy.reference import Reference, make_reference
+from covey.prompt_lengths import fitting
 from covey.rollout import Sampler
 from covey.selection import GROUP_FILTERS
 from covey.source import GroupFilter, LocalSource, PromptStream
@@ -50,18 +53,36 @@ def build_environment(config: Config) -> Environment:
 def build_run(config: Config, environment: Environment, timer: PhaseTimer) -> Run:
     """Load the policy and wire trainer, engine and source around it."""
     policy = load_policy(config.model, seed=config.seed)
-    trainer = build_trainer(config, policy, timer)
+    policy, reference = sharding.distributed(policy, build_reference(config, policy), config.distribution.strategy)
+    trainer = build_trainer(config, policy, reference, timer)
     engine: Engine = ENGINES[config.engine.name](policy, config.engine.cache_bytes, config.engine.max_rows)
-    source = build_source(config, Sampler(engine, environment, policy.tokenizer))
-    tests = _spread(environment.prompts("test"), config.evaluation.num_prompts)
+    for part in (engine, environment):
+        if isinstance(part, Watchable):
+            part.watched_by(timer.watchdog)
+    stages = Stages(timer.watchdog, config.deadlines.scoring)
+    sampler = Sampler(engine, environment, policy.tokenizer, stages)
+    source = build_source(config, sampler, usable_prompts(config, sampler, policy.max_length, "train"))
+    tests = _spread(usable_prompts(config, sampler, policy.max_length, "test"), config.evaluation.num_prompts)
     credit = CreditAssigner(config.algorithm, environment.part_weights if isinstance(environment, Weighs) else {})
     return Run(environment, policy, trainer, source, credit, tests)
 
 
-def build_trainer(config: Config, policy: Policy, timer: PhaseTimer) -> Trainer:
-    """The trainer, with a reference only where a penalty or a ratio asks for one."""
-    settings = TrainerSettings(
-        objective=build_objective(config.algorithm, norm_length=config.sampling.max_tokens),
+def build_reference(config: Config, policy: Policy) -> Reference | None:
+    """The policy as it is now, where a penalty or a ratio asks for a reference."""
+    needed = _objective(config).needs_reference or config.algorithm.kl_coef > 0
+    refreshed = config.algorithm.reference_refresh_every is not None
+    return make_reference(policy, refreshed=refreshed) if needed else None
+
+
+def build_trainer(config: Config, policy: Policy, reference: Reference | None, timer: PhaseTimer) -> Trainer:
+    """The trainer of this very policy."""
+    return Trainer(policy, trainer_settings(config), reference, timer)
+
+
+def trainer_settings(config: Config) -> TrainerSettings:
+    """How this config trains."""
+    return TrainerSettings(
+        objective=_objective(config),
         algorithm=config.algorithm,
         optimizer=config.optimizer,
         num_steps=config.num_steps,
@@ -70,15 +91,25 @@ def build_trainer(config: Config, policy: Policy, timer: PhaseTimer) -> Trainer:
         updates_per_batch=config.updates_per_batch,
         seed=config.seed,
     )
-    refreshed = config.algorithm.reference_refresh_every is not None
-    needed = settings.objective.needs_reference or config.algorithm.kl_coef > 0
-    reference = make_reference(policy, refreshed=refreshed) if needed else None
-    return Trainer(policy, settings, reference, timer)
 
 
-def build_source(config: Config, sampler: Sampler) -> LocalSource:
+def _objective(config: Config) -> Objective:
+    return build_objective(config.algorithm, norm_length=config.sampling.max_tokens)
+
+
+def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Split) -> list[Prompt]:
+    """The prompts of a split; with data.bad_rows=skip those are left out that a policy of `max_length` cannot answer.
+
+    With data.bad_rows=error the check before the run, or the engine, refuses the first of them by its id.
+    """
+    prompts = sampler.environment.prompts(split)
+    if config.data.bad_rows == "error":
+        return prompts
+    return fitting(prompts, sampler.tokenizer, max_length - config.sampling.max_tokens)
+
+
+def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:
     """The stream of groups this config trains on."""
-    prompts = sampler.environment.prompts("train")
     if not prompts:
         raise ValueError(f"environment={config.environment.name} has no training prompts")
     return LocalSource(

@@ -7,19 +7,26 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 import covey
-from covey.batch import count, make_batch, make_rows
+from covey.batch import count, evened, make_batch, make_rows
 from covey.checkpoint import save_policy
 from covey.config import AlgorithmConfig, Config, ModelConfig, OptimizerConfig
+from covey.disk import writing
 from covey.engine.base import Sampling
 from covey.engine.native import NativeEngine
 from covey.environments.base import Demonstrates, Environment
 from covey.objective import build_objective
+from covey.policy import distribution, sharding
 from covey.policy.loading import load_policy
 from covey.policy.policy import Policy
 from covey.rollout import Sampler, causal_rollout, encode_prompt
@@ -28,6 +35,8 @@ from covey.trainer import Trainer, TrainerSettings
 from covey.types import Batch, Completion, Group, Prompt, Reward
 
 REPORT = "cold_start.json"
+LEFTOVER_SECONDS = 86400.0
+"""Age at which a half-written policy is nobody's."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ def ensure(config: Config, environment: Environment, say: Callable[[str], None])
         raise ValueError(f"cold_start.enabled=true needs an environment with demonstrations, got environment={name}")
     demonstrations = environment.demonstrations("train")
     folder = Path(config.cold_start.cache_dir) / f"cold-start-{_key(config, demonstrations)}"
-    if (folder / REPORT).is_file():
+    if distribution.from_first((folder / REPORT).is_file):
         report = json.loads((folder / REPORT).read_text())
         return ColdStart(folder, report["num_steps"], report["accuracy"], cached=True)
     return _train_into(folder, config, environment, demonstrations, say)
@@ -72,19 +81,37 @@ def _train_into(
     demonstrations: Sequence[Demonstration],
     say: Callable[[str], None],
 ) -> ColdStart:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    with writing(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
     policy = load_policy(full_precision(config.model), seed=config.seed)
+    policy, _ = sharding.distributed(policy, None, config.distribution.strategy)
     num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as made:
+    weights = sharding.whole_weights(policy.model) if policy.sharded else None
+    report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})
+    distribution.from_first(lambda: _keep(folder, policy, weights, report))
+    return ColdStart(folder, num_steps, accuracy, cached=False)
+
+
+def _keep(folder: Path, policy: Policy, weights: Mapping[str, Tensor] | None, report: str) -> None:
+    """Into the cache: the whole folder, or nothing."""
+    _remove_leftovers(folder.parent)
+    with writing(folder), tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as made:
         aside = Path(made) / folder.name
-        save_policy(policy, aside)
-        (aside / REPORT).write_text(json.dumps({"num_steps": num_steps, "accuracy": accuracy}))
+        save_policy(policy, aside, weights)
+        (aside / REPORT).write_text(report)
         try:
             os.rename(aside, folder)
         except OSError:
             if not (folder / REPORT).is_file():  # else another run made the same policy in the meantime
                 raise
-    return ColdStart(folder, num_steps, accuracy, cached=False)
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """What killed processes left half written; a younger one may belong to a process that still writes."""
+    for path in cache.glob("cold-start-*.tmp-*"):
+        with suppress(OSError):  # another process may be removing it too
+            if time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
+                shutil.rmtree(path)
 
 
 def full_precision(model: ModelConfig) -> ModelConfig:
@@ -121,11 +148,12 @@ def warm_up(
     accuracy = 0.0
     for step in range(settings.num_steps):
         chosen = order.sample(groups, min(settings.batch_size, len(groups)))
-        metrics = trainer.step(_batch(chosen, config, policy), step)
+        metrics = trainer.step(evened(_batch(chosen, config, policy), policy), step)
         if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
             continue
         engine.load_weights([], step + 1)
-        accuracy = _accuracy(source, [p for p, _ in held_back], sampling, config.evaluation.correct_above)
+        with sharding.gathered(policy):
+            accuracy = _accuracy(source, [p for p, _ in held_back], sampling, config.evaluation.correct_above)
         say(f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}  greedy accuracy {accuracy:.1%}")
         if settings.target_accuracy is not None and accuracy >= settings.target_accuracy:
             return step + 1, accuracy
@@ -143,10 +171,11 @@ def demonstration_group(policy: Policy, prompt: Prompt, text: str) -> Group:
 
 
 def _batch(groups: Sequence[Group], config: Config, policy: Policy) -> Batch:
+    """This rank's share of the groups, with the counts of all."""
     rows = make_rows(groups, [[1.0]] * len(groups))
     num_tokens, num_sequences = count(rows)
     return make_batch(
-        rows,
+        rows[distribution.rank() :: distribution.world_size()],
         packing="packed",  # a prompt has one demonstration: nothing to share
         micro_batch_tokens=config.micro_batch_tokens,
         totals=(num_tokens, num_sequences, num_sequences),

@@ -33,7 +33,9 @@ class GroupSource(Protocol):
         ...
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
-        """One group for each prompt, in order, for evaluation; leaves the training stream where it is."""
+        """One group for each prompt, in order, for evaluation; leaves the training stream where it is.
+
+        Ranks share the work, and each gets all groups."""
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -110,8 +112,10 @@ class LocalSource:
         return groups
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
-        jobs = [(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in prompts]
-        groups = self._run_all(jobs, group_size)
+        own = prompts[distribution.rank() :: distribution.world_size()]
+        jobs = [(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in own]
+        of_ranks = distribution.all_gather(self._run_all(jobs, group_size))
+        groups = [of_ranks[index % len(of_ranks)][index // len(of_ranks)] for index in range(len(prompts))]
         _stop_where_nothing_is_scored(groups)
         return groups
 
@@ -143,9 +147,10 @@ class LocalSource:
 
     def _run_all(self, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int) -> list[Group]:
         async def gather() -> list[Group]:
-            return await asyncio.gather(*(roll_out(self.sampler, p, group_size, s) for p, s in jobs))
+            with self.sampler.stages.under_way(len(jobs)):
+                return await asyncio.gather(*(roll_out(self.sampler, p, group_size, s) for p, s in jobs))
 
-        return self._runner.run(gather())
+        return distribution.all_or_none(lambda: self._runner.run(gather()), "the end of sampling")
 
     def _is_usable(self, group: Group) -> bool:
         self._drops["unscored_rollouts"] += len(group.failures)
@@ -156,6 +161,12 @@ class LocalSource:
             self._drops[f"filtered_{_uniform_kind(group.rewards)}"] += 1
             return False
         return True
+
+
+def within_bound(groups: Sequence[Group], version: int, max_staleness: int) -> list[Group]:
+    """The groups all rollouts of which were started at most `max_staleness` versions ago, whatever source gave them."""
+    started = [min((r.policy_version for r in group.rollouts), default=version) for group in groups]
+    return [group for group, oldest in zip(groups, started, strict=True) if version - oldest <= max_staleness]
 
 
 def _stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:

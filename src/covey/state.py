@@ -5,7 +5,9 @@ trainer               optimiser, loss scale, KL coefficient, entropy bonus, refr
 source                position in the prompt stream (a group under way is sampled again: its prompt is part of it)
 credit                running baselines
 record                counters, earlier evaluations, seconds of each phase
-generators            Python, NumPy, torch CPU and CUDA (sampling and data order use none of them)
+generators            Python, NumPy, torch CPU and CUDA of each rank (sampling and data order use none of them)
+
+It is the same for any number of ranks, sharded or not, so a run may go on with another number of them.
 """
 
 import random
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 
 from covey.build import Run
+from covey.policy import distribution
 from covey.record import Record
 
 
@@ -32,7 +35,7 @@ def light_state(run: Run, record: Record, step: int) -> dict[str, Any]:
 
 def full_state(run: Run, light: Mapping[str, Any]) -> dict[str, Any]:
     """The state to save. The weights must be those after step `light["step"]`."""
-    return {**light, "trainer": run.trainer.state_dict()}
+    return {**light, "generators": distribution.all_gather(light["generators"]), "trainer": run.trainer.state_dict()}
 
 
 def restore(run: Run, record: Record, state: Mapping[str, Any]) -> int:
@@ -41,7 +44,8 @@ def restore(run: Run, record: Record, state: Mapping[str, Any]) -> int:
     run.source.load_state_dict(state["source"])
     run.credit.load_state_dict(state["credit"])
     record.load_state_dict(state["record"])
-    restore_generators(state["generators"])
+    of_ranks = state["generators"]
+    restore_generators(of_ranks[distribution.rank() % len(of_ranks)])
     return int(state["step"])
 
 

@@ -22,7 +22,7 @@ from covey.masks import EntropyControl, update_entropy_control
 from covey.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.objective_metrics import Sums, combine, summarise
 from covey.optimizer import build_optimizer, learning_rate
-from covey.policy import distribution
+from covey.policy import distribution, sharding
 from covey.policy.logprobs import Scoring
 from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
@@ -89,9 +89,7 @@ class Trainer:
         metrics = {**updates[-1], "skipped": sum(update["skipped"] for update in updates)}
         self._steer(metrics, batch, step)
         steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
-        trained = sum(micro_batch.num_rows for micro_batch in batch.micro_batches)
-        counts = {"num_rollouts_trained": float(trained), "num_micro_batches": float(len(batch.micro_batches))}
-        return {**metrics, "learning_rate": rate, **steered, **counts}
+        return {**metrics, "learning_rate": rate, **steered, **_counts(batch)}
 
     @property
     def objective(self) -> Objective:
@@ -108,13 +106,15 @@ class Trainer:
             for micro_batch in batch.micro_batches:
                 prepared = prepare(self._forward, micro_batch, several=False, keep_old=True)
                 assert prepared.old is not None
-                inputs = objective_inputs(prepared, prepared.old)
-                values.extend(self.objective.kl_values(inputs).sum(dim=1).tolist())
+                if micro_batch.num_rows > 0:
+                    inputs = objective_inputs(prepared, prepared.old)
+                    values.extend(self.objective.kl_values(inputs).sum(dim=1).tolist())
         return values
 
     def state_dict(self) -> dict[str, Any]:
+        """Everything but the weights; the same whether they are sharded or not. Collective where they are."""
         return {
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._optimizer_state(),
             "scaler": self._scaler.state_dict(),
             "kl_coef": self.controller.coef,
             "entropy": (self.entropy.coef, self.entropy.active),
@@ -123,8 +123,11 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Everything but the weights, as `state_dict` gave it."""
-        self._optimizer.load_state_dict(state["optimizer"])
+        """Everything but the weights, as `state_dict` gave it at whatever number of ranks."""
+        if self.policy.sharded:
+            sharding.load_whole_state(self._optimizer, state["optimizer"])
+        else:
+            self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
         self.controller = replace(self.controller, coef=float(state["kl_coef"]))
         coef, active = state["entropy"]
@@ -132,6 +135,9 @@ class Trainer:
         self._nonfinite_in_a_row = int(state["nonfinite_in_a_row"])
         if self.reference is not None:
             load_refreshed(self.reference, state["reference"])
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return sharding.whole_state(self._optimizer) if self.policy.sharded else self._optimizer.state_dict()
 
     def _refreshed_reference(self) -> dict[str, Tensor]:
         """The reference's own weights where training has moved them; else it follows from the settings."""
@@ -158,8 +164,9 @@ class Trainer:
             for part, chosen in zip(prepared, statistics, strict=True):
                 part_sums, part_maxima = self._backward(part, batch, chosen)
                 sums.append(part_sums)
-                maxima = {name: max(value, maxima.get(name, value)) for name, value in part_maxima.items()}
-            distribution.sum_gradients(self._parameters)
+                maxima |= {name: max(value, maxima.get(name, value)) for name, value in part_maxima.items()}
+            if not self.policy.sharded:  # else the backward passes have done it
+                distribution.sum_gradients(self._parameters)
         before_change()
         with self.timer.phase("optimizer"):
             metrics = summarise(combine(distribution.all_sum_pairs(sums)))
@@ -173,7 +180,12 @@ class Trainer:
     def _backward(
         self, part: Prepared, batch: Batch, statistics: BatchStatistics | None
     ) -> tuple[Sums, dict[str, float]]:
-        inputs = objective_inputs(part, score(self._forward, part))
+        self.timer.watchdog.progress()
+        scores = score(self._forward, part)
+        if part.batch.num_rows == 0:  # made so that other ranks are not left waiting in theirs
+            scores.logprob_L.sum().backward()
+            return {}, {}
+        inputs = objective_inputs(part, scores)
         totals = Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
         objective = self.objective
         loss, sums = objective(inputs, totals, self.controller.coef, self.entropy.applied, statistics)
@@ -185,14 +197,16 @@ class Trainer:
         if not self.objective.needs_batch_selection:
             return [None] * len(prepared)
         with self.timer.phase("logprobs"), inference(self.policy.model):
-            parts = [objective_inputs(p, score(self._forward, p)) for p in prepared]
+            scored = [(p, score(self._forward, p)) for p in prepared]
+        parts = [objective_inputs(p, scores) for p, scores in scored if p.batch.num_rows > 0]
         of_ranks: list[ObjectiveInputs | None] = distribution.all_gather(stack(parts) if parts else None)
         filled = [inputs for inputs in of_ranks if inputs is not None]
         if not filled:
-            return []
+            return [None] * len(prepared)
         whole = self.objective.batch_statistics(stack(filled), self._settings.seed + seed)
         start = sum(len(i.mask_NT) for i in of_ranks[: distribution.rank()] if i is not None)
-        return list(_split_statistics(whole, parts, start))
+        fillers = [None] * (len(prepared) - len(parts))
+        return [*_split_statistics(whole, parts, start), *fillers]
 
     def _optimizer_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Step with the gradients there are, unless the loss or one of them is not finite; nothing without rows."""
@@ -201,6 +215,7 @@ class Trainer:
         self._scaler.unscale_(self._optimizer)
         limit = self._settings.optimizer.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit if limit > 0 else torch.inf)
+        norm = sharding.whole(norm) if self.policy.sharded else norm
         finite = bool(torch.isfinite(norm)) and math.isfinite(metrics["loss"])
         if finite:
             self._scaler.step(self._optimizer)
@@ -223,7 +238,8 @@ class Trainer:
         self._nonfinite_in_a_row += 1
         limit = self._settings.optimizer.max_nonfinite_steps
         if self._nonfinite_in_a_row >= limit:
-            culprits = ", ".join(self._culprits(prepared, batch, statistics)) or "none on its own"
+            found = distribution.all_gather(self._culprits(prepared, batch, statistics))
+            culprits = ", ".join([name for names in found for name in names][:4]) or "none on its own"
             raise RunStopped(
                 f"loss or gradient was not finite {limit} times in a row (optimizer.max_nonfinite_steps); "
                 f"prompts that cause it: {culprits}"
@@ -232,19 +248,34 @@ class Trainer:
     def _culprits(
         self, prepared: Sequence[Prepared], batch: Batch, statistics: Sequence[BatchStatistics | None]
     ) -> list[str]:
-        """Prompts of the first micro-batch whose loss or gradient alone is not finite."""
+        """Prompts of this rank's first micro-batch whose loss or gradient alone is not finite.
+
+        Every pass is made, also after one was found: passes may be collective.
+        """
+        found: list[str] = []
         for part, chosen in zip(prepared, statistics, strict=True):
             self._optimizer.zero_grad(set_to_none=True)
-            inputs = objective_inputs(part, score(self._forward, part))
-            read = (inputs.log_probs_NT, inputs.sampler_log_probs_NT, inputs.advantages)
-            bad_N = ~torch.stack([values.isfinite().all(dim=1) for values in read]).all(dim=0)
-            if bool(bad_N.any()):
-                return [name for name, bad in zip(part.batch.prompt_ids, bad_N.tolist(), strict=True) if bad][:4]
-            self._backward(part, batch, chosen)
+            names = self._unscored(part)
+            sums, _ = self._backward(part, batch, chosen)
+            if not names and not math.isfinite(summarise(sums).get("loss", 0.0)):
+                names = list(part.batch.prompt_ids)
             gradients = [p.grad for p in self._parameters if p.grad is not None]
-            if not all(bool(g.isfinite().all()) for g in gradients):
-                return list(dict.fromkeys(part.batch.prompt_ids))[:4]
-        return []
+            # A sharded gradient is already that of all ranks: it tells nothing of this one's prompts.
+            if not names and not self.policy.sharded and not all(bool(g.isfinite().all()) for g in gradients):
+                names = list(part.batch.prompt_ids)
+            found = found or names
+        return list(dict.fromkeys(found))[:4]
+
+    def _unscored(self, part: Prepared) -> list[str]:
+        """Prompts of the rows with a log-prob or an advantage that is not finite."""
+        with inference(self.policy.model):
+            scores = score(self._forward, part)
+        if part.batch.num_rows == 0:
+            return []
+        inputs = objective_inputs(part, scores)
+        read = (inputs.log_probs_NT, inputs.sampler_log_probs_NT, inputs.advantages)
+        bad_N = ~torch.stack([values.isfinite().all(dim=1) for values in read]).all(dim=0)
+        return [name for name, bad in zip(part.batch.prompt_ids, bad_N.tolist(), strict=True) if bad]
 
     def _steer(self, metrics: Mapping[str, float], batch: Batch, step: int) -> None:
         """Coefficients and reference move once a batch."""
@@ -272,6 +303,13 @@ def kl_controller(algorithm: AlgorithmConfig) -> KLController:
         coef_min=algorithm.kl_coef_min,
         coef_max=algorithm.kl_coef_max,
     )
+
+
+def _counts(batch: Batch) -> dict[str, float]:
+    """Of all ranks: rollouts that were trained on, and the micro-batches they were in."""
+    filled = [micro_batch.num_rows for micro_batch in batch.micro_batches if micro_batch.num_rows > 0]
+    trained, micro_batches = distribution.all_sum_ints(sum(filled), len(filled))
+    return {"num_rollouts_trained": float(trained), "num_micro_batches": float(micro_batches)}
 
 
 def _split_statistics(

@@ -1,6 +1,5 @@
 """In one process every collective is the identity."""
 
-import pytest
 import torch
 
 from covey.policy import distribution
@@ -41,12 +40,3 @@ def test_pairs_of_micro_batches_are_kept_apart_and_in_order() -> None:
 def test_the_largest_values_of_one_process_are_its_own() -> None:
     assert distribution.all_max({"a": 1.0, "b": float("-inf")}) == {"a": 1.0, "b": float("-inf")}
     assert distribution.all_max({}) == {}
-
-
-def test_a_launcher_of_several_processes_is_refused_until_they_train_one_policy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    distribution.refuse_to_run_beside_others()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="covey trains in one process as yet, got WORLD_SIZE=2"):
-        distribution.refuse_to_run_beside_others()

@@ -1,23 +1,84 @@
-"""Functions over torch.distributed; each is the identity where the run is one process."""
+"""Functions over torch.distributed; each is the identity where the run is one process.
+
+Losses are divided by counts over all ranks, so sums are all that ever has to cross between them.
+"""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from covey import launch
+from covey.environments.base import RunStopped
+
+T = TypeVar("T")
+
+BUCKET_BYTES = 32 * 1024 * 1024
+"""Gradients are summed over ranks in buckets of about this size."""
+
+
+class StoppedElsewhere(RunStopped):
+    """Another rank failed and has said why; this one ends with it."""
+
+
+@contextmanager
+def joined(seconds: float) -> Iterator[None]:
+    """Join the processes that a launcher started beside this one; nothing where there are none.
+
+    No collective waits longer than `seconds` for the other ranks. Raises RunStopped where they are lost; any other
+    error carries a note that names this rank.
+    """
+    if launch.world_size() == 1 or is_distributed():
+        yield
+        return
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
+        os.environ.setdefault(name, value)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(launch.local_rank())
+        backend = "cpu:gloo,cuda:nccl"
+    number, timeout = launch.rank(), timedelta(seconds=seconds)
+    try:
+        dist.init_process_group(backend, rank=number, world_size=launch.world_size(), timeout=timeout)
+        yield
+    except Exception as error:
+        error.add_note(f"on rank {number}")
+        if not _is_of_torch(error):
+            raise
+        lost = RunStopped(f"lost the other ranks ({' '.join(str(error).split())[-160:]}); the first to end says why")
+        lost.add_note(f"on rank {number}")
+        raise lost from error
+    finally:
+        if is_distributed():
+            dist.destroy_process_group()
+
+
+def meet(what: str) -> None:
+    """Wait here for all ranks. RunStopped names on rank 0 those that did not come within the deadline of collectives.
+
+    For places where ranks may be far apart; it takes a round trip to rank 0.
+    """
+    if not is_distributed() or dist.get_backend() != dist.Backend.GLOO:
+        return
+    started = time.monotonic()
+    try:
+        dist.monitored_barrier(timeout=_deadline(), wait_all_ranks=True)
+    except RuntimeError as error:
+        absent = re.search(r"Ranks? ([0-9, ]+) failed", str(error))
+        who = f"rank {absent[1].strip()}" if absent else "another rank"
+        seconds = time.monotonic() - started
+        raise RunStopped(f"rank {rank()} has waited {seconds:.0f} s for {who} to come to {what}") from error
+
 
 def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-def refuse_to_run_beside_others() -> None:
-    """ValueError under a launcher of several processes: each would train a policy of its own without a word."""
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched > 1 and not is_distributed():
-        raise ValueError(f"covey trains in one process as yet, got WORLD_SIZE={launched}; start it without a launcher")
 
 
 def rank() -> int:
@@ -26,6 +87,55 @@ def rank() -> int:
 
 def world_size() -> int:
     return dist.get_world_size() if is_distributed() else 1
+
+
+def is_first() -> bool:
+    """Whether this rank is the one that writes and speaks."""
+    return rank() == 0
+
+
+def share(n: int) -> int:
+    """How many of n things this rank takes; the first ranks take one more where they cannot be shared out evenly."""
+    return n // world_size() + (rank() < n % world_size())
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What `make` gives on rank 0, on every rank. What it raises there ends every rank."""
+    if not is_distributed():
+        return make()
+    answer: list[Any] = [None, None]
+    error: Exception | None = None
+    if is_first():
+        try:
+            answer[0] = make()
+        except Exception as caught:
+            error, answer[1] = caught, f"{type(caught).__name__}: {caught}"
+    dist.broadcast_object_list(answer, src=0)
+    if error is not None:
+        raise error
+    if answer[1] is not None:
+        raise StoppedElsewhere(f"rank 0: {answer[1]}")
+    made: T = answer[0]
+    return made
+
+
+def all_or_none(make: Callable[[], T], what: str) -> T:
+    """What `make` gives on this rank, once every rank has come to its end, `what`. What it raises on one ends all."""
+    if not is_distributed():
+        return make()
+    made, error = None, None
+    try:
+        made = make()
+    except Exception as caught:
+        error = caught
+    meet(what)
+    told = all_gather(None if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for index, text in enumerate(told):
+        if text is not None:
+            raise StoppedElsewhere(f"rank {index}: {text}")
+    return made  # type: ignore[return-value]
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -44,7 +154,7 @@ def all_sum_ints(*values: int) -> tuple[int, ...]:
     return tuple(int(v) for v in all_sum(torch.tensor(values, dtype=torch.int64)).tolist())
 
 
-def all_gather(value: Any) -> list[Any]:
+def all_gather(value: T) -> list[T]:
     """The picklable `value` of every rank, in rank order."""
     if not is_distributed():
         return [value]
@@ -53,14 +163,24 @@ def all_gather(value: Any) -> list[Any]:
     return values
 
 
+def all_max_int(value: int) -> int:
+    """The largest over all ranks."""
+    return max(all_gather(value))
+
+
 def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Add up the gradients of all ranks, in place: losses are already divided by global counts."""
+    """Add up the gradients of all ranks, in place, as DDP does, but once a step and without a mean: losses are already
+    divided by global counts. A rank without rows takes part with zeros."""
     if not is_distributed():
         return
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
+    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat)
+        for gradient, total in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+            gradient.copy_(total.view_as(gradient))
 
 
 def all_sum_pairs(sums: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> list[dict[str, tuple[Tensor, Tensor]]]:
@@ -75,3 +195,33 @@ def all_max(values: Mapping[str, float]) -> dict[str, float]:
     for of_rank in all_gather(dict(values)):
         merged = {name: max(value, merged.get(name, value)) for name, value in {**merged, **of_rank}.items()}
     return merged
+
+
+def _deadline() -> timedelta:
+    """What the process group was made with; by itself a barrier would wait 30 minutes."""
+    world = dist.group.WORLD
+    assert world is not None
+    timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
+    return timeout
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Whether it comes from torch.distributed: gloo raises plain RuntimeErrors."""
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and _LOST.search(str(error)) is not None)
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type, at least one tensor and about BUCKET_BYTES together."""
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in gradients:
+        if bucket and (size + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.nbytes
+    if bucket:
+        yield bucket
+
+
+_LOST = re.compile("gloo|Gloo|Connection (closed|reset|refused)|Timed out waiting|Broken pipe")

@@ -85,6 +85,19 @@ def score_tokens(
     Without `kept` the filters are found from this policy's own logits, which is right on the weights that sampled.
     `reference` asks for the exact KL to it.
     """
+    logprob_L, entropy_L, kl_L = policy.as_pass(lambda: _score(policy, batch, scoring, kept, reference))
+    return Scores(logprob_L, entropy_L, kl_L if reference is not None else None)
+
+
+def kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Kept:
+    """Which vocabulary entries this policy's filters keep for each loss token (the sampled one always)."""
+    return Kept(*policy.as_pass(lambda: _kept_entries(policy, batch, scoring)))
+
+
+def _score(
+    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: Kept | None, reference: Reference | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-prob, entropy, full KL or zeros) of all loss tokens."""
     chunk = scoring.chunk or max(len(batch.target_L), 1)
     pieces = []
     for rows in _chunks(policy, batch, chunk, kept, reference):
@@ -93,11 +106,10 @@ def score_tokens(
         else:
             pieces.append(_score_rows(policy, scoring, rows))
     logprob_L, entropy_L, kl_L = (torch.cat(part) for part in zip(*pieces, strict=True))
-    return Scores(logprob_L, entropy_L, kl_L if reference is not None else None)
+    return logprob_L, entropy_L, kl_L
 
 
-def kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Kept:
-    """Which vocabulary entries this policy's filters keep for each loss token (the sampled one always)."""
+def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[Tensor, Tensor]:
     entries, counts = [], []
     rows_LC = _head_input(policy, batch)
     chunk = scoring.chunk or max(len(batch.target_L), 1)
@@ -105,7 +117,7 @@ def kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Kept:
         mask_LV = _kept_with_target(_logits(policy, rows), target, scoring.sampling)
         entries.append(mask_LV.nonzero()[:, 1])
         counts.append(mask_LV.sum(dim=1))
-    return Kept(torch.cat(entries), torch.cat(counts))
+    return torch.cat(entries), torch.cat(counts)
 
 
 def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
@@ -115,6 +127,13 @@ def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
     if policy.plain_head:
         return policy.hidden(*place).flatten(0, 1).index_select(0, batch.source_L)
     return policy.logits(*place).index_select(0, batch.source_L)
+
+
+def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
+    """The reference's input to its head. Where it is the same model we are inside of its pass already."""
+    if other.causal_lm is policy.causal_lm:
+        return _head_input(other, batch)
+    return other.as_pass(lambda: _head_input(other, batch))
 
 
 def _logits(policy: Policy, rows: Tensor) -> Tensor:
@@ -132,7 +151,7 @@ def _chunks(
     others: Sequence[Tensor | None] = none
     if reference is not None:
         with reference.active() as other:
-            others = _head_input(other, batch).split(chunk)
+            others = _reference_rows(policy, other, batch).split(chunk)
     for parts in zip(rows, targets, filters, others, strict=True):
         yield Chunk(*parts[:3], reference, parts[3])
 

@@ -3,15 +3,18 @@
 Shapes: B sequences, T tokens, L chosen positions, V vocabulary, C hidden width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.policy.attention import Layout
+
+T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -27,6 +30,8 @@ class Policy:
     """What the forward pass computes in (autocast where weights are of another type)."""
     plain_head: bool
     """Logits are exactly output_embedding(last hidden state); else the head must run inside the model."""
+    sharded: bool = False
+    """Weights are shared out over the ranks (`policy.sharding`): every pass is collective."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -52,6 +57,13 @@ class Policy:
         for found in (generation.eos_token_id if generation else None, self.tokenizer.eos_token_id):
             ids.update(found if isinstance(found, list) else [] if found is None else [found])
         return frozenset(ids)
+
+    def as_pass(self, make: Callable[[], T]) -> T:
+        """Run `make`, which returns tensors, as one pass through the model: sharded weights are gathered around it."""
+        if not self.sharded:
+            return make()
+        made: T = self.causal_lm.covey_pass(make)  # type: ignore[operator]  # put there by policy.sharding
+        return made
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.precision in (torch.float32, torch.float64):

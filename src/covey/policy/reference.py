@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.kl import refresh
+from covey.policy import sharding
 from covey.policy.policy import Policy, inference, is_adapted
 
 REFERENCE_ADAPTER = "reference"
@@ -56,6 +57,7 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
 
     Adapters can only be replaced (alpha = 1): the mean of two low-rank products is not the product of the means.
     """
+    sharding.settle(policy, reference.policy)
     trained = dict(policy.model.named_parameters())
     with torch.no_grad():
         for name, parameter in reference.policy.model.named_parameters():
@@ -65,9 +67,11 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
 
 
 def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
-    """The weights that belong to the reference alone."""
+    """The weights that belong to the reference alone, whole. Collective where they are sharded."""
+    sharding.settle(reference.policy)
     named = reference.policy.model.named_parameters()
-    return {name: p.detach() for name, p in named if _refresh_source(name, reference.adapter) is not None}
+    own = {name: p.detach() for name, p in named if _refresh_source(name, reference.adapter) is not None}
+    return {name: sharding.whole(weight) for name, weight in own.items()} if reference.policy.sharded else own
 
 
 def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
@@ -75,7 +79,8 @@ def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
     parameters = dict(reference.policy.model.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():
-            parameters[name].copy_(weight)
+            parameter = parameters[name]
+            parameter.copy_(sharding.placed_like(weight, parameter) if reference.policy.sharded else weight)
 
 
 def _refresh_source(name: str, adapter: str | None) -> str | None:

@@ -1,0 +1,152 @@
+"""FSDP2: weights, gradients and optimiser state shared out over the ranks (arXiv 2304.11277, `fully_shard` of torch).
+
+Each layer is gathered when a pass comes to it. Embeddings, final norm and head are one unit, gathered for a whole pass.
+Whatever is sharded shows as DTensor; the functions here turn such tensors into whole ones and back. torch's parts are
+imported where they are used: that takes a second, which a run of one process need not wait.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from covey.policy import distribution
+from covey.policy.policy import Policy
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+    from covey.policy.reference import Reference
+
+T = TypeVar("T")
+
+
+def distributed(policy: Policy, reference: "Reference | None", strategy: str) -> "tuple[Policy, Reference | None]":
+    """Policy and reference as `strategy` ("ddp" or "fsdp") lays them out; with ddp every rank holds all of both.
+
+    Every rank must hold the same weights before.
+    """
+    if strategy == "ddp" or not distribution.is_distributed():
+        return policy, reference
+    sharded = shard(policy)
+    if reference is None:
+        return sharded, None
+    is_same_model = reference.policy.model is policy.model
+    return sharded, replace(reference, policy=sharded if is_same_model else shard(reference.policy))
+
+
+def shard(policy: Policy) -> Policy:
+    """Share the weights out over all ranks, in place.
+
+    From here on passes through the policy are collective: every rank makes equally many, or `gathered` is around them.
+    """
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    root = policy.causal_lm
+    for layer in _layers(root):
+        fully_shard(layer)
+    fully_shard(root, reshard_after_forward=False)
+    for module in _sharded_modules(root):
+        # Losses are divided by global counts: gradients add up. gloo has no mean anyway.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    root.covey_pass = _run  # type: ignore[assignment]
+    register_fsdp_forward_method(root, "covey_pass")
+    return replace(policy, sharded=True)
+
+
+@contextmanager
+def gathered(policy: Policy) -> Iterator[None]:
+    """All weights whole on every rank inside, for passes that ranks make on their own, such as sampling."""
+    modules = list(_sharded_modules(policy.causal_lm)) if policy.sharded else []
+    for module in modules:
+        module.unshard()
+        module.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.set_reshard_after_forward(not isinstance(module, PreTrainedModel), recurse=False)
+            module.reshard()
+
+
+def settle(*policies: Policy) -> None:
+    """Put away what passes without gradient have left gathered, so that parameters are the sharded ones again."""
+    for policy in policies:
+        for module in _sharded_modules(policy.causal_lm) if policy.sharded else ():
+            module.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, gathered where it is shared out; then every rank must ask."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
+    """A whole tensor shared out as `example` is; itself where that is not."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(example, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(example.device), example.device_mesh, example.placements)
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a sharded model with whole tensors, on the CPU; tied weights stay tied. Collective."""
+    identity = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    found: dict[int, Tensor] = {}
+    weights = {}
+    for name, value in model.state_dict().items():
+        key = identity.get(name, id(value))
+        if key not in found:
+            found[key] = whole(value).cpu()
+        weights[name] = found[key]
+    return weights
+
+
+def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimiser's state dict as one process alone would have it. Collective where it is sharded."""
+    state = optimizer.state_dict()
+    gathered_state = {
+        index: {name: whole(value) if isinstance(value, Tensor) else value for name, value in moments.items()}
+        for index, moments in state["state"].items()
+    }
+    return {**state, "state": gathered_state}
+
+
+def load_whole_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Put back what `whole_state` gave, at whatever number of ranks."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    placed = {
+        index: {name: _placed(value, parameters[index]) for name, value in moments.items()}
+        for index, moments in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": placed})
+
+
+def _placed(value: Any, parameter: Tensor) -> Any:
+    """Moments have the shape of their parameter; counters are on every rank."""
+    is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
+    return placed_like(value, parameter) if is_moment else value
+
+
+def _run(make: Callable[[], T]) -> T:
+    return make()
+
+
+def _sharded_modules(model: nn.Module) -> "Iterator[FSDPModule]":
+    from torch.distributed.fsdp import FSDPModule
+
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _layers(root: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers: what transformers never splits over devices."""
+    names = set(root._no_split_modules or [])
+    return [module for module in root.modules() if type(module).__name__ in names]

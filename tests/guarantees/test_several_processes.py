@@ -1,0 +1,203 @@
+"""Training on several processes, by the real command under torchrun and accelerate launch: same run, one writer."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from .runs import SETTINGS, TIMES, Process, fingerprint, finish, finish_well, num_trained, prepare, saved_step
+from .runs import start as start_alone
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "covey")
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m", "covey")
+UNEVEN = ("groups_per_step=3", "num_steps=12", "evaluation.every=6", "model.precision=float64")
+"""Three groups a step for two ranks, in the arithmetic in which small differences show."""
+
+NOT_COMPARED = ("kind", "num_micro_batches")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows, reward, and the run "alone" that one process made."""
+    made = tmp_path_factory.mktemp("ranks")
+    prepare(made)
+    finish_well(start_alone(made, *SETTINGS, *UNEVEN, "hydra.run.dir=alone"))
+    return made
+
+
+def launch(folder: Path, *words: str, launcher: Sequence[str] = TORCHRUN, **variables: Any) -> Process:
+    own = {"OMP_NUM_THREADS": "1", "COVEY_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [*launcher, "train", *words],
+        cwd=folder,
+        env=os.environ | own | {name: str(value) for name, value in variables.items()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def weights(run: Path) -> torch.Tensor:
+    last = sorted((run / "checkpoints").glob("step-??????"))[-1]
+    tensors = load_file(last / "policy" / "model.safetensors")
+    return torch.cat([tensors[name].flatten().double() for name in sorted(tensors)])
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """The numbers of metrics.jsonl that do not depend on how they were computed."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in (*TIMES, *NOT_COMPARED)} for line in lines]
+
+
+def children(process: Process) -> list[int]:
+    """The processes a launcher has started, in the order of their ranks."""
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    return sorted(int(line) for line in listed.stdout.split())
+
+
+def wait_for_step(process: Process, run: Path, step: int) -> None:
+    until = time.monotonic() + 120
+    while num_trained(run) < step:
+        assert process.poll() is None, finish(process)[1]
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
+    finish_well(launch(folder, *SETTINGS, *UNEVEN, f"distribution.strategy={strategy}", f"hydra.run.dir={strategy}"))
+    expected, got = weights(folder / "alone"), weights(folder / strategy)
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+    ours, theirs = rows(folder / strategy), rows(folder / "alone")
+    assert len(ours) == len(theirs) == 12 + 3
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
+
+
+def test_accelerate_launch_makes_the_run_of_one(folder: Path) -> None:
+    finish_well(launch(folder, *SETTINGS, *UNEVEN, "hydra.run.dir=accelerated", launcher=ACCELERATE))
+    expected, got = weights(folder / "alone"), weights(folder / "accelerated")
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+
+
+def test_rank_0_alone_writes_and_speaks(folder: Path) -> None:
+    output = finish_well(launch(folder, *SETTINGS, "num_steps=2", "hydra.run.dir=one_writer"))
+    assert output.count("run folder: one_writer") == 1
+    assert output.count("checks passed") == 1
+    assert len(rows(folder / "one_writer")) == 2 + 2
+    names = {path.name for path in (folder / "one_writer").iterdir()}
+    assert {"covey.log", "covey-rank1.log", "summary.json", "versions.json"} <= names
+    assert not [name for name in names if "rank0" in name]
+
+
+def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path) -> None:
+    words = (*SETTINGS, *UNEVEN, "output.save_every=6", "distribution.strategy=fsdp", "hydra.run.dir=changing")
+    process = launch(folder, *words)
+    wait_for_step(process, folder / "changing", 8)
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert 8 <= saved_step(folder / "changing") < 12
+    output = finish_well(start_alone(folder, "resume=changing"))
+    assert "processes was 2 and is 1" in output
+    expected, got = weights(folder / "alone"), weights(folder / "changing")
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+    assert [row["step"] for row in rows(folder / "changing")] == [row["step"] for row in rows(folder / "alone")]
+
+
+def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(folder: Path) -> None:
+    finish_well(launch(folder, *SETTINGS, "hydra.run.dir=unbroken"))
+    process = launch(folder, *SETTINGS, "hydra.run.dir=stopped", REWARD_SECONDS=0.1)
+    wait_for_step(process, folder / "stopped", 7)
+    process.send_signal(signal.SIGINT)
+    finish(process)
+    assert 7 <= saved_step(folder / "stopped") < 40
+    finish_well(launch(folder, "resume=stopped"))
+    assert fingerprint(folder / "stopped") == fingerprint(folder / "unbroken")
+
+
+def test_when_one_rank_is_killed_the_other_stops_at_once_and_says_why(folder: Path) -> None:
+    """By hand, without a launcher that would end the other: what a cluster's job steps look like."""
+    words = (*SETTINGS, "output.save_every=1", "hydra.run.dir=killed")
+    both = [
+        launch(folder, *words, launcher=(sys.executable, "-m", "covey"), RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2,
+               MASTER_ADDR="127.0.0.1", MASTER_PORT=29611)
+        for rank in range(2)
+    ]  # fmt: skip
+    wait_for_step(both[0], folder / "killed", 3)
+    both[1].send_signal(signal.SIGKILL)
+    killed_at = time.monotonic()
+    status, output = finish(both[0])
+    both[1].communicate()
+    assert time.monotonic() - killed_at < 30
+    assert status == 2
+    assert "lost the other ranks" in output
+    assert "Traceback" not in output
+    assert saved_step(folder / "killed") >= 3
+    finish_well(launch(folder, "resume=killed"))
+    assert num_trained(folder / "killed") == 40
+
+
+def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder: Path) -> None:
+    (folder / "sleepy_reward.py").write_text(
+        "import os, time\n"
+        "def sleepy(prompts, completions, **columns):\n"
+        "    time.sleep(60 if os.environ['RANK'] == '1' else 0)\n"
+        "    return [0.0] * len(completions)\n"
+    )
+    words = ["rewards=[sleepy_reward:sleepy]" if w.startswith("rewards=") else w for w in SETTINGS]
+    process = launch(
+        folder, *words, "evaluation.num_prompts=1", "preflight.enabled=false", "deadlines.ranks=4", "hydra.run.dir=late"
+    )
+    started = time.monotonic()
+    status, output = finish(process)
+    assert status != 0
+    assert time.monotonic() - started < 60
+    assert "rank 0 has waited 4 s for rank 1 to come to the end of sampling" in output
+
+
+def test_what_ends_one_rank_ends_all_and_is_said_once(folder: Path) -> None:
+    (folder / "failing_reward.py").write_text(
+        "import os\n"
+        "def failing(prompts, completions, **columns):\n"
+        "    if os.environ['RANK'] == '1': raise OSError('the judge of rank 1 is away')\n"
+        "    return [0.0] * len(completions)\n"
+    )
+    words = ["rewards=[failing_reward:failing]" if w.startswith("rewards=") else w for w in SETTINGS]
+    process = launch(folder, *words, "preflight.enabled=false", "hydra.run.dir=failing")
+    pids = children(process)
+    status, output = finish(process)
+    assert status != 0
+    assert output.count("covey: ") == 1, output
+    assert "covey: rank 1: " in output
+    assert "the judge of rank 1 is away" in output
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def test_a_setting_that_is_wrong_is_said_once(folder: Path) -> None:
+    status, output = finish(launch(folder, *SETTINGS, "optimizer.lr=-1"))
+    assert status != 0
+    assert output.count("optimizer.lr must be > 0, got -1") == 1
+
+
+@pytest.mark.parametrize("setting", ["optimizer.name=adamw8bit", "model.precision=float16"])
+def test_what_cannot_be_sharded_is_refused(folder: Path, setting: str) -> None:
+    status, output = finish(start_alone(folder, *SETTINGS, "distribution.strategy=fsdp", setting))
+    assert status == 2
+    assert f"{setting} needs distribution.strategy=ddp, got distribution.strategy=fsdp" in output
