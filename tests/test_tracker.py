@@ -9,7 +9,7 @@ import pytest
 
 from covey import tracker
 from covey.config import OutputConfig
-from covey.tracker import Guarded, JsonLines, Many, RolloutLog, make_trackers, spread
+from covey.tracker import Aside, JsonLines, Many, RolloutLog, make_trackers, spread
 from covey.types import Group, Prompt, Reward, Rollout
 
 
@@ -90,11 +90,11 @@ def test_many_trackers_all_get_every_row() -> None:
 
 def test_a_service_that_fails_is_reported_once_and_never_stops_the_run(caplog: pytest.LogCaptureFixture) -> None:
     broken = Broken()
-    guarded = Guarded(broken, "wandb")
+    aside = Aside("wandb", lambda: broken, deadline=60)
     with caplog.at_level(logging.WARNING):
         for step in range(3):
-            guarded.log(step, {"kl": 0.1})
-        guarded.close()
+            aside.log(step, {"kl": 0.1})
+        aside.close()
     assert broken.calls == 1
     assert [record.message for record in caplog.records] == [
         "wandb stopped logging (no route to host); metrics.jsonl goes on"
@@ -108,7 +108,7 @@ def test_a_service_that_cannot_start_leaves_the_local_rows(
         raise ConnectionError("no route to host")
 
     monkeypatch.setitem(tracker.SERVICES, "wandb", down)
-    made = make_trackers(OutputConfig(trackers=["wandb"]), tmp_path, {})
+    made = make_trackers(OutputConfig(trackers=["wandb"]), tmp_path, {}, deadline=60)
     made.log(1, {"kl": 0.5})
     made.close()
     assert rows_of(tmp_path / "metrics.jsonl") == [{"step": 1, "kind": "train", "kl": 0.5}]
@@ -121,17 +121,17 @@ def test_a_missing_extra_is_one_line_that_names_its_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=rf"pip install 'covey\[{name}\]'"):
-        make_trackers(OutputConfig(trackers=[name]), tmp_path, {})
+        make_trackers(OutputConfig(trackers=[name]), tmp_path, {}, deadline=60)
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='no tracker "neptune"; there are tensorboard, wandb'):
-        make_trackers(OutputConfig(trackers=["neptune"]), tmp_path, {})
+        make_trackers(OutputConfig(trackers=["neptune"]), tmp_path, {}, deadline=60)
 
 
 def test_tensorboard_holds_the_numbers_under_kind_and_name(tmp_path: Path) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    made = make_trackers(OutputConfig(trackers=["tensorboard"]), tmp_path, {})
+    made = make_trackers(OutputConfig(trackers=["tensorboard"]), tmp_path, {}, deadline=60)
     made.log(3, {"reward_mean": 0.5})
     made.log(3, {"accuracy": 0.25}, kind="evaluate")
     made.close()
@@ -144,7 +144,7 @@ def test_tensorboard_holds_the_numbers_under_kind_and_name(tmp_path: Path) -> No
 def test_wandb_offline_writes_its_run_into_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    made = make_trackers(OutputConfig(trackers=["wandb"]), tmp_path, {"seed": 3})
+    made = make_trackers(OutputConfig(trackers=["wandb"]), tmp_path, {"seed": 3}, deadline=60)
     made.log(1, {"reward_mean": 0.5})
     made.close()
     assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1

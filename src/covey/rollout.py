@@ -1,15 +1,20 @@
 """One prompt becomes one Group: tokenize once, sample, score; what goes wrong in the system becomes data."""
 
+import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 
 from transformers import PreTrainedTokenizerBase
 
+from covey.deadlines import NoVerdict, Stages
 from covey.engine.base import Engine, Sampling
 from covey.environments.base import Environment, ReadsTokens, RunStopped
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,8 @@ class Sampler:
     engine: Engine
     environment: Environment
     tokenizer: PreTrainedTokenizerBase
+    stages: Stages = field(default_factory=Stages)
+    """What the prompts under way wait for."""
 
 
 async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Group:
@@ -27,15 +34,23 @@ async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling:
     A completion that the system could not score becomes a Failure of the group: it is no rollout and no reward of 0.
     """
     prompt_ids = encode_prompt(sampler.tokenizer, prompt)
-    completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
+    try:
+        with sampler.stages.sampling():
+            completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id}: {error}") from error
     texts = [str(sampler.tokenizer.decode(list(c.token_ids), skip_special_tokens=True)) for c in completions]
-    verdicts = await _score(sampler.environment, prompt, texts, [c.token_ids for c in completions])
+    verdicts = await _score(sampler, prompt, texts, [c.token_ids for c in completions])
     rollouts, failures = [], []
     for completion, text, verdict in zip(completions, texts, verdicts, strict=True):
         if isinstance(verdict, Failure):
             failures.append(verdict)
+        elif not math.isfinite(sum(completion.logprobs)):  # the draw meant nothing, so its reward does not either
+            failures.append(Failure("the engine sampled with log-probs that are not finite"))
         else:
             rollouts.append(causal_rollout(prompt_ids, completion, verdict, text))
+    for reason, count in Counter(failure.reason for failure in failures).items():
+        LOGGER.info("prompt %s: %d of %d completions were not scored: %s", prompt.id, count, len(texts), reason)
     return Group(prompt, tuple(rollouts), tuple(failures))
 
 
@@ -70,16 +85,20 @@ def causal_rollout(prompt_ids: Sequence[int], completion: Completion, reward: Re
 
 
 async def _score(
-    environment: Environment, prompt: Prompt, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
+    sampler: Sampler, prompt: Prompt, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
 ) -> list[Reward | Failure]:
     """The environment's verdicts, gated: one for each completion, every reward a finite number."""
+    environment, stages = sampler.environment, sampler.stages
     try:
-        if isinstance(environment, ReadsTokens):
-            verdicts = list(await environment.score_tokens(prompt, texts, token_ids))
-        else:
-            verdicts = list(await environment.score(prompt, texts))
+        async with stages.scoring(prompt.environment):
+            if isinstance(environment, ReadsTokens):
+                verdicts = list(await environment.score_tokens(prompt, texts, token_ids))
+            else:
+                verdicts = list(await environment.score(prompt, texts))
     except RunStopped:
         raise
+    except NoVerdict as error:
+        return [Failure(str(error))] * len(texts)
     except Exception as error:  # the environment is foreign code: whatever it raises is the system's failure
         return [Failure(f"{prompt.environment}.score raised {type(error).__name__}: {error}")] * len(texts)
     if len(verdicts) != len(texts):

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-PHASES = ("cold_start", "sampling", "reward", "logprobs", "backward", "optimizer", "evaluation")
+from covey.deadlines import Watchdog
+
+PHASES = ("cold_start", "preflight", "sampling", "reward", "logprobs", "backward", "optimizer", "evaluation")
 """The phases a training run names; whatever lies outside them is reported as "other"."""
 
 
@@ -24,6 +26,8 @@ class PhaseTimer:
 
     clock: Callable[[], float] = time.monotonic
     """Seconds from any origin, never going back."""
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    """Takes every change of phase for a sign of progress; whoever is timed can name its waits to it."""
     _totals: dict[str, float] = field(default_factory=dict)
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
@@ -32,6 +36,7 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Charge the time of the block to `name`, except what phases inside it take."""
         self._charge()
+        self.watchdog.progress()
         self._open.append(name)
         try:
             yield

@@ -1,22 +1,30 @@
 """Where numbers go: JSON lines in the run folder always, TensorBoard and W&B on request.
 
-A logging service that fails never stops a run: its error is reported once, and the rows are in metrics.jsonl anyway.
+A logging service that fails or hangs never stops a run: it is reported once, and metrics.jsonl has the rows anyway.
 """
 
-import json
 import logging
-import math
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from queue import Full, Queue
+from typing import Any, Protocol
 
 from covey.config import OutputConfig
+from covey.lines import LineFile
 from covey.types import Group, Rollout
 
 LOGGER = logging.getLogger(__name__)
 
 Number = float | int
+
+MAX_WAITING_ROWS = 1000
+"""Rows kept for a service that is slower than the run."""
 
 
 class Tracker(Protocol):
@@ -34,12 +42,12 @@ class JsonLines:
     a divergence stays visible.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = open_lines(path)
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        """`wait` is that of LineFile."""
+        self._file = LineFile(path, wait=wait)
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
-        row = {"step": step, "kind": kind} | {name: plain(value) for name, value in metrics.items()}
-        write_line(self._file, row)
+        self._file.write({"step": step, "kind": kind} | {name: plain(value) for name, value in metrics.items()})
 
     def close(self) -> None:
         self._file.close()
@@ -85,28 +93,97 @@ class WandB:
         self._run.finish()
 
 
-class Guarded:
-    """Keeps a tracker's errors from stopping the run: the first is reported and the tracker is left alone after it."""
+class Aside:
+    """Runs a service in a thread of its own, so that neither its errors nor its silence reach the run.
 
-    def __init__(self, tracker: Tracker, name: str) -> None:
-        self._tracker = tracker
+    The first error is reported, or the first call that takes longer than the deadline, and the service gets no further
+    rows; one that hangs is not waited for at the end either.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Tracker], deadline: float) -> None:
+        """`make` is called in the thread too; ValueError where it raises that."""
         self._name = name
+        self._deadline = deadline
+        self._calls: Queue[Callable[[], None] | None] = Queue(MAX_WAITING_ROWS)
+        self._busy_since: float | None = None
         self._failed = False
+        self._num_left_out = 0
+        self._tracker: Future[Tracker] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(make,), name=f"covey-{name}", daemon=True)
+        self._thread.start()
+        self._wait_for_start()
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
-        if not self._failed:
-            self._try(lambda: self._tracker.log(step, metrics, kind))
+        row = {name: plain(value) for name, value in metrics.items()}
+        if self._is_silent() or self._failed:
+            return
+        try:
+            self._calls.put_nowait(lambda: self._tracker.result().log(step, row, kind))
+        except Full:
+            self._num_left_out += 1
+            if self._num_left_out == 1:
+                LOGGER.warning("%s is slower than the run and misses rows; metrics.jsonl has every row", self._name)
 
     def close(self) -> None:
-        self._try(self._tracker.close)
+        """Waits for the rows that are left, as long as the service takes one after the other."""
+        is_asked = False
+        while self._thread.is_alive() and not self._is_silent():
+            if not is_asked:
+                with suppress(Full):
+                    self._calls.put_nowait(None)
+                    is_asked = True
+            self._thread.join(0.05)
 
-    def _try(self, action: Callable[[], None]) -> None:
+    def _wait_for_start(self) -> None:
         try:
-            action()
+            self._tracker.result(self._deadline)
+        except ValueError:
+            raise
+        except (Exception, SystemExit) as error:  # a service that is down must not stop the run
+            if not self._tracker.done():
+                self._give_up()
+            else:
+                LOGGER.warning("%s could not start (%s); metrics.jsonl has every row", self._name, error)
+            self._failed = True
+
+    def _serve(self, make: Callable[[], Tracker]) -> None:
+        self._busy_since = time.monotonic()
+        try:
+            tracker = make()
+        except BaseException as error:
+            self._tracker.set_exception(error)
+            return
+        finally:
+            self._busy_since = None
+        self._tracker.set_result(tracker)
+        while (call := self._calls.get()) is not None:
+            if not self._failed:
+                self._try(call)
+        self._try(tracker.close)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        self._busy_since = time.monotonic()
+        try:
+            call()
         except Exception as error:  # whatever a service throws, the run goes on
             if not self._failed:
                 LOGGER.warning("%s stopped logging (%s); metrics.jsonl goes on", self._name, error)
             self._failed = True
+        self._busy_since = None
+
+    def _is_silent(self) -> bool:
+        """Whether the call under way takes too long: the service is given up, also where it does answer later."""
+        since = self._busy_since
+        is_silent = since is not None and time.monotonic() - since > self._deadline
+        if is_silent and not self._failed:
+            self._give_up()
+        return is_silent
+
+    def _give_up(self) -> None:
+        self._failed = True
+        LOGGER.warning(
+            "%s has not answered for %g s (deadlines.tracker); metrics.jsonl has every row", self._name, self._deadline
+        )
 
 
 class Many:
@@ -120,25 +197,22 @@ class Many:
             tracker.log(step, metrics, kind)
 
     def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
+        """All of them, also where one raises."""
+        with ExitStack() as closing:
+            for tracker in self._trackers:
+                closing.callback(tracker.close)
 
 
-def make_trackers(output: OutputConfig, folder: Path, run_config: Mapping[str, Any]) -> Tracker:
-    """metrics.jsonl in `folder`, and every service named in output.trackers.
+def make_trackers(output: OutputConfig, folder: Path, run_config: Mapping[str, Any], deadline: float) -> Tracker:
+    """metrics.jsonl in `folder`, and every service named in output.trackers, which may take `deadline` seconds a call.
 
     ValueError where a name is unknown or its package is not installed. A service that cannot be reached is a warning.
     """
-    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
+    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", wait=output.on_write_error == "continue")]
     for name in output.trackers:
         if name not in SERVICES:
             raise ValueError(f'output.trackers: no tracker "{name}"; there are {", ".join(SERVICES)}')
-        try:
-            trackers.append(Guarded(SERVICES[name](output, folder, run_config), name))
-        except ValueError:
-            raise
-        except Exception as error:  # a service that is down must not stop the run
-            LOGGER.warning("%s could not start (%s); metrics.jsonl has every row", name, error)
+        trackers.append(Aside(name, partial(SERVICES[name], output, folder, run_config), deadline))
     return Many(trackers)
 
 
@@ -168,8 +242,9 @@ class RolloutLog:
     Rows are spread evenly over the step's rollouts, so groups of one prompt do not crowd out the others.
     """
 
-    def __init__(self, path: Path, rows_per_step: int, max_rows: int) -> None:
-        self._file = open_lines(path)
+    def __init__(self, path: Path, rows_per_step: int, max_rows: int, *, wait: bool = False) -> None:
+        """`wait` is that of LineFile."""
+        self._file = LineFile(path, wait=wait)
         self._rows_per_step = rows_per_step
         self._left = max_rows - count_lines(path)
 
@@ -179,7 +254,7 @@ class RolloutLog:
         rows = list(zip(rollouts, advantages, strict=True))
         for index in spread(len(rows), min(self._rows_per_step, self._left)):
             (group, rollout), advantage = rows[index]
-            write_line(self._file, asdict(rollout_row(step, group, rollout, advantage)))
+            self._file.write(asdict(rollout_row(step, group, rollout, advantage)))
             self._left -= 1
 
     def close(self) -> None:
@@ -211,33 +286,14 @@ def spread(count: int, wanted: int) -> list[int]:
     return [index * count // wanted for index in range(wanted)]
 
 
-def open_lines(path: Path) -> TextIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("a", encoding="utf-8")
-
-
 def count_lines(path: Path) -> int:
     with path.open("rb") as file:
         return sum(1 for _ in file)
 
 
-def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
-    file.write(json.dumps(_finite(row), ensure_ascii=False, allow_nan=False) + "\n")
-    file.flush()
-
-
 def plain(value: Number) -> int | float:
     """A Python number of whatever a metric is (a tensor or array of one element included)."""
     return value if isinstance(value, int) else float(value)
-
-
-def _finite(value: Any) -> Any:
-    """The same structure with non-finite floats as strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 SERVICES: dict[str, Callable[[OutputConfig, Path, Mapping[str, Any]], Tracker]] = {

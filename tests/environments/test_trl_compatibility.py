@@ -11,6 +11,7 @@ import pytest
 
 from covey.environments.reward_functions import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.symbolic import trl_accuracy
+from covey.environments.workers import WorkerSettings
 from covey.types import Failure, Reward
 
 trl = pytest.importorskip("trl")
@@ -48,7 +49,7 @@ def by_trl(function: Callable[..., Any], row: dict) -> list[float | None]:
 
 
 def by_covey(function: Callable[..., Any], row: dict, in_process: bool = True) -> list[Reward | Failure]:
-    settings = RewardSettings(in_process=in_process, timeout=60.0, num_workers=1, max_failure_rate=1.0)
+    settings = RewardSettings(WorkerSettings(num_workers=1, timeout=60.0), in_process, max_failure_rate=1.0)
     made = RewardFunctions({"train": [row], "test": []}, reward_functions([function]), settings)
     scores = asyncio.run(
         made.score_tokens(made.prompts("train")[0], COMPLETIONS, [encode(text) for text in COMPLETIONS])

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from covey.deadlines import Watchdog
 from covey.engine.base import EngineStats, Sampling
 from covey.engine.cache import Cache
 from covey.engine.runner import Runner, cache_shape
@@ -41,7 +42,12 @@ class NativeEngine:
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
+        self._watchdog = Watchdog()
         self._reset()
+
+    def watched_by(self, watchdog: Watchdog) -> None:
+        """Name the engine's work to the watchdog."""
+        self._watchdog = watchdog
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         """n completions of one prompt, in sample order. ValueError where prompt and completion cannot fit."""
@@ -127,7 +133,8 @@ class NativeEngine:
         """Step until a call is answered, or for TURN_SECONDS: entering `inference` has its price."""
         started = time.perf_counter()
         answered = False
-        with inference(self._policy.model):
+        waiting = self._watchdog.waiting("the engine to sample a token", "deadlines.sampling")
+        with waiting, inference(self._policy.model):
             while self._scheduler.has_work and not answered and time.perf_counter() - started < TURN_SECONDS:
                 answered = self._step()
         self._stats = replace(

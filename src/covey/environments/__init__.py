@@ -27,10 +27,18 @@ def build_gsm8k(settings: "Gsm8kConfig", config: "Config") -> "Environment":
 def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") -> "Environment":
     from covey.environments.data import load_rows
     from covey.environments.reward_functions import RewardFunctions, RewardSettings, reward_functions
+    from covey.environments.workers import WorkerSettings
 
     functions = reward_functions(config.rewards, config.reward_weights)
     rows = load_rows(config.data.path, _row_settings(config, (config.data.prompt_column,)))
-    how = RewardSettings(settings.timeout, settings.num_workers, settings.in_process, settings.max_failure_rate)
+    workers = WorkerSettings(
+        num_workers=settings.num_workers,
+        timeout=settings.timeout,
+        start_timeout=settings.start_timeout,
+        max_calls=settings.worker_calls,
+        max_bytes=settings.worker_bytes,
+    )
+    how = RewardSettings(workers, settings.in_process, settings.max_failure_rate)
     return RewardFunctions(rows.splits, functions, how, prompt_column=config.data.prompt_column)
 
 

@@ -101,8 +101,11 @@ class Arithmetic:
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         return [score(completion, prompt.columns["answer"]) for completion in completions]
 
+    def gold(self, prompt: Prompt) -> str:
+        return str(prompt.columns["answer"])
+
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        return [(prompt, str(prompt.columns["answer"])) for prompt in self._prompts[split]]
+        return [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
 
 
 def score(completion: str, answer: int) -> Reward:

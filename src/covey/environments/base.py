@@ -34,6 +34,15 @@ class Demonstrates(Protocol):
 
 
 @runtime_checkable
+class HasGold(Protocol):
+    """An environment that knows right answers: they must score full marks before a run begins."""
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """A completion that deserves full marks, scored like any other; None where none is known."""
+        ...
+
+
+@runtime_checkable
 class ReadsTokens(Protocol):
     """An environment that judges the sampled tokens besides their text; `score_tokens` is called instead of `score`."""
 

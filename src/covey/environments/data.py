@@ -18,6 +18,9 @@ Row = Mapping[str, Any]
 MAX_ROW_BYTES = 4 << 20
 """A longer row is taken for a mistake (a prompt of megabytes fits no policy) and treated as broken."""
 
+HALF_PAIR = b"\\ud"
+"""JSON can spell halves of surrogate pairs, which no tokenizer takes; only rows with this need a closer look."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -91,6 +94,7 @@ def as_rows(data: Iterable[Row] | Mapping[str, Iterable[Row]], settings: RowSett
 
 def _collected(sources: Mapping[Split, Iterable[_Entry]], settings: RowSettings, name: str) -> Rows:
     """Both splits, the test rows held out of the training rows where they have no source of their own."""
+    _check_test_split("test" in sources, settings, name)
     limit = settings.max_rows if "test" in sources else None
     num_skipped = 0
     splits: dict[Split, list[Row]] = {}
@@ -104,6 +108,15 @@ def _collected(sources: Mapping[Split, Iterable[_Entry]], settings: RowSettings,
     if num_skipped:
         _log.warning("%s: %d broken rows skipped", name, num_skipped)
     return Rows({split: rows[: settings.max_rows] for split, rows in splits.items()}, num_skipped)
+
+
+def _check_test_split(is_there: bool, settings: RowSettings, name: str) -> None:
+    """ValueError for a setting about the test split that these data would leave unread."""
+    usual = RowSettings()
+    if is_there and settings.test_fraction != usual.test_fraction:
+        raise ValueError(f"data.test_fraction={settings.test_fraction} needs data without a test split; {name} has one")
+    if not is_there and settings.test_split not in (usual.test_split, settings.train_split):
+        raise ValueError(f"data.test_split={settings.test_split} names no split of {name}")
 
 
 def _usable(source: Iterable[_Entry], settings: RowSettings, limit: int | None) -> tuple[list[Row], int]:
@@ -146,7 +159,7 @@ def _directory(folder: Path, settings: RowSettings) -> dict[Split, Iterator[_Ent
         files = [folder / f"{name}{suffix}" for suffix in READERS if (folder / f"{name}{suffix}").is_file()]
         if len(files) > 1:
             raise ValueError(f"{folder} has several files for split {name}: {', '.join(file.name for file in files)}")
-        if files:
+        if files and not (split == "test" and name == settings.train_split):
             found[split] = _read_file(files[0])
     if "train" not in found:
         raise ValueError(f"{folder} has no {settings.train_split}.jsonl, .json or .parquet")
@@ -172,9 +185,14 @@ def _parsed(line: bytes, place: str) -> _Entry:
     if len(line) > MAX_ROW_BYTES:
         return _Entry(place, None, f"has {len(line) / 1e6:.1f} MB, more than {MAX_ROW_BYTES / 1e6:.1f} MB")
     try:
-        return _checked(json.loads(line.decode("utf-8-sig")), place)
+        row = json.loads(line.decode("utf-8-sig"))
+        if HALF_PAIR in line.lower():
+            json.dumps(row, ensure_ascii=False).encode()
+        return _checked(row, place)
     except UnicodeDecodeError as error:
         return _Entry(place, None, f"is not UTF-8 (byte {error.start})")
+    except UnicodeEncodeError:
+        return _Entry(place, None, r"has half of a surrogate pair (\ud800 to \udfff), which is no character")
     except (json.JSONDecodeError, RecursionError) as error:
         return _Entry(place, None, f"is not JSON ({error})")
 

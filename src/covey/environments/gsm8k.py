@@ -79,8 +79,11 @@ class GSM8K:
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         """The worked solutions, ending in the form the scheme asks for."""
-        form = DEMONSTRATIONS[self.scheme]
-        return [(p, form(p.columns["solution"], p.columns["gold"])) for p in self._prompts[split]]
+        return [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
+
+    def gold(self, prompt: Prompt) -> str:
+        """The row's worked solution, ending in the form the scheme asks for."""
+        return DEMONSTRATIONS[self.scheme](prompt.columns["solution"], prompt.columns["gold"])
 
     async def validate(self) -> None:
         """Score every worked solution. Raises ValueError that names the first one without full marks."""

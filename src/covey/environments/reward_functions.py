@@ -9,8 +9,8 @@ conversation; every other column of the row comes as a list of equal length, bes
 `log_extra` and `log_metric`. `completion_ids` are the tokens that were sampled, the stop token included. None means
 "does not apply to this completion".
 
-Functions run in worker processes with a deadline (`workers`), or here (`in_process`), which is faster and cannot be
-interrupted.
+Functions run in worker processes with a deadline (`workers`), or here (`in_process`), which is faster; one that takes
+too long cannot be interrupted here, so that it ends the run.
 """
 
 import asyncio
@@ -21,11 +21,12 @@ import os
 import sys
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from covey.deadlines import Watchdog
 from covey.environments.base import RunStopped, Split
+from covey.environments.call_thread import CallThread
 from covey.environments.reward_call import Outcome, RewardCall, RewardCallable, failed, is_async, name_of
 from covey.environments.workers import WorkerPool, WorkerSettings
 from covey.types import Failure, Message, Prompt, Reward
@@ -58,8 +59,8 @@ class RewardFunction:
 class RewardSettings:
     """How reward functions are run; what `RewardFunctionsConfig` explains."""
 
-    timeout: float = 30.0
-    num_workers: int = 2
+    workers: WorkerSettings = field(default_factory=WorkerSettings)
+    """`timeout` holds in process too."""
     in_process: bool = False
     max_failure_rate: float = 0.05
 
@@ -130,14 +131,16 @@ class RewardFunctions:
         self._prompts = {split: _prompts(split, rows[split], prompt_column) for split in rows}
         self._calls = [RewardCall(reward.function) for reward in self._functions]
         self._pool: WorkerPool | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        if self.settings.in_process:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="covey-reward")
-        else:
-            workers = WorkerSettings(num_workers=self.settings.num_workers, timeout=self.settings.timeout)
-            self._pool = WorkerPool(self._calls, workers)
+        self._thread = CallThread()
+        self._watchdog = Watchdog()
+        if not self.settings.in_process:
+            self._pool = WorkerPool(self._calls, self.settings.workers)
         self._recent: deque[bool] = deque(maxlen=FAILURE_WINDOW)
         self._metrics: defaultdict[str, list[float]] = defaultdict(list)
+
+    def watched_by(self, watchdog: Watchdog) -> None:
+        """Have functions that run here end the run where they take too long."""
+        self._watchdog = watchdog
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
@@ -181,8 +184,7 @@ class RewardFunctions:
         """End the workers. Also done when the environment is collected, and at exit."""
         if self._pool is not None:
             self._pool.close()
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
+        self._thread.close()
 
     def _keywords(self, prompt: Prompt, completions: Sequence[str]) -> dict[str, list[Any]]:
         """What one function is called with, besides the hooks. Made anew for each: it may change its arguments."""
@@ -200,10 +202,21 @@ class RewardFunctions:
         if self._pool is not None:
             result = await self._pool.call(index, {"count": count, "keywords": keywords})
             return failed(result.reason, count) if isinstance(result, Failure) else result
-        call = self._calls[index]
+        call, seconds = self._calls[index], self.settings.workers.timeout
         if is_async(call.function):
-            return await call.awaited(count, keywords)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, count, keywords)
+            deadline = asyncio.timeout(seconds)
+            try:
+                async with deadline:
+                    return await call.awaited(count, keywords)
+            except TimeoutError:
+                return failed(f"took longer than {seconds:g} s", count)
+
+        def watched() -> Outcome:
+            what = f"the reward function {self._functions[index].name}"
+            with self._watchdog.waiting(what, "environment.timeout", seconds):
+                return call(count, keywords)
+
+        return await self._thread.call(watched)
 
     def _reward(self, index: int, outcomes: Sequence[Outcome]) -> Reward | Failure:
         """The judgement of one completion from what all functions say of it."""

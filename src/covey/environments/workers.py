@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -42,8 +43,9 @@ class WorkerSettings:
     start_timeout: float = 120.0
     """Seconds a worker may take to start and to import what its functions need."""
     max_calls: int = 500
-    """Calls after which a worker is replaced, so that leaks of memory, threads and descriptors stay bounded."""
-
+    """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
+    max_bytes: int = 2 << 30
+    """Resident memory above which a worker is replaced after its call; on Linux, where it can be known."""
     preload: tuple[str, ...] = ()
     """Modules that functions import when they are called, imported at the start instead: it takes no call's time."""
 
@@ -52,8 +54,12 @@ class WorkerSettings:
             raise ValueError(f"num_workers must be >= 1, got {self.num_workers}")
         if not self.timeout > 0:
             raise ValueError(f"timeout must be > 0 seconds, got {self.timeout}")
+        if not self.start_timeout > 0:
+            raise ValueError(f"start_timeout must be > 0 seconds, got {self.start_timeout}")
         if self.max_calls < 1:
             raise ValueError(f"max_calls must be >= 1, got {self.max_calls}")
+        if self.max_bytes < 1:
+            raise ValueError(f"max_bytes must be >= 1, got {self.max_bytes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,14 @@ class _Process:
     def is_alive(self) -> bool:
         """Whether it still waits for a call: an idle worker says nothing, so anything to read is its end."""
         return not self._is_reaped and not self._connection.poll(0)
+
+    def resident_bytes(self) -> int:
+        """Memory it holds now; 0 where the system does not say."""
+        try:
+            pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        except (OSError, IndexError):
+            return 0
+        return int(pages) * resource.getpagesize()
 
     def kill(self) -> None:
         """Kill the process with its children. Never after it was reaped: its number may belong to another by then."""
@@ -201,7 +215,10 @@ class _Worker:
         return self._process.exchange(message, timeout)
 
     def _is_worn(self) -> bool:
-        return self._process is not None and self._process.num_calls >= self._settings.max_calls
+        process, settings = self._process, self._settings
+        if process is None:
+            return False
+        return process.num_calls >= settings.max_calls or process.resident_bytes() > settings.max_bytes
 
     def _replace(self) -> None:
         """Start the next process now, so that it is ready when the next call comes."""
