@@ -1,0 +1,241 @@
+"""Checks of the policy: the engine's log-probs are the trainer's, and the gradient knows nothing of layouts.
+
+Shapes: L loss tokens of the batch.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from covey.batch import LAYOUTS, Row, count, make_batch, make_rows
+from covey.build import trainer_settings
+from covey.config import AlgorithmConfig, Config, ModelConfig, OptimizerConfig
+from covey.objective import build_objective
+from covey.policy import distribution
+from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.policy import Policy, inference
+from covey.preflight_types import Finding, Subject
+from covey.timing import PhaseTimer
+from covey.trainer import Trainer
+from covey.types import Batch, Group
+
+LOGPROB_TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
+"""Nats by precision, of the worst token. Below float32 products of other shapes round otherwise, and a token at the
+edge of top-p may fall in or out. What was measured is in docs/preflight.md."""
+MEAN_SHARE = 0.1
+"""The mean may be this share of it: a defect moves many tokens a little before it moves one by much."""
+GRADIENT_TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
+"""Relative error (L2 norms) by precision."""
+MAX_ENTRIES = 1 << 24
+"""Entries of a gradient that are compared; of a larger one every second, third, ... is."""
+MAX_GRADIENT_TOKENS = 512
+"""Tokens after which no more groups are added to the batch whose gradient is compared."""
+HALF_RANGE = 2.0**-10
+"""Advantages in float16 are so much smaller, or the loss scale of a first step would overflow."""
+
+
+# ------------------------------------------------------------------------------------------------ log-probs
+
+
+def check_logprobs(subject: Subject) -> Finding:
+    """The log-probs that the engine gave its tokens are those the trainer finds, dropout off in both."""
+    config = subject.config
+    if config.engine.name == "fake":
+        return Finding(True, "engine=fake samples from a script, not from the policy", "")
+    batch = _batch(subject, _rows(subject.groups, 1.0), config.packing, config.micro_batch_tokens)
+    scoring = Scoring(subject.run.source.sampling, config.logprob_chunk)
+    policy = subject.run.policy
+    with inference(policy.model):
+        trainer_L = torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
+    sampler_L = torch.cat([m.sampler_logprob_L for m in batch.micro_batches])
+    gap_L = (trainer_L.double() - sampler_L).abs()
+    names_L = [m.prompt_ids[row] for m in batch.micro_batches for row in m.row_L.tolist()]
+    largest, mean, worst = float(gap_L.max()), float(gap_L.mean()), names_L[int(gap_L.argmax())]
+    limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[_kind(config.model)]
+    figure = (
+        f"engine and trainer differ by {largest:.2g} nats at most, {mean:.2g} on average of {len(gap_L)} tokens, "
+        f"most in prompt {worst}{_dropout_note(config)}"
+    )
+    remedy = (
+        f"engine={config.engine.name} or the model's attention is not what is trained: model.precision=float32 tells "
+        "rounding from a defect, and preflight.logprob_tolerance accepts a known difference"
+    )
+    passed = largest <= limit and mean <= MEAN_SHARE * limit
+    allowed = f"{limit:g} nats at most, {MEAN_SHARE * limit:g} on average"
+    return Finding(passed, figure, allowed, "" if passed else remedy, {"max": largest, "mean": mean})
+
+
+# ------------------------------------------------------------------------------------------------ gradient
+
+
+def check_gradient(subject: Subject) -> Finding:
+    """The same rollouts give the same gradient in every layout, in one micro-batch or in several."""
+    config, policy = subject.config, subject.run.policy
+    trainer = _gradient_trainer(subject)
+    rows = _rows(_some(subject.groups), HALF_RANGE if config.model.precision == "float16" else 1.0)
+    with without_dropout(policy.model):
+        leave_gradient(trainer, _batch(subject, rows, "padded", 1))
+        expected = _entries(policy.model)
+        size = _norm(expected)
+        errors = {}
+        for packing, budget in _variants(rows):
+            leave_gradient(trainer, _batch(subject, rows, packing, budget))
+            pieces = zip(_entries(policy.model), expected, strict=True)
+            errors[packing, budget] = _norm([got - wanted for got, wanted in pieces]) / size if size else float("nan")
+    return _gradient_finding(config, policy, errors, trainer.objective.needs_batch_selection)
+
+
+def _gradient_finding(config: Config, policy: Policy, errors: dict[tuple[str, int], float], selects: bool) -> Finding:
+    limit = config.preflight.gradient_tolerance or _gradient_tolerance(config.model, policy)
+    # A NaN is the worst of all, which max() alone would not see.
+    (packing, budget), worst = max(errors.items(), key=lambda found: (math.isnan(found[1]), found[1]))
+    figure = (
+        f"relative error {worst:.2g} at most over {len(errors)} layouts and splits, most with packing={packing} in "
+        f"micro-batches of {budget} tokens{_dropout_note(config)}"
+    )
+    if math.isnan(worst):
+        figure = f"the gradient is 0 or not finite with packing={packing}"
+    remedy = (
+        "the model mixes tokens of different rollouts or its arithmetic depends on the shape: packing=padded may be "
+        "exact, model.precision=float32 tells rounding from a defect, and preflight.gradient_tolerance accepts it"
+    )
+    passed = worst <= limit
+    values = {f"{packing}/{budget}": error for (packing, budget), error in errors.items()}
+    return Finding(passed, figure, f"{limit:g}", "" if passed else remedy, values)
+
+
+def _gradient_trainer(subject: Subject) -> Trainer:
+    """A trainer of the policy with the run's own objective.
+
+    Rules over the whole batch choose tokens by thresholds that rounding can move a token across; such an objective
+    is replaced by the plain one, since a choice that falls otherwise is no fault of a layout.
+    """
+    if not subject.run.trainer.objective.needs_batch_selection:
+        return probe_trainer(subject)
+    return probe_trainer(subject, AlgorithmConfig())
+
+
+def probe_trainer(subject: Subject, algorithm: AlgorithmConfig | None = None) -> Trainer:
+    """The run's trainer once more, on the same weights, with an optimiser that holds nothing and a clock of its own."""
+    settings = replace(trainer_settings(subject.config), optimizer=OptimizerConfig(name="sgd"))
+    if algorithm is not None:
+        objective = build_objective(algorithm, norm_length=subject.config.sampling.max_tokens)
+        settings = replace(settings, objective=objective, algorithm=algorithm)
+    timer = PhaseTimer(watchdog=subject.run.trainer.timer.watchdog)
+    return Trainer(subject.run.policy, settings, subject.run.trainer.reference, timer)
+
+
+class _Enough(Exception):
+    """The gradient is there; the step ends before anything changes."""
+
+
+def leave_gradient(trainer: Trainer, batch: Batch) -> None:
+    """Run a real training step up to the moment before weights change: the gradient is what it leaves."""
+
+    def stop() -> None:
+        raise _Enough
+
+    with suppress(_Enough):
+        trainer.step(batch, step=0, before_change=stop)
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """The adapters' dropout off in training mode too, which gradient checkpointing needs to be in."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    rates = [layer.p for layer in layers]
+    for layer in layers:
+        layer.p = 0.0
+    try:
+        yield
+    finally:
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.p = rate
+
+
+def _rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
+    """With advantages of both signs that are never 0, whatever the rewards are: those do not matter here."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> float:
+        size, sign = torch.rand(2, generator=generator).tolist()
+        return scale * (0.5 + size) * (1 if sign < 0.5 else -1)
+
+    return make_rows(groups, [[draw() for _ in group.rollouts] for group in groups])
+
+
+def _some(groups: Sequence[Group]) -> list[Group]:
+    """The first groups, at least two where there are so many."""
+    chosen: list[Group] = []
+    for group in groups:
+        num_tokens = sum(len(rollout.input_ids) for other in chosen for rollout in other.rollouts)
+        if len(chosen) < 2 or num_tokens < MAX_GRADIENT_TOKENS:
+            chosen.append(group)
+    return chosen
+
+
+def _variants(rows: Sequence[Sequence[Row]]) -> list[tuple[str, int]]:
+    """Every layout in one micro-batch and in about three."""
+    flat = [row for group in rows for row in group]
+    whole = len(flat) * max(row.num_tokens for row in flat)
+    return [(packing, budget) for packing in LAYOUTS for budget in (whole, whole // 3)]
+
+
+def _batch(subject: Subject, rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Batch:
+    """All ranks look at the same rollouts, so the counts of the whole are as many times those of one."""
+    num_ranks = distribution.world_size()
+    num_tokens, num_sequences = count(rows)
+    return make_batch(
+        rows,
+        packing=packing,
+        micro_batch_tokens=budget,
+        totals=(num_ranks * num_tokens, num_ranks * num_sequences, num_ranks * num_sequences),
+        device=subject.run.policy.device,
+    )
+
+
+def _entries(model: nn.Module) -> list[Tensor]:
+    """This rank's gradient in float64, thinned out evenly where it is large."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    stride = -(-sum(p.numel() for p in parameters) // MAX_ENTRIES)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return [local(g).flatten()[::stride].double() for g in gradients]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    if not distribution.is_distributed():
+        return tensor
+    from torch.distributed.tensor import DTensor  # a second, which one process alone need not wait
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _norm(pieces: Sequence[Tensor]) -> float:
+    """Over all ranks: where each holds the whole gradient, all norms grow by the same factor."""
+    squares = [piece.square().sum() for piece in pieces]
+    return float(distribution.all_sum(torch.stack(squares).sum()).sqrt())
+
+
+# ------------------------------------------------------------------------------------------------ tolerances
+
+
+def _kind(model: ModelConfig) -> str:
+    """Weights in 4 bits may be multiplied by kernels that differ with the shape: judged as the least precise."""
+    return "bfloat16" if model.load_in_4bit else model.precision
+
+
+def _gradient_tolerance(model: ModelConfig, policy: Policy) -> float:
+    """Root-mean-square norms compute in float32 whatever the weights are, so float64 does not help there."""
+    kind = _kind(model)
+    if kind == "float64" and any("RMSNorm" in type(module).__name__ for module in policy.model.modules()):
+        kind = "float32"
+    return GRADIENT_TOLERANCE[kind]
+
+
+def _dropout_note(config: Config) -> str:
+    return " (with model.lora_dropout off)" if config.model.lora_dropout > 0 else ""
