@@ -1,10 +1,12 @@
 """Settings that only mean something beside another one: nothing that is set is ignored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from covey.config import AlgorithmConfig, Config, ModelConfig
+from covey.config import AlgorithmConfig, ColdStartConfig, Config, ModelConfig, OptimizerConfig, PreflightConfig
+from covey.environment_config import RewardFunctionsConfig
 
 
 def read(config: Config, name: str) -> Any:
@@ -32,30 +34,44 @@ def shown(value: Any) -> str:
 class Needs:
     """Settings that only mean something under a condition, and are refused where it does not hold.
 
-    >>> Needs(("output.wandb_project",), "output.trackers", "with wandb", lambda names: "wandb" in names)
+    >>> Needs(("reward_weights",), "rewards set", ("rewards",), bool)
     """
 
     settings: tuple[str, ...]
-    partner: str
-    """The setting the condition is about."""
     condition: str
-    """In words: "> 0", "set", "= linear or cosine"."""
-    holds: Callable[[Any], bool]
+    """In words: "algorithm.kl_coef > 0"."""
+    partners: tuple[str, ...]
+    """The settings the condition is about."""
+    holds: Callable[..., bool]
+    """Takes the partners' values."""
 
 
 def check_needs(config: Config) -> None:
     """Refuse a setting that differs from its default while nothing would read it."""
     defaults = Config(environment=type(config.environment)())
-    for rule in NEEDS:
-        partner = read(config, rule.partner)
-        if rule.holds(partner):
+    for rule in (*NEEDS, *ENVIRONMENT_NEEDS.get(config.environment.name, ())):
+        partners = {name: read(config, name) for name in rule.partners}
+        if rule.holds(*partners.values()):
             continue
+        got = ", ".join(f"{name}={shown(value)}" for name, value in partners.items())
         for name in rule.settings:
             value = read(config, name)
             if value != read(defaults, name):
-                raise ValueError(
-                    f"{name}={shown(value)} needs {rule.partner} {rule.condition}, got {rule.partner}={shown(partner)}"
-                )
+                raise ValueError(f"{name}={shown(value)} needs {rule.condition}, got {got}")
+
+
+def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: int) -> list[str]:
+    """Which of the settings named on the command line the verb does not read.
+
+    ValueError for one of a cold start that is off: a recipe may hold some, but who types one means it.
+    """
+    names = [word.lstrip("+").partition("=")[0] for word in typed]
+    idle = [name for name in names if name in COLD_START_SETTINGS]
+    if verb not in ("evaluate", "cold-start") and idle and not config.cold_start.enabled:
+        value = shown(read(config, idle[0]))
+        raise ValueError(f"{idle[0]}={value} needs cold_start.enabled=true, got cold_start.enabled=false")
+    unread = (*UNREAD.get(verb, ()), *(RANK_SETTINGS if num_processes == 1 else ()))
+    return [name for name in names if any(name == other or name.startswith(f"{other}.") for other in unread)]
 
 
 def names_of(section: type, prefix: str, *chosen: str) -> tuple[str, ...]:
@@ -71,34 +87,238 @@ def _is_set(value: Any) -> bool:
     return value is not None
 
 
-KL_SETTINGS = tuple(f"algorithm.kl_{name}" for name in ("estimator", "gradient", "in", "aggregation", "clamp"))
+def _has_kl_in_loss(kl_coef: float, kl_in: str, sampler_kl_coef: float) -> bool:
+    return (kl_coef > 0 and kl_in == "loss") or sampler_kl_coef > 0
+
+
+def _exponentiates(kl_coef: float, estimator: str, gradient: str, sampler_kl_coef: float, sampler: str) -> bool:
+    own = kl_coef > 0 and (estimator not in WITHOUT_CLAMP or gradient == "is_weighted")
+    return own or (sampler_kl_coef > 0 and sampler == "k3")
+
+
+def _reads_advantages(loss: str, off_policy_mask_delta: float | None) -> bool:
+    return loss != "nll" or off_policy_mask_delta is not None
+
+
+def _is_on_hub(name: str) -> bool:
+    return name != "nano" and not Path(name).is_dir()
+
+
+def _has_own_weights(name: str, cold_start: bool) -> bool:
+    return name != "nano" or cold_start
+
+
+def _samples(engine: str, cold_start: bool) -> bool:
+    return engine != "fake" or cold_start
+
+
+def _is_no_file(path: str | None) -> bool:
+    return path is None or not Path(path).expanduser().is_file()
+
+
+def _is_data_on_hub(path: str | None) -> bool:
+    return path is None or not Path(path).expanduser().exists()
+
+
+WITHOUT_RATIO = ("reinforce", "reinforce_ratio", "nll")
+"""Losses that compare the policy with no other."""
+WITHOUT_EXPONENTIAL = (*WITHOUT_RATIO, "dro")
+"""Losses that never form exp(log ratio)."""
+WITHOUT_CLAMP = ("k1", "k2", "abs", "k1_forward", "full")
+"""KL estimators without an exponential of the log ratio."""
+
+KL_SETTINGS = tuple(f"algorithm.kl_{name}" for name in ("estimator", "gradient", "in"))
 STEERING_SETTINGS = tuple(f"algorithm.kl_{name}" for name in ("controller", "horizon", "coef_min", "coef_max"))
 CORRECTION_SETTINGS = names_of(AlgorithmConfig, "algorithm", "correction_")
-
+ADVANTAGE_SETTINGS = (*names_of(AlgorithmConfig, "algorithm", "advantage"), "algorithm.length_normalizer")
+REWARD_SETTINGS = ("algorithm.shaping", "algorithm.kl_in")
 LORA_SETTINGS = names_of(ModelConfig, "model", "lora_alpha", "lora_dropout", "lora_targets")
+PREFLIGHT_SETTINGS = tuple(name for name in names_of(PreflightConfig, "preflight", "") if name[10:] != "enabled")
+COLD_START_SETTINGS = (
+    *(name for name in names_of(ColdStartConfig, "cold_start", "") if name[11:] != "enabled"),
+    "deadlines.cold_start",
+)
 
 NEEDS: tuple[Needs, ...] = (
-    Needs(KL_SETTINGS, "algorithm.kl_coef", "> 0", _positive),
-    Needs(("algorithm.kl_gradient", "algorithm.kl_aggregation"), "algorithm.kl_in", "= loss", lambda kl: kl == "loss"),
-    Needs(STEERING_SETTINGS, "algorithm.target_kl", "set", _is_set),
-    Needs(("algorithm.sampler_kl_estimator",), "algorithm.sampler_kl_coef", "> 0", _positive),
-    Needs(("algorithm.reference_refresh_alpha",), "algorithm.reference_refresh_every", "set", _is_set),
-    Needs(CORRECTION_SETTINGS, "algorithm.correction", "= truncate or mask", lambda mode: mode != "none"),
-    Needs(("algorithm.rejection_thresholds",), "algorithm.rejection", "set", _is_set),
-    Needs(("algorithm.selection_options",), "algorithm.selection", "set", _is_set),
-    Needs(names_of(AlgorithmConfig, "algorithm", "group_filter_"), "algorithm.group_filter", "set", _is_set),
+    Needs(KL_SETTINGS, "algorithm.kl_coef > 0", ("algorithm.kl_coef",), _positive),
+    Needs(("algorithm.kl_gradient",), "algorithm.kl_in = loss", ("algorithm.kl_in",), lambda kl: kl == "loss"),
     Needs(
-        names_of(ModelConfig, "model", "lora_alpha", "lora_dropout", "lora_targets"),
-        "model.lora_rank",
-        "> 0",
-        _positive,
+        ("algorithm.kl_gradient",),
+        "a sampled algorithm.kl_estimator such as k3",
+        ("algorithm.kl_estimator",),
+        lambda estimator: estimator != "full",
     ),
-    Needs(names_of(ModelConfig, "model", "nano_"), "model.name", "= nano", lambda name: name == "nano"),
-    Needs(("model.revision",), "model.name", "= a hub name", lambda name: name != "nano"),
-    Needs(("optimizer.min_lr_ratio",), "optimizer.schedule", "= linear or cosine", lambda name: name != "constant"),
-    Needs(("optimizer.betas", "optimizer.eps"), "optimizer.name", "= adamw or adamw8bit", lambda name: name != "sgd"),
-    Needs(("output.wandb_project",), "output.trackers", "with wandb", lambda names: "wandb" in names),
-    Needs(("output.max_rollout_rows",), "output.rollouts_per_step", "> 0", _positive),
-    Needs(("reward_weights",), "rewards", "set", bool),
+    Needs(
+        ("algorithm.kl_aggregation",),
+        "a KL penalty in the loss",
+        ("algorithm.kl_coef", "algorithm.kl_in", "algorithm.sampler_kl_coef"),
+        _has_kl_in_loss,
+    ),
+    Needs(
+        ("algorithm.kl_clamp",),
+        "a KL penalty with an exponential (k3 or is_weighted)",
+        (
+            *("algorithm.kl_coef", "algorithm.kl_estimator", "algorithm.kl_gradient"),
+            *("algorithm.sampler_kl_coef", "algorithm.sampler_kl_estimator"),
+        ),
+        _exponentiates,
+    ),
+    Needs(STEERING_SETTINGS, "algorithm.target_kl set", ("algorithm.target_kl",), _is_set),
+    Needs(
+        ("algorithm.kl_horizon",),
+        "algorithm.kl_controller = proportional",
+        ("algorithm.kl_controller",),
+        lambda rule: rule == "proportional",
+    ),
+    Needs(
+        ("algorithm.sampler_kl_estimator",), "algorithm.sampler_kl_coef > 0", ("algorithm.sampler_kl_coef",), _positive
+    ),
+    Needs(
+        ("algorithm.reference_refresh_alpha",),
+        "algorithm.reference_refresh_every set",
+        ("algorithm.reference_refresh_every",),
+        _is_set,
+    ),
+    Needs(
+        ("algorithm.ratio_denominator",),
+        "a loss with an importance ratio",
+        ("algorithm.loss",),
+        lambda loss: loss not in WITHOUT_RATIO,
+    ),
+    Needs(
+        ("algorithm.log_ratio_clamp",),
+        "a loss with an importance ratio, or a correction",
+        ("algorithm.loss", "algorithm.correction"),
+        lambda loss, correction: loss not in WITHOUT_EXPONENTIAL or correction != "none",
+    ),
+    Needs(
+        ADVANTAGE_SETTINGS,
+        "a loss that reads advantages",
+        ("algorithm.loss", "algorithm.off_policy_mask_delta"),
+        _reads_advantages,
+    ),
+    Needs(
+        REWARD_SETTINGS,
+        "a loss that reads advantages, or a selection",
+        ("algorithm.loss", "algorithm.off_policy_mask_delta", "algorithm.selection"),
+        lambda loss, delta, selection: _reads_advantages(loss, delta) or selection is not None,
+    ),
+    Needs(
+        ("algorithm.count_empty",),
+        "an aggregation that is a mean over sequences",
+        ("algorithm.aggregation", "algorithm.kl_aggregation"),
+        lambda *modes: any((mode or "").startswith("seq_mean") for mode in modes),
+    ),
+    Needs(
+        CORRECTION_SETTINGS,
+        "algorithm.correction = truncate or mask",
+        ("algorithm.correction",),
+        lambda mode: mode != "none",
+    ),
+    Needs(("algorithm.rejection_thresholds",), "algorithm.rejection set", ("algorithm.rejection",), _is_set),
+    Needs(("algorithm.selection_options",), "algorithm.selection set", ("algorithm.selection",), _is_set),
+    Needs(
+        names_of(AlgorithmConfig, "algorithm", "group_filter_"),
+        "algorithm.group_filter set",
+        ("algorithm.group_filter",),
+        _is_set,
+    ),
+    Needs(LORA_SETTINGS, "model.lora_rank > 0", ("model.lora_rank",), _positive),
+    Needs(names_of(ModelConfig, "model", "nano_"), "model.name = nano", ("model.name",), lambda name: name == "nano"),
+    Needs(("model.revision",), "model.name = a hub name", ("model.name",), _is_on_hub),
+    Needs(
+        ("model.load_in_4bit",),
+        "saved weights, or a cold start that saves some",
+        ("model.name", "cold_start.enabled"),
+        _has_own_weights,
+    ),
+    Needs(
+        ("engine.cache_bytes", "engine.max_rows", "sampling.stop"),
+        "an engine that samples",
+        ("engine.name", "cold_start.enabled"),
+        _samples,
+    ),
+    Needs(("data.subset",), "data.path = a hub name", ("data.path",), _is_data_on_hub),
+    Needs(("data.train_split", "data.test_split"), "data.path = a folder or a hub name", ("data.path",), _is_no_file),
+    Needs(
+        ("optimizer.min_lr_ratio",),
+        "optimizer.schedule = linear or cosine",
+        ("optimizer.schedule",),
+        lambda name: name != "constant",
+    ),
+    Needs(
+        ("optimizer.schedule",),
+        "optimizer.warmup_steps < num_steps",
+        ("optimizer.warmup_steps", "num_steps"),
+        lambda warmup_steps, num_steps: warmup_steps < num_steps,
+    ),
+    Needs(
+        ("optimizer.betas", "optimizer.eps"),
+        "optimizer.name = adamw or adamw8bit",
+        ("optimizer.name",),
+        lambda name: name != "sgd",
+    ),
+    Needs(
+        ("output.wandb_project",), "output.trackers with wandb", ("output.trackers",), lambda names: "wandb" in names
+    ),
+    Needs(("deadlines.tracker",), "output.trackers set", ("output.trackers",), bool),
+    Needs(("output.max_rollout_rows",), "output.rollouts_per_step > 0", ("output.rollouts_per_step",), _positive),
+    Needs(("reward_weights",), "rewards set", ("rewards",), bool),
+    Needs(("resume_changes",), "resume set", ("resume",), _is_set),
+    Needs(PREFLIGHT_SETTINGS, "preflight.enabled = true", ("preflight.enabled",), bool),
 )
 """Who reads a setting. One that nothing would read is refused, never ignored."""
+
+ENVIRONMENT_NEEDS: dict[str, tuple[Needs, ...]] = {
+    "gsm8k": (
+        Needs(
+            ("environment.format_reward",),
+            "environment.scheme = covey",
+            ("environment.scheme",),
+            lambda scheme: scheme == "covey",
+        ),
+    ),
+    "reward_functions": (
+        Needs(
+            names_of(RewardFunctionsConfig, "environment", "num_workers", "start_timeout", "worker_"),
+            "environment.in_process = false",
+            ("environment.in_process",),
+            lambda in_process: not in_process,
+        ),
+    ),
+}
+"""The same for the settings of one environment, by its name."""
+
+RANK_SETTINGS = ("distribution", "deadlines.ranks")
+"""What a single process does not read."""
+TRAINING_SETTINGS = (
+    *("num_steps", "groups_per_step", "group_size", "updates_per_batch", "max_staleness", "source", "shuffle"),
+    *("algorithm", "optimizer", "evaluation.every"),
+    *("output.save_every", "output.keep_last", "output.keep_best"),
+    *("output.rollouts_per_step", "output.max_rollout_rows"),
+)
+CREDIT_SETTINGS = (
+    *ADVANTAGE_SETTINGS,
+    *names_of(AlgorithmConfig, "algorithm", "shaping", "selection", "group_filter"),
+)
+UNREAD: dict[str, tuple[str, ...]] = {
+    "check": (
+        *("num_steps", "max_staleness", "source", *CREDIT_SETTINGS),
+        *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
+        *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
+        *(name for name in TRAINING_SETTINGS if name.startswith("output.")),
+    ),
+    "evaluate": (
+        *TRAINING_SETTINGS,
+        *("micro_batch_tokens", "packing", "logprob_chunk", "cold_start", "preflight"),
+        *("deadlines.cold_start", "deadlines.update"),
+    ),
+    "cold-start": (
+        *TRAINING_SETTINGS,
+        *("packing", "cold_start.enabled", "engine.name", *LORA_SETTINGS, "model.lora_rank", "model.load_in_4bit"),
+        *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
+        *("evaluation.num_prompts", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
+        *("deadlines.sampling", "deadlines.scoring", "deadlines.update", "preflight"),
+    ),
+}
+"""Settings and sections that a verb besides train does not read; the same words may serve several verbs."""

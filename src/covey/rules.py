@@ -5,10 +5,12 @@ line that names the settings involved.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
-from covey.config import Config, DataConfig
+from covey.config import Config, DataConfig, DeadlinesConfig
+from covey.environment_config import ENVIRONMENT_SETTINGS, RewardFunctionsConfig
 from covey.needs import check_needs, read, shown
 
 BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
@@ -56,12 +58,14 @@ def check_model(config: Config) -> None:
 
 
 def check_environment(config: Config) -> None:
-    name = config.environment.name
+    name, schema = config.environment.name, type(config.environment)
+    if schema in ENVIRONMENT_SETTINGS.values() and schema is not ENVIRONMENT_SETTINGS.get(name):
+        raise ValueError(f"environment.name={name} needs the settings of that environment: environment={name}")
     if config.rewards and name != "reward_functions":
         raise ValueError(f"rewards={shown(config.rewards)} needs environment=reward_functions, got environment={name}")
     if name == "reward_functions" and not config.rewards:
         raise ValueError("environment=reward_functions needs rewards=[module:function], got rewards=[]")
-    if config.reward_weights and len(config.reward_weights) != len(config.rewards):
+    if config.rewards and config.reward_weights and len(config.reward_weights) != len(config.rewards):
         raise ValueError(
             f"reward_weights must have one weight for each of {len(config.rewards)} rewards, "
             f"got {len(config.reward_weights)}"
@@ -74,6 +78,20 @@ def check_environment(config: Config) -> None:
         raise ValueError(
             f"data.prompt_column={config.data.prompt_column} needs environment=reward_functions, got environment={name}"
         )
+
+
+def check_deadlines(config: Config) -> None:
+    """A worker is given up before the environment is, so that what hangs is named."""
+    environment = config.environment
+    if not isinstance(environment, RewardFunctionsConfig):
+        return
+    for name in ("timeout", "start_timeout", "worker_calls", "worker_bytes"):
+        if not vars(environment)[name] > 0:
+            raise ValueError(f"environment.{name} must be > 0, got {vars(environment)[name]}")
+    longest = environment.timeout + (0 if environment.in_process else environment.start_timeout)
+    if config.deadlines.scoring <= longest:
+        names = "environment.timeout" + ("" if environment.in_process else " + environment.start_timeout")
+        raise ValueError(f"{names}={longest:g} needs deadlines.scoring > that, got {config.deadlines.scoring:g}")
 
 
 def _refuse_data(config: Config, needs: str) -> None:
@@ -106,6 +124,20 @@ def check_schedule(config: Config) -> None:
         )
     if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
+
+
+def check_distribution(config: Config) -> None:
+    """What cannot be sharded."""
+    if config.distribution.strategy != "fsdp":
+        return
+    impossible = {
+        "optimizer.name=adamw8bit": config.optimizer.name == "adamw8bit",
+        "model.load_in_4bit=true": config.model.load_in_4bit,
+        "model.precision=float16": config.model.precision == "float16",
+    }
+    for setting, chosen in impossible.items():
+        if chosen:
+            raise ValueError(f"{setting} needs distribution.strategy=ddp, got distribution.strategy=fsdp")
 
 
 def check_lengths(config: Config) -> None:
@@ -234,7 +266,9 @@ AT_LEAST: dict[str, float] = {
     "evaluation.num_prompts": 1,
     "evaluation.num_samples": 1,
     "output.save_every": 0,
-    "output.keep_last": 0,
+    "preflight.num_prompts": 1,
+    "preflight.max_tokens": 1,
+    "output.keep_last": 1,
     "output.rollouts_per_step": 0,
     "output.max_rollout_rows": 0,
 }
@@ -250,6 +284,10 @@ ABOVE: dict[str, float] = {
     "optimizer.eps": 0,
     "cold_start.lr": 0,
     "evaluation.confidence": 0,
+    "output.grace_seconds": 0,
+    **{f"deadlines.{field.name}": 0 for field in fields(DeadlinesConfig)},
+    "preflight.logprob_tolerance": 0,
+    "preflight.gradient_tolerance": 0,
 }
 AT_MOST: dict[str, float] = {
     "model.lora_dropout": 0.99,
@@ -269,8 +307,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "engine.name": ("native", "fake"),
     "algorithm.correction": ("none", "truncate", "mask"),
     "optimizer.name": ("adamw", "adamw8bit", "sgd"),
+    "distribution.strategy": ("ddp", "fsdp"),
     "optimizer.schedule": ("constant", "linear", "cosine"),
     "output.trackers": ("tensorboard", "wandb"),
+    "output.on_write_error": ("stop", "continue"),
 }
 EXTRAS: dict[tuple[str, Any], tuple[str, str]] = {
     ("optimizer.name", "adamw8bit"): ("bitsandbytes", "quantization"),
@@ -287,7 +327,9 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_extras,
     check_model,
     check_environment,
+    check_deadlines,
     check_schedule,
+    check_distribution,
     check_lengths,
     check_reference,
     check_needs,

@@ -1,0 +1,294 @@
+"""For each setting another value, what that value changes, and beside which settings it means something."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.config import Config
+
+from . import settings_observed as see
+from . import settings_watched as watch
+
+Settings = Mapping[str, Any]
+Observation = Callable[[Config], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`observe` returns something else where the setting has this value."""
+
+    observe: Observation
+    value: Any
+    context: Settings = field(default_factory=dict)
+    """What both runs have."""
+    along: Settings = field(default_factory=dict)
+    """What only the changed run has: settings that the value asks for."""
+    keeps: Observation | None = None
+    """What must stay the same nevertheless: the promise of settings about speed and memory."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The setting has one value; another is refused with a line that names it."""
+
+    value: Any
+    line: str
+
+
+def trains(value: Any, **changes: Any) -> Case:
+    """A setting that changes the update. Plain SGD: AdamW and clipping would hide the size of a gradient."""
+    along = changes.pop("along", {})
+    return Case(see.update, value, SGD | {name.replace("__", "."): v for name, v in changes.items()}, along)
+
+
+def optimizes(value: Any, **changes: Any) -> Case:
+    """A setting of the optimizer, with the default one."""
+    return Case(see.update, value, {"num_steps": 4} | {f"optimizer.{name}": v for name, v in changes.items()})
+
+
+def steers(value: Any, **changes: Any) -> Case:
+    """A setting that moves a coefficient."""
+    context = {"num_steps": 3, **STEERED} | {f"algorithm.{name}": v for name, v in changes.items()}
+    return Case(see.coefficients, value, context)
+
+
+def judges(value: Any, reward: str, **changes: Any) -> Case:
+    """A setting of environment=reward_functions."""
+    rewards = {"rewards": [f"observed_rewards:{reward}"]}
+    return Case(see.verdicts, value, MY_ROWS | rewards | {name.replace("__", "."): v for name, v in changes.items()})
+
+
+SGD = {"optimizer.name": "sgd", "optimizer.lr": 0.5, "optimizer.max_grad_norm": 0.0}
+KL = {"algorithm__kl_coef": 1.0}
+STEERED = {"algorithm.kl_coef": 0.5, "algorithm.target_kl": 1e-9}
+TIS = {"algorithm__correction": "truncate"}
+MY_ROWS = {"environment.name": "reward_functions", "data.path": "rows.jsonl", "rewards": ["observed_rewards:varied"]}
+HERE = MY_ROWS | {"environment.in_process": True}
+ONE_WORKER = MY_ROWS | {"rewards": ["observed_rewards:process"], "environment.num_workers": 1}
+WORDS = {"environment.name": "gsm8k", "data.path": "words.jsonl"}
+COLD = {
+    "cold_start.num_steps": 4,
+    "cold_start.check_every": 2,
+    "cold_start.num_check_prompts": 4,
+    "cold_start.batch_size": 4,
+    "cold_start.cache_dir": "cache",
+}
+LORA = {"model.lora_rank": 2}
+PREFLIGHT = {"preflight.enabled": True}
+SAVING = HERE | {"num_steps": 3, "output.save_every": 1}
+
+CASES: dict[str, Case | Refused] = {
+    "seed": Case(see.rollouts, 1),
+    "num_steps": Case(see.run_folder, 3),
+    "groups_per_step": Case(see.rollouts, 3),
+    "group_size": Case(see.rollouts, 3),
+    "updates_per_batch": trains(2),
+    "micro_batch_tokens": Case(see.work, 12, keeps=see.update),
+    "packing": Case(see.work, "padded", keeps=see.update),
+    "logprob_chunk": Case(see.work, 3, keeps=see.update),
+    "max_staleness": Refused(1, "max_staleness=1 needs source=ray, got source=local"),
+    "source": Refused("ray", "source must be local, got ray"),
+    "shuffle": Case(see.rollouts, False),
+    "resume": Case(see.resumed_from, "stopped", {"num_steps": 4}),
+    "resume_changes": Case(see.resumed_rate, ["optimizer.lr"], {"resume": "stopped"}),
+    "rewards": Case(see.rollouts, ["observed_rewards:length"], HERE),
+    "reward_weights": Case(see.rollouts, [0.5], HERE),
+    # ---------------------------------------------------------------------------------------------- model
+    "model.name": Case(see.policy, "policy"),
+    "model.revision": Case(see.policy, "other", {"model.name": "some/one"}),
+    "model.precision": Case(see.policy, "bfloat16"),
+    "model.load_in_4bit": Case(see.policy, True, {"model.name": "policy", **LORA}),
+    "model.lora_rank": Case(see.policy, 2),
+    "model.lora_alpha": trains(64.0, model__lora_rank=2),
+    "model.lora_dropout": trains(0.5, model__lora_rank=2),
+    "model.lora_targets": Case(see.policy, ["q_proj"], LORA),
+    "model.gradient_checkpointing": Case(see.work, True, keeps=see.update),
+    "model.device": Refused("nowhere", "model.device must be auto, cpu, cuda or cuda:N, got nowhere"),
+    "model.nano_architecture": Case(see.policy, "llama"),
+    "model.nano_hidden_size": Case(see.policy, 32),
+    "model.nano_num_layers": Case(see.policy, 2),
+    "model.nano_num_heads": Case(see.policy, 1),
+    # ---------------------------------------------------------------------------------------------- environment
+    "environment.name": Case(see.prompts, "reward_functions", along=MY_ROWS),
+    "environment.levels": Case(see.prompts, [1]),
+    "environment.num_train": Case(see.prompts, 17),
+    "environment.num_test": Case(see.prompts, 9),
+    "environment.problem_seed": Case(see.prompts, 1),
+    "environment.scheme": Case(see.verdicts, "verl_strict", WORDS),
+    "environment.format_reward": Case(see.verdicts, 0.3, WORDS),
+    "environment.timeout": judges(0.2, "slow", environment__num_workers=1),
+    "environment.num_workers": Case(see.processes, 1, MY_ROWS),
+    "environment.start_timeout": judges(1e-3, "varied", environment__num_workers=1),
+    "environment.worker_calls": Case(see.workers_needed, 1, ONE_WORKER),
+    "environment.worker_bytes": Case(see.workers_needed, 1, ONE_WORKER),
+    "environment.in_process": judges(True, "process"),
+    "environment.max_failure_rate": judges(0.9, "half", environment__in_process=True),
+    "data.path": Case(see.prompts, "more.jsonl", HERE),
+    "data.subset": Case(see.prompts, "small", HERE | {"data.path": "some/rows"}),
+    "data.train_split": Case(see.prompts, "extra", HERE | {"data.path": "splits"}),
+    "data.test_split": Case(see.prompts, "extra", HERE | {"data.path": "splits"}),
+    "data.test_fraction": Case(see.prompts, 0.5, HERE),
+    "data.prompt_column": Case(see.prompts, "other", HERE),
+    "data.max_rows": Case(see.prompts, 3, HERE),
+    "data.bad_rows": Case(see.prompts, "skip", HERE | {"data.path": "broken.jsonl"}),
+    # ---------------------------------------------------------------------------------------------- sampling
+    "engine.name": Case(see.rollouts, "fake"),
+    "engine.cache_bytes": Case(see.rows_at_once, 4000, keeps=see.rollouts),
+    "engine.max_rows": Case(see.rows_at_once, 3, keeps=see.rollouts),
+    "sampling.temperature": Case(see.rollouts, 0.5),
+    "sampling.top_k": Case(see.rollouts, 2),
+    "sampling.top_p": Case(see.rollouts, 0.5),
+    "sampling.min_p": Case(see.rollouts, 0.5),
+    "sampling.max_tokens": Case(see.rollouts, 3),
+    "sampling.stop": Case(see.rollouts, [chr(code) for code in range(32, 127)]),
+    # ---------------------------------------------------------------------------------------------- algorithm
+    "algorithm.advantage": trains("group_center"),
+    "algorithm.advantage_options": trains({"ddof": 0}),
+    "algorithm.advantage_clip": trains(0.1),
+    "algorithm.shaping": trains({"soft_overlong": {"max_len": 6, "cache": 4}}),
+    "algorithm.selection": trains("top_k", along={"algorithm.selection_options": {"k": 2}}),
+    "algorithm.selection_options": trains(
+        {"k": 3}, algorithm__selection="top_k", algorithm__selection_options={"k": 2}
+    ),
+    "algorithm.length_normalizer": trains(1.0),
+    "algorithm.group_filter": Case(see.rollouts, "zero_std"),
+    "algorithm.group_filter_options": Case(see.rollouts, {"low": -1.0}, {"algorithm.group_filter": "mean_bounds"}),
+    "algorithm.group_filter_rounds": Case(see.rollouts, 1, {"algorithm.group_filter": "zero_std"}),
+    "algorithm.loss": trains("cispo", updates_per_batch=3),
+    "algorithm.loss_options": trains({"eps_low": 1e-3, "eps_high": 1e-3}, updates_per_batch=3),
+    "algorithm.ratio": trains("sequence"),
+    "algorithm.ratio_denominator": trains("behaviour"),
+    "algorithm.log_ratio_clamp": trains(1e-3, updates_per_batch=3),
+    "algorithm.aggregation": trains("seq_mean"),
+    "algorithm.norm_length": trains(9, algorithm__aggregation="seq_mean_token_sum_norm"),
+    "algorithm.count_empty": trains(True, algorithm__aggregation="seq_mean"),
+    "algorithm.kl_coef": trains(1.0),
+    "algorithm.kl_estimator": trains("k1", **KL, algorithm__kl_gradient="naive"),
+    "algorithm.kl_gradient": trains("naive", **KL),
+    "algorithm.kl_in": trains("reward", **KL, algorithm__kl_estimator="k1"),
+    "algorithm.kl_aggregation": trains("seq_sum", **KL),
+    "algorithm.kl_clamp": trains(1e-3, **KL, algorithm__kl_gradient="naive"),
+    "algorithm.sampler_kl_coef": trains(1.0),
+    "algorithm.sampler_kl_estimator": trains("k1_forward", algorithm__sampler_kl_coef=1.0),
+    "algorithm.target_kl": Case(see.coefficients, 1e-9, {"algorithm.kl_coef": 0.5}),
+    "algorithm.kl_controller": steers("doubling"),
+    "algorithm.kl_horizon": steers(100),
+    "algorithm.kl_coef_min": steers(0.6, kl_coef_max=0.7),
+    "algorithm.kl_coef_max": steers(0.6, kl_controller="doubling"),
+    "algorithm.reference_refresh_every": trains(1, **KL, num_steps=3),
+    "algorithm.reference_refresh_alpha": trains(0.5, **KL, num_steps=3, algorithm__reference_refresh_every=1),
+    "algorithm.correction": trains("truncate"),
+    "algorithm.correction_level": trains("sequence", **TIS),
+    "algorithm.correction_min": trains(0.95, **TIS),
+    "algorithm.correction_max": trains(1.05, **TIS),
+    "algorithm.correction_self_normalize": trains(True, **TIS),
+    "algorithm.rejection": trains("token_k1", along={"algorithm.rejection_thresholds": "0.9_1.1"}),
+    "algorithm.rejection_thresholds": trains(
+        "0.9_1.1", algorithm__rejection="token_k1", algorithm__rejection_thresholds="0.8_1.2"
+    ),
+    "algorithm.off_policy_mask_delta": trains(0.01),
+    "algorithm.m2po_threshold": trains(0.01),
+    "algorithm.entropy_coef": trains(1.0),
+    "algorithm.target_entropy": Case(see.coefficients, 10.0),
+    "algorithm.mask_truncated": trains(True),
+    "algorithm.high_entropy_fraction": trains(0.3),
+    # ---------------------------------------------------------------------------------------------- optimizer
+    "optimizer.name": optimizes("sgd"),
+    "optimizer.lr": optimizes(2e-2),
+    "optimizer.betas": optimizes([0.5, 0.9]),
+    "optimizer.eps": optimizes(1e-2),
+    "optimizer.weight_decay": optimizes(0.5),
+    "optimizer.schedule": optimizes("linear"),
+    "optimizer.warmup_steps": optimizes(3),
+    "optimizer.min_lr_ratio": optimizes(0.5, schedule="cosine"),
+    "optimizer.max_grad_norm": optimizes(1e-3, name="sgd"),
+    "optimizer.max_nonfinite_steps": Case(see.steps_until_stopped, 3),
+    # ---------------------------------------------------------------------------------------------- cold start
+    "cold_start.enabled": Case(see.run_folder, True, COLD),
+    "cold_start.num_steps": Case(see.warm_up, 5, COLD),
+    "cold_start.target_accuracy": Case(see.warm_up, 0.0, COLD),
+    "cold_start.check_every": Case(see.warm_up, 3, COLD),
+    "cold_start.num_check_prompts": Case(see.warm_up, 5, COLD),
+    "cold_start.batch_size": Case(see.warm_up, 5, COLD),
+    "cold_start.lr": Case(see.warm_up, 1e-2, COLD),
+    "cold_start.warmup_steps": Case(see.warm_up, 1, COLD),
+    "cold_start.cache_dir": Case(see.warm_up, "another", COLD),
+    # ---------------------------------------------------------------------------------------------- evaluation, output
+    "evaluation.every": Case(see.run_folder, 1),
+    "evaluation.num_prompts": Case(see.evaluation, 3),
+    "evaluation.num_samples": Case(see.evaluation, 3),
+    "evaluation.k": Case(see.evaluation, [2]),
+    "evaluation.correct_above": Case(see.evaluation, 0.25, HERE),
+    "evaluation.confidence": Case(see.evaluation, 0.5),
+    "output.save_every": Case(see.run_folder, 1),
+    "output.keep_last": Case(see.run_folder, 1, SAVING),
+    "output.keep_best": Case(
+        see.run_folder,
+        False,
+        SAVING | {"rewards": ["observed_rewards:fading"], "evaluation.every": 1, "output.keep_last": 1},
+    ),
+    "output.rollouts_per_step": Case(see.run_folder, 1),
+    "output.max_rollout_rows": Case(see.run_folder, 3),
+    "output.trackers": Case(see.run_folder, ["tensorboard"]),
+    "output.wandb_project": Case(see.wandb_project, "mine", {"output.trackers": ["wandb"]}),
+    "output.progress": Case(see.run_folder, True),
+    "output.on_write_error": Case(watch.lost_file, "continue"),
+    "output.grace_seconds": Case(watch.end_of_a_stop, 0.2),
+    # ---------------------------------------------------------------------------------------------- around a run
+    "distribution.strategy": Case(watch.layout_of_weights, "fsdp"),
+    "preflight.enabled": Case(see.run_folder, True, {"preflight.enabled": False}),
+    "preflight.num_prompts": Case(watch.checks, 3, PREFLIGHT),
+    "preflight.max_tokens": Case(watch.checks, 2, PREFLIGHT),
+    "preflight.logprob_tolerance": Case(watch.checks, 1e-3, PREFLIGHT),
+    "preflight.gradient_tolerance": Case(watch.checks, 1e-3, PREFLIGHT),
+    "deadlines.loading": Case(watch.waits, 3000.0),
+    "deadlines.cold_start": Case(watch.waits, 3000.0, COLD | {"cold_start.enabled": True}),
+    "deadlines.sampling": Case(watch.waits, 3000.0),
+    "deadlines.scoring": Case(watch.waits, 3000.0),
+    "deadlines.update": Case(watch.waits, 3000.0),
+    "deadlines.saving": Case(watch.waits, 3000.0),
+    "deadlines.ranks": Case(watch.patience_with_ranks, 3000.0),
+    "deadlines.tracker": Case(watch.patience_with_trackers, 0.1, {"output.trackers": ["tensorboard"]}),
+}
+
+SECOND_READERS: dict[str, Case] = {
+    "algorithm.kl_aggregation": trains("seq_sum", algorithm__sampler_kl_coef=1.0),
+    "algorithm.kl_clamp": trains(1e-3, algorithm__sampler_kl_coef=1.0),
+    "algorithm.log_ratio_clamp": trains(1e-3, **TIS, algorithm__loss="reinforce"),
+    "algorithm.count_empty": trains(True, **KL, algorithm__kl_aggregation="seq_mean", algorithm__kl_gradient="naive"),
+}
+"""Settings that another part reads too: they are no less accepted, and read, where only that part is there."""
+
+OFF: dict[str, Settings] = {
+    "algorithm.kl_in = loss": {"algorithm.kl_coef": 1.0, "algorithm.kl_in": "reward", "algorithm.kl_estimator": "k1"},
+    "a sampled algorithm.kl_estimator such as k3": {"algorithm.kl_coef": 1.0, "algorithm.kl_estimator": "full"},
+    "a KL penalty with an exponential (k3 or is_weighted)": {
+        "algorithm.kl_coef": 1.0,
+        "algorithm.kl_estimator": "k1",
+        "algorithm.sampler_kl_coef": 1.0,
+        "algorithm.sampler_kl_estimator": "k1_forward",
+    },
+    "algorithm.kl_controller = proportional": {**STEERED, "algorithm.kl_controller": "doubling"},
+    "a loss with an importance ratio": {"algorithm.loss": "reinforce"},
+    "a loss with an importance ratio, or a correction": {
+        "algorithm.loss": "dro",
+        "algorithm.loss_options": {"beta": 0.1},
+    },
+    "a loss that reads advantages": {"algorithm.loss": "nll"},
+    "a loss that reads advantages, or a selection": {
+        "algorithm.loss": "nll",
+        "algorithm.kl_coef": 1.0,
+        "algorithm.kl_estimator": "k1",
+    },
+    "model.name = nano": {"model.name": "policy"},
+    "saved weights, or a cold start that saves some": LORA,
+    "an engine that samples": {"engine.name": "fake"},
+    "data.path = a hub name": HERE,
+    "data.path = a folder or a hub name": HERE,
+    "optimizer.warmup_steps < num_steps": {"optimizer.warmup_steps": 2},
+    "optimizer.name = adamw or adamw8bit": {"optimizer.name": "sgd"},
+    "output.rollouts_per_step > 0": {"output.rollouts_per_step": 0},
+    "environment.scheme = covey": WORDS | {"environment.scheme": "trl"},
+    "environment.in_process = false": HERE,
+}
+"""Where a condition of needs.py does not hold; the others do not by default."""

@@ -1,0 +1,98 @@
+"""What the observations of settings read by relative paths: rows, rewards, saved policies, a stopped run, a hub."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub
+import pytest
+
+from covey.config import Config, ModelConfig, validate
+from covey.environment_config import ENVIRONMENT_SETTINGS
+from covey.settings import to_yaml
+from covey.train import train
+
+from ..builders import nano
+from ..small import small_config
+
+REWARDS = """
+import os, time
+
+CALLS = []
+
+def varied(completions, **columns):
+    return [sum(text.encode()) % 5 / 4 for text in completions]
+
+def length(completions, **columns):
+    return [len(text) for text in completions]
+
+def half(completions, **columns):
+    return [float("nan") if index % 2 else 1.0 for index, _ in enumerate(completions)]
+
+def process(completions, **columns):
+    return [os.getpid()] * len(completions)
+
+def slow(completions, **columns):
+    time.sleep(1.0)
+    return [1.0] * len(completions)
+
+def fading(completions, **columns):
+    CALLS.append(1)
+    return [float(len(CALLS) <= 11)] * len(completions)
+"""
+HUB = "hub/models--some--one"
+
+
+def make_world(folder: Path) -> None:
+    """Fill the folder, which is the current one."""
+    (folder / "observed_rewards.py").write_text(REWARDS)
+    _write_rows(folder)
+    for name, seed in (("policy", 0), (f"{HUB}/snapshots/0", 0), (f"{HUB}/snapshots/1", 1)):
+        policy = nano(seed=seed, nano_hidden_size=192)
+        policy.model.save_pretrained(folder / name)  # type: ignore[operator]
+        policy.tokenizer.save_pretrained(folder / name)
+    (folder / HUB / "refs").mkdir()
+    (folder / HUB / "refs" / "main").write_text("0")
+    (folder / HUB / "refs" / "other").write_text("1")
+    stopped = configured({"num_steps": 2})
+    (folder / "stopped").mkdir()
+    (folder / "stopped" / "config.yaml").write_text(to_yaml(stopped))
+    train(stopped, folder / "stopped")
+
+
+def _write_rows(folder: Path) -> None:
+    texts = [{"prompt": f"row {n}: ", "other": f"the other {n}: "} for n in range(12)]
+    words = [{"question": f"What is {n}+1?", "answer": f"{n}+1={n + 1}\n#### {n + 1}"} for n in range(8)]
+    files = {"rows": texts, "more": texts[:5], "words": words}
+    files |= {"splits/train": texts[:6], "splits/test": texts[6:8], "splits/extra": texts[8:]}
+    (folder / "splits").mkdir()
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "broken.jsonl").write_text((folder / "rows.jsonl").read_text() + "no JSON\n")
+
+
+def connect(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Hubs of models and data that are here and hold what `make_world` put there."""
+    patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "hub"))
+    patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    patch.setattr(datasets, "load_dataset", _hub_rows)
+
+
+def _hub_rows(name: str, subset: str | None) -> dict[str, list[dict[str, str]]]:
+    return {split: [{"prompt": f"{subset} {split} {n}: "} for n in range(4)] for split in ("train", "test")}
+
+
+def configured(settings: Mapping[str, Any]) -> Config:
+    """A valid config of a run of a fraction of a second, unchecked unless said. ValueError where a rule refuses it."""
+    schema = ENVIRONMENT_SETTINGS[settings.get("environment.name", "arithmetic")]
+    small: dict[str, Any] = {"environment": schema(), "preflight.enabled": False}
+    if schema().name == "arithmetic":
+        small |= {"environment.num_train": 16, "environment.num_test": 8}
+    if settings.get("model.name", "nano") != "nano":
+        usual = ModelConfig()
+        small |= {f"model.{key}": value for key, value in vars(usual).items() if key.startswith("nano_")}
+    config = small_config(**{key.replace(".", "__"): value for key, value in (small | dict(settings)).items()})
+    validate(config)
+    return config

@@ -1,0 +1,71 @@
+"""Which run is gone on with, with which settings, and what is said about it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covey.config import Config
+from covey.main import main
+from covey.resuming import drop_rows_after, settings_of
+from covey.run_folder import newer_trainings
+from covey.settings import to_yaml
+
+from .small import logging_as_it_was, rows, words
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "cache"))
+    with logging_as_it_was():
+        yield
+
+
+def begun(name: str, command: str) -> Path:
+    """The folder of a run that was killed before its first checkpoint."""
+    folder = Path("outputs") / name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(Config()))
+    (folder / "versions.json").write_text(json.dumps({"command": command}))
+    return folder
+
+
+def test_newer_runs_are_those_of_train_that_were_begun_later() -> None:
+    older, run = begun("2026-01-01/10-00-00", "covey train"), begun("2026-01-02/10-00-00", "covey train")
+    newer = begun("2026-01-02/11-00-00", "covey train seed=3")
+    begun("2026-01-02/12-00-00", "covey evaluate model.name=policy")
+    (begun("2026-01-03/10-00-00", "covey train") / "versions.json").unlink()
+    assert newer_trainings(run, Path("outputs")) == [newer]
+    assert newer_trainings(older, Path("outputs")) == [run, newer]
+
+
+def test_resume_latest_names_the_newer_runs_it_passes_over(capsys: pytest.CaptureFixture[str]) -> None:
+    small = words(environment__num_train=16, environment__num_test=8, num_steps=1)
+    assert main(["train", *small, "hydra.run.dir=outputs/2026-01-01/10-00-00"]) == 0
+    passed_over = begun("2026-01-02/10-00-00", "covey train")
+    capsys.readouterr()
+    assert main(["train", "resume=latest", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+    assert capsys.readouterr().err == (
+        f"WARNING: resume=latest passes over {passed_over}, which is newer and has no checkpoint\n"
+    )
+    folder = Path("outputs/2026-01-01/10-00-00")
+    assert f"passes over {passed_over}" in (folder / "covey.log").read_text()
+    assert [row["step"] for row in rows(folder / "metrics.jsonl", "train")] == [1, 2]
+
+
+def test_resume_changes_names_settings() -> None:
+    folder = begun("2026-01-01/10-00-00", "covey train")
+    typed = ["optimizer.lr=0.5", "resume_changes=[optimizer,optimzer.lr]"]
+    with pytest.raises(ValueError, match=r"^resume_changes names no setting: optimzer\.lr$"):
+        settings_of(folder, typed)
+    assert settings_of(folder, [typed[0], "resume_changes=[optimizer]"]).optimizer.lr == 0.5
+
+
+def test_rows_may_hold_characters_that_look_like_the_end_of_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    written = [{"step": step, "completion": "a\x85b\u2028c\u2029d\x1ce\r"} for step in (1, 2, 3)]
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written), newline="\n")
+    drop_rows_after(file, 2)
+    assert rows(file) == written[:2]
