@@ -139,7 +139,7 @@ def byte_batch() -> Batch:
 def logprobs(policy: Policy, micro_batches: Sequence[MicroBatch], scoring: Scoring) -> Tensor:
     """Of all loss tokens, in batch order, without gradient."""
     with torch.no_grad():
-        return torch.cat([score_tokens(policy, m, scoring).logprob_L for m in micro_batches])
+        return torch.cat([torch.zeros(0), *(score_tokens(policy, m, scoring).logprob_L for m in micro_batches)])
 
 
 def sampled_by(policy: Policy, groups: Sequence[Group], sampling: Sampling, noise: float = 0.0) -> list[Group]:

@@ -94,7 +94,8 @@ def group(*rewards: float, num_failures: int = 0, prompt_id: str = "p", environm
 
 def rows(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The lines of a .jsonl file; of metrics.jsonl those of one kind."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        found = [json.loads(line) for line in lines]
     return [row for row in found if kind is None or row["kind"] == kind]
 
 

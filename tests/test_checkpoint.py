@@ -132,7 +132,7 @@ def test_saving_that_fails_leaves_the_checkpoints_there_were(tmp_path: Path, mon
     policy = nano()
     save_checkpoint(tmp_path, 1, policy, STATE, {})
 
-    def full_disk(policy: Policy, folder: Path) -> None:
+    def full_disk(policy: Policy, folder: Path, weights: object) -> None:
         folder.mkdir(parents=True)
         (folder / "half").write_text("of a model")
         raise OSError("no space left on device")

@@ -139,42 +139,6 @@ def rollouts_in(micro: MicroBatch) -> set[tuple[str, tuple[int, ...]]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------ the real engine
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {},
-        {"temperature": 0.6},
-        {"temperature": 1.3, "top_k": 20},
-        {"top_p": 0.8},
-        {"min_p": 0.05, "temperature": 0.8},
-        {"top_k": 30, "top_p": 0.9, "min_p": 0.01, "stop": ["a", "e"]},
-    ],
-)
-def test_log_probs_of_engine_and_trainer_agree_after_every_update(
-    sampling: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Large steps: weights that were not published, or a distribution cut differently, would show at once."""
-    use(monkeypatch, scripted())
-    settings = {f"sampling__{name}": value for name, value in sampling.items()}
-    train(small_config(num_steps=4, optimizer__lr=5e-2, sampling__max_tokens=12, **settings), tmp_path)
-    found = rows(tmp_path / "metrics.jsonl", "train")
-    assert all(row["mismatch_max"] < 1e-4 for row in found)
-    assert all(row["grad_norm"] > 0 for row in found)
-
-
-def test_the_stop_string_is_written_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, scripted())
-    stops = "abcdefghijklm"
-    settings = {"sampling__stop": list(stops), "sampling__max_tokens": 30, "output__rollouts_per_step": 8}
-    train(small_config(**settings), tmp_path)
-    written = [row["completion"] for row in rows(tmp_path / "rollouts.jsonl")]
-    assert any(text.endswith(tuple(stops)) for text in written)
-    assert not any(set(text[:-1]) & set(stops) for text in written)
-
-
 # ------------------------------------------------------------------------------------------------ what must not matter
 
 

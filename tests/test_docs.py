@@ -172,7 +172,8 @@ def test_every_python_example_runs(workbench: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_reward_of_the_readme_trains(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (words,) = [words for words in command_lines("README.md") if "rewards=[my_rewards:only_allowed]" in words]
+    reward = "rewards=[my_rewards:only_allowed]"
+    (words,) = [words for words in command_lines("README.md") if reward in words and words[0] == "train"]
     small = [
         "num_steps=4",
         "groups_per_step=4",
@@ -270,6 +271,15 @@ def test_every_file_that_is_named_exists() -> None:
                     else [f"{page}: {span}"]
                 )
     assert missing == []
+
+
+def test_every_test_that_is_named_exists() -> None:
+    """`file.py::test`, of a file in tests/guarantees or named by its path."""
+    named = {pair for text in TEXTS.values() for pair in re.findall(r"`([\w/]+\.py)::(\w+)`", text)}
+    assert len(named) > 20
+    for file, test in named:
+        places = [place / file for place in (ROOT, ROOT / "tests" / "guarantees")]
+        assert any(p.is_file() and f"def {test}(" in p.read_text() for p in places), f"{file}::{test}"
 
 
 def test_every_make_target_that_is_named_exists() -> None:

@@ -74,7 +74,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.endswith("HEAVY []\n")
-    for verb in ("train", "cold-start", "evaluate", "config"):
+    for verb in ("train", "cold-start", "evaluate", "check", "config"):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -112,7 +112,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["trian"], 'no verb "trian"; did you mean train?; verbs: train, cold-start, evaluate, config'),
+        (["trian"], 'no verb "trian"; did you mean train?; verbs: train, cold-start, evaluate, check, config'),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),
@@ -183,7 +183,7 @@ def test_a_run_gets_its_config_and_a_folder_by_date_and_time(
     assert config.seed == 3
     assert config.cold_start.enabled
     assert folder.parents[1] == tmp_path / "outputs"
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "covey.log", "run.lock", "versions.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "run.lock", "versions.json"]
     assert "\nnum_steps: " in (folder / "config.yaml").read_text()
     versions = json.loads((folder / "versions.json").read_text())
     assert versions["command"] == "covey train recipe=arithmetic seed=3"
@@ -192,7 +192,7 @@ def test_a_run_gets_its_config_and_a_folder_by_date_and_time(
     assert Path.cwd() == tmp_path
 
 
-@pytest.mark.parametrize("verb", ["train", "cold-start", "evaluate"])
+@pytest.mark.parametrize("verb", ["train", "cold-start", "evaluate", "check"])
 def test_each_verb_does_its_own_work(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = do(monkeypatch, nothing, verb)
     assert main([verb, "model=nano"]) == 0
@@ -334,8 +334,8 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("covey ", {"train", "cold-start", "evaluate", "config"}),
-        ("covey tr", {"train", "cold-start", "evaluate", "config"}),
+        ("covey ", {"train", "cold-start", "evaluate", "check", "config"}),
+        ("covey tr", {"train", "cold-start", "evaluate", "check", "config"}),
         ("covey train environment=", {"environment=arithmetic", "environment=gsm8k", "environment=reward_functions"}),
         ("covey train recipe=ar", {"recipe=arithmetic"}),
         ("covey config environment=gsm8k environment.sch", {"environment.scheme="}),

@@ -11,7 +11,8 @@ import pytest
 
 from covey.environments.base import Split
 from covey.environments.scripted import Scripted
-from covey.record import Record, rollout_metrics
+from covey.record import Record
+from covey.rollout_metrics import rollout_metrics
 from covey.train import train
 from covey.types import Failure, Group, Prompt, Reward
 
@@ -74,7 +75,7 @@ def test_an_environment_that_logs_is_asked_once_a_step_and_closed_at_the_end(
 ) -> None:
     held = Held(scripted())
     use(monkeypatch, held)
-    train(small_config(), tmp_path)
+    train(small_config(preflight__enabled=False), tmp_path)
     evaluated = 2 * (1 + 2)
     assert held.asked == [evaluated + 8, evaluated + 16]
     assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "train")] == [14.0, 22.0]

@@ -67,7 +67,7 @@ def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_metrics_have_one_row_a_step_and_one_an_evaluation(finished: Path) -> None:
     found = rows(finished / "metrics.jsonl")
     steps = [(row["kind"], row["step"]) for row in found]
-    first, second = [("evaluate", 0), ("train", 0), ("train", 1)], [("evaluate", 2), ("train", 2), ("train", 3)]
+    first, second = [("evaluate", 0), ("train", 1), ("train", 2)], [("evaluate", 2), ("train", 3), ("train", 4)]
     assert steps == [*first, *second, ("evaluate", 4)]
     wanted = {
         *("loss", "policy_loss", "grad_norm", "entropy", "ratio_max", "mismatch_max", "learning_rate", "reward_mean"),
@@ -88,20 +88,20 @@ def test_on_policy_steps_have_ratio_1_no_staleness_and_no_mismatch(finished: Pat
 
 def test_rollouts_are_a_few_a_step_with_what_was_said_and_what_it_was_worth(finished: Path) -> None:
     found = rows(finished / "rollouts.jsonl")
-    assert [row["step"] for row in found] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert [row["step"] for row in found] == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert found[0].keys() == {
         *("step", "prompt_id", "prompt", "completion", "reward", "parts", "advantage"),
         *("finish_reason", "policy_version"),
     }
     for row in found:
         assert row["reward"] == varied(Prompt("p", "scripted", "", {}), row["completion"])
-        assert row["policy_version"] == row["step"]
+        assert row["policy_version"] == row["step"] - 1
 
 
 def test_rollouts_in_all_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     folder = run(tmp_path, output__max_rollout_rows=5, output__rollouts_per_step=4)
-    assert [row["step"] for row in rows(folder / "rollouts.jsonl")] == [0] * 4 + [1]
+    assert [row["step"] for row in rows(folder / "rollouts.jsonl")] == [1] * 4 + [2]
 
 
 def test_checkpoints_load_with_transformers_alone(finished: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_batch_of_equal_rewards_changes_nothing_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, scripted(lambda prompt, text: 0.5))
-    folder = run(tmp_path)
+    folder = run(tmp_path, preflight__enabled=False)
     line = "no signal, the rewards of every group are equal; the policy stays as it is"
     assert capsys.readouterr().out.splitlines() == [f"step 1: {line}", f"step 2: {line}"]
     assert equal(saved_weights(folder), start_weights(small_config()))
@@ -269,7 +269,7 @@ def test_truncated_completions_leave_the_loss_but_not_the_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, scripted())
-    folder = run(tmp_path, algorithm__mask_truncated=True, sampling__max_tokens=2)
+    folder = run(tmp_path, algorithm__mask_truncated=True, sampling__max_tokens=2, preflight__enabled=False)
     for row in metrics(folder):
         assert row["truncated_fraction"] == 1.0
         assert row["num_rollouts_trained"] == 0.0
@@ -304,7 +304,7 @@ def test_a_step_whose_groups_were_all_refused_is_logged_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, scripted(lambda prompt, text: 1.0))
-    config = small_config()
+    config = small_config(preflight__enabled=False)
     config.algorithm = preset("dapo")
     folder = run(tmp_path, config)
     assert [row["dropped/filtered_all_right"] for row in metrics(folder)] == [8.0, 8.0]

@@ -32,6 +32,8 @@ def select_clip_cov(
     cov_L = token_covariance(inputs)
     free_L = ~clipped_NT[inputs.mask_NT]
     candidates = torch.nonzero((cov_L > cov_low) & (cov_L < cov_high) & free_L).flatten()
+    # The draw is over places in this order, which is the same however groups lie in the batch and on ranks.
+    candidates = candidates[cov_L[candidates].argsort(stable=True)]
     # Drawn on the CPU: the generators of other devices give other numbers.
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed)).to(candidates.device)
     return _scatter(inputs.mask_NT, candidates[order[: _count(cov_ratio, len(cov_L))]])

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from covey.disk import sync, writing
+from covey.policy import sharding
 from covey.policy.policy import Policy, is_adapted
 
 LOGGER = logging.getLogger(__name__)
@@ -39,48 +41,72 @@ class Retention:
     keep_best: bool
 
 
-def save_policy(policy: Policy, folder: Path) -> None:
-    """The weights (or the adapter) and the tokenizer, in the format of transformers and peft."""
-    # A reference adapter is no part of the policy.
-    keywords = {"selected_adapters": ["default"]} if is_adapted(policy.model) else {}
+def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """The weights (or the adapter) and the tokenizer, in the format of transformers and peft.
+
+    A sharded policy needs its whole `weights` (`sharding.whole_weights`), which all ranks gather and one writes.
+    """
+    keywords: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
+    if is_adapted(policy.model):  # a reference adapter is no part of the policy
+        keywords["selected_adapters"] = ["default"]
     policy.model.save_pretrained(folder, **keywords)  # type: ignore[operator]
     policy.tokenizer.save_pretrained(folder)
 
 
 def save_checkpoint(
-    checkpoints: Path, step: int, policy: Policy, state: Mapping[str, Any], facts: Mapping[str, Any]
+    checkpoints: Path,
+    step: int,
+    policy: Policy,
+    state: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Write checkpoints/step-NNNNNN: complete with its manifest, or not there at all. Returns its path.
+    """Write checkpoints/step-NNNNNN: complete with its manifest, or not there at all.
 
-    A process killed at any moment leaves the old checkpoints as they were, and at most a folder *.tmp-* besides.
+    `weights` are the whole ones of a sharded policy. Returns its path. A process killed at any moment leaves the old
+    checkpoints as they were, and at most a folder *.tmp-* besides.
     """
     final = checkpoints / f"step-{step:06d}"
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    _sync(checkpoints.parent)
-    aside = Path(tempfile.mkdtemp(prefix=f"{final.name}.tmp-", dir=checkpoints))
-    try:
-        save_policy(policy, aside / POLICY)
-        torch.save(dict(state), aside / STATE)
-        files = _inventory(aside)
-        for name in files:
-            _sync(aside / name)
-        manifest = {"format": FORMAT, "step": step, **facts, "files": files}
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        _sync(aside / MANIFEST)
-        _sync(aside / POLICY)
-        _sync(aside)
-        if final.exists():  # an earlier attempt at this step, which did not verify
-            shutil.rmtree(final)
-        os.rename(aside, final)
-        _sync(checkpoints)
-    except OSError:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+    with writing(final):
+        checkpoints.mkdir(exist_ok=True)  # never its parents: a run folder that is gone must not come back as a stump
+        sync(checkpoints.parent)
+        _remove_leftovers(checkpoints)
+        aside = Path(tempfile.mkdtemp(prefix=f"{final.name}.tmp-", dir=checkpoints))
+        try:
+            save_policy(policy, aside / POLICY, weights)
+            _write(aside, state, {"format": FORMAT, "step": step, **facts})
+            if final.exists():  # an earlier attempt at this step, which did not verify or lacks its evaluation
+                os.rename(final, aside.with_name(f"{aside.name}-before"))
+            os.rename(aside, final)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        sync(checkpoints)
+        _remove_leftovers(checkpoints)
     return final
 
 
+def _write(aside: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """The rest of a checkpoint; all files are synced, and the manifest comes last."""
+    with (aside / STATE).open("wb") as file:  # given a path, torch would not say why a write failed
+        torch.save(dict(state), file)
+    files = _inventory(aside)
+    for name in files:
+        sync(aside / name)
+    (aside / MANIFEST).write_text(json.dumps({**facts, "files": files}, indent=1) + "\n", encoding="utf-8")
+    sync(aside / MANIFEST)
+    sync(aside / POLICY)
+    sync(aside)
+
+
+def _remove_leftovers(checkpoints: Path) -> None:
+    """Of saves that were killed; nobody else writes here (`resuming.alone_in`), and their room may be needed."""
+    for path in checkpoints.glob("step-*.tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def retire(checkpoints: Path, retention: Retention) -> None:
-    """Delete what retention does not keep, and leftovers of killed saves; call it after a new checkpoint is in place.
+    """Delete what retention does not keep; call it after a new checkpoint is in place.
 
     Nothing is deleted unless the newest checkpoint verifies.
     """
@@ -90,7 +116,7 @@ def retire(checkpoints: Path, retention: Retention) -> None:
     keep = set(complete[-max(retention.keep_last, 1) :])
     if retention.keep_best:
         keep.add(max(complete, key=lambda path: (read_manifest(path).get("score", float("-inf")), path.name)))
-    for path in [*complete, *checkpoints.glob("step-*.tmp-*")]:
+    for path in complete:
         if path not in keep:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -147,6 +173,8 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     saved: dict[str, torch.Tensor] = {}
     for file in sorted((checkpoint / POLICY).glob("*.safetensors")):
         saved.update(load_file(file))
+    if policy.sharded:
+        saved = _as_sharded(saved, policy)
     if is_adapted(policy.model):
         from peft import set_peft_model_state_dict
 
@@ -156,10 +184,17 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
         missing = covered - {name.replace(".default.", ".") for name in saved}
     else:
         unknown = policy.model.load_state_dict(saved, strict=False).unexpected_keys
-        given = {policy.model.get_parameter(name).data_ptr() for name in saved if name in _parameters(policy)}
-        missing = {name for name, p in policy.model.named_parameters() if p.data_ptr() not in given}
+        given = {id(policy.model.get_parameter(name)) for name in saved if name in _parameters(policy)}
+        missing = {name for name, p in policy.model.named_parameters() if id(p) not in given}
     if unknown or missing:
         raise ValueError(f"{checkpoint} does not fit the policy: {sorted([*unknown, *missing])[:3]}")
+
+
+def _as_sharded(saved: Mapping[str, torch.Tensor], policy: Policy) -> dict[str, torch.Tensor]:
+    """Each weight laid out like the parameter it is for; adapters are saved without the name "default"."""
+    parameters = policy.model.named_parameters(remove_duplicate=False)
+    examples = {name.replace(".default.", "."): parameter for name, parameter in parameters}
+    return {n: sharding.placed_like(w, examples[n]) if n in examples else w for n, w in saved.items()}
 
 
 def _parameters(policy: Policy) -> set[str]:
@@ -178,12 +213,3 @@ def _inventory(folder: Path) -> dict[str, dict[str, Any]]:
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Onto the disk: a file's bytes, or a directory's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

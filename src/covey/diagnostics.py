@@ -96,8 +96,8 @@ def off_policy(log_probs_NT: Tensor, behaviour_NT: Tensor, mask_NT: Tensor) -> d
         "weight_mean": mean_over(clamped_NT.exp(), mask_NT),
         "chi2_token": mean_over((2 * clamped_NT).expm1(), mask_NT),
         "chi2_sequence": mean_over((2 * sequence_N).expm1(), present_N),
-        "ppl": mean_over((-policy_N).exp(), present_N),
-        "behaviour_ppl": mean_over((-sampler_N).exp(), present_N),
+        "ppl": mean_over(_perplexity(policy_N), present_N),
+        "behaviour_ppl": mean_over(_perplexity(sampler_N), present_N),
         "log_ppl_abs_diff": mean_over((policy_N - sampler_N).abs(), present_N),
     }
 
@@ -241,6 +241,11 @@ def length_metrics(lengths_N: Tensor, truncated_N: Tensor) -> dict[str, Average]
         "length_mean": mean_over(lengths_N.to(torch.float64), everyone_N),
         "truncated_fraction": mean_over(truncated_N.to(torch.float64), everyone_N),
     }
+
+
+def _perplexity(log_prob: Tensor) -> Tensor:
+    """Of a mean log-prob; cut at e^20, beyond any vocabulary, so that one absurd sequence leaves the mean finite."""
+    return (-log_prob).clamp(max=LOG_RATIO_CLAMP).exp()
 
 
 def _whole_group(flag_N: Tensor, groups_N: Tensor) -> Tensor:

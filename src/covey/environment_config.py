@@ -46,8 +46,14 @@ class RewardFunctionsConfig(EnvironmentConfig):
     """Seconds one call of a reward function may take before its worker is killed."""
     num_workers: int = 2
     """Worker processes that run reward functions."""
+    start_timeout: float = 120.0
+    """Seconds a worker may take to start and to import what the reward functions need."""
+    worker_calls: int = 500
+    """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
+    worker_bytes: int = 2147483648
+    """Memory above which a worker is replaced after its call (on Linux)."""
     in_process: bool = False
-    """Run reward functions in the training process: faster, but a hanging one hangs the run."""
+    """Run reward functions in the training process: faster, but one that takes longer than `timeout` ends the run."""
     max_failure_rate: float = 0.05
     """Stop the run when more than this share of the last 1000 rewards failed."""
 

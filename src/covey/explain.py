@@ -7,14 +7,21 @@ from collections.abc import Collection
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from covey import launch
 from covey.settings import CONF, setting_names
 
 MENDABLE = (ValueError, OSError, ImportError, HydraException, OmegaConfBaseException)
 """What a user can mend, besides RunStopped. Anything else is a defect of covey and keeps its traceback."""
 
 
+OUT_OF_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
+"""What torch's allocators say, on the CPU and on the GPU."""
+
+
 def is_mendable(error: Exception) -> bool:
     """Whether one line is enough. A run that an environment stopped on purpose has said why."""
+    if is_out_of_memory(error):
+        return True
     if not isinstance(error, RuntimeError):
         return isinstance(error, MENDABLE)
     from covey.environments.base import RunStopped  # imports torch, which by now is imported
@@ -22,8 +29,29 @@ def is_mendable(error: Exception) -> bool:
     return isinstance(error, RunStopped)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+    )
+
+
+def is_heard_elsewhere(error: Exception) -> bool:
+    """Whether another rank says it: errors that came before the ranks met are the same on each, rank 0 says them."""
+    from covey.policy.distribution import StoppedElsewhere  # imports torch, which by now is imported
+
+    if isinstance(error, StoppedElsewhere):
+        return True
+    has_notes = "__notes__" in vars(error)
+    return launch.rank() > 0 and not has_notes
+
+
 def explain(error: Exception) -> str:
     """One line for a mendable error."""
+    if is_out_of_memory(error):
+        return (
+            f"out of memory ({one_line(str(error)).removesuffix('.')[:200]}); lower micro_batch_tokens, logprob_chunk "
+            "or engine.cache_bytes, or set model.gradient_checkpointing=true; none of them changes the update"
+        )
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):

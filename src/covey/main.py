@@ -1,16 +1,17 @@
-"""The command: covey train | cold-start | evaluate | config, with Hydra's overrides.
+"""The command: covey train | cold-start | evaluate | check | config, with Hydra's overrides.
 
 Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
 """
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from covey import __version__, usage
+from covey import __version__, launch, usage
 from covey.stopping import StopRequested
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from covey.config import Config
 
 EXIT_MENDABLE, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
+LEAVE_SECONDS = 10.0
+"""For the threads and exit handlers that libraries leave behind."""
 
 HYDRA_FLAGS = {
     "--help": 0, "-h": 0, "--hydra-help": 0, "--multirun": 0, "-m": 0, "--run": 0, "-r": 0, "--resolve": 0,
@@ -37,10 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     # otherwise; not spinning at all halves the speed of a quiet machine.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    code = _code_of(words)
+    if argv is None and threading.active_count() > 1:
+        from covey.deadlines import leave_within
+
+        leave_within(LEAVE_SECONDS, code)
+    return code
+
+
+def _code_of(words: list[str]) -> int:
     try:
         return _dispatch(words)
-    except StopRequested as stop:
-        return _say(str(stop), stop.status)
+    except StopRequested as stop:  # by all ranks together
+        return stop.status if launch.rank() else _say(str(stop), stop.status)
     except KeyboardInterrupt:
         return _say("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
@@ -109,33 +121,56 @@ def _run(verb: str, words: Sequence[str]) -> int:
 
 
 def _job(verb: str, composed: "DictConfig") -> None:
+    import logging
     from pathlib import Path
 
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     from covey import resuming, run_folder, settings
+    from covey.policy import distribution
 
     hydra_config = HydraConfig.get()
     wanted = Path(hydra_config.runtime.output_dir)
     named = any(word.startswith("hydra.run.dir=") for word in hydra_config.overrides.hydra)
-    try:
-        old = _resumed(verb, composed)
-        if old is not None:
-            composed = resuming.settings_of(old, hydra_config.overrides.task)
-        config = settings.to_config(composed)
-        if verb == "config":
-            print(settings.report(config), end="", flush=True)
-            return
-        folder = old or run_folder.claim(wanted, settings.to_yaml(config), exact=named)
-    finally:
-        if not named:
-            run_folder.discard_if_empty(wanted)
-    with resuming.alone_in(folder):
+    with ExitStack() as held:
+        try:
+            old = _resumed(verb, composed)
+            if old is not None:
+                composed = resuming.settings_of(old, hydra_config.overrides.task)
+            config = settings.to_config(composed)
+            notes = _notes(verb, config, hydra_config.overrides.task)
+            if verb == "config":
+                print(settings.report(config), end="", flush=True)
+                return
+            held.enter_context(distribution.joined(config.deadlines.ranks))
+            text = settings.to_yaml(config)
+            folder = distribution.from_first(lambda: old or run_folder.claim(wanted, text, exact=named))
+        finally:
+            if not named:
+                run_folder.discard_if_empty(wanted)
+        distribution.from_first(lambda: held.enter_context(resuming.alone_in(folder)))
         run_folder.begin(folder)
+        for note in notes:
+            logging.getLogger(__name__).warning(note)
         if hydra_config.mode is RunMode.MULTIRUN:
             print(f"job {hydra_config.job.num}: {' '.join(hydra_config.overrides.task)}", flush=True)
         _work(verb, config, folder)
+
+
+def _notes(verb: str, config: "Config", typed: Sequence[str]) -> list[str]:
+    """What deserves a word before the work: typed settings that the verb does not read, runs that are passed over."""
+    from pathlib import Path
+
+    from covey import needs, run_folder
+
+    idle = needs.check_typed(verb, config, typed, launch.world_size())
+    alone = " in one process" if launch.world_size() == 1 else ""
+    notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
+    if "resume=latest" in typed:
+        newer = run_folder.newer_trainings(Path(config.resume or ""), Path("outputs"))
+        notes += [f"resume=latest passes over {path}, which is newer and has no checkpoint" for path in newer]
+    return notes
 
 
 def _resumed(verb: str, composed: "DictConfig") -> "Path | None":
@@ -157,6 +192,7 @@ def _work(verb: str, config: "Config", folder: "Path") -> None:
 
     from rich.console import Console
 
+    from covey.disk import unheard
     from covey.summary import read_summary
     from covey.summary_tables import print_folder, print_summary
 
@@ -166,13 +202,18 @@ def _work(verb: str, config: "Config", folder: "Path") -> None:
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         logging.getLogger(__name__).info("the run ended here: %s", error, exc_info=not stopped)
-        print_folder(folder, console)
+        if launch.rank() == 0:
+            with unheard():
+                print_folder(folder, console)
         raise
+    if launch.rank() > 0:
+        return
     content = read_summary(folder)
-    if content is None:
-        print_folder(folder, console)
-    else:
-        print_summary(content, folder, console)
+    with unheard():
+        if content is None:
+            print_folder(folder, console)
+        else:
+            print_summary(content, folder, console)
 
 
 def _train(config: "Config", folder: "Path") -> None:
@@ -193,10 +234,17 @@ def _evaluate(config: "Config", folder: "Path") -> None:
     run(config, folder)
 
 
+def _check(config: "Config", folder: "Path") -> None:
+    from covey.verbs import run_check as run
+
+    run(config, folder)
+
+
 WORK: dict[str, Callable[["Config", "Path"], None]] = {
     "train": _train,
     "cold-start": _cold_start,
     "evaluate": _evaluate,
+    "check": _check,
 }
 
 
@@ -248,8 +296,10 @@ def report(error: Exception) -> int:
 
     import traceback
 
-    from covey.explain import explain, is_mendable
+    from covey.explain import explain, is_heard_elsewhere, is_mendable
 
+    if launch.world_size() > 1 and is_heard_elsewhere(error):
+        return EXIT_MENDABLE
     code = EXIT_MENDABLE if is_mendable(error) else EXIT_DEFECT
     if code == EXIT_MENDABLE and os.environ.get("COVEY_DEBUG") != "1":
         return _say(explain(error), code)
@@ -258,7 +308,8 @@ def report(error: Exception) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"covey: {text}", file=sys.stderr)
+    number = launch.rank()
+    print(f"covey: rank {number}: {text}" if number else f"covey: {text}", file=sys.stderr)
     return code
 
 

@@ -328,7 +328,7 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
         _resolve("kl_estimator", algorithm.kl_estimator, ESTIMATORS)
     if full and algorithm.kl_gradient == "is_weighted":
         raise ValueError("kl_gradient=is_weighted needs a sampled kl_estimator such as k3, got kl_estimator=full")
-    if algorithm.kl_in == "reward" and algorithm.kl_aggregation is not None:
+    if algorithm.kl_in == "reward" and algorithm.kl_aggregation is not None and algorithm.sampler_kl_coef == 0:
         raise ValueError(f"kl_aggregation={algorithm.kl_aggregation} needs kl_in=loss, got kl_in=reward")
     mode = one_of("kl_aggregation", algorithm.kl_aggregation or algorithm.aggregation, AGGREGATIONS)
     return KLTerms(

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from covey.disk import unheard
 from covey.units import duration
 
 SPARK = "▁▂▃▄▅▆▇█"
@@ -98,7 +99,8 @@ class Lines:
             self.message(evaluation_line(step, metrics))
 
     def message(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        with unheard():
+            self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def close(self) -> None:
         return
@@ -110,6 +112,30 @@ class Lines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Silent:
+    """Says nothing: the other ranks of a run."""
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        return
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        return
+
+    def message(self, text: str) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
 
 
 class Panel:

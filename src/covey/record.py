@@ -11,59 +11,89 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from covey.build import Run
-from covey.checkpoint import Retention, retire, save_checkpoint
+from covey.checkpoint import Retention, complete_checkpoints, retire, save_checkpoint
 from covey.config import Config
 from covey.credit import Credit
+from covey.deadlines import Watchdog
 from covey.diagnostics import group_metrics, value
+from covey.disk import CannotWrite, sync, writing
 from covey.environments.base import Logs
 from covey.evaluate import Evaluation, evaluation_from
-from covey.progress import make_progress
+from covey.launch import log_name
+from covey.policy import distribution, sharding
+from covey.progress import Progress, Silent, make_progress
+from covey.rollout_metrics import means, rollout_metrics
 from covey.summary import RunFacts, peak_memory_bytes, summary, versions, write_summary
 from covey.timing import PhaseTimer
-from covey.tracker import RolloutLog, make_trackers
+from covey.tracker import Many, RolloutLog, Tracker, make_trackers
 from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)
 
+METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
+
 
 class Record:
-    """Writes one run's folder. A context manager, so that files are closed and a summary is there however it ends."""
+    """Writes one run's folder. A context manager, so that files are closed and a summary is there however it ends.
+
+    Every rank has one and tells it the same; that of rank 0 alone writes and speaks, and what it logs is of all ranks.
+    """
 
     def __init__(self, config: Config, folder: Path) -> None:
         disable_progress_bar()
-        self.timer = PhaseTimer()
+        self.watchdog = make_watchdog(config, folder)
+        self.timer = PhaseTimer(watchdog=self.watchdog)
         self._config = config
         self._folder = folder
         self._started = self._step_started = time.monotonic()
-        self._tracker = make_trackers(config.output, folder, asdict(config))
         output = config.output
-        self._rollouts = RolloutLog(folder / "rollouts.jsonl", output.rollouts_per_step, output.max_rollout_rows)
-        self._progress = make_progress(config.num_steps, output.progress)
+        self._goes_on = output.on_write_error == "continue"
+        self._tracker: Tracker = Many(())
+        self._rollouts: RolloutLog | None = None
+        self._progress: Progress = Silent()
+        if distribution.is_first():
+            self._tracker = make_trackers(output, folder, asdict(config), config.deadlines.tracker)
+            self._rollouts = RolloutLog(
+                folder / ROLLOUTS, output.rollouts_per_step, output.max_rollout_rows, wait=self._goes_on
+            )
+            self._progress = make_progress(config.num_steps, output.progress)
         self._totals: Counter[str] = Counter()
+        self._drops: Counter[str] = Counter()
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
-        self._evaluated_at = -1
+        self.evaluated_at = -1
+        """Step of the newest evaluation."""
         self.saved_step = 0
         """Step of the newest checkpoint this process wrote."""
         self._run: Run | None = None
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
+        self.watchdog.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
-            closing.callback(self._rollouts.close)
+            closing.push(self.watchdog)
+            closing.enter_context(self.watchdog.waiting("the parts of the run to be closed", "deadlines.saving"))
+            if self._rollouts is not None:
+                closing.callback(self._rollouts.close)
             closing.callback(self._tracker.close)
             if self._run is not None:
                 closing.callback(self._run.close)
             self._progress.close()
-            self._summarise("completed" if kind is None else _status(kind))
+            try:
+                self._summarise("completed" if kind is None else _status(kind))
+            except CannotWrite as unwritten:
+                if kind is None:
+                    raise
+                LOGGER.warning("%s", unwritten)  # what ended the run is what its user must read
 
     @property
     def run(self) -> Run:
@@ -74,15 +104,25 @@ class Record:
         """Tell the person at the terminal; the log gets it too."""
         LOGGER.info(text)
         self._progress.message(text)
+        self.watchdog.progress()
 
     def begin(self, run: Run) -> None:
         """The parts of the run are there."""
         self._run = run
 
+    def drop(self, reason: str, num_groups: int) -> None:
+        """Groups of this rank that were taken and will not be trained, for the row of the step."""
+        self._drops[reason] += num_groups
+
     def step(self, step: int, groups: Sequence[Group], credit: Credit, metrics: Mapping[str, float]) -> None:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
-        drops = self.run.source.take_drops()
-        num_tokens = sum(rollout.num_loss_tokens for group in groups for rollout in group.rollouts)
+        self._drops.update(self.run.source.take_drops())
+        drops: Counter[str] = Counter()
+        for of_rank in distribution.all_gather(dict(self._drops)):
+            drops.update(of_rank)
+        self._drops.clear()
+        local_tokens = sum(rollout.num_loss_tokens for group in groups for rollout in group.rollouts)
+        (num_tokens,) = distribution.all_sum_ints(local_tokens)
         seconds = time.monotonic() - self._step_started
         self._step_seconds += seconds
         self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]))
@@ -96,12 +136,14 @@ class Record:
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
-        self._tracker.log(step, row)
+        self._tracker.log(step + 1, row)
         LOGGER.info("step %d: reward %.4f, loss %.4g", step + 1, row.get("reward_mean", 0.0), row.get("loss", 0.0))
-        self._rollouts.log(step, groups, [a for group in credit.advantages for a in group])
+        if self._rollouts is not None:
+            self._rollouts.log(step + 1, groups, [a for group in credit.advantages for a in group])
         self._progress.update(step + 1, row)
         if metrics["num_rollouts_trained"] == 0:
-            self.say(f"step {step + 1}: no signal, {_why_no_signal(groups, credit)}; the policy stays as it is")
+            reason = _why_no_signal(row, credit)
+            self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
         self._step_started = time.monotonic()
 
     def evaluation(self, step: int, found: Evaluation) -> None:
@@ -109,7 +151,7 @@ class Record:
         metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
         self._evaluations.append(found)
-        self._evaluated_at = step
+        self.evaluated_at = step
         self._tracker.log(step, {**metrics, "num_unscored": found.num_unscored}, kind="evaluate")
         LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)
@@ -123,19 +165,47 @@ class Record:
     def checkpoints(self) -> Path:
         return self._folder / "checkpoints"
 
-    def save(self, state: Mapping[str, Any]) -> None:
+    def save(self, state: Mapping[str, Any], *, needed: bool) -> None:
         """A checkpoint of the policy, which `from_pretrained` loads, with the state to go on from it.
 
         Its score, by which the best is kept, is the accuracy of the evaluation after that step, if there was one.
+        CannotWrite where the disk does not take it and it is `needed` or output.on_write_error=stop.
         """
-        facts: dict[str, Any] = {"versions": versions()}
-        if self._evaluations and self._evaluated_at == state["step"]:
+        policy = self.run.policy
+        with self.watchdog.waiting(f"the checkpoint of step {state['step']} to be written", "deadlines.saving"):
+            weights = sharding.whole_weights(policy.model) if policy.sharded else None
+            if distribution.from_first(lambda: self._save(state, weights, needed)):
+                self.saved_step = state["step"]
+        self._step_started = time.monotonic()
+
+    def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
+        """Rank 0's part. False where the disk did not take it and the run goes on all the same."""
+        facts: dict[str, Any] = {"versions": versions(), "num_ranks": distribution.world_size()}
+        if self._evaluations and self.evaluated_at == state["step"]:
             facts["score"] = self._evaluations[-1].accuracy.value
-        save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts)
-        self.saved_step = state["step"]
+        self._sync_rows()
+        if self.saved_step and not complete_checkpoints(self.checkpoints):
+            LOGGER.warning("the checkpoints in %s were deleted while the run went on", self.checkpoints)
+        try:
+            save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights)
+        except CannotWrite as error:
+            if needed or not self._goes_on:
+                raise
+            LOGGER.warning("%s; the run goes on (output.on_write_error=continue) without this checkpoint", error)
+            return False
         output = self._config.output
         retire(self.checkpoints, Retention(output.keep_last, output.keep_best))
-        self._step_started = time.monotonic()
+        return True
+
+    def _sync_rows(self) -> None:
+        """No power cut may leave a checkpoint without the rows before it."""
+        for path in (self._folder / METRICS, self._folder / ROLLOUTS):
+            try:
+                with writing(path):
+                    sync(path)
+            except CannotWrite:
+                if not self._goes_on:  # else the file itself reports what it could not write
+                    raise
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, evaluations and seconds, as plain containers."""
@@ -145,7 +215,7 @@ class Record:
             "seconds": time.monotonic() - self._started,
             "phases": self.timer.seconds,
             "evaluations": [asdict(evaluation) for evaluation in self._evaluations],
-            "evaluated_at": self._evaluated_at,
+            "evaluated_at": self.evaluated_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -156,7 +226,7 @@ class Record:
         for name, seconds in state["phases"].items():
             self.timer.charge(name, seconds)
         self._evaluations = [evaluation_from(found) for found in state["evaluations"]]
-        self._evaluated_at = state["evaluated_at"]
+        self.evaluated_at = state["evaluated_at"]
         self._step_started = time.monotonic()
 
     def cold_start(self, facts: Mapping[str, object]) -> None:
@@ -165,6 +235,8 @@ class Record:
 
     def _summarise(self, status: str) -> None:
         """summary.json: for programs, and for the tables at the end. Before is the first evaluation, after the last."""
+        if not distribution.is_first():
+            return
         facts = RunFacts(
             status=status,
             seed=self._config.seed,
@@ -180,42 +252,30 @@ class Record:
         )
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
-        write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence))
+        with writing(self._folder / "summary.json"):
+            write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence))
+
+
+def make_watchdog(config: Config, folder: Path) -> Watchdog:
+    """It knows every deadline, and who waits; it has to be entered."""
+    limits = {f"deadlines.{name}": seconds for name, seconds in asdict(config.deadlines).items()}
+    who = f"rank {distribution.rank()}" if distribution.is_distributed() else "the run"
+    return Watchdog(limits, folder / log_name(distribution.rank()), who)
 
 
 def environment_metrics(run: Run) -> Mapping[str, float]:
-    """What the environment has to log itself, such as values of a reward function's `log_metric`."""
-    return run.environment.metrics() if isinstance(run.environment, Logs) else {}
+    """What the environment has to log itself, such as values of a reward function's `log_metric`; means over ranks."""
+    return means(distribution.all_gather(run.environment.metrics() if isinstance(run.environment, Logs) else {}))
 
 
 def _status(kind: type[BaseException]) -> str:
     return "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
 
 
-def _why_no_signal(groups: Sequence[Group], credit: Credit) -> str:
+def _why_no_signal(row: Mapping[str, float], credit: Credit) -> str:
     """What left nothing to train on."""
-    if not groups:
+    if not row.get("num_groups"):
         return "every group was dropped"
-    if any(advantage != 0 for group in credit.advantages for advantage in group):
+    if any(distribution.all_gather(any(a != 0 for group in credit.advantages for a in group))):
         return "every completion that could teach something is masked or empty"
     return "the rewards of every group are equal"
-
-
-def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Lengths, truncation, parts of the reward and staleness, over the rollouts of a step."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    if not rollouts:
-        return {}
-    lengths = [rollout.num_loss_tokens for rollout in rollouts]
-    metrics = {
-        "completion_length_mean": sum(lengths) / len(lengths),
-        "completion_length_max": float(max(lengths)),
-        "truncated_fraction": sum(r.finish_reason == "length" for r in rollouts) / len(rollouts),
-        "staleness_max": float(max(version - rollout.policy_version for rollout in rollouts)),
-        "num_groups": float(len(groups)),
-    }
-    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward.parts)
-    for name in names:
-        parts = [r.reward.parts[name] for r in rollouts if name in r.reward.parts]
-        metrics[f"reward/{name}"] = sum(parts) / len(parts)
-    return metrics

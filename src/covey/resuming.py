@@ -16,6 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from covey import settings
 from covey.checkpoint import complete_checkpoints, newest_valid, read_manifest
 from covey.config import Config
+from covey.disk import writing
+from covey.policy import distribution
+from covey.summary import versions
 
 LOCK = "run.lock"
 CONTROL = ("resume", "resume_changes")
@@ -53,6 +56,9 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
         if override.is_add() or override.is_delete() or _is_choice(saved, key):
             raise ValueError(f'"{override.input_line}" cannot change a run; resume takes the settings of {folder}')
         OmegaConf.update(wanted, key, value, merge=False)
+    unknown = sorted(set(changes) - set(settings.setting_names()))
+    if unknown:
+        raise ValueError(f"resume_changes names no setting: {', '.join(unknown)}")
     different = [key for key in _leaves(wanted) if _read(saved, key) != _read(wanted, key)]
     refused = [key for key in different if not any(key == c or key.startswith(f"{c}.") for c in changes)]
     if refused:
@@ -74,28 +80,33 @@ def alone_in(folder: Path) -> Iterator[None]:
         except OSError:
             file.seek(0)
             raise ValueError(f"{folder} is in use by {_owner(file.read())}") from None
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}) + "\n")
-        file.flush()
+        with writing(folder / LOCK):
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}) + "\n")
+            file.flush()
         yield
 
 
-def drop_rows_after(path: Path, step: int) -> None:
+def drop_rows_after(path: Path, step: int, *, evaluated: bool = True) -> None:
     """Take rows of steps that will be done again out of a JSON-lines file, so that none is counted twice.
 
-    Rows of training step s belong to the past where s < step, those of other kinds where s <= step. A torn last line
-    (the process was killed while writing it) goes too.
+    The number of a row counts finished steps, so `step` is the last one that stays, with its evaluation if that is
+    done (`evaluated`). A torn last line (the process was killed while writing it) goes too.
     """
     if not path.is_file():
         return
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _is_past(line, step)]
+    path = path.resolve()  # a link stays one
+    # Not splitlines(): completions may hold other characters that it takes for the end of a line.
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as rows:
+        kept = [line for line in rows if _is_past(line, step, evaluated)]
     aside = path.with_name(f"{path.name}.partial")
-    with aside.open("w", encoding="utf-8") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    with writing(path):
+        with aside.open("w", encoding="utf-8") as file:
+            file.writelines(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
 
 
 def resume_point(config: Config, folder: Path) -> Path | None:
@@ -110,19 +121,50 @@ def resume_point(config: Config, folder: Path) -> Path | None:
         if complete_checkpoints(folder / "checkpoints"):
             raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
         raise ValueError(f"{folder} ended before its first checkpoint (output.save_every=N writes one every N steps)")
-    step = int(read_manifest(checkpoint)["step"])
-    if step >= config.num_steps:
+    manifest = read_manifest(checkpoint)
+    step, evaluated = int(manifest["step"]), "score" in manifest
+    if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
     for name in ("metrics.jsonl", "rollouts.jsonl"):
-        drop_rows_after(folder / name, step)
+        drop_rows_after(folder / name, step, evaluated=evaluated)
     return checkpoint
 
 
-def _is_past(line: str, step: int) -> bool:
+def way_on(folder: Path) -> str:
+    """What is left of a run that ended early, and the command that goes on with it."""
+    here = Path.cwd()
+    command = f"covey train resume={folder.relative_to(here) if folder.is_relative_to(here) else folder}"
+    if not folder.is_dir():
+        return f"{command} goes on when it is back"
+    saved = complete_checkpoints(folder / "checkpoints")
+    if not saved:
+        return "no step is saved, so there is nothing to resume: covey train begins anew"
+    return f"{command} goes on after step {int(saved[-1].name.removeprefix('step-'))}"
+
+
+def changed_facts(checkpoint: Path) -> list[str]:
+    """In what the process that goes on differs from the one that saved: code, packages, number of processes."""
+    manifest = read_manifest(checkpoint)
+    then, now = dict(manifest.get("versions", {})), versions()
+    if "num_ranks" in manifest:
+        then["processes"], now["processes"] = str(manifest["num_ranks"]), str(distribution.world_size())
+    return [
+        f"{name} was {then.get(name, 'absent')} and is {now.get(name, 'absent')}"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _is_past(line: str, step: int, evaluated: bool) -> bool:
     if not line.endswith("\n"):
         return False
-    row: dict[str, Any] = json.loads(line)
-    return row["step"] < step or (row["step"] == step and row.get("kind", "train") != "train")
+    try:
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:  # torn by a power cut; rows up to the checkpoint were synced before it
+        return False
+    if row["step"] == step and row.get("kind") == "evaluate":
+        return evaluated
+    return bool(row["step"] <= step)
 
 
 def _owner(text: str) -> str:

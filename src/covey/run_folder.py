@@ -1,5 +1,6 @@
 """The folder of a run: claimed by exactly one run, begun with its settings, versions and log."""
 
+import contextlib
 import json
 import logging
 import os
@@ -9,10 +10,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from covey import launch
+from covey.disk import cannot_write, sync, writing
 from covey.summary import versions
 
 CONFIG = "config.yaml"
-LOG = "covey.log"
 VERSIONS = "versions.json"
 LOG_ONLY = ("bitsandbytes", "py.warnings")
 """Loggers whose warnings concern nobody who watches a run."""
@@ -28,8 +30,11 @@ def claim(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with (folder / CONFIG).open("x", encoding="utf-8") as file:
+            with (folder / CONFIG).open("x", encoding="utf-8") as file, writing(folder / CONFIG):
                 file.write(config_yaml)
+                file.flush()
+                os.fsync(file.fileno())  # without it no checkpoint of the run can be resumed
+            _sync_names(folder)
             return folder
         except FileExistsError:
             if exact:
@@ -37,20 +42,74 @@ def claim(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
     raise AssertionError("unreachable")
 
 
+def _sync_names(folder: Path) -> None:
+    """The names of a new run's folder and of those it lies in (outputs/DATE/TIME) must outlive a power cut too."""
+    for path in (folder, *folder.absolute().parents[:3]):
+        with contextlib.suppress(OSError):  # a folder above may belong to somebody else
+            sync(path)
+
+
+def newer_trainings(folder: Path, root: Path) -> list[Path]:
+    """Runs of `covey train` below `root` (DATE/TIME) that were begun after the one in `folder`, oldest first."""
+    begun = sorted(path.parent for path in root.glob(f"*/*/{CONFIG}") if path.parent > folder)
+    return [path for path in begun if _command(path).startswith("covey train")]
+
+
+def _command(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / VERSIONS).read_text(encoding="utf-8"))["command"])
+    except (OSError, ValueError, KeyError):  # killed before it was written
+        return ""
+
+
 def begin(folder: Path) -> None:
-    """Write versions.json and send the log to covey.log, warnings also to the terminal."""
-    facts = {"command": " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])]), **versions()}
-    (folder / VERSIONS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    file = logging.FileHandler(folder / LOG, encoding="utf-8")
+    """Write versions.json and send the log to covey.log, warnings also to the terminal.
+
+    Of several processes the first does; the others only write a log of their own.
+    """
+    number = launch.rank()
+    file = logging.StreamHandler(LogFile(folder / launch.log_name(number)))
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    if number == 0:
+        _write_versions(folder)
+    logging.basicConfig(level=logging.INFO, handlers=[file] if number else [file, _terminal()], force=True)
+    logging.captureWarnings(True)
+    # Bars of the hub and of transformers would tear the live panel and fill logs; a value the user set stays.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def _write_versions(folder: Path) -> None:
+    facts = {"command": " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])]), **versions()}
+    with writing(folder / VERSIONS):
+        (folder / VERSIONS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def _terminal() -> logging.Handler:
     terminal = logging.StreamHandler(CurrentStderr())
     terminal.setLevel(logging.WARNING)
     terminal.addFilter(lambda record: not record.name.startswith(LOG_ONLY))
     terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[file, terminal], force=True)
-    logging.captureWarnings(True)
-    # Bars of the hub and of transformers would tear the live panel and fill logs; a value the user set stays.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return terminal
+
+
+@dataclass(slots=True)
+class LogFile:
+    """Appends to the log. A log that cannot be written is said once and stops nothing: the rows are elsewhere."""
+
+    path: Path
+    _failed: bool = False
+
+    def write(self, text: str) -> None:
+        try:
+            with self.path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+        except OSError as error:
+            if not self._failed:
+                print(f"WARNING: {cannot_write(self.path, error)}; the log has a gap", file=sys.stderr)
+            self._failed = True
+
+    def flush(self) -> None:
+        """Every write is whole."""
 
 
 @dataclass(frozen=True, slots=True)

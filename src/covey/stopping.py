@@ -1,7 +1,9 @@
 """Ctrl-C and SIGTERM: stop at once where nothing is half done, else as soon as it is whole, so that it can be saved."""
 
+import faulthandler
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -27,6 +29,12 @@ class Stopper:
     again. A signal that comes while another is waiting changes nothing: the save it waits for is on its way.
     """
 
+    grace_seconds: float | None = None
+    """Longest time from the first signal to the end of `installed`: then the process says where it stands and exits
+    with status 1, whatever it waits for. None waits as long as it takes."""
+    together: Callable[[int], int] | None = None
+    """Of several ranks: the largest number that any of them gives. They stop at the same `release`, wherever the signal
+    came: a rank that stopped alone would leave the others waiting."""
     _held: bool = False
     _waiting: int | None = None
     _previous: dict[signal.Signals, Any] = field(default_factory=dict)
@@ -39,6 +47,8 @@ class Stopper:
         try:
             yield self
         finally:
+            if self._waiting is not None:
+                faulthandler.cancel_dump_traceback_later()
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
 
@@ -49,12 +59,18 @@ class Stopper:
     def release(self) -> None:
         """The state is whole again; raises StopRequested where somebody has asked in the meantime."""
         self._held = False
+        if self.together is not None:
+            self._waiting = self.together(self._waiting or 0) or None
         if self._waiting is not None:
+            self._held = True  # what follows is the end, which is not to be interrupted
             raise StopRequested(self._waiting)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first = self._waiting is None
-        self._waiting = self._waiting if self._waiting is not None else number
-        if first and not self._held:
+        if self._waiting is not None:
+            return
+        self._waiting = number
+        if self.grace_seconds is not None:  # a thread of C: it fires even where Python itself is stuck
+            faulthandler.dump_traceback_later(self.grace_seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+        if not self._held and self.together is None:
             self._held = True  # the save that follows is not to be interrupted
             raise StopRequested(number)

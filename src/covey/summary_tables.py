@@ -126,6 +126,7 @@ def files(folder: Path) -> Text:
 FILES = {
     "summary.json": "this summary",
     "config.yaml": "every setting of the run",
+    "preflight.json": "what was checked before the first step",
     "cold_start.json": "the warmed policy and its accuracy",
     "metrics.jsonl": "numbers of each step",
     "rollouts.jsonl": "completions with their rewards",

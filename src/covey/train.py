@@ -1,25 +1,32 @@
 """The one loop: take -> batch -> step -> publish -> log -> evaluate -> save. The same on every rank, in every mode."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from covey import cold_start
-from covey.batch import Row, count, make_batch, make_rows, with_signal, without_truncated
+from covey.batch import Row, count, evened, make_batch, make_rows, with_signal, without_truncated
 from covey.build import Run, build_environment, build_run
 from covey.checkpoint import load_state, load_weights
 from covey.config import Config
 from covey.credit import Credit
+from covey.disk import CannotWrite
 from covey.environments.base import Environment
 from covey.evaluate import evaluate
-from covey.policy import distribution
-from covey.record import Record
-from covey.resuming import resume_point
+from covey.policy import distribution, sharding
+from covey.preflight import before_training
+from covey.record import Record, make_watchdog
+from covey.resuming import changed_facts, resume_point, way_on
+from covey.source import within_bound
 from covey.state import full_state, light_state, restore
 from covey.stopping import Stopper, StopRequested
 from covey.types import Batch, Group
+
+LOGGER = logging.getLogger(__name__)
 
 
 def train(config: Config, output_dir: Path) -> None:
@@ -28,19 +35,24 @@ def train(config: Config, output_dir: Path) -> None:
     Raises ValueError for what a user can mend, RunStopped where going on would be pointless, and StopRequested after
     Ctrl-C or SIGTERM, once the last finished step is saved.
     """
-    distribution.refuse_to_run_beside_others()
-    checkpoint = resume_point(config, output_dir)
-    with Stopper().installed() as stopper, Record(config, output_dir) as record:
-        environment = build_environment(config)
-        run = build_run(warmed(config, environment, record), environment, record.timer)
+    checkpoint = found_checkpoint(config, output_dir)
+    stopper = Stopper(config.output.grace_seconds, distribution.all_max_int if distribution.is_distributed() else None)
+    with stopper.installed(), Record(config, output_dir) as record, farewell(record):
+        with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"):
+            environment = build_environment(config)
+        warm = warmed(config, environment, record)
+        with record.watchdog.waiting(f"the model {warm.model.name} to be loaded", "deadlines.loading"):
+            run = build_run(warm, environment, record.timer)
         record.begin(run)
+        if checkpoint is None:
+            before_training(run, config, record)
         first = resume(run, record, checkpoint) if checkpoint is not None else 0
-        if first == 0:
-            look(run, config, record, step=0)
+        if first == 0 or (due(first - 1, config.evaluation.every, config.num_steps) and record.evaluated_at != first):
+            look(run, config, record, step=first)  # after a resume: a signal came during this look
         finished = light_state(run, record, step=first)
         try:
             for step in range(first, config.num_steps):
-                train_step(run, config, record, step, stopper.hold)
+                train_step(run, config, record, step, stopper)
                 finished = light_state(run, record, step=step + 1)
                 stopper.release()
                 if due(step, config.evaluation.every, config.num_steps):
@@ -50,50 +62,83 @@ def train(config: Config, output_dir: Path) -> None:
                     save(run, record, finished, stopper)
             look(run, config, record, step=config.num_steps)
             finished = light_state(run, record, step=config.num_steps)
-            save(run, record, finished, stopper)
+            save(run, record, finished, stopper, needed=True)
+            stopper.hold()  # a signal from here on comes too late to change anything
         except StopRequested:
             # Writing a step again would first delete the good checkpoint of that step.
             if finished["step"] > max(first, record.saved_step):
-                record.save(full_state(run, finished))
-                record.say(f"saved after step {finished['step']}; covey train resume={output_dir} goes on from there")
+                record.save(full_state(run, finished), needed=True)
             raise
 
 
-def train_step(run: Run, config: Config, record: Record, step: int, before_change: Callable[[], None]) -> None:
+def found_checkpoint(config: Config, output_dir: Path) -> Path | None:
+    """The checkpoint to go on from; None for a new run."""
+    if config.resume is None:
+        return None
+    waiting_for = f"the checkpoints of {output_dir} to be verified"
+    with make_watchdog(config, output_dir) as watchdog, watchdog.waiting(waiting_for, "deadlines.loading"):
+        return resume_point(config, output_dir)
+
+
+@contextmanager
+def farewell(record: Record) -> Iterator[None]:
+    """A run that is stopped, or that cannot write, ends with what is left of it and the command that goes on."""
+    try:
+        yield
+    except StopRequested:
+        record.say(way_on(record.folder))
+        raise
+    except CannotWrite as error:
+        raise CannotWrite(f"{error}; {way_on(record.folder)}") from error
+
+
+def train_step(run: Run, config: Config, record: Record, step: int, stopper: Stopper) -> None:
     """Groups -> advantages -> batch -> update -> publish -> log."""
-    groups = take(run, config, record)
-    batch, credit = training_batch(run, config, groups)
-    metrics = run.trainer.step(batch, step, before_change)
-    before_change()
-    run.source.publish(run.trainer.weights(), version=step + 1)
-    record.step(step, groups, credit, metrics)
+    groups = take(run, config, record, step)
+    stopper.release()
+    with record.watchdog.waiting(f"the update of step {step + 1}", "deadlines.update"):
+        batch, credit = training_batch(run, config, groups)
+        metrics = run.trainer.step(batch, step, stopper.hold)
+        stopper.hold()
+        run.source.publish(run.trainer.weights(), version=step + 1)
+    with record.watchdog.waiting("the logs to be written", "deadlines.saving"):
+        record.step(step, groups, credit, metrics)
 
 
 def resume(run: Run, record: Record, checkpoint: Path) -> int:
     """Put a checkpoint into the run; returns how many steps it has done."""
-    load_weights(run.policy, checkpoint)
-    step = restore(run, record, load_state(checkpoint))
+    with record.watchdog.waiting(f"{checkpoint} to be read", "deadlines.loading"):
+        load_weights(run.policy, checkpoint)
+        step = restore(run, record, load_state(checkpoint))
     run.source.publish(run.trainer.weights(), version=step)
     record.say(f"resumed after step {step} from {checkpoint}")
+    for change in changed_facts(checkpoint):
+        LOGGER.warning("%s: from here on the run is no longer bit for bit what it would have been", change)
     return step
 
 
-def save(run: Run, record: Record, finished: Mapping[str, Any], stopper: Stopper) -> None:
+def save(run: Run, record: Record, finished: Mapping[str, Any], stopper: Stopper, *, needed: bool = False) -> None:
     """A checkpoint of the last finished step; a signal waits until it is whole."""
     stopper.hold()
-    record.save(full_state(run, finished))
+    record.save(full_state(run, finished), needed=needed)
     stopper.release()
 
 
-def take(run: Run, config: Config, record: Record) -> list[Group]:
-    """This rank's share of the next groups. What scoring adds to the time of sampling is charged to rewards."""
+def take(run: Run, config: Config, record: Record, step: int) -> list[Group]:
+    """This rank's share of the next groups, none older than `max_staleness`.
+
+    What scoring adds to the time of sampling is charged to rewards.
+    """
     engine = run.source.sampler.engine
     with record.timer.phase("sampling"):
         started = time.monotonic()
         engine.take_stats()
-        groups = run.source.take(config.groups_per_step // distribution.world_size())
+        with sharding.gathered(run.policy):
+            groups = run.source.take(distribution.share(config.groups_per_step))
         record.timer.charge("reward", time.monotonic() - started - engine.take_stats().seconds)
-    return groups
+    fresh = within_bound(groups, step, config.max_staleness)
+    record.drop("stale_groups", len(groups) - len(fresh))
+    return fresh
 
 
 def due(step: int, every: int, num_steps: int) -> bool:
@@ -105,8 +150,13 @@ def warmed(config: Config, environment: Environment, record: Record) -> Config:
     """The config of the policy that the cold start made; the config itself where there is none."""
     if not config.cold_start.enabled:
         return config
-    with record.timer.phase("cold_start"):
-        start = cold_start.ensure(config, environment, record.say)
+    waiting = record.watchdog.waiting("the cold start", "deadlines.cold_start")
+    with record.timer.phase("cold_start"), waiting:
+        try:
+            start = cold_start.ensure(config, environment, record.say)
+        except StopRequested:
+            record.say("stopped during the cold start, which is kept once it is done: it begins again")
+            raise
     record.say(f"cold start: {start.story}")
     return replace(config, model=replace(config.model, name=str(start.path)))
 
@@ -129,13 +179,14 @@ def training_batch(run: Run, config: Config, groups: Sequence[Group]) -> tuple[B
 def pack(run: Run, config: Config, rows: Sequence[Sequence[Row]], totals: Sequence[int]) -> Batch:
     """The rows as micro-batches on the policy's device."""
     num_loss_tokens, num_sequences, num_rollouts = totals
-    return make_batch(
+    batch = make_batch(
         rows,
         packing=config.packing,
         micro_batch_tokens=config.micro_batch_tokens,
         totals=(num_loss_tokens, num_sequences, num_rollouts),
         device=run.policy.device,
     )
+    return evened(batch, run.policy)
 
 
 def reward_penalty(run: Run, config: Config, groups: Sequence[Group]) -> list[list[float]] | None:
@@ -150,6 +201,7 @@ def reward_penalty(run: Run, config: Config, groups: Sequence[Group]) -> list[li
 
 def look(run: Run, config: Config, record: Record, step: int) -> None:
     """Evaluate on the held-out prompts and log what was found."""
-    with record.timer.phase("evaluation"):
+    with record.timer.phase("evaluation"), sharding.gathered(run.policy):
         found = evaluate(run.source, run.test_prompts, run.source.sampling, config.evaluation)
-    record.evaluation(step, found)
+    with record.watchdog.waiting("the logs to be written", "deadlines.saving"):
+        record.evaluation(step, found)

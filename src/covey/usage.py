@@ -12,6 +12,7 @@ VERBS = {
     "train": "GRPO from verifiable rewards: the whole run, evaluated before and after",
     "cold-start": "only the supervised warm-up on an environment's demonstrations",
     "evaluate": "measure a policy on held-out prompts",
+    "check": "try engine, trainer, tokenizer, rewards and memory on your model, without training it",
     "config": "print every setting of a run, resolved, without running it",
 }
 
@@ -25,6 +26,7 @@ EXAMPLES = {
     ),
     "cold-start": ("covey cold-start recipe=arithmetic cold_start.num_steps=50",),
     "evaluate": ("covey evaluate recipe=arithmetic model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",),
+    "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
     "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
 }
 
@@ -92,7 +94,8 @@ class Setting:
 
 def all_settings() -> dict[str, list[Setting]]:
     """Every section of the schema by the name of its class."""
-    return read_settings(HERE / "config.py") | read_settings(HERE / "environment_config.py")
+    files = ("config.py", "algorithm_config.py", "environment_config.py")
+    return {name: found for file in files for name, found in read_settings(HERE / file).items()}
 
 
 def read_settings(path: Path) -> dict[str, list[Setting]]:

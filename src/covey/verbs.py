@@ -1,28 +1,55 @@
-"""What the command does besides `train`: the cold start alone, and an evaluation alone."""
+"""What the command does besides `train`: the cold start, an evaluation or the preflight alone."""
 
 from dataclasses import asdict
 from pathlib import Path
 
-from covey import cold_start
+from rich.console import Console
+
+from covey import cold_start, preflight
 from covey.build import build_environment, build_run
 from covey.config import Config
+from covey.policy import distribution
 from covey.record import Record
-from covey.train import look
+from covey.stopping import Stopper
+from covey.train import look, warmed
 
 
 def run_cold_start(config: Config, output_dir: Path) -> None:
     """Warm a policy up and say where it lies; `model.name` takes that path."""
-    with Record(config, output_dir) as record:
-        with record.timer.phase("cold_start"):
-            start = cold_start.ensure(config, build_environment(config), record.say)
+    with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
+        with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"):
+            environment = build_environment(config)
+        waiting = record.watchdog.waiting("the cold start", "deadlines.cold_start")
+        with record.timer.phase("cold_start"), waiting:
+            start = cold_start.ensure(config, environment, record.say)
         record.say(f"cold start: {start.story}")
         record.cold_start(asdict(start))
 
 
 def run_evaluate(config: Config, output_dir: Path) -> None:
     """Measure the policy that `model` names on the held-out prompts, without training it: no cold start either."""
-    with Record(config, output_dir) as record:
-        environment = build_environment(config)
-        run = build_run(config, environment, record.timer)
+    with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
+        with record.watchdog.waiting("the model and the data to be loaded", "deadlines.loading"):
+            environment = build_environment(config)
+            run = build_run(config, environment, record.timer)
         record.begin(run)
         look(run, config, record, step=0)
+
+
+def run_check(config: Config, output_dir: Path) -> None:
+    """The checks that precede a training run, on the policy it would train; ValueError where one fails."""
+    if not config.preflight.enabled:
+        raise ValueError("covey check needs preflight.enabled=true, got preflight.enabled=false")
+    with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
+        with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"):
+            environment = build_environment(config)
+        warm = warmed(config, environment, record)
+        with record.watchdog.waiting(f"the model {warm.model.name} to be loaded", "deadlines.loading"):
+            run = build_run(warm, environment, record.timer)
+        record.begin(run)
+        with record.timer.phase("preflight"):
+            checks = preflight.examine(preflight.Subject(run, config))
+        preflight.write(checks, record.folder)
+        if distribution.is_first():
+            Console().print(preflight.table(checks))
+        preflight.refuse(checks)

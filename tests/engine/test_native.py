@@ -134,34 +134,6 @@ def test_bfloat16_autocast_stays_near_a_plain_forward_under_autocast(architectur
     assert sum(errors) / len(errors) < 0.05
 
 
-def test_the_same_seed_gives_the_same_rollouts_whatever_the_batch() -> None:
-    policy = tiny_policy("gpt2", torch.float64, stop_ids=range(0, 260, 20))
-    prompts = [[(7 * i + j) % 260 for j in range(1 + i % 9)] for i in range(16)]
-    samplings = [Sampling(max_tokens=15, seed=100 + i) for i in range(16)]
-    together = tokens(sampled(NativeEngine(policy, GENEROUS, 64), prompts, 4, samplings))
-    alone = [
-        tokens([one(NativeEngine(policy, GENEROUS, 64), prompt, 4, sampling)])[0]
-        for prompt, sampling in zip(prompts, samplings, strict=True)
-    ]
-    backwards = tokens(sampled(NativeEngine(policy, GENEROUS, 64), prompts[::-1], 4, samplings[::-1]))[::-1]
-    in_waves = tokens(sampled(NativeEngine(policy, GENEROUS, 3), prompts, 4, samplings))
-    fewer = tokens(sampled(NativeEngine(policy, GENEROUS, 64), prompts, 2, samplings))
-    assert together == alone == backwards == in_waves
-    assert fewer == [group[:2] for group in together]
-    assert len({row for group in together for row in group}) > 55
-
-
-def test_in_float32_rollouts_depend_on_the_batch_only_through_rounding() -> None:
-    policy = tiny_policy("qwen2")
-    prompts = [[(7 * i + j) % 260 for j in range(1 + i % 9)] for i in range(8)]
-    samplings = [Sampling(max_tokens=15, seed=i) for i in range(8)]
-    together = tokens(sampled(NativeEngine(policy, GENEROUS, 64), prompts, 8, samplings))
-    in_waves = tokens(sampled(NativeEngine(policy, GENEROUS, 3), prompts, 8, samplings))
-    pairs = [pair for a, b in zip(together, in_waves, strict=True) for pair in zip(a, b, strict=True)]
-    # A draw within 1e-6 of a boundary may fall on the other side: about 1 token in 10^5 here.
-    assert sum(a != b for a, b in pairs) <= 1
-
-
 def test_the_cache_budget_is_never_exceeded_and_small_ones_make_waves() -> None:
     policy = tiny_policy("gpt2", torch.float64)
     samplings = [Sampling(max_tokens=60, seed=i) for i in range(4)]
@@ -361,18 +333,6 @@ def test_new_weights_are_sampled_at_once() -> None:
     fresh = one(NativeEngine(policy, GENEROUS, 8), PROMPTS[0], 2, Sampling(max_tokens=8))
     assert [c.logprobs for c in after] == [c.logprobs for c in fresh]
     assert [c.logprobs for c in after] != [c.logprobs for c in before]
-
-
-def test_sampling_leaves_training_mode_and_the_global_generator_alone() -> None:
-    policy = tiny_policy("gpt2")
-    policy.model.train()
-    engine = NativeEngine(policy, GENEROUS, 8)
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    one(engine, PROMPTS[0], 2, Sampling(max_tokens=4))
-    assert policy.model.training
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.is_grad_enabled()
 
 
 def test_a_model_with_layers_that_cache_nothing_is_refused() -> None:

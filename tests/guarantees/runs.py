@@ -1,4 +1,7 @@
-"""Small runs of the real command, for tests that kill, stop and resume them."""
+"""Small runs of the real command, for tests that kill, stop, starve and resume them.
+
+The reference run: a policy of a few thousand weights, 40 steps, a checkpoint every 5.
+"""
 
 import hashlib
 import json
@@ -7,81 +10,130 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from covey.checkpoint import STATE
+from covey.checkpoint import STATE, newest_valid, read_manifest
 
-REWARDS = """
-def digits(prompts, completions, **columns):
-    return [sum(c in "0123456789" for c in text) / (1 + len(text)) for text in completions]
-"""
+REWARDS = '''
+import os, subprocess, time
+
+CALLS = [0]
+
+def varied(prompts, completions, **columns):
+    """Differs between completions. At call STRIKE_AT the run strikes itself with the command of the file `strike`."""
+    CALLS[0] += 1
+    time.sleep(float(os.environ.get("REWARD_SECONDS", "0")))
+    if CALLS[0] == int(os.environ.get("STRIKE_AT", "0")):
+        subprocess.run(["bash", "strike"], check=True)
+    return [sum(text.encode()) % 5 / 4 for text in completions]
+'''
+NUM_STEPS, SAVE_EVERY, KEEP_LAST = 40, 5, 2
 SETTINGS = (
     "environment=reward_functions",
-    "rewards=[digits_reward:digits]",
+    "rewards=[varied_reward:varied]",
     "environment.in_process=true",
+    "data.path=rows.jsonl",
     "model.nano_hidden_size=16",
     "model.nano_num_layers=1",
     "model.nano_num_heads=2",
-    "num_steps=8",
+    f"num_steps={NUM_STEPS}",
     "groups_per_step=2",
     "group_size=4",
     "sampling.max_tokens=6",
     "optimizer.lr=1e-2",
-    "evaluation.every=3",
+    "evaluation.every=15",
     "evaluation.num_prompts=2",
     "evaluation.num_samples=2",
     "evaluation.k=[1]",
-    "output.save_every=2",
-    "output.keep_last=2",
+    f"output.save_every={SAVE_EVERY}",
+    f"output.keep_last={KEEP_LAST}",
     "output.progress=false",
 )
 TIMES = ("seconds", "tokens_per_second")
+PATIENCE = 180.0
+"""Seconds that a small run may take on a loaded machine."""
+
+Process = subprocess.Popen[str]
 
 
 def prepare(folder: Path) -> None:
     """The rows and the reward that the runs in `folder` use."""
-    (folder / "digits_reward.py").write_text(REWARDS)
+    (folder / "varied_reward.py").write_text(REWARDS)
     rows = [json.dumps({"prompt": f"number {n}: "}) for n in range(20)]
     (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
 
 
-def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """`covey train` in a process of its own, in `folder`."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "COVEY_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-m", "covey", "train", *words]
+def start(folder: Path, *words: str, environment: dict[str, Any] | None = None, **options: Any) -> Process:
+    """`covey train` in a process of its own, in `folder`; a group of its own, as a terminal would give it."""
+    own = {"OMP_NUM_THREADS": "1", "COVEY_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
+    variables = os.environ | own | {name: str(value) for name, value in (environment or {}).items()}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "covey", "train", *words],
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **options,
     )
 
 
-def new_run(folder: Path, name: str, *words: str) -> "subprocess.Popen[str]":
-    return start(folder, *SETTINGS, "data.path=rows.jsonl", f"hydra.run.dir={name}", *words)
+def new_run(folder: Path, name: str, *words: str, **options: Any) -> Process:
+    return start(folder, *SETTINGS, f"hydra.run.dir={name}", *words, **options)
 
 
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """Exit status and output; a process that does not end within two minutes fails the test."""
-    output, _ = process.communicate(timeout=120)
+def resume(folder: Path, name: str, *words: str, **options: Any) -> Process:
+    return start(folder, f"resume={name}", *words, **options)
+
+
+def finish(process: Process) -> tuple[int, str]:
+    """Exit status and output; a process that does not end in time fails the test."""
+    output, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, output
 
 
-def wait_for(path: Path, process: "subprocess.Popen[str]", deadline: float = 60.0) -> None:
-    """Until the path exists."""
-    until = time.monotonic() + deadline
-    while not path.exists():
-        assert process.poll() is None, process.stdout and process.stdout.read()
-        assert time.monotonic() < until, f"{path} never came"
-        time.sleep(0.01)
+def finish_well(process: Process) -> str:
+    """The output of a run that has to end as it should."""
+    status, output = finish(process)
+    assert status == 0, output
+    return output
 
 
-def kill(process: "subprocess.Popen[str]") -> None:
+def wait_until(condition: Callable[[], object], process: Process) -> bool:
+    """Until it holds; False where the process has ended before."""
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() < until, "what was waited for never came"
+        time.sleep(0.002)
+    return True
+
+
+def kill(process: Process) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
 
 
+def num_trained(run: Path) -> int:
+    """Whole rows of training steps in metrics.jsonl."""
+    path = run / "metrics.jsonl"
+    return path.read_text().count('"kind": "train"') if path.exists() else 0
+
+
+def saved_step(run: Path) -> int:
+    """Step of the newest checkpoint that verifies, 0 where there is none."""
+    found = newest_valid(run / "checkpoints")
+    return 0 if found is None else int(read_manifest(found)["step"])
+
+
 def fingerprint(run: Path) -> str:
-    """SHA-256 of the final weights, of the optimiser's state and of the metrics without times."""
+    """SHA-256 of the final weights, of the optimiser's state, of positions and of the metrics without times."""
     last = sorted((run / "checkpoints").glob("step-??????"))[-1]
     digest = hashlib.sha256(last.name.encode())
     digest.update((last / "policy" / "model.safetensors").read_bytes())
@@ -94,7 +146,33 @@ def fingerprint(run: Path) -> str:
     return digest.hexdigest()
 
 
-def rows(run: Path) -> list[dict[str, object]]:
+def rows(run: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without times."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that a process has started, and those that they have."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        children = {int(child) for child in task.read_text().split()}
+        found |= children.union(*(descendants(child) for child in children))
+    return found
+
+
+def are_gone(pids: set[int], seconds: float = 30.0) -> bool:
+    """Whether none of the processes runs any more, now or soon."""
+    until = time.monotonic() + seconds
+    while any(_is_running(pid) for pid in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

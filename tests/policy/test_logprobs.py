@@ -46,28 +46,6 @@ def test_log_probs_equal_a_plain_forward_of_prompt_and_completion(architecture: 
         assert torch.allclose(got, expected, atol=1e-5, rtol=0), (got - expected).abs().max()
 
 
-def test_gradients_do_not_depend_on_layout_split_or_chunk_in_float64() -> None:
-    policy, groups = make_policy("gpt2", torch.float64), random_groups()
-    weights = torch.linspace(-1, 1, 43, dtype=torch.float64)
-
-    def gradient(packing: str, budget: int, chunk: int) -> Tensor:
-        policy.model.zero_grad()
-        batch = make(groups, packing, budget)
-        start = 0
-        for micro in batch.micro_batches:
-            scores = score_tokens(policy, micro, Scoring(Sampling(), chunk))
-            stop = start + len(micro.target_L)
-            ((scores.logprob_L + 0.1 * scores.entropy_L) * weights[start:stop]).sum().backward()
-            start = stop
-        assert start == len(weights)
-        return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
-
-    expected = gradient("padded", 10_000, 0)
-    for packing, budget, chunk in itertools.product(("shared", "packed", "padded"), (12, 10_000), (0, 5)):
-        got = gradient(packing, budget, chunk)
-        assert float((got - expected).norm() / expected.norm()) < 1e-9
-
-
 def test_filters_renormalise_over_the_kept_tokens_and_always_keep_the_sampled_one() -> None:
     policy, groups = make_policy("qwen2"), random_groups()
     batch = make(groups, "shared", 10_000)

@@ -1,0 +1,103 @@
+"""Writing to disks that fill up, turn read-only or go away: one line that names the path and what to do about it."""
+
+import errno
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from covey.units import memory
+
+LOGGER = logging.getLogger(__name__)
+
+
+class CannotWrite(OSError):
+    """Something the run has to keep cannot be written; the message names it and the remedy, in one line."""
+
+
+def cannot_write(path: Path, error: BaseException) -> CannotWrite:
+    """The error for a path, from what a library or the system said when it was written.
+
+    >>> cannot_write(Path("outputs/x/metrics.jsonl"), OSError(errno.EROFS, "Read-only file system"))
+    CannotWrite('cannot write outputs/x/metrics.jsonl: Read-only file system; make its folder writable')
+    """
+    number = _number(error)
+    reason = " ".join(str(error).split()) if number is None else os.strerror(number)
+    remedy = REMEDIES.get(number or errno.ENOSPC, "see what the disk's system says")
+    return CannotWrite(f"cannot write {path}: {reason}; {remedy.format(free=_free(path))}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever libraries raise inside because the disk fails becomes CannotWrite; other errors stay as they are."""
+    try:
+        yield
+    except CannotWrite:
+        raise
+    except Exception as error:
+        if not _is_the_disks(error):
+            raise
+        raise cannot_write(path, error) from error
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What is only shown stops no run: a full disk behind `> log`, a pipe whose reader has gone. From then on nothing
+    is shown."""
+    try:
+        yield
+    except (OSError, SystemExit) as error:  # rich leaves the program where a pipe is broken
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, OSError):
+            LOGGER.warning("standard output cannot be written (%s); the run goes on without it", error.strerror)
+
+
+def sync(path: Path) -> None:
+    """Onto the disk: a file's bytes, or a directory's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_the_disks(error: Exception) -> bool:
+    """torch, safetensors and tokenizers have errors of their own for a write that fails."""
+    return isinstance(error, OSError) or bool(_RUST.search(str(error))) or _TORCH in str(error)
+
+
+def _number(error: BaseException) -> int | None:
+    """The errno, None where nobody said."""
+    if isinstance(error, OSError):
+        return error.errno
+    if match := _RUST.search(str(error)):
+        return int(match[1])
+    return _number(error.__context__) if error.__context__ is not None else None
+
+
+def _free(path: Path) -> str:
+    """Room on the disk that the path lies on, or would lie on."""
+    there = next((parent for parent in [path, *path.absolute().parents] if parent.exists()), Path("/"))
+    return memory(shutil.disk_usage(there).free)
+
+
+_RUST = re.compile(r"\(os error (\d+)\)")
+_TORCH = "inline_container"
+"""The source file of torch that writes checkpoints, named in its errors."""
+
+FULL = "make room on its disk ({free} are free)"
+WRITABLE = "make its folder writable"
+REMEDIES: dict[int, str] = {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EROFS: WRITABLE,
+    errno.EACCES: WRITABLE,
+    errno.EPERM: WRITABLE,
+    errno.ENOENT: "it was moved or deleted while the run went on; put it back",
+    errno.ENOTDIR: "it was moved or deleted while the run went on; put it back",
+}

@@ -1,0 +1,168 @@
+"""Promise 4: no group is trained more than `max_staleness` versions after it was started; 0 is exactly synchronous.
+
+The bound is held where groups are about to be trained, so that it holds for every source, also a wrong one.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from covey import build
+from covey.config import Config, validate
+from covey.engine.base import Sampling
+from covey.rollout import Sampler
+from covey.source import LocalSource, within_bound
+from covey.train import train
+from covey.types import Group, Prompt
+
+from ..small import group, rows, scripted, small_config, use
+
+
+def versions(folder: Path) -> list[set[int]]:
+    """The policy versions of the rollouts of each step, step after step, from the rollouts that were written down."""
+    of_step: dict[int, set[int]] = defaultdict(set)
+    for row in rows(folder / "rollouts.jsonl"):
+        of_step[row["step"]].add(row["policy_version"])
+    return [of_step[step] for step in sorted(of_step)]
+
+
+def metric(folder: Path, name: str) -> list[float | None]:
+    return [row.get(name) for row in rows(folder / "metrics.jsonl", "train")]
+
+
+def settings(**changes: Any) -> Config:
+    """Every rollout is written down."""
+    return small_config(**{"num_steps": 4, "groups_per_step": 2, "output__rollouts_per_step": 8, **changes})
+
+
+# ------------------------------------------------------------------------------------- bound 0: synchronous
+
+
+def test_every_rollout_is_of_the_version_it_trains_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    train(settings(output__save_every=2, evaluation__every=2), tmp_path)
+    train(settings(num_steps=9, updates_per_batch=2, resume=str(tmp_path)), tmp_path)
+    assert versions(tmp_path) == [{step} for step in range(9)]
+    assert metric(tmp_path, "staleness_max") == [0.0] * 9
+    assert metric(tmp_path, "dropped/stale_groups") == [0.0] * 9
+
+
+@pytest.mark.parametrize("change", [{"engine__max_rows": 3}, {"algorithm__group_filter": "zero_std"}], ids=",".join)
+def test_waves_and_groups_drawn_again_are_of_the_same_version(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    train(settings(**change), tmp_path)
+    assert versions(tmp_path) == [{step} for step in range(4)]
+
+
+def test_a_larger_bound_is_refused_where_the_source_is_synchronous() -> None:
+    with pytest.raises(ValueError, match=r"^max_staleness=2 needs source=ray, got source=local$"):
+        validate(small_config(max_staleness=2))
+
+
+# ------------------------------------------------------------------------------------- a source that is late
+
+
+@dataclass
+class Late:
+    """Hands over groups that were started `delay` takes before, the first ones of `fresh_groups` in time."""
+
+    inner: LocalSource
+    delay: int
+    fresh_groups: int = 0
+    waiting: list[list[Group]] = field(default_factory=list)
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.inner.sampler
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.inner.sampling
+
+    def take(self, n: int) -> list[Group]:
+        fresh = self.inner.take(self.fresh_groups) if self.fresh_groups else []
+        while len(self.waiting) <= self.delay:
+            self.waiting.append(self.inner.take(n - self.fresh_groups))
+        return fresh + self.waiting.pop(0)
+
+    def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+        return self.inner.run(prompts, group_size, sampling)
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self.inner.publish(weights, version)
+
+    def take_drops(self) -> dict[str, int]:
+        return self.inner.take_drops()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def late_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, delay: int, bound: int, fresh_groups: int = 0
+) -> list[dict[str, Any]]:
+    """The training rows of a run whose groups come `delay` steps late."""
+    use(monkeypatch, scripted())
+    honest = build.build_source
+    monkeypatch.setattr(build, "build_source", lambda *parts: Late(honest(*parts), delay, fresh_groups))
+    train(settings(max_staleness=bound, num_steps=5, optimizer__lr=5e-2, preflight__enabled=False), folder)
+    return rows(folder / "metrics.jsonl", "train")
+
+
+@pytest.mark.parametrize(("delay", "bound"), [(1, 0), (3, 0), (2, 1), (3, 2)])
+def test_groups_older_than_the_bound_are_dropped_with_the_reason_and_counted(
+    delay: int, bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = late_run(tmp_path, monkeypatch, delay=delay, bound=bound)
+    late = 5 - bound - 1  # the first steps of a run cannot be late yet
+    assert [row["dropped/stale_groups"] for row in found] == [0.0] * (bound + 1) + [2.0] * late
+    assert [row["num_rollouts_trained"] > 0 for row in found] == [True] * (bound + 1) + [False] * late
+    assert versions(tmp_path) == [{0}] * (bound + 1)
+    assert json.loads((tmp_path / "summary.json").read_text())["dropped_groups"] == 2 * late
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_groups_within_the_bound_are_trained_and_their_age_is_logged(
+    delay: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = late_run(tmp_path, monkeypatch, delay=delay, bound=delay)
+    ages = [float(min(step, delay)) for step in range(5)]
+    assert [row["staleness_max"] for row in found] == ages
+    assert [row["dropped/stale_groups"] for row in found] == [0.0] * 5
+    assert [row["mismatch_max"] > 1e-3 for row in found] == [age > 0 for age in ages]
+
+
+def test_a_group_in_time_is_trained_beside_one_that_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = late_run(tmp_path, monkeypatch, delay=1, bound=0, fresh_groups=1)
+    assert versions(tmp_path) == [{step} for step in range(5)]
+    assert [row["num_groups"] for row in found] == [2.0, 1.0, 1.0, 1.0, 1.0]
+    assert [row["staleness_max"] for row in found] == [0.0] * 5
+
+
+def test_the_oldest_rollout_is_the_age_of_its_group() -> None:
+    def aged(*policy_versions: int) -> Group:
+        plain = group(*(0.0 for _ in policy_versions))
+        pairs = zip(plain.rollouts, policy_versions, strict=True)
+        return replace(plain, rollouts=tuple(replace(r, policy_version=version) for r, version in pairs))
+
+    given = [aged(7, 7), aged(7, 5), aged(6, 7), aged(4, 4), aged()]
+    assert within_bound(given, version=7, max_staleness=0) == [aged(7, 7), aged()]
+    assert within_bound(given, version=7, max_staleness=1) == [aged(7, 7), aged(6, 7), aged()]
+    assert within_bound(given, version=7, max_staleness=2) == [aged(7, 7), aged(7, 5), aged(6, 7), aged()]
+    assert within_bound(given, version=7, max_staleness=3) == given
