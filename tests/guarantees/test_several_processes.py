@@ -34,6 +34,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def unbroken(folder: Path) -> str:
+    """What two processes come to that nothing stops."""
+    finish_well(launch(folder, *SETTINGS, "hydra.run.dir=unbroken"))
+    return fingerprint(folder / "unbroken")
+
+
 def launch(folder: Path, *words: str, launcher: Sequence[str] = TORCHRUN, **variables: Any) -> Process:
     own = {"OMP_NUM_THREADS": "1", "COVEY_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
@@ -121,18 +128,19 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path
     assert [row["step"] for row in rows(folder / "changing")] == [row["step"] for row in rows(folder / "alone")]
 
 
-def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(folder: Path) -> None:
-    finish_well(launch(folder, *SETTINGS, "hydra.run.dir=unbroken"))
+def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(folder: Path, unbroken: str) -> None:
     process = launch(folder, *SETTINGS, "hydra.run.dir=stopped", REWARD_SECONDS=0.1)
     wait_for_step(process, folder / "stopped", 7)
     process.send_signal(signal.SIGINT)
     finish(process)
     assert 7 <= saved_step(folder / "stopped") < 40
     finish_well(launch(folder, "resume=stopped"))
-    assert fingerprint(folder / "stopped") == fingerprint(folder / "unbroken")
+    assert fingerprint(folder / "stopped") == unbroken
 
 
-def test_when_one_rank_is_killed_the_other_stops_at_once_and_says_why(folder: Path) -> None:
+def test_when_one_rank_is_killed_the_other_stops_at_once_and_the_run_resumes_to_the_same_bits(
+    folder: Path, unbroken: str
+) -> None:
     """By hand, without a launcher that would end the other: what a cluster's job steps look like."""
     words = (*SETTINGS, "output.save_every=1", "hydra.run.dir=killed")
     both = [
@@ -149,9 +157,9 @@ def test_when_one_rank_is_killed_the_other_stops_at_once_and_says_why(folder: Pa
     assert status == 2
     assert "lost the other ranks" in output
     assert "Traceback" not in output
-    assert saved_step(folder / "killed") >= 3
+    assert saved_step(folder / "killed") >= 2  # the row of step 3 is written before its checkpoint
     finish_well(launch(folder, "resume=killed"))
-    assert num_trained(folder / "killed") == 40
+    assert fingerprint(folder / "killed") == unbroken
 
 
 def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder: Path) -> None:
