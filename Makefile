@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 0
+# Tests compute on one thread each.
+TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow lint types check format clean
@@ -22,7 +24,7 @@ demo: $(STAMP)  ## watch a small model learn to add, in about three minutes (SEE
 	$(BIN)/covey train recipe=arithmetic seed=$(SEED)
 
 test: $(STAMP)  ## all tests that run in minutes
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile
 
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow

@@ -59,11 +59,11 @@ class Stopper:
     def release(self) -> None:
         """The state is whole again; raises StopRequested where somebody has asked in the meantime."""
         self._held = False
-        if self.together is not None:
-            self._waiting = self.together(self._waiting or 0) or None
-        if self._waiting is not None:
+        # Not into _waiting: a signal that comes during the vote must wait for the next one, not be lost.
+        asked = self._waiting if self.together is None else self.together(self._waiting or 0) or None
+        if asked is not None:
             self._held = True  # what follows is the end, which is not to be interrupted
-            raise StopRequested(self._waiting)
+            raise StopRequested(asked)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._waiting is not None:

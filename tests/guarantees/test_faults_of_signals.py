@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.stopping import StopRequested
+from covey.stopping import Stopper, StopRequested
 from covey.train import train
 from covey.types import Prompt
 
@@ -175,7 +175,7 @@ from covey.stopping import Stopper
 with Stopper(grace_seconds=0.5).installed() as stopper:
     stopper.hold()
     print("held", flush=True)
-    while True:
+    for _ in range(600):
         time.sleep(0.1)
 """
 
@@ -191,3 +191,23 @@ def test_a_save_that_hangs_is_given_up_after_the_grace_period_and_says_where_it_
     assert 0.4 < time.monotonic() - asked < 30
     assert "Timeout (0:00:00.500000)!" in errors
     assert 'File "<string>", line 9' in errors
+
+
+def test_a_signal_that_comes_while_the_ranks_vote_is_heard_at_the_next_vote() -> None:
+    """The vote has begun without it, so its outcome is 0: the signal must outlive that."""
+    votes: list[int] = []
+
+    def vote(number: int) -> int:
+        votes.append(number)
+        if len(votes) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return number
+
+    with Stopper(together=vote).installed() as stopper:
+        stopper.hold()
+        stopper.release()
+        stopper.hold()
+        with pytest.raises(StopRequested) as stopped:
+            stopper.release()
+    assert votes == [0, signal.SIGINT]
+    assert stopped.value.status == 130
