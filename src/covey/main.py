@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from covey import __version__, launch, usage
+from covey import __version__, launch, machine, usage
 from covey.stopping import StopRequested
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ HYDRA_FLAGS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit codes: 0, 2 (what the user can mend, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # OpenMP threads that spin long while they wait make small operations ten times slower where a core is busy
-    # otherwise; not spinning at all halves the speed of a quiet machine.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    machine.prepare()
     code = _code_of(words)
     if argv is None and threading.active_count() > 1:
         from covey.deadlines import leave_within

@@ -302,6 +302,7 @@ AT_MOST: dict[str, float] = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "packing": ("shared", "packed", "padded"),
     "model.precision": ("float32", "bfloat16", "float16", "float64"),
+    "model.linear": ("auto", "onednn", "torch"),
     "model.nano_architecture": ("qwen2", "qwen3", "llama", "mistral"),
     "data.bad_rows": ("error", "skip"),
     "engine.name": ("native", "fake"),

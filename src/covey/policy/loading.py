@@ -17,6 +17,7 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.config import ModelConfig
+from covey.policy import linear
 from covey.policy.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.attention import ATTENTION, register
 from covey.policy.nano import NANO, nano_model, nano_tokenizer
@@ -37,6 +38,8 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
     model, tokenizer = _load_model(replace(settings, name=base), device, seed)
     remove_dropout(model)
+    if device.type == "cpu" and linear.is_wanted(settings.linear):
+        linear.use_onednn(model)
     plain_head = has_plain_head(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,0 +1,32 @@
+"""What a process asks of the machine before the heavy imports: threads that don't spin long, memory that stays."""
+
+import ctypes
+import os
+from collections.abc import MutableMapping
+
+SPIN_COUNT = "2000"
+"""OpenMP threads that spin long while they wait make small operations ten times slower where a core is busy
+otherwise; not spinning at all halves the speed of a quiet machine."""
+TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
+"""Names of glibc's mallopt."""
+KEEP_BYTES = 2**31 - 1
+TOP_PAD_BYTES = 2**28
+
+
+def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set what the user has not set. Call it before torch is imported: OpenMP reads its variables once."""
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    if not any(name.startswith("MALLOC_") for name in environment):
+        keep_memory()
+
+
+def keep_memory() -> bool:
+    """Keep freed memory for the next tensor: glibc gives large blocks back to the kernel, which then has to clear them
+    anew in every pass. False where the C library is another one."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = {MMAP_MAX: 0, TRIM_THRESHOLD: KEEP_BYTES, TOP_PAD: TOP_PAD_BYTES}
+    return all(mallopt(name, value) == 1 for name, value in settings.items())
