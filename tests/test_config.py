@@ -156,7 +156,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
         ("lr=3", "unknown setting lr; did you mean cold_start.lr or optimizer.lr?"),
         ("modle=nano", "unknown setting modle; did you mean model?"),
         ("+bar=3", "unknown setting bar"),
-        ("+model.bar=3", "unknown setting model.bar"),
+        ("+model.foo=3", "unknown setting model.foo"),
         ("environment.scheme=trl", "the chosen environment has no setting environment.scheme; another environment has"),
         ("~seed", "seed cannot be deleted; every setting has a value"),
         ("seed=abc", "seed: Value 'abc' of type 'str' could not be converted to Integer"),

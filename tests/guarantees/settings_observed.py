@@ -132,6 +132,13 @@ def work(config: Config) -> dict[str, list[Any]]:
         return seen
 
 
+def linear_layers(config: Config) -> list[str]:
+    """Of which kinds they are."""
+    with built(config) as run:
+        modules = run.policy.model.modules()
+        return sorted({type(module).__name__ for module in modules if isinstance(module, torch.nn.Linear)})
+
+
 def steps_until_stopped(config: Config) -> int:
     """Steps of a policy that is no number."""
     with built(config) as run:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from covey.policy.linear import OneDnnLinear, use_onednn
 
 
-def layers(bias: bool, inputs: int = 48, outputs: int = 80) -> tuple[nn.Linear, nn.Linear]:
+def layers(bias: bool, inputs: int = 192, outputs: int = 400) -> tuple[nn.Linear, nn.Linear]:
     torch.manual_seed(0)
     plain = nn.Linear(inputs, outputs, bias=bias)
     fast = copy.deepcopy(plain)
@@ -28,7 +28,7 @@ def gradients(layer: nn.Linear, x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1, 48), (7, 48), (2, 33, 48), (1, 0, 48)])
+@pytest.mark.parametrize("shape", [(1, 192), (7, 192), (2, 33, 192), (1, 0, 192)])
 def test_values_and_gradients_are_those_of_a_plain_layer(bias: bool, shape: tuple[int, ...]) -> None:
     plain, fast = layers(bias)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
@@ -39,7 +39,7 @@ def test_values_and_gradients_are_those_of_a_plain_layer(bias: bool, shape: tupl
 
 def test_a_frozen_layer_passes_the_gradient_on_and_keeps_none() -> None:
     plain, fast = layers(bias=True)
-    x = torch.randn(5, 48, requires_grad=True)
+    x = torch.randn(5, 192, requires_grad=True)
     fast.requires_grad_(False)
     fast(x).sum().backward()
     assert fast.weight.grad is None
@@ -50,13 +50,13 @@ def test_a_frozen_layer_passes_the_gradient_on_and_keeps_none() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_are_computed_as_before(dtype: torch.dtype) -> None:
     plain, fast = (layer.to(dtype) for layer in layers(bias=True))
-    x = torch.randn(5, 48, dtype=dtype)
+    x = torch.randn(5, 192, dtype=dtype)
     assert torch.equal(fast(x), plain(x))
 
 
 def test_autocast_computes_as_before() -> None:
     plain, fast = layers(bias=True)
-    x = torch.randn(5, 48)
+    x = torch.randn(5, 192)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(fast(x), plain(x))
 
@@ -70,10 +70,10 @@ def test_the_same_input_gives_the_same_bits_with_several_threads() -> None:
             assert torch.equal(got, expected)
 
 
-def test_only_plain_linear_layers_are_touched() -> None:
+def test_only_large_plain_linear_layers_are_touched() -> None:
     class Own(nn.Linear):
         pass
 
-    model = nn.ModuleList([nn.Linear(2, 2), Own(2, 2), nn.Embedding(2, 2)])
+    model = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 255), Own(256, 256), nn.Embedding(256, 256)])
     use_onednn(model)
-    assert [type(module) for module in model] == [OneDnnLinear, Own, nn.Embedding]
+    assert [type(module) for module in model] == [OneDnnLinear, nn.Linear, Own, nn.Embedding]

@@ -16,6 +16,7 @@ from covey.engine.base import EngineStats, Sampling
 from covey.engine.cache import Cache
 from covey.engine.runner import Runner, cache_shape
 from covey.engine.scheduler import Limits, Request, Scheduler
+from covey.engine.twin import is_wanted, refresh, twin_of
 from covey.policy.policy import Policy, inference
 from covey.types import Completion
 
@@ -36,7 +37,8 @@ class NativeEngine:
         if max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
-        self._policy = policy
+        self._trained = policy
+        self._policy = twin_of(policy) if is_wanted(policy) else policy
         self._shape = cache_shape(policy)
         self._limits = Limits(max_rows, self._shape.max_slots(cache_bytes))
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
@@ -117,6 +119,8 @@ class NativeEngine:
     async def _drive(self) -> None:
         """Step while there is work. A failure is handed to every waiting call: none waits for ever."""
         try:
+            if self._policy is not self._trained:
+                refresh(self._policy, self._trained)
             while self._scheduler.has_work:
                 self._turn()
                 await asyncio.sleep(0)

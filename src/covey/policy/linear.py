@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+MIN_WEIGHTS = 2**16
+"""Layers with fewer weights stay with torch: oneDNN's calls cost more than they save."""
+
 
 class _Product(torch.autograd.Function):
     """x @ w.T + b and its gradients, each one call of oneDNN."""
@@ -60,11 +63,11 @@ def is_wanted(choice: str) -> bool:
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let all plain linear layers of the model compute through oneDNN, in place; their weights stay as they are."""
+    """Let large plain linear layers of the model compute through oneDNN, in place; their weights stay as they are."""
     if not torch.backends.mkldnn.is_available():
         return
     for module in model.modules():
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and module.weight.numel() >= MIN_WEIGHTS:
             module.__class__ = OneDnnLinear
 
 

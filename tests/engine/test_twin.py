@@ -1,0 +1,95 @@
+"""Sampling in half precision: the casts are autocast's, and they follow the weights."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from covey.engine.base import Sampling
+from covey.engine.native import NativeEngine
+from covey.engine.twin import cast_bytes, is_wanted, twin_of
+from covey.policy.attention import DENSE
+from covey.policy.policy import Policy, inference
+from covey.types import Completion
+
+from ..builders import make_policy, nano
+from .test_native import one
+
+PROMPT = (5, 6, 7, 8)
+
+
+def full() -> Policy:
+    return nano(precision="bfloat16")
+
+
+def with_adapters() -> Policy:
+    """Its adapters do something: they begin with zeros."""
+    policy = nano(precision="bfloat16", lora_rank=4)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            parameter.add_(0.3) if "lora_B" in name else None
+    return policy
+
+
+def untied() -> Policy:
+    policy = make_policy("llama")
+    return Policy(model=policy.model, tokenizer=policy.tokenizer, precision=torch.bfloat16, plain_head=True)
+
+
+KINDS: list[Callable[[], Policy]] = [full, with_adapters, untied]
+
+
+def logits(policy: Policy) -> Tensor:
+    ids = torch.tensor([PROMPT])
+    with inference(policy.model):
+        return policy.logits(ids, torch.arange(len(PROMPT))[None], DENSE)
+
+
+def sample(engine: NativeEngine) -> Completion:
+    return one(engine, PROMPT, 1, Sampling(max_tokens=8, temperature=0.0))[0]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_the_twin_computes_the_very_bits_of_autocast(make: Callable[[], Policy]) -> None:
+    policy = make()
+    assert torch.equal(logits(twin_of(policy)), logits(policy))
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_an_engine_samples_from_the_weights_as_they_are_when_it_begins(make: Callable[[], Policy]) -> None:
+    policy = make()
+    engine = NativeEngine(policy, 1 << 20, 4)
+    before = sample(engine)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(-1.5)
+    after = sample(engine)
+    assert after == sample(NativeEngine(policy, 1 << 20, 4))
+    assert after.logprobs != before.logprobs
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_only_weights_of_linear_layers_exist_twice(make: Callable[[], Policy]) -> None:
+    policy = make()
+    twin = twin_of(policy)
+    held = {id(parameter) for parameter in policy.model.parameters()}
+    own = [parameter for parameter in twin.model.parameters() if id(parameter) not in held]
+    assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in own)
+    assert sum(parameter.nbytes for parameter in own) == cast_bytes(policy) > 0
+    embeddings = [m for m in twin.model.modules() if isinstance(m, nn.Embedding)]
+    assert all(id(parameter) in held for module in embeddings for parameter in module.parameters())
+
+
+def test_the_policy_itself_is_left_as_it_was() -> None:
+    policy = full()
+    before = {name: (parameter, parameter.dtype) for name, parameter in policy.model.named_parameters()}
+    twin_of(policy)
+    after = {name: (parameter, parameter.dtype) for name, parameter in policy.model.named_parameters()}
+    assert all(after[name][0] is before[name][0] and after[name][1] == before[name][1] for name in before)
+    assert len(after) == len(before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_whole_precision_needs_no_twin(precision: str) -> None:
+    assert not is_wanted(nano(precision=precision))

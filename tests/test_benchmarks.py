@@ -1,0 +1,185 @@
+"""The benchmarks measure what they say: tokens are counted, ratios are of pairs, disturbed repetitions are dropped."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks import floor
+from benchmarks.__main__ import chosen, main
+from benchmarks.cases import CASES
+from benchmarks.contest import ROOT, TUNED_MALLOC, Worker, WorkerFailed, contest, environment
+from benchmarks.covey_steps import config_of, make_step
+from benchmarks.models import saved_model
+from benchmarks.ratios import Spread, best_rival, is_clean, ratio, split_clean
+from benchmarks.table import figures
+from benchmarks.worker import Meter
+from benchmarks.workloads import SHAPES, Job, Workload, reward_of, to_text
+
+TINY = Job("covey", Workload("tiny", (5, 9), completion_length=6, group_size=4), micro_batch_rollouts=4)
+
+
+def measured(total: float, others: float = 0.0, peak: int = 100) -> dict[str, Any]:
+    return {"seconds": {"total": total}, "num_tokens": 30, "peak_bytes": peak, "others_cores": others}
+
+
+def repetitions(*pairs: tuple[float, float], others: float = 0.0) -> list[dict[str, dict[str, Any]]]:
+    return [{"covey": measured(own), "trl": measured(rival, others)} for own, rival in pairs]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return replace(TINY, model_dir=saved_model(TINY.workload, tmp_path_factory.mktemp("models")))
+
+
+@pytest.mark.parametrize("packing", ["shared", "packed"])
+def test_a_covey_step_samples_every_completion_to_its_full_length_and_trains_on_it(tiny: Job, packing: str) -> None:
+    found = make_step(replace(tiny, packing=packing))()
+    assert found["num_tokens"] == 2 * 4 * 6
+    assert all(found["seconds"][phase] > 0 for phase in ("sampling", "training", "optimizer"))
+    assert found["seconds"]["total"] >= sum(found["seconds"][p] for p in ("sampling", "training", "optimizer"))
+
+
+def test_phases_can_be_measured_alone(tiny: Job) -> None:
+    sampled = make_step(replace(tiny, phase="sampling"))()
+    trained = make_step(replace(tiny, phase="training"))()
+    assert (sampled["num_tokens"], trained["num_tokens"]) == (48, 48)
+    assert sampled["seconds"]["training"] == 0
+    assert sampled["seconds"]["sampling"] > 0
+    assert trained["seconds"]["sampling"] == 0
+    assert trained["seconds"]["training"] > 0
+
+
+def test_a_worker_process_answers_step_by_step(tiny: Job, tmp_path: Path) -> None:
+    found = contest({"covey": TINY}, 1, Path(tiny.model_dir).parent, tmp_path)
+    assert 1 <= len(found) <= 2, "one clean repetition, or twice as many tries"
+    assert found[0]["covey"]["num_tokens"] == 48
+
+
+def test_a_worker_that_dies_says_why(tiny: Job, tmp_path: Path) -> None:
+    broken = replace(tiny, model_dir="/nowhere")
+    with Worker(broken, tmp_path / "log") as worker, pytest.raises(WorkerFailed, match=r"covey ended: .*/nowhere"):
+        worker.ready()
+
+
+def test_the_stop_token_cannot_be_sampled_and_prompts_are_the_ids_that_were_drawn(tiny: Job) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny.model_dir)
+    assert tokenizer.eos_token_id == SHAPES["tiny"].vocabulary
+    for prompt in tiny.workload.prompts():
+        assert tokenizer(to_text(prompt))["input_ids"] == prompt
+    assert tiny.workload.prompts() == TINY.workload.prompts()
+
+
+def test_a_micro_batch_holds_the_rollouts_the_job_says() -> None:
+    work = Workload("S", (256,) * 8)
+    assert config_of(Job("covey", work, micro_batch_rollouts=16)).micro_batch_tokens == 2 * 256 + 16 * 128
+    packed = Job("covey", work, packing="packed", micro_batch_rollouts=16)
+    assert config_of(packed).micro_batch_tokens == 16 * (256 + 128)
+
+
+def test_rewards_of_a_group_differ_so_that_no_rollout_is_free() -> None:
+    values = {reward_of(f"t{index}") for index in range(64)}
+    assert len(values) == 64
+
+
+def test_a_job_survives_the_command_line() -> None:
+    assert Job.from_json(TINY.to_json()) == TINY
+
+
+def test_figures_are_medians_with_the_smallest_and_the_largest() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert Spread.of([4.0, 1.0]) == Spread(2.5, 1.0, 4.0)
+
+
+def test_a_ratio_is_of_pairs_not_of_medians() -> None:
+    pairs = repetitions((1.0, 2.0), (2.0, 10.0), (4.0, 12.0))
+    assert ratio(pairs, "trl", "seconds") == Spread(3.0, 2.0, 5.0)
+
+
+def test_the_best_rival_counts() -> None:
+    three = [{"covey": measured(1.0), "a": measured(3.0), "b": measured(2.0, peak=900)}]
+    assert best_rival(three, "seconds") == "b"
+    assert best_rival(three, "peak_bytes") == "a"
+
+
+@pytest.mark.parametrize(("total", "others", "clean"), [(1.0, 0.09, True), (1.0, 0.11, False), (0.4, 0.14, True)])
+def test_a_step_is_clean_while_others_use_little(total: float, others: float, clean: bool) -> None:
+    assert is_clean(measured(total, others)) is clean
+
+
+def test_repetitions_that_were_disturbed_are_dropped_and_counted() -> None:
+    mixed = [*repetitions((1.0, 4.0), (1.0, 6.0)), *repetitions((1.0, 90.0), others=0.5)]
+    kept, num_dropped = split_clean(mixed)
+    assert (len(kept), num_dropped) == (2, 1)
+    found = figures(mixed, "seconds")
+    assert found["ratio"] == {"median": 5.0, "low": 4.0, "high": 6.0}
+    assert (found["num_clean"], found["num_dropped"]) == (2, 1)
+
+
+def test_where_nothing_was_clean_the_count_says_so() -> None:
+    found = figures(repetitions((1.0, 4.0), others=0.5), "seconds")
+    assert (found["num_clean"], found["num_dropped"]) == (0, 1)
+    assert found["ratio"]["median"] == 4.0
+
+
+def test_the_meter_leaves_out_what_the_optimizer_allocates() -> None:
+    meter = Meter()
+    meter.start()
+    held = torch.ones(2**23)  # 32 MiB
+    meter.mark_peak()
+    later = torch.ones(2**25)  # 128 MiB
+    found = meter.stop({}, 0)
+    assert 2**25 <= found["peak_bytes"] < 2**27
+    assert float(held[0] + later[0]) == 2.0
+
+
+def test_the_peers_get_the_allocator_that_serves_them_best_and_covey_sets_its_own() -> None:
+    assert TUNED_MALLOC.items() <= environment(replace(TINY, contestant="trl"), {}).items()
+    assert not TUNED_MALLOC.keys() & environment(TINY, {}).keys()
+    assert not TUNED_MALLOC.keys() & environment(replace(TINY, contestant="trl", tuned_malloc=False), {}).keys()
+
+
+def test_the_floor_counts_parameters_operations_and_bytes() -> None:
+    shape = SHAPES["M"]
+    assert floor.body_parameters(shape) == 8 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1792)
+    assert floor.head_parameters(shape) == 32768 * 512
+    work = Workload("M", (100,), completion_length=10, group_size=2)
+    parameters = floor.body_parameters(shape) + floor.head_parameters(shape)
+    operations, read = floor.decode_step(work, 5, "bfloat16")
+    assert operations == 2 * 2 * parameters + 4 * 8 * 512 * 2 * 105
+    assert read == 2 * (parameters + 2 * 8 * 128 * (100 + 2 * 5))
+
+
+def test_without_a_gpu_the_gpu_benchmark_refuses_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["gpu"]) == 2
+    assert capsys.readouterr().err == "benchmarks gpu needs a CUDA GPU and there is none\n"
+
+
+def test_cases_are_chosen_by_name_and_quick_ones_leave_out_what_takes_minutes_to_start() -> None:
+    assert list(chosen(["vllm-S", "step-S"], quick=False)) == ["step-S", "vllm-S"]
+    quick = chosen(None, quick=True)
+    assert all(case.at_least is not None for case in quick.values())
+    assert list(quick["vllm-S"].rivals) == ["vllm-eager"]
+    with pytest.raises(ValueError, match="no case nothing; there are step-S, "):
+        chosen(["nothing"], quick=False)
+
+
+def test_trl_and_covey_do_the_same_work() -> None:
+    for name, case in CASES.items():
+        works = {(job.workload, job.phase) for job in case.jobs.values()}
+        assert len(works) == 1, f"{name} compares different work"
+        assert all(job.workload.num_rollouts % job.micro_batch_rollouts == 0 for job in case.jobs.values()), name
+
+
+def test_workers_for_other_environments_import_no_covey() -> None:
+    program = "import sys, benchmarks.worker, benchmarks.workloads; print(*{'covey', 'torch'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout == "\n"
