@@ -167,7 +167,7 @@ def test_cases_are_chosen_by_name_and_quick_ones_leave_out_what_takes_minutes_to
     assert list(chosen(["vllm-S", "step-S"], quick=False)) == ["step-S", "vllm-S"]
     quick = chosen(None, quick=True)
     assert all(case.at_least is not None for case in quick.values())
-    assert list(quick["vllm-S"].rivals) == ["vllm-eager"]
+    assert list(quick["vllm-S"].rivals) == ["vllm-eager", "vllm-eager-iomp"]
     with pytest.raises(ValueError, match="no case nothing; there are step-S, "):
         chosen(["nothing"], quick=False)
 

@@ -12,7 +12,7 @@ from covey.aggregation import AGGREGATIONS, count_totals
 from covey.config import AlgorithmConfig
 from covey.losses import LOSSES
 from covey.objective import build_objective
-from covey.objective_metrics import combine, summarise
+from covey.objective_metrics import combine, mismatch_sums, summarise
 from covey.objective_terms import ObjectiveInputs
 
 NEEDED: dict[str, dict[str, Any]] = {"dro": {"beta": 0.3}}
@@ -341,3 +341,14 @@ def test_a_constant_length_comes_from_the_sampling_limit_unless_set() -> None:
     objective_loss = run(config(aggregation="token_sum_norm"), batch(), WHOLE)[0]
     set_loss = run(config(aggregation="token_sum_norm", norm_length=12), batch(), WHOLE)[0]
     assert objective_loss == pytest.approx(2 * set_loss)
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(0.0, 1.0), (-1.0, 1.0), (-19.0, None)])
+def test_the_effective_sample_size_is_left_out_where_the_weights_have_vanished(
+    gap: float, expected: float | None
+) -> None:
+    """e^-38, the mean squared weight, is nothing beside the 1 that it is logged without."""
+    sampler_NT = torch.full((2, 3), -1.0)
+    sums = mismatch_sums(sampler_NT + gap, sampler_NT, torch.ones(2, 3, dtype=torch.bool))
+    found = summarise(sums).get("ess_fraction")
+    assert found is None if expected is None else found == pytest.approx(expected, rel=1e-5)

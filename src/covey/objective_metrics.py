@@ -63,9 +63,11 @@ def combine(parts: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> Sums:
 def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
     """The numbers to log, once everything is added up; what has no tokens is left out.
 
-    `ess_fraction` is the effective sample size of the sampler's tokens over their number, 1 on-policy.
+    `ess_fraction` is the effective sample size of the sampler's tokens over their number, 1 on-policy; it is left out
+    where all weights are so small that nothing of their squares is left beside 1.
     """
     values = {name: float(n if name in LOSS_TERMS else n / d) for name, (n, d) in sums.items() if float(d) > 0}
-    if "sampler_chi2_token" in values:
-        values["ess_fraction"] = values["sampler_weight_mean"] ** 2 / (values["sampler_chi2_token"] + 1)
+    square = values.get("sampler_chi2_token", -1.0) + 1
+    if square > 0:
+        values["ess_fraction"] = min(1.0, values["sampler_weight_mean"] ** 2 / square)
     return values

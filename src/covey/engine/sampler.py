@@ -76,7 +76,8 @@ def filtered_logprobs(
 def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     """One token a row by inverting the cumulative distribution, and its log-probability: int64 (R,), (R,).
 
-    Sums are float64 and a token of probability zero is never drawn, whatever the rounding.
+    Sums over tokens (of a long vocabulary: over blocks of it) are float64, and a token of probability zero is never
+    drawn, whatever the rounding.
     """
     weight_RV = logprobs_RV.exp()
     num_tokens = weight_RV.shape[-1]
@@ -84,8 +85,9 @@ def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
         token_R, _ = _invert(weight_RV.to(torch.float64), uniform_R)
     else:
         padding = -num_tokens % BLOCK
-        blocks_RNB = torch.nn.functional.pad(weight_RV, (0, padding)).unflatten(-1, (-1, BLOCK))
-        block_R, rest_R = _invert(blocks_RNB.sum(dim=-1, dtype=torch.float64), uniform_R)
+        padded_RV = torch.nn.functional.pad(weight_RV, (0, padding)) if padding else weight_RV
+        blocks_RNB = padded_RV.unflatten(-1, (-1, BLOCK))
+        block_R, rest_R = _invert(blocks_RNB.sum(dim=-1).to(torch.float64), uniform_R)
         rows_R = torch.arange(len(block_R), device=block_R.device)
         inside_R, _ = _invert(blocks_RNB[rows_R, block_R].to(torch.float64), rest_R)
         token_R = block_R * BLOCK + inside_R
