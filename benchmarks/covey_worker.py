@@ -1,0 +1,19 @@
+"""covey's worker process."""
+
+import sys
+
+from benchmarks.worker import Channel, serve
+from benchmarks.workloads import Job
+from covey import machine
+
+
+def main(job: Job) -> None:
+    machine.prepare()  # as the command does, before torch is imported
+    from benchmarks.covey_steps import make_step
+
+    channel = Channel()
+    serve(channel, make_step(job))
+
+
+if __name__ == "__main__":
+    main(Job.from_json(sys.argv[1]))
