@@ -174,6 +174,7 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     for file in sorted((checkpoint / POLICY).glob("*.safetensors")):
         saved.update(load_file(file))
     if policy.sharded:
+        sharding.settle(policy)  # a pass before may have left whole weights in place of the shards
         saved = _as_sharded(saved, policy)
     if is_adapted(policy.model):
         from peft import set_peft_model_state_dict

@@ -128,14 +128,24 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path
     assert [row["step"] for row in rows(folder / "changing")] == [row["step"] for row in rows(folder / "alone")]
 
 
-def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(folder: Path, unbroken: str) -> None:
-    process = launch(folder, *SETTINGS, "hydra.run.dir=stopped", REWARD_SECONDS=0.1)
-    wait_for_step(process, folder / "stopped", 7)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(
+    folder: Path, strategy: str, request: pytest.FixtureRequest
+) -> None:
+    words = (*SETTINGS, f"distribution.strategy={strategy}")
+    if strategy == "ddp":
+        expected = request.getfixturevalue("unbroken")
+    else:
+        finish_well(launch(folder, *words, "hydra.run.dir=unbroken-fsdp"))
+        expected = fingerprint(folder / "unbroken-fsdp")
+    run = folder / f"stopped-{strategy}"
+    process = launch(folder, *words, f"hydra.run.dir={run.name}", REWARD_SECONDS=0.1)
+    wait_for_step(process, run, 7)
     process.send_signal(signal.SIGINT)
     finish(process)
-    assert 7 <= saved_step(folder / "stopped") < 40
-    finish_well(launch(folder, "resume=stopped"))
-    assert fingerprint(folder / "stopped") == unbroken
+    assert 7 <= saved_step(run) < 40
+    finish_well(launch(folder, f"resume={run.name}"))
+    assert fingerprint(run) == expected
 
 
 def test_when_one_rank_is_killed_the_other_stops_at_once_and_the_run_resumes_to_the_same_bits(
