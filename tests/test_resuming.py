@@ -1,6 +1,8 @@
 """Which run is gone on with, with which settings, and what is said about it."""
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 
 from covey.config import Config
 from covey.main import main
-from covey.resuming import drop_rows_after, settings_of
+from covey.resuming import drop_rows_after, find_run, settings_of
 from covey.run_folder import newer_trainings
 from covey.settings import to_yaml
 
@@ -23,28 +25,45 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def begun(name: str, command: str) -> Path:
-    """The folder of a run that was killed before its first checkpoint."""
+def begun(name: str, command: str, at: float = 0.0) -> Path:
+    """The folder of a run that was killed before its first checkpoint; `at` is the second it was begun."""
     folder = Path("outputs") / name
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(to_yaml(Config()))
+    os.utime(folder / "config.yaml", (at, at))
     (folder / "versions.json").write_text(json.dumps({"command": command}))
     return folder
 
 
-def test_newer_runs_are_those_of_train_that_were_begun_later() -> None:
-    older, run = begun("2026-01-01/10-00-00", "covey train"), begun("2026-01-02/10-00-00", "covey train")
-    newer = begun("2026-01-02/11-00-00", "covey train seed=3")
-    begun("2026-01-02/12-00-00", "covey evaluate model.name=policy")
-    (begun("2026-01-03/10-00-00", "covey train") / "versions.json").unlink()
+def saved(folder: Path) -> Path:
+    """The same with a checkpoint, as far as finding it goes."""
+    (folder / "checkpoints" / "step-000001").mkdir(parents=True)
+    (folder / "checkpoints" / "step-000001" / "manifest.json").write_text("{}")
+    return folder
+
+
+def test_newer_runs_are_those_of_train_that_were_begun_later_whatever_their_name() -> None:
+    older, run = begun("z/z/z", "covey train", 1), begun("2026-01-02/10-00-00", "covey train", 2)
+    newer = begun("mine", "covey train seed=3", 3)
+    begun("2026-01-02/12-00-00", "covey evaluate model.name=policy", 4)
+    (begun("2026-01-03/10-00-00", "covey train", 5) / "versions.json").unlink()
     assert newer_trainings(run, Path("outputs")) == [newer]
     assert newer_trainings(older, Path("outputs")) == [run, newer]
+
+
+@pytest.mark.parametrize("name", ["mine", "2026-01-01/10-00-00", "a/b/c/d"])
+def test_the_latest_run_is_the_one_begun_last_wherever_it_lies(name: str) -> None:
+    saved(begun("2026-01-02/10-00-00", "covey train", 1))
+    saved(begun("z/z", "covey train", 2))
+    latest = saved(begun(name, "covey train", 3))
+    begun("2026-01-02/12-00-00", "covey train", 4)
+    assert find_run("latest", Path("outputs")) == latest
 
 
 def test_resume_latest_names_the_newer_runs_it_passes_over(capsys: pytest.CaptureFixture[str]) -> None:
     small = words(environment__num_train=16, environment__num_test=8, num_steps=1)
     assert main(["train", *small, "hydra.run.dir=outputs/2026-01-01/10-00-00"]) == 0
-    passed_over = begun("2026-01-02/10-00-00", "covey train")
+    passed_over = begun("2026-01-02/10-00-00", "covey train", time.time() + 60)
     capsys.readouterr()
     assert main(["train", "resume=latest", "num_steps=2", "resume_changes=[num_steps]"]) == 0
     assert capsys.readouterr().err == (

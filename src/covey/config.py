@@ -186,7 +186,7 @@ class EvaluationConfig:
 class OutputConfig:
     """What a run leaves behind, besides its config, summary and log."""
 
-    save_every: int = 0
+    save_every: int = 100
     """Steps between checkpoints; 0 saves only at the end, and when the run is stopped."""
     keep_last: int = 3
     """How many of the last checkpoints are kept."""

@@ -1,13 +1,16 @@
 """Errors a user can mend, in one line each, with the nearest name that exists."""
 
 import difflib
+import errno
 import re
 from collections.abc import Collection
+from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from covey import launch
+from covey.disk import cannot_write
 from covey.settings import CONF, setting_names
 
 MENDABLE = (ValueError, OSError, ImportError, HydraException, OmegaConfBaseException)
@@ -16,6 +19,10 @@ MENDABLE = (ValueError, OSError, ImportError, HydraException, OmegaConfBaseExcep
 
 OUT_OF_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
 """What torch's allocators say, on the CPU and on the GPU."""
+
+
+NO_WRITING = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Only writing meets these."""
 
 
 def is_mendable(error: Exception) -> bool:
@@ -52,6 +59,8 @@ def explain(error: Exception) -> str:
             f"out of memory ({one_line(str(error)).removesuffix('.')[:200]}); lower micro_batch_tokens, logprob_chunk "
             "or engine.cache_bytes, or set model.gradient_checkpointing=true; none of them changes the update"
         )
+    if isinstance(error, OSError) and error.errno in NO_WRITING and error.filename:
+        return str(cannot_write(Path(error.filename), error))
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):

@@ -137,9 +137,9 @@ STAGES: tuple[Stage, ...] = (
     Stage("tokenizer", check_tokenizer),
     Stage("lengths", check_lengths, ("tokenizer",)),
     Stage("gold answers", check_gold, ("tokenizer",)),
-    Stage("completions", check_completions, ("lengths",)),
-    Stage("log-probs", check_logprobs, ("lengths",)),
     Stage("memory", check_memory, ("lengths",)),
+    Stage("completions", check_completions, ("lengths", "memory")),
+    Stage("log-probs", check_logprobs, ("lengths", "memory")),
     Stage("gradient", check_gradient, ("lengths", "memory")),
 )
-"""In this order: what others build on comes first."""
+"""In this order: what others build on comes first, and no pass is made that memory has no room for."""

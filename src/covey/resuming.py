@@ -20,22 +20,30 @@ from covey.disk import writing
 from covey.policy import distribution
 from covey.summary import versions
 
+CONFIG = "config.yaml"
 LOCK = "run.lock"
 CONTROL = ("resume", "resume_changes")
 """Settings that say how to resume; they are no part of the run's own settings."""
 
 
 def find_run(resume: str, root: Path) -> Path:
-    """The run folder that `resume` means: a path, or "latest" for the newest one below `root` with a checkpoint."""
+    """The run folder that `resume` means: a path, or "latest" for the one below `root` that was begun last, of those
+    with a checkpoint."""
     if resume != "latest":
         folder = Path(resume)
-        if not (folder / "config.yaml").is_file():
-            raise ValueError(f"resume={resume} is no run folder (it has no config.yaml)")
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"resume={resume} is no run folder (it has no {CONFIG}); resume=latest finds the newest")
         return folder
-    runs = sorted({path.parents[2] for path in root.glob("*/*/checkpoints/step-*/manifest.json")})
+    saved = {path.parents[2] for path in root.glob("**/checkpoints/step-*/manifest.json")}
+    runs = [folder for folder in saved if (folder / CONFIG).is_file()]
     if not runs:
         raise ValueError(f"resume=latest found no run with a checkpoint below {root}; resume=FOLDER names one")
-    return runs[-1]
+    return max(runs, key=begun_at)
+
+
+def begun_at(folder: Path) -> int:
+    """When the run in `folder` was begun, in nanoseconds: its settings are written then and never again."""
+    return (folder / CONFIG).stat().st_mtime_ns
 
 
 def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
@@ -43,7 +51,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
 
     A typed setting that differs from the run's is refused by name unless resume_changes lists it. Raises ValueError.
     """
-    saved = settings.load(folder / "config.yaml")
+    saved = settings.load(folder / CONFIG)
     wanted = saved.copy()
     changes: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(typed)):

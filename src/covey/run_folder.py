@@ -12,9 +12,9 @@ from pathlib import Path
 
 from covey import launch
 from covey.disk import cannot_write, sync, writing
+from covey.resuming import CONFIG, begun_at
 from covey.summary import versions
 
-CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 LOG_ONLY = ("bitsandbytes", "py.warnings")
 """Loggers whose warnings concern nobody who watches a run."""
@@ -50,9 +50,10 @@ def _sync_names(folder: Path) -> None:
 
 
 def newer_trainings(folder: Path, root: Path) -> list[Path]:
-    """Runs of `covey train` below `root` (DATE/TIME) that were begun after the one in `folder`, oldest first."""
-    begun = sorted(path.parent for path in root.glob(f"*/*/{CONFIG}") if path.parent > folder)
-    return [path for path in begun if _command(path).startswith("covey train")]
+    """Runs of `covey train` anywhere below `root` that were begun after the one in `folder`, oldest first."""
+    begun = begun_at(folder)
+    newer = [path.parent for path in root.glob(f"**/{CONFIG}") if path.stat().st_mtime_ns > begun]
+    return sorted((path for path in newer if _command(path).startswith("covey train")), key=begun_at)
 
 
 def _command(folder: Path) -> str:

@@ -64,6 +64,7 @@ class Trainer:
         self._settings = settings
         scoring = Scoring(settings.sampling, settings.logprob_chunk, self.objective.needs_entropy_gradient)
         self._forward = Forward(policy, reference, settings.objective, scoring)
+        sharding.settle(policy)  # else the parameters below would be the whole ones that a pass has left behind
         self._optimizer = build_optimizer(policy.model, settings.optimizer)
         self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
         # One scaler for the whole run: a fresh one would forget the scale it had found.

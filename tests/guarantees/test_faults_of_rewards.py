@@ -168,7 +168,8 @@ def test_the_group_of_a_completion_that_fails_is_normalised_without_it(folder: P
 
 
 def test_a_function_that_always_raises_stops_the_run_with_its_error(folder: Path) -> None:
-    reason = r"none of \d+ completions could be scored: reward function \"broken\" raised KeyError: 'answer' for compl"
+    raised = r"raised KeyError: 'answer' \(faulty_rewards\.py:\d+\) for compl"
+    reason = rf"none of \d+ completions could be scored: reward function \"broken\" {raised}"
     with pytest.raises(RunStopped, match=reason):
         run("broken", folder / "run")
 

@@ -10,6 +10,8 @@ import functools
 import inspect
 import math
 import numbers
+import os
+import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, runtime_checkable
@@ -148,8 +150,11 @@ def _with_hooks(keywords: Mapping[str, Any], metrics: list[tuple[str, float]]) -
 
 
 def _raised(error: BaseException) -> str:
+    """The type, the message and the place in the function's code."""
     message = " ".join(str(error).split())[:300]
-    return f"raised {type(error).__name__}: {message}" if message else f"raised {type(error).__name__}"
+    what = f"raised {type(error).__name__}: {message}" if message else f"raised {type(error).__name__}"
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the call in here
+    return f"{what} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else what
 
 
 def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:

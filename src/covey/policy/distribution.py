@@ -52,7 +52,7 @@ def joined(seconds: float) -> Iterator[None]:
         error.add_note(f"on rank {number}")
         if not _is_of_torch(error):
             raise
-        lost = RunStopped(f"lost the other ranks ({' '.join(str(error).split())[-160:]}); the first to end says why")
+        lost = RunStopped(f"lost the other ranks ({_short(error)}); the first to end says why")
         lost.add_note(f"on rank {number}")
         raise lost from error
     finally:
@@ -210,6 +210,13 @@ def _is_of_torch(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and _LOST.search(str(error)) is not None)
 
 
+def _short(error: Exception) -> str:
+    """What torch says happened to the connection, without its advice."""
+    text = " ".join(str(error).split())
+    found = _LOST_HOW.search(text)
+    return found[0] if found else text[:160]
+
+
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Neighbours of one type, at least one tensor and about BUCKET_BYTES together."""
     bucket: list[Tensor] = []
@@ -225,3 +232,6 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 _LOST = re.compile("gloo|Gloo|Connection (closed|reset|refused)|Timed out waiting|Broken pipe")
+_LOST_HOW = re.compile(
+    r"(Connection (closed|reset|refused)|Timed out waiting|Broken pipe)( by peer)?( \[[^\]]*\](:\d+)?)?"
+)
