@@ -227,7 +227,7 @@ def test_one_bad_sample_is_dropped_and_counted_and_the_run_goes_on(capsys: pytes
     ("name", "count", "reason"),
     [
         ("nan", 1, 'reward function "nan" returned nan for completion 0'),
-        ("raises", 1, "reward function \"raises\" raised KeyError: 'answer'"),
+        ("raises", 1, "reward function \"raises\" raised KeyError: 'answer' (my_rewards.py:26)"),
         # Its one value is right for the one greedy completion; the samples come next.
         ("short", 2, 'reward function "short" returned 1 values for 2 completions'),
     ],
