@@ -41,7 +41,7 @@ class ModelConfig:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     linear: str = "auto"
-    """Library of float32 linear layers on a CPU: onednn, torch (MKL), or auto (torch on Intel, else onednn)."""
+    """Library of float32 linear layers on a CPU: onednn, torch, or auto (torch on Intel and for small layers)."""
     device: str = "auto"
     """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
     nano_architecture: str = "qwen2"

@@ -1,6 +1,7 @@
 """Sampling in half precision: the casts are autocast's, and they follow the weights."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 
 from covey.engine.base import Sampling
 from covey.engine.native import NativeEngine
-from covey.engine.twin import cast_bytes, is_wanted, twin_of
+from covey.engine.twin import is_wanted, own_bytes, twin_of
 from covey.policy.attention import DENSE
+from covey.policy.linear import OneDnnLinear, PackedLinear, use_onednn
 from covey.policy.policy import Policy, inference
 from covey.types import Completion
 
@@ -38,6 +40,7 @@ def untied() -> Policy:
 
 
 KINDS: list[Callable[[], Policy]] = [full, with_adapters, untied]
+PACKED: list[Callable[[], Policy]] = [lambda: through_onednn(), lambda: through_onednn(lora_rank=4)]
 
 
 def logits(policy: Policy) -> Tensor:
@@ -56,7 +59,7 @@ def test_the_twin_computes_the_very_bits_of_autocast(make: Callable[[], Policy])
     assert torch.equal(logits(twin_of(policy)), logits(policy))
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("make", [*KINDS, *PACKED])
 def test_an_engine_samples_from_the_weights_as_they_are_when_it_begins(make: Callable[[], Policy]) -> None:
     policy = make()
     engine = NativeEngine(policy, 1 << 20, 4)
@@ -76,7 +79,7 @@ def test_only_weights_of_linear_layers_exist_twice(make: Callable[[], Policy]) -
     held = {id(parameter) for parameter in policy.model.parameters()}
     own = [parameter for parameter in twin.model.parameters() if id(parameter) not in held]
     assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in own)
-    assert sum(parameter.nbytes for parameter in own) == cast_bytes(policy) > 0
+    assert sum(parameter.nbytes for parameter in own) == own_bytes(policy) > 0
     embeddings = [m for m in twin.model.modules() if isinstance(m, nn.Embedding)]
     assert all(id(parameter) in held for module in embeddings for parameter in module.parameters())
 
@@ -91,5 +94,29 @@ def test_the_policy_itself_is_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_whole_precision_needs_no_twin(precision: str) -> None:
-    assert not is_wanted(nano(precision=precision))
+def test_whole_precision_through_torch_needs_no_twin(precision: str) -> None:
+    assert not is_wanted(nano(precision=precision, linear="torch"))
+
+
+def through_onednn(**settings: Any) -> Policy:
+    return nano(linear="onednn", **settings)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_packed_weights_give_the_log_probs_of_plain_ones(lora_rank: int) -> None:
+    policy = through_onednn(lora_rank=lora_rank)
+    twin = twin_of(policy)
+    packed = [module for module in twin.model.modules() if isinstance(module, PackedLinear)]
+    assert len(packed) == len([m for m in policy.model.modules() if type(m) is OneDnnLinear]) == 2 * 7 + 1
+    assert torch.allclose(logits(twin).log_softmax(-1), logits(policy).log_softmax(-1), rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 65, 700])
+def test_a_packed_layer_takes_any_number_of_rows(num_rows: int) -> None:
+    layer = nn.Linear(48, 80)
+    use_onednn(nn.ModuleList([layer]))
+    assert isinstance(layer, OneDnnLinear)
+    x = torch.randn(1, num_rows, 48, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
+        assert torch.allclose(PackedLinear(layer)(x), expected, rtol=1e-5, atol=1e-6)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.config import Config
-from covey.policy import linear
 
 from . import settings_observed as see
 from . import settings_watched as watch
@@ -75,7 +74,6 @@ COLD = {
     "cold_start.cache_dir": "cache",
 }
 LORA = {"model.lora_rank": 2}
-WIDE = {"model.nano_hidden_size": 256}
 PREFLIGHT = {"preflight.enabled": True}
 SAVING = HERE | {"num_steps": 3, "output.save_every": 1}
 
@@ -104,7 +102,7 @@ CASES: dict[str, Case | Refused] = {
     "model.lora_alpha": trains(64.0, model__lora_rank=2),
     "model.lora_dropout": trains(0.5, model__lora_rank=2),
     "model.lora_targets": Case(see.policy, ["q_proj"], LORA),
-    "model.linear": Case(see.linear_layers, "torch" if linear.is_wanted("auto") else "onednn", WIDE),
+    "model.linear": Case(see.linear_layers, "onednn"),
     "model.gradient_checkpointing": Case(see.work, True, keeps=see.update),
     "model.device": Refused("nowhere", "model.device must be auto, cpu, cuda or cuda:N, got nowhere"),
     "model.nano_architecture": Case(see.policy, "llama"),

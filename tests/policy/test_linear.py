@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.policy.linear import OneDnnLinear, use_onednn
+from covey.policy.linear import OneDnnLinear, choose_library, use_onednn
 
 
 def layers(bias: bool, inputs: int = 192, outputs: int = 400) -> tuple[nn.Linear, nn.Linear]:
@@ -75,5 +75,15 @@ def test_only_large_plain_linear_layers_are_touched() -> None:
         pass
 
     model = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 255), Own(256, 256), nn.Embedding(256, 256)])
-    use_onednn(model)
+    use_onednn(model, 2**16)
     assert [type(module) for module in model] == [OneDnnLinear, nn.Linear, Own, nn.Embedding]
+
+
+def test_a_library_that_is_named_is_taken_whatever_the_size() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2)])
+    choose_library(model, "torch")
+    assert type(model[0]) is nn.Linear
+    choose_library(model, "auto")
+    assert type(model[0]) is nn.Linear
+    choose_library(model, "onednn")
+    assert type(model[0]) is OneDnnLinear

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 MIN_WEIGHTS = 2**16
-"""Layers with fewer weights stay with torch: oneDNN's calls cost more than they save."""
+"""Where it is chosen automatically, layers with fewer weights stay with torch: benchmarks/NOTES.md."""
+
+PACKED_ROWS = 64
+"""Rows for which weights are laid out; other numbers of rows take the same layout."""
 
 
 class _Product(torch.autograd.Function):
@@ -51,24 +54,52 @@ class OneDnnLinear(nn.Linear):
         return out.view(*input.shape[:-1], self.out_features)
 
 
-def is_wanted(choice: str) -> bool:
-    """Whether `choice` ("torch", "onednn" or "auto") means oneDNN here; auto takes it where the processor is not
-    Intel's, whom MKL is made for."""
-    if choice != "auto":
-        return choice == "onednn"
-    try:
-        return "GenuineIntel" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
+class PackedLinear(nn.Module):
+    """An OneDnnLinear for passes without gradient, its weight laid out beforehand: with few rows, as in decoding, most
+    of the time of a product goes into reading weights, and in this layout they are read in one go."""
+
+    def __init__(self, layer: OneDnnLinear) -> None:
+        super().__init__()
+        self.out_features = layer.out_features
+        self.bias: nn.Parameter | None = None
+        self.take(layer)
+
+    def take(self, layer: OneDnnLinear) -> None:
+        """Lay out the weight of `layer` as it is now; the bias is shared."""
+        self.bias = layer.bias
+        self._packed_OI = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), PACKED_ROWS)
+
+    def forward(self, input: Tensor) -> Tensor:
+        flat = input.reshape(-1, input.shape[-1])
+        return _linear(flat, self._packed_OI, self.bias).view(*input.shape[:-1], self.out_features)
 
 
-def use_onednn(model: nn.Module) -> None:
-    """Let large plain linear layers of the model compute through oneDNN, in place; their weights stay as they are."""
+def choose_library(model: nn.Module, choice: str) -> None:
+    """Let linear layers compute through what `choice` ("torch", "onednn" or "auto") means here.
+
+    Auto never depends on a timing: a run that chose anew at each start would not resume to the same bits.
+    """
+    if choice == "onednn":
+        use_onednn(model)
+    elif choice == "auto" and not _is_intel():
+        use_onednn(model, MIN_WEIGHTS)
+
+
+def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
+    """Let plain linear layers with so many weights compute through oneDNN, in place; the weights stay as they are."""
     if not torch.backends.mkldnn.is_available():
         return
     for module in model.modules():
-        if type(module) is nn.Linear and module.weight.numel() >= MIN_WEIGHTS:
+        if type(module) is nn.Linear and module.weight.numel() >= min_weights:
             module.__class__ = OneDnnLinear
+
+
+def _is_intel() -> bool:
+    """Whose processors MKL is made for; also where nothing is known about the processor."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return True
 
 
 def _linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

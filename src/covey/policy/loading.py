@@ -38,8 +38,8 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
     model, tokenizer = _load_model(replace(settings, name=base), device, seed)
     remove_dropout(model)
-    if device.type == "cpu" and linear.is_wanted(settings.linear):
-        linear.use_onednn(model)
+    if device.type == "cpu":
+        linear.choose_library(model, settings.linear)
     plain_head = has_plain_head(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
