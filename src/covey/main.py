@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from covey.deadlines import leave_within
 
         leave_within(LEAVE_SECONDS, code)
+    if argv is None and launch.world_size() > 1:
+        launch.leave(code)
     return code
 
 

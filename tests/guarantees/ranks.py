@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from covey import launch
 from covey.aggregation import AGGREGATIONS
 from covey.batch import evened
 from covey.config import AlgorithmConfig
@@ -122,3 +123,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2:])
+    launch.leave(0)
