@@ -6,6 +6,7 @@ Imports nothing heavy before it is needed, so that help, completion and a typing
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 EXIT_MENDABLE, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
 LEAVE_SECONDS = 10.0
 """For the threads and exit handlers that libraries leave behind."""
+
+HEARD_SECONDS = 10.0
+"""For the rank that has something to say, at most; under torchrun the others end as soon as it has."""
 
 HYDRA_FLAGS = {
     "--help": 0, "-h": 0, "--hydra-help": 0, "--multirun": 0, "-m": 0, "--run": 0, "-r": 0, "--resolve": 0,
@@ -298,6 +302,7 @@ def report(error: Exception) -> int:
     from covey.explain import explain, is_heard_elsewhere, is_mendable
 
     if launch.world_size() > 1 and is_heard_elsewhere(error):
+        time.sleep(HEARD_SECONDS)  # a launcher ends all ranks with the first, and that must be the one that speaks
         return EXIT_MENDABLE
     code = EXIT_MENDABLE if is_mendable(error) else EXIT_DEFECT
     if code == EXIT_MENDABLE and os.environ.get("COVEY_DEBUG") != "1":
