@@ -63,9 +63,9 @@ class Block:
         self.shape = shape
         self.num_holders = 0
         self.length = 0
-        self.keys = [self._zeros(layer.num_heads, layer.key_width) for layer in shape.layers]
+        self.keys = [self._empty(layer.num_heads, layer.key_width) for layer in shape.layers]
         """By layer, (holders, K, length, D)."""
-        self.values = [self._zeros(layer.num_heads, layer.value_width) for layer in shape.layers]
+        self.values = [self._empty(layer.num_heads, layer.value_width) for layer in shape.layers]
 
     @property
     def num_slots(self) -> int:
@@ -81,10 +81,13 @@ class Block:
         self.num_holders, self.length = num_holders, length
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
-                new = self._zeros(old.shape[1], old.shape[3])
+                new = self._empty(old.shape[1], old.shape[3])
                 most = max(most, held + new.nbytes)
                 held += new.nbytes - old.nbytes
                 new[:holders, :, :kept] = old[:holders, :, :kept]
+                # Masked slots are multiplied by 0, and 0 times a stray NaN would be NaN.
+                new[:holders, :, kept:] = 0.0
+                new[holders:] = 0.0
                 tensors[layer] = new
         return most
 
@@ -97,10 +100,9 @@ class Block:
             used = tensor[:, :, :length]
             used[pairs[:, 1]] = used[pairs[:, 0]]
 
-    def _zeros(self, num_heads: int, width: int) -> Tensor:
-        # Not empty: masked slots are multiplied by 0, and 0 times a stray NaN would be NaN.
+    def _empty(self, num_heads: int, width: int) -> Tensor:
         size = (self.num_holders, num_heads, self.length, width)
-        return torch.zeros(size, dtype=self.shape.dtype, device=self.shape.device)
+        return torch.empty(size, dtype=self.shape.dtype, device=self.shape.device)
 
 
 class Cache:
