@@ -40,6 +40,8 @@ class ModelConfig:
     """Module names that get an adapter; ["all-linear"] means every linear layer but the output head."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    activation_offload: bool = False
+    """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
     linear: str = "auto"
     """Library of float32 linear layers on a CPU: onednn, torch, or auto (torch on Intel and for small layers)."""
     device: str = "auto"

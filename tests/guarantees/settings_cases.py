@@ -104,6 +104,7 @@ CASES: dict[str, Case | Refused] = {
     "model.lora_targets": Case(see.policy, ["q_proj"], LORA),
     "model.linear": Case(see.linear_layers, "onednn"),
     "model.gradient_checkpointing": Case(see.work, True, keeps=see.update),
+    "model.activation_offload": Refused(True, "model.activation_offload=true needs a GPU, got model.device=cpu"),
     "model.device": Refused("nowhere", "model.device must be auto, cpu, cuda or cuda:N, got nowhere"),
     "model.nano_architecture": Case(see.policy, "llama"),
     "model.nano_hidden_size": Case(see.policy, 32),

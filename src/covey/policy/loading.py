@@ -34,6 +34,8 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     # Warns on some CPUs that a kernel nobody asked for is missing, as soon as peft imports it.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     device = choose_device(settings.device)
+    if settings.activation_offload and device.type == "cpu":
+        raise ValueError("model.activation_offload=true needs a GPU, got model.device=cpu")
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
     model, tokenizer = _load_model(replace(settings, name=base), device, seed)
@@ -49,7 +51,8 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
         wrapped = load_adapters(model, settings, saved)
     elif settings.lora_rank > 0 and trainable:
         wrapped = add_adapters(model, settings, seed)
-    policy = Policy(model=wrapped, tokenizer=tokenizer, precision=precision, plain_head=plain_head)
+    offload = settings.activation_offload and trainable
+    policy = Policy(wrapped, tokenizer, precision, plain_head, offload=offload)
     if not trainable:
         wrapped.requires_grad_(False)
     return policy

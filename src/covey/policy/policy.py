@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.policy.attention import Layout
+from covey.policy.offload import offloaded
 
 T = TypeVar("T")
 
@@ -32,6 +33,8 @@ class Policy:
     """Logits are exactly output_embedding(last hidden state); else the head must run inside the model."""
     sharded: bool = False
     """Weights are shared out over the ranks (`policy.sharding`): every pass is collective."""
+    offload: bool = False
+    """Activations wait for the backward pass in the host's memory."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -86,7 +89,7 @@ class Policy:
 
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (B, T, C), after the final norm."""
-        with self.autocast():
+        with self.autocast(), offloaded(self.device) if self.offload else nullcontext():
             out = self.causal_lm.base_model(
                 input_ids=input_ids_BT, position_ids=position_ids_BT, layout=layout, use_cache=False
             )
