@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from covey.engine.base import Sampling
 from covey.engine.native import NativeEngine
 from covey.engine.twin import is_wanted, own_bytes, twin_of
 from covey.policy.attention import DENSE
-from covey.policy.linear import OneDnnLinear, PackedLinear, use_onednn
+from covey.policy.linear import MergedLinear, OneDnnLinear, PackedLinear, use_onednn
 from covey.policy.policy import Policy, inference
 from covey.types import Completion
 
@@ -25,9 +26,9 @@ def full() -> Policy:
     return nano(precision="bfloat16")
 
 
-def with_adapters() -> Policy:
+def with_adapters(precision: str = "bfloat16", **settings: Any) -> Policy:
     """Its adapters do something: they begin with zeros."""
-    policy = nano(precision="bfloat16", lora_rank=4)
+    policy = nano(precision=precision, lora_rank=4, **settings)
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
             parameter.add_(0.3) if "lora_B" in name else None
@@ -40,7 +41,11 @@ def untied() -> Policy:
 
 
 KINDS: list[Callable[[], Policy]] = [full, with_adapters, untied]
-PACKED: list[Callable[[], Policy]] = [lambda: through_onednn(), lambda: through_onednn(lora_rank=4)]
+PACKED: list[Callable[[], Policy]] = [
+    lambda: through_onednn(),
+    lambda: with_adapters("float32", linear="onednn"),
+    lambda: with_adapters("float32", linear="torch"),
+]
 
 
 def logits(policy: Policy) -> Tensor:
@@ -111,6 +116,40 @@ def test_packed_weights_give_the_log_probs_of_plain_ones(lora_rank: int) -> None
     assert torch.allclose(logits(twin).log_softmax(-1), logits(policy).log_softmax(-1), rtol=0.0, atol=1e-6)
 
 
+def test_adapters_are_merged_for_sampling_and_the_trained_ones_stay() -> None:
+    policy = with_adapters("float64")
+    twin = twin_of(policy)
+    merged = [module for module in twin.model.modules() if isinstance(module, MergedLinear)]
+    assert len(merged) == 2 * 7
+    assert not [name for name, _ in twin.model.named_modules() if "lora_" in name]
+    assert len([name for name, _ in policy.model.named_modules() if name.endswith("lora_A.default")]) == 2 * 7
+    assert torch.allclose(logits(twin), logits(policy), rtol=0.0, atol=1e-12)
+    with policy.model.disable_adapter():  # type: ignore[operator]
+        assert not torch.allclose(logits(twin), logits(policy), rtol=0.0, atol=1e-2)
+
+
+@pytest.mark.parametrize("linear", ["onednn", "torch"])
+def test_merged_adapters_are_far_within_what_sampled_is_trained_allows(linear: str) -> None:
+    policy = with_adapters("float32", linear=linear)
+    apart = logits(twin_of(policy)).log_softmax(-1) - logits(policy).log_softmax(-1)
+    assert apart.abs().max() < 1e-5
+
+
+def test_what_merged_weights_take_is_counted() -> None:
+    policy = with_adapters("float64")
+    weights = [module.base_layer.weight for _, module in policy.model.named_modules() if is_lora(module)]
+    assert own_bytes(policy) == sum(weight.nbytes for weight in weights) > 0
+
+
+def test_in_half_precision_adapters_stay_apart_for_the_merged_weight_would_be_rounded() -> None:
+    twin = twin_of(with_adapters("bfloat16"))
+    assert not [module for module in twin.model.modules() if isinstance(module, MergedLinear)]
+
+
+def is_lora(module: nn.Module) -> bool:
+    return isinstance(module, LoraLayer)
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 64, 65, 700])
 def test_a_packed_layer_takes_any_number_of_rows(num_rows: int) -> None:
     layer = nn.Linear(48, 80)
@@ -119,4 +158,4 @@ def test_a_packed_layer_takes_any_number_of_rows(num_rows: int) -> None:
     x = torch.randn(1, num_rows, 48, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
-        assert torch.allclose(PackedLinear(layer)(x), expected, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(PackedLinear(layer.weight, layer.bias)(x), expected, rtol=1e-5, atol=1e-6)

@@ -58,20 +58,35 @@ class PackedLinear(nn.Module):
     """An OneDnnLinear for passes without gradient, its weight laid out beforehand: with few rows, as in decoding, most
     of the time of a product goes into reading weights, and in this layout they are read in one go."""
 
-    def __init__(self, layer: OneDnnLinear) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: nn.Parameter | None) -> None:
         super().__init__()
-        self.out_features = layer.out_features
-        self.bias: nn.Parameter | None = None
-        self.take(layer)
+        self.out_features = len(weight_OI)
+        self.take(weight_OI, bias_O)
 
-    def take(self, layer: OneDnnLinear) -> None:
-        """Lay out the weight of `layer` as it is now; the bias is shared."""
-        self.bias = layer.bias
-        self._packed_OI = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), PACKED_ROWS)
+    def take(self, weight_OI: Tensor, bias_O: nn.Parameter | None) -> None:
+        """Lay out the weight as it is now; the bias is shared."""
+        self.bias = bias_O
+        self._packed_OI = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), PACKED_ROWS)
 
     def forward(self, input: Tensor) -> Tensor:
         flat = input.reshape(-1, input.shape[-1])
         return _linear(flat, self._packed_OI, self.bias).view(*input.shape[:-1], self.out_features)
+
+
+class MergedLinear(nn.Module):
+    """A linear layer and its adapter as one product, for passes without gradient."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: nn.Parameter | None) -> None:
+        super().__init__()
+        self.take(weight_OI, bias_O)
+
+    def take(self, weight_OI: Tensor, bias_O: nn.Parameter | None) -> None:
+        """Hold the merged weight, which nobody else holds; the bias is shared."""
+        self.bias = bias_O
+        self._weight_OI = weight_OI.detach()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, self._weight_OI, self.bias)
 
 
 def choose_library(model: nn.Module, choice: str) -> None:
