@@ -1,0 +1,173 @@
+"""The caller's side of the sandbox: slots of trusted judges, one program at a time each."""
+
+import asyncio
+import atexit
+import os
+import platform
+import queue
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Self
+
+from covey.sandbox.inside.syscalls import COLUMNS, this_machine
+from covey.sandbox.orders import order_of, report_of
+from covey.sandbox.remedies import ELSEWHERE, with_remedy
+from covey.sandbox.slot import Slot, SlotLost
+from covey.sandbox.types import TIERS, Limits, Report, SandboxFailed, Test, Tier
+
+AUTOMATIC: tuple[Tier, ...] = ("namespace", "landlock")
+"""What "auto" tries, the strongest first."""
+
+
+class Sandbox:
+    """Runs programs shut in, `num_slots` at a time. Starts at once; a context manager.
+
+    >>> with Sandbox(num_slots=4) as sandbox:
+    ...     report = await sandbox.run(code, tests, entry_point="solve")
+    """
+
+    def __init__(self, num_slots: int | None = None, tier: Tier = "auto", unsafe_without: Collection[str] = ()) -> None:
+        """num_slots: None for one per processor and one more. `unsafe_without`: layers to leave out, for tests.
+
+        Raises SandboxFailed, in one line with the remedy, where the tier's layers do not all hold.
+        """
+        check_choice(num_slots, tier)
+        self._omit = tuple(unsafe_without)
+        first = start_first(tier, self._omit)
+        self.tier: Tier = first.tier
+        self._num_slots = num_slots or len(os.sched_getaffinity(0)) + 1
+        self._idle: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
+        self._idle.put(first)
+        for _ in range(self._num_slots - 1):
+            self._idle.put(None)  # started when it is first needed
+        self._executor = ThreadPoolExecutor(self._num_slots, thread_name_prefix="sandbox")
+        self._described = first.described
+        self._slots = {first}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._owner = os.getpid()
+
+    async def run(
+        self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
+    ) -> Report:
+        """The verdict on a program. Raises SandboxFailed where there is none, ValueError for tests it cannot take."""
+        return await asyncio.wrap_future(self._submit(code, tests, entry_point, limits))
+
+    def run_blocking(
+        self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
+    ) -> Report:
+        """`run` for callers without an event loop."""
+        return self._submit(code, tests, entry_point, limits).result()
+
+    def describe(self) -> dict[str, Any]:
+        """For the run's manifest: tier, layers, the probes that found them holding, versions. Plain values."""
+        return {**self._described, "num_slots": self._num_slots, "without": list(self._omit)}
+
+    def close(self) -> None:
+        """Ends all processes. Idempotent; nothing in a process that was forked off, whose judges they are not."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._is_closed = True
+            slots, self._slots = self._slots, set()
+        for slot in slots:
+            slot.close()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(
+        self, code: str, tests: Sequence[Test], entry_point: str | None, limits: Limits | None
+    ) -> Future[Report]:
+        if self._is_closed:
+            raise SandboxFailed("the sandbox is closed")
+        if os.getpid() != self._owner:
+            raise SandboxFailed("the sandbox belongs to the process that this one was forked from; make one here")
+        limits = limits or Limits()
+        order = order_of(code, tests, entry_point, limits)
+        return self._executor.submit(self._run, order, limits)
+
+    def _run(self, order: dict[str, Any], limits: Limits) -> Report:
+        slot = self._idle.get()
+        try:
+            for is_last in (False, True):  # a slot that fails is replaced, once for each program
+                try:
+                    slot = slot or self._start_slot()
+                    return report_of(slot.run(order, limits.total_seconds))
+                except SlotLost as error:
+                    self._forget(slot)
+                    slot = None
+                    if is_last or self._is_closed:
+                        raise SandboxFailed(str(error)) from error
+            raise AssertionError("either a report or an error")
+        finally:
+            self._idle.put(slot)
+
+    def _start_slot(self) -> Slot:
+        slot = Slot(self.tier, self._omit, proves=False)
+        with self._lock:
+            self._slots.add(slot)
+            is_late = self._is_closed
+        if is_late:
+            slot.close()
+        return slot
+
+    def _forget(self, slot: Slot | None) -> None:
+        if slot is not None:
+            slot.close()
+            with self._lock:
+                self._slots.discard(slot)
+
+
+def check_choice(num_slots: int | None, tier: str) -> None:
+    """ValueError for what does not exist, SandboxFailed for machines where nothing works."""
+    if num_slots is not None and num_slots < 1:
+        raise ValueError(f"num_slots must be >= 1, got {num_slots}")
+    if tier not in TIERS:
+        raise ValueError(f"tier must be one of {', '.join(TIERS)}, got {tier}")
+    if sys.platform != "linux" or this_machine() not in COLUMNS:
+        here = f"{platform.system()} on {platform.machine()}"
+        raise SandboxFailed(f"the sandbox needs Linux on x86_64 or aarch64, got {here}; use a container, {ELSEWHERE}")
+
+
+def start_first(tier: Tier, omit: tuple[str, ...]) -> Slot:
+    """A slot of the strongest tier that holds, among those that may be chosen."""
+    if tier == "unsafe_no_isolation" or omit:
+        without = ", ".join(omit) or "isolation"
+        sys.stderr.write(f"covey.sandbox: UNSAFE: tier={tier} runs model code without {without}\n")
+    missing = []
+    for candidate in AUTOMATIC if tier == "auto" else (tier,):
+        try:
+            return Slot(candidate, omit, proves=True)
+        except SlotLost as error:
+            missing.append(with_remedy(candidate, str(error)))
+    raise SandboxFailed(f"no isolation for model code: {'; '.join(missing)}; {ELSEWHERE}")
+
+
+@lru_cache(maxsize=len(TIERS))
+def shared_sandbox(tier: Tier, pid: int) -> Sandbox:
+    """One for all callers in the process of that number; it ends with the process."""
+    sandbox = Sandbox(tier=tier)
+    atexit.register(sandbox.close)
+    return sandbox
+
+
+def run_tests(
+    code: str,
+    tests: Sequence[Test],
+    entry_point: str | None = None,
+    limits: Limits | None = None,
+    tier: Tier = "auto",
+) -> Report:
+    """The verdict on a program, from a sandbox that all callers of this process share."""
+    return shared_sandbox(tier, os.getpid()).run_blocking(code, tests, entry_point, limits)

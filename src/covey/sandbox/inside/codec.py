@@ -1,0 +1,261 @@
+"""Plain values as JSON and back: the only language between a program and its judge.
+
+None, bools, strings, lists and integers up to 2^53 are themselves; everything else is an object with one key, its tag:
+
+    i integer (hexadecimal)   f float (float.hex)   c complex [real, imaginary]   b bytes   y bytearray
+    t tuple   s set   z frozenset   d dict [[key, value], ...]
+    n iterator [items]   k, v, e views of a dict: keys, values, items   r range [start, stop, step]
+    o anything else: only whether it is true
+
+Since every dict is tagged, no value can imitate a tag. Encoding reads a value with the methods of its plain base class,
+whatever a subclass says about itself; decoding makes exact plain types and trusts nothing.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import Any
+
+MAX_DEPTH = 60
+MAX_COLLISIONS = 1000
+SAFE_INTEGER = 1 << 53
+"""JSON numbers above are not the same everywhere."""
+FOREIGN = (AttributeError, TypeError, ValueError, OverflowError, RecursionError, MemoryError, UnicodeError)
+"""What decoding hostile text may raise."""
+
+
+class Unencodable(Exception):
+    """The value is too deep, too large, or not plain where it must be."""
+
+
+class Opaque:
+    """Stands for a value that is not plain: it is true or false, equals nothing and has no attributes."""
+
+    __slots__ = ("_truth",)
+
+    def __init__(self, truth: bool) -> None:
+        self._truth = truth
+
+    def __bool__(self) -> bool:
+        return self._truth
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return "<not a plain value>"
+
+
+class Encoder:
+    """Encodes one value, of at most `size` nodes and characters."""
+
+    def __init__(self, size: int, is_strict: bool = False) -> None:
+        """`is_strict`: a value that is not plain is an error, not opaque."""
+        self._left = size
+        self._is_strict = is_strict
+
+    def encode(self, value: Any, depth: int = 0) -> Any:
+        """The value for `json.dumps`; raises Unencodable."""
+        kind = type(value)
+        self._left -= 1
+        if value is None or kind is bool:
+            return value
+        if depth > MAX_DEPTH:
+            raise Unencodable(f"the value is nested more than {MAX_DEPTH} deep")
+        for base, encode in _ENCODERS:
+            if kind is base:
+                return encode(self, value, depth)
+        for base, encode in _ENCODERS:
+            if issubclass(kind, base):
+                return encode(self, value, depth)
+        return self._iterator_or_opaque(value, depth)
+
+    def spend(self, size: int) -> None:
+        """Takes from what is left."""
+        self._left -= size
+        if self._left < 0:
+            raise Unencodable("the value is too large")
+
+    def all(self, values: Iterable[Any], depth: int) -> list[Any]:
+        """Each of the values, one deeper."""
+        encoded = []
+        for value in values:
+            self.spend(1)
+            encoded.append(self.encode(value, depth + 1))
+        return encoded
+
+    def pairs(self, values: Iterable[tuple[Any, Any]], depth: int) -> list[list[Any]]:
+        """Each of the pairs, one deeper."""
+        encoded = []
+        for first, second in values:
+            self.spend(1)
+            encoded.append([self.encode(first, depth + 1), self.encode(second, depth + 1)])
+        return encoded
+
+    def _iterator_or_opaque(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        for base, tag in _ITERATED.items():
+            if kind is base:
+                return {tag: self.pairs(value, depth) if tag == "e" else self.all(value, depth)}
+        if self._is_strict and kind is not Opaque:
+            raise Unencodable(f"{kind.__name__} is no plain type")
+        return {"o": bool(value)}
+
+
+def _text(encoder: Encoder, value: Any, depth: int) -> Any:
+    text = str.__str__(value)
+    encoder.spend(len(text))
+    return text
+
+
+def _integer(encoder: Encoder, value: Any, depth: int) -> Any:
+    number = int.__pos__(value)
+    if -SAFE_INTEGER <= number <= SAFE_INTEGER:
+        return number
+    encoder.spend(number.bit_length() // 4)
+    return {"i": hex(number)}
+
+
+def _bytes(tag: str, to_hex: Callable[[Any], str]) -> Callable[[Encoder, Any, int], Any]:
+    def encode(encoder: Encoder, value: Any, depth: int) -> Any:
+        text = to_hex(value)
+        encoder.spend(len(text))
+        return {tag: text}
+
+    return encode
+
+
+def _items(tag: str, iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Encoder, Any, int], Any]:
+    return lambda encoder, value, depth: {tag: encoder.all(iterate(value), depth)}
+
+
+def _complex(encoder: Encoder, value: Any, depth: int) -> Any:
+    number = complex.__pos__(value)
+    return {"c": [number.real.hex(), number.imag.hex()]}
+
+
+_ENCODERS: list[tuple[type, Callable[[Encoder, Any, int], Any]]] = [
+    (int, _integer),
+    (str, _text),
+    (float, lambda encoder, value, depth: {"f": float.hex(value)}),
+    (list, lambda encoder, value, depth: encoder.all(list.__iter__(value), depth)),
+    (tuple, _items("t", tuple.__iter__)),
+    (dict, lambda encoder, value, depth: {"d": encoder.pairs(dict.items(value), depth)}),
+    (set, _items("s", set.__iter__)),
+    (frozenset, _items("z", frozenset.__iter__)),
+    (bytes, _bytes("b", bytes.hex)),
+    (bytearray, _bytes("y", bytearray.hex)),
+    (complex, _complex),
+    (range, lambda encoder, value, depth: {"r": [hex(value.start), hex(value.stop), hex(value.step)]}),
+]
+_ITERATED: dict[type, str] = {
+    **dict.fromkeys(map(type, ((_ for _ in ()), iter([]), iter(()), iter(range(0)), iter(""), iter(set()))), "n"),
+    **dict.fromkeys(map(type, (iter({}), iter({}.values()), iter({}.items()), iter(range(1 << 70)))), "n"),
+    **dict.fromkeys((map, filter, zip, enumerate, reversed, type(reversed([])), type(count())), "n"),
+    type({}.keys()): "k",
+    type({}.values()): "v",
+    type({}.items()): "e",
+}
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError("floats are tagged")
+
+
+_TO_JSON = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False, separators=(",", ":"))
+_FROM_JSON = json.JSONDecoder(parse_float=_refuse, parse_constant=_refuse)
+
+
+def dumps(value: Any) -> bytes:
+    """What `encode` made, as text in ASCII."""
+    return _TO_JSON.encode(value).encode()
+
+
+def loads(text: bytes) -> Any:
+    """JSON without floats, which are always tagged; raises one of FOREIGN."""
+    return _FROM_JSON.decode(text.decode())
+
+
+_INTEGER = re.compile(r"-?0x[0-9a-f]+")
+_FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}|-?inf|nan")
+
+
+def decode(node: Any, depth: int = 0) -> Any:
+    """The value of encoded JSON, in exact plain types; raises one of FOREIGN for what `encode` does not make."""
+    kind = type(node)
+    if node is None or kind is bool or kind is str or kind is int:
+        return node
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deep")
+    if kind is list:
+        return [decode(item, depth + 1) for item in node]
+    ((tag, content),) = node.items()
+    return _DECODERS[tag](content, depth) if tag in _DECODERS else _refuse(tag)
+
+
+def _decoded_integer(text: str, depth: int) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise ValueError("not an integer")
+    return int(text, 16)
+
+
+def _decoded_float(text: str, depth: int = 0) -> float:
+    if not _FLOAT.fullmatch(text):
+        raise ValueError("not a float")
+    return float.fromhex(text)
+
+
+def _decoded_all(content: Any, depth: int) -> list[Any]:
+    if type(content) is not list:
+        raise ValueError("not a list")
+    return [decode(item, depth + 1) for item in content]
+
+
+def _hashable(values: list[Any]) -> list[Any]:
+    """The same, if their hashes differ: inserting numbers that were chosen to have one hash takes for ever."""
+    if len(values) - len({hash(value) for value in values}) > MAX_COLLISIONS:
+        raise ValueError("too many values with the same hash")
+    return values
+
+
+def _decoded_pairs(content: Any, depth: int) -> dict[Any, Any]:
+    keys = _hashable([decode(key, depth + 1) for key, _ in content])
+    return dict(zip(keys, (decode(value, depth + 1) for _, value in content), strict=True))
+
+
+def _decoded_complex(content: Any, depth: int) -> complex:
+    real, imaginary = content
+    return complex(_decoded_float(real), _decoded_float(imaginary))
+
+
+def _decoded_range(content: Any, depth: int) -> range:
+    start, stop, step = content
+    return range(_decoded_integer(start, depth), _decoded_integer(stop, depth), _decoded_integer(step, depth))
+
+
+def _decoded_truth(content: Any, depth: int) -> Opaque:
+    if type(content) is not bool:
+        raise ValueError("neither true nor false")
+    return Opaque(content)
+
+
+_DECODERS: dict[str, Callable[[Any, int], Any]] = {
+    "i": _decoded_integer,
+    "f": _decoded_float,
+    "c": _decoded_complex,
+    "b": lambda content, depth: bytes.fromhex(content),
+    "y": lambda content, depth: bytearray.fromhex(content),
+    "t": lambda content, depth: tuple(_decoded_all(content, depth)),
+    "s": lambda content, depth: set(_hashable(_decoded_all(content, depth))),
+    "z": lambda content, depth: frozenset(_hashable(_decoded_all(content, depth))),
+    "d": _decoded_pairs,
+    "n": lambda content, depth: iter(_decoded_all(content, depth)),
+    "k": lambda content, depth: dict.fromkeys(_hashable(_decoded_all(content, depth))).keys(),
+    "v": lambda content, depth: dict(enumerate(_decoded_all(content, depth))).values(),
+    "e": lambda content, depth: _decoded_pairs(content, depth).items(),
+    "o": _decoded_truth,
+    "r": _decoded_range,
+}

@@ -1,0 +1,108 @@
+"""Whether an answer is the expected value: on plain values, in a process that ran no foreign code.
+
+Types are strict: bool is not int, list is not tuple. One exception: where a float is expected an int of equal value
+passes. nan meets only nan, an infinity only itself. Sets and dicts ignore order.
+"""
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Floats are close where |got - expected| <= abs + rel * |expected|."""
+
+    rel: float = 0.0
+    abs: float = 0.0
+
+
+EXACT = Tolerance()
+
+
+def matches(expected: Any, got: Any, tolerance: Tolerance = EXACT) -> bool:
+    """Whether `got` counts as `expected`; both are plain.
+
+    >>> matches(2.0, 2), matches(2, 2.0), matches(1, True), matches([1], (1,))
+    (True, False, False, False)
+    """
+    kind = type(expected)
+    if kind is float:
+        return type(got) in (float, int) and _close(expected, got, tolerance)
+    if kind is not type(got):
+        return False
+    if kind in (list, tuple):
+        return len(expected) == len(got) and all(
+            matches(one, other, tolerance) for one, other in zip(expected, got, strict=True)
+        )
+    special = _COMPARISONS.get(kind)
+    return special(expected, got, tolerance) if special else bool(expected == got)
+
+
+def _close(expected: float, got: float | int, tolerance: Tolerance) -> bool:
+    if expected == got:
+        return True
+    if math.isnan(expected):
+        return got != got
+    try:
+        distance = abs(float(got) - expected)
+    except OverflowError:
+        return False
+    # "<=" and never "not >", so that nan fails; an infinite expectation is met only by itself, above
+    return math.isfinite(expected) and distance <= tolerance.abs + tolerance.rel * abs(expected)
+
+
+def _complex(expected: complex, got: complex, tolerance: Tolerance) -> bool:
+    return _close(expected.real, got.real, tolerance) and _close(expected.imag, got.imag, tolerance)
+
+
+def _sets(expected: Any, got: Any, tolerance: Tolerance) -> bool:
+    pairs = {key_of(one): (one, None) for one in expected}
+    others = {key_of(other): (other, None) for other in got}
+    return _pair_up(pairs, others, tolerance)
+
+
+def _dicts(expected: dict[Any, Any], got: dict[Any, Any], tolerance: Tolerance) -> bool:
+    pairs = {key_of(key): (key, value) for key, value in expected.items()}
+    others = {key_of(key): (key, value) for key, value in got.items()}
+    return _pair_up(pairs, others, tolerance)
+
+
+def _pair_up(pairs: dict[Hashable, Any], others: dict[Hashable, Any], tolerance: Tolerance) -> bool:
+    """Each of `pairs` with its own of `others`: of the same key, or else of one that is as good as it."""
+    if len(pairs) != len(others):
+        return False
+    left = []
+    for key, (item, value) in pairs.items():
+        if key not in others:
+            left.append((item, value))
+        elif not matches(value, others.pop(key)[1], tolerance):
+            return False
+    for item, value in left:
+        found = next((key for key, (other, _) in others.items() if matches(item, other, tolerance)), None)
+        if found is None or not matches(value, others.pop(found)[1], tolerance):
+            return False
+    return True
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal for values that are equal and of the same types all through: `1 == True == 1.0` in Python's own sets."""
+    kind = type(value)
+    if kind is float:
+        return (kind, (value + 0.0).hex())  # -0.0 is 0.0, nan is nan
+    if kind is complex:
+        return (kind, key_of(value.real), key_of(value.imag))
+    if kind is tuple:
+        return (kind, tuple(key_of(item) for item in value))
+    if kind is frozenset:
+        return (kind, frozenset(key_of(item) for item in value))
+    return (kind, value)
+
+
+_COMPARISONS: dict[type, Callable[[Any, Any, Tolerance], bool]] = {
+    complex: _complex,
+    set: _sets,
+    frozenset: _sets,
+    dict: _dicts,
+}

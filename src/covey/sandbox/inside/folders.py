@@ -1,0 +1,126 @@
+"""Private folders of programs on the host's own file system: bounded by looking, removed without following links.
+
+Only the Landlock tier needs them; in the namespace tier a program's folder is a file system that ends with it.
+Whatever a program left is hostile: links, folders nested by the thousand, folders nobody may enter.
+"""
+
+import contextlib
+import os
+import stat
+import tempfile
+import time
+
+MAX_ENTRIES = 4096
+"""In a program's folder."""
+MAX_DEPTH = 32
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def make_base(uid: int | None) -> str:
+    """A folder for the folders of programs, which their user can pass through but not list."""
+    candidates = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
+    suitable = [path for path in candidates if os.access(path, os.W_OK) and (uid is None or is_public(path))]
+    if not suitable:
+        raise FileNotFoundError(f"no folder for temporary files that every user may enter; tried {candidates}")
+    base = tempfile.mkdtemp(prefix="covey-sandbox-", dir=suitable[0])
+    os.chmod(base, 0o711)
+    return base
+
+
+def is_public(path: str) -> bool:
+    """Whether every user may enter the folder."""
+    parts = os.path.realpath(path).split("/")
+    above = ["/".join(parts[:number]) or "/" for number in range(1, len(parts) + 1)]
+    return all(os.stat(folder).st_mode & 0o001 for folder in above)
+
+
+def is_over(folder: str, max_bytes: int) -> bool:
+    """Whether the files below take more than that many bytes, are too many or too deep. They may change meanwhile."""
+    entries, total, waiting = 0, 0, [(folder, 0)]
+    while waiting:
+        path, depth = waiting.pop()
+        for name, status in _listed(path):
+            entries += 1
+            total += status.st_blocks * 512
+            if total > max_bytes or entries > MAX_ENTRIES or depth > MAX_DEPTH:
+                return True
+            if stat.S_ISDIR(status.st_mode):
+                waiting.append((f"{path}/{name}", depth + 1))
+    return False
+
+
+def _listed(folder: str) -> list[tuple[str, os.stat_result]]:
+    """Names and states of what is in a folder; nothing where it is gone or no folder."""
+    found = []
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, _FOLDER)
+        try:
+            for name in os.listdir(descriptor):
+                with contextlib.suppress(OSError):
+                    found.append((name, os.lstat(name, dir_fd=descriptor)))
+        finally:
+            os.close(descriptor)
+    return found
+
+
+def num_threads(pid: int) -> int:
+    """Of a process, 0 where it is gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
+def remove(folder: str) -> None:
+    """The folder and all below, at any depth, with two open descriptors and no links followed.
+
+    No process may be left that could move what is being removed: the way back up is "..".
+    """
+    at = os.open(folder, _FOLDER)
+    below = [_clear(at)]
+    path: list[str] = []
+    try:
+        while below:
+            if below[-1]:
+                path.append(below[-1].pop())
+                at = _exchange(at, path[-1])
+                below.append(_clear(at))
+            else:
+                below.pop()
+                if path:
+                    at = _exchange(at, "..")
+                    os.rmdir(path.pop(), dir_fd=at)
+    finally:
+        os.close(at)
+    os.rmdir(folder)
+
+
+def remove_when_still(folder: str) -> None:
+    """The same while the last program is being killed and may still be writing; given up after a second."""
+    for _ in range(20):
+        try:
+            remove(folder)
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+def _clear(at: int) -> list[str]:
+    """Unlinks what is no folder; the names of those that are, which can then be entered."""
+    inner = []
+    for name in os.listdir(at):
+        if stat.S_ISDIR(os.lstat(name, dir_fd=at).st_mode):
+            os.chmod(name, 0o700, dir_fd=at)
+            inner.append(name)
+        else:
+            os.unlink(name, dir_fd=at)
+    return inner
+
+
+def _exchange(at: int, name: str) -> int:
+    """Opens a folder in another, and lets go of that."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=at)
+    finally:
+        os.close(at)

@@ -1,0 +1,262 @@
+"""The judge's side of the zygote and of the processes it forks. Only trusted code runs here."""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.sandbox.inside import codec, folders, wire
+
+ZYGOTE_SECONDS = 30.0
+"""The kernel may take long to end a process on a busy machine; a zygote that takes longer is given up."""
+LOOK_SECONDS = 0.05
+"""Between two looks at a program's folder and threads, where the kernel does not bound them."""
+_CHUNK = 1 << 16
+
+
+class Broken(Exception):
+    """The sandbox itself failed: there is no verdict."""
+
+
+class Unjudged(Exception):
+    """This program got no verdict, through the fault of a test; the sandbox is well."""
+
+
+class Violation(Exception):
+    """The program broke the rules of the result channel: all its tests fail."""
+
+
+class TimedOut(Exception):
+    """No answer in time."""
+
+
+class Ended(Exception):
+    """The program's process is gone."""
+
+
+class TooMuch(Exception):
+    """It printed more than it may."""
+
+
+class Zygote:
+    """The process that forks programs; its requests are answered in order."""
+
+    def __init__(self, command: list[str], bundle: bytes, config: dict[str, Any], environment: dict[str, str]) -> None:
+        """Raises Broken where it cannot start, with what is missing."""
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(ZYGOTE_SECONDS)
+        read, write = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(read), str(theirs.fileno())],
+                pass_fds=(read, theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Broken(f"the interpreter cannot be started: {error}") from error
+        finally:
+            theirs.close()
+            os.close(read)
+        with open(write, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+            pipe.write(bundle)
+        self._unanswered = 0
+        ready = self.ask(config)
+        self.version: str = ready["ready"]
+        self.keeps_search: bool = ready["keep_search"]
+        """Programs keep the capability to read what only root may read; Landlock bounds it."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
+        """The answer to a request; raises Broken where it refuses or is gone."""
+        self.reap()
+        self._send(request, descriptors)
+        return self._answer()
+
+    def end_soon(self, pid: int) -> None:
+        """Has a program killed, without waiting for it to be gone."""
+        self._send({"end": pid}, ())
+        self._unanswered += 1
+
+    def reap(self) -> None:
+        """Waits for all programs to be gone that were to end."""
+        while self._unanswered:
+            self._unanswered -= 1
+            self._answer()
+
+    def close(self) -> None:
+        """Ends it and whatever it has forked."""
+        self._process.kill()
+        self._process.wait()
+        self._channel.close()
+
+    def _send(self, request: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        try:
+            socket.send_fds(self._channel, [json.dumps(request).encode()], list(descriptors))
+        except OSError as error:
+            raise Broken(f"the zygote is gone: {error}") from error
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            text = self._channel.recv(_CHUNK)
+        except OSError as error:
+            raise Broken(f"the zygote does not answer: {error}") from error
+        if not text:
+            raise Broken(f"the zygote is gone (status {self._process.wait()})")
+        answer: dict[str, Any] = json.loads(text)
+        if "failed" in answer:
+            raise Broken(answer["failed"])
+        return answer
+
+
+@dataclass
+class Program:
+    """A process that runs one program: what goes in, what has come out."""
+
+    pid: int
+    job: int
+    result: int
+    limits: dict[str, Any]
+    folder: str | None
+    stdin: int | None = None
+    stdout: int | None = None
+    watches: bool = False
+    """Its folder and its threads are bounded from here, not by the kernel."""
+    outgoing: dict[int, memoryview] = field(default_factory=dict)
+    incoming: bytearray = field(default_factory=bytearray)
+    printed: bytearray = field(default_factory=bytearray)
+    _poll: select.poll = field(default_factory=select.poll)
+    _looked: float = 0.0
+
+    def __post_init__(self) -> None:
+        for descriptor in (self.result, self.stdout):
+            if descriptor is not None:
+                os.set_blocking(descriptor, False)
+                self._poll.register(descriptor, select.POLLIN)
+        for descriptor in (self.job, self.stdin):
+            if descriptor is not None:
+                os.set_blocking(descriptor, False)
+
+    def send(self, content: bytes, descriptor: int | None = None) -> None:
+        """To the job channel, or another descriptor, as it takes it."""
+        descriptor = self.job if descriptor is None else descriptor
+        self.outgoing[descriptor] = memoryview(bytes(self.outgoing.get(descriptor, b"")) + content)
+        self._write(descriptor)
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """The next frame; raises TimedOut, Ended, TooMuch or Violation."""
+        while True:
+            frame = self._frame()
+            if frame is not None:
+                return frame
+            self.pump(deadline)
+
+    def pump(self, deadline: float) -> None:
+        """Moves bytes until something has come in; raises TimedOut, Ended or TooMuch."""
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimedOut
+            ready = self._poll.poll((min(left, LOOK_SECONDS) if self.watches else left) * 1000)
+            if self.watches:
+                self._look()
+            has_read = False
+            for descriptor, _ in ready:
+                if descriptor in self.outgoing:
+                    self._write(descriptor)
+                else:
+                    has_read = True
+                    self._read(descriptor)
+            if has_read:
+                return
+
+    def finish_output(self, deadline: float) -> bytes:
+        """All it prints, up to its end."""
+        while self.stdout is not None:
+            with contextlib.suppress(Ended):
+                self.pump(deadline)
+        return bytes(self.printed)
+
+    def close(self) -> None:
+        """Lets go of the pipes."""
+        for descriptor in (self.job, self.result, self.stdin, self.stdout):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.stdin = self.stdout = None
+
+    def _frame(self) -> dict[str, Any] | None:
+        if len(self.incoming) < wire.LENGTH:
+            return None
+        length = int.from_bytes(self.incoming[: wire.LENGTH], "big")
+        if length > self.limits["output_bytes"] + _CHUNK:
+            raise Violation("a frame is too large")
+        if len(self.incoming) < wire.LENGTH + length:
+            return None
+        text = bytes(self.incoming[wire.LENGTH : wire.LENGTH + length])
+        del self.incoming[: wire.LENGTH + length]
+        try:
+            frame = codec.loads(text)
+        except codec.FOREIGN as error:
+            raise Violation("a frame is not JSON") from error
+        if type(frame) is not dict:
+            raise Violation("a frame is not an object")
+        return frame
+
+    def _read(self, descriptor: int) -> None:
+        try:
+            found = os.read(descriptor, 1 << 20)
+        except BlockingIOError:
+            return
+        if descriptor == self.stdout:
+            self.printed += found
+            if len(self.printed) > self.limits["output_bytes"]:
+                raise TooMuch
+            if not found:
+                self._poll.unregister(descriptor)
+                os.close(descriptor)
+                self.stdout = None
+        elif found:
+            self.incoming += found
+        else:
+            self._poll.unregister(descriptor)
+            raise Ended
+
+    def _write(self, descriptor: int) -> None:
+        content = self.outgoing.pop(descriptor, memoryview(b""))
+        try:
+            content = content[os.write(descriptor, content) :] if content else content
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            content = memoryview(b"")
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(descriptor)
+        if content:
+            self.outgoing[descriptor] = content
+            self._poll.register(descriptor, select.POLLOUT)
+        elif descriptor == self.stdin:
+            os.close(descriptor)
+            self.stdin = None
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        if folders.num_threads(self.pid) > self.limits["num_processes"] + 1:
+            raise Ended
+        if self.folder and folders.is_over(self.folder, self.limits["file_bytes"]):
+            raise Ended

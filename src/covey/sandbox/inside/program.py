@@ -1,0 +1,173 @@
+"""Runs one program and answers calls, in the process that is shut in.
+
+Nothing here is trusted: the program can change any of it, and say anything. It holds code, arguments and answers;
+the expected values are elsewhere. Before any of the program runs, this reports which suspicious modules it imports.
+"""
+
+import ast
+import atexit
+import contextlib
+import io
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from covey.sandbox.inside import codec, wire
+
+STDIN, STDOUT, STDERR, JOB, RESULT = range(5)
+"""All descriptors a program has."""
+FILE_NAME = "<program>"
+MAX_TEXT = 300
+"""Characters of an error's message."""
+
+
+class Answers:
+    """The result channel, as long as the program leaves it alone."""
+
+    def __init__(self, descriptor: int, max_bytes: int) -> None:
+        self._descriptor = descriptor
+        self._max_bytes = max_bytes
+
+    def send(self, message: dict[str, Any]) -> None:
+        """One frame."""
+        wire.write_all(self._descriptor, wire.pack(codec.dumps(message)))
+
+    def send_value(self, index: int, value: Any) -> None:
+        """The answer to a call."""
+        encoded = codec.dumps({"i": index, "out": codec.Encoder(self._max_bytes).encode(value)})
+        if len(encoded) > self._max_bytes:
+            raise codec.Unencodable("the value is too large")
+        wire.write_all(self._descriptor, wire.pack(encoded))
+
+    def send_error(self, error: BaseException, **place: int) -> None:
+        """An exception: the name of its type and a short text, whatever it is."""
+        self.send({**place, "err": name_of(error), "text": text_of(error)})
+
+
+def serve(limits: dict[str, Any]) -> NoReturn:
+    """One program from its order to its end; the parent sees the channel close."""
+    order = codec.loads(read_frame(JOB))
+    answers = Answers(RESULT, limits["output_bytes"])
+    answers.send({"imports": imports(order["code"], order["suspicious"])})
+    try:
+        if order["is_script"]:
+            run_script(order["code"])
+            answers.send({"i": 0, "out": None})
+        else:
+            function = load(order["code"], order["entry_point"])
+            answers.send({"loaded": True})
+            while True:
+                answer(answers, function)
+    except EOFError:
+        pass
+    except BaseException as error:  # SystemExit as well: where a program is to define a function, leaving is failing
+        answers.send_error(error, **({"i": 0} if order["is_script"] else {}))
+    os._exit(0)
+
+
+def read_frame(descriptor: int) -> bytes:
+    """The payload of one frame."""
+    return wire.read_exactly(descriptor, int.from_bytes(wire.read_exactly(descriptor, wire.LENGTH), "big"))
+
+
+def imports(code: str, suspicious: list[str]) -> list[str]:
+    """Which of these modules an import of the code names; looked for in its text, none of it runs."""
+    if not any(name in code for name in suspicious):
+        return []
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    found = {name.partition(".")[0] for node in ast.walk(tree) for name in imported(node)}
+    return sorted(found & set(suspicious))
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules that one node imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in ("__import__", "import_module"):
+            return [str(node.args[0].value)]
+    return []
+
+
+def open_streams() -> None:
+    """Python's own streams, in the zygote already, on whatever the descriptors will be: printing is never an error."""
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(STDIN, closefd=False), "utf-8", "surrogateescape")  # type: ignore[misc]
+    for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
+        raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace")
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def module_of(name: str) -> types.ModuleType:
+    """A module that the standard library finds by the name that classes and functions carry."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    return module
+
+
+def load(code: str, entry_point: str) -> Callable[..., Any]:
+    """The function to call; `Class.method` is the method of `Class()`."""
+    module = module_of("program")
+    exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
+    name, *attributes = entry_point.split(".")
+    if name not in module.__dict__:
+        raise NameError(f"the program does not define {name}")
+    found = module.__dict__[name]
+    for attribute in attributes:
+        found = getattr(found() if isinstance(found, type) else found, attribute)
+    if not callable(found):
+        raise TypeError(f"{entry_point} is not callable")
+    return found
+
+
+def run_script(code: str) -> None:
+    """As `python program.py` would, up to the end of its threads and what it left to do at exit."""
+    module = module_of("__main__")
+    with contextlib.suppress(SystemExit):
+        exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+
+
+def answer(answers: Answers, function: Callable[..., Any]) -> None:
+    """One call; EOFError after the last."""
+    call = codec.loads(read_frame(JOB))
+    index = call["i"]
+    try:
+        arguments, keywords = codec.decode(call["args"]), codec.decode(call["kwargs"])
+        call = None
+        answers.send_value(index, function(*arguments, **keywords))
+    except BaseException as error:
+        answers.send_error(error, i=index)
+
+
+def name_of(error: BaseException) -> str:
+    """The name of its type, were it what types say of themselves or not."""
+    try:
+        return str.__str__(type(error).__name__)[:MAX_TEXT]
+    except BaseException:
+        return "Exception"
+
+
+def text_of(error: BaseException) -> str:
+    """Its message on one line, and the line of the program where it was raised."""
+    try:
+        text = " ".join(str.__str__(str(error)).split())[:MAX_TEXT]
+        line, trace = 0, error.__traceback__
+        while trace is not None:
+            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == FILE_NAME else line
+            trace = trace.tb_next
+        return f"{text} (line {line})" if line else text
+    except BaseException:
+        return ""

@@ -1,0 +1,64 @@
+"""Tests as the judge gets them, and its answer as a Report."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from covey.sandbox.inside.codec import Encoder, Unencodable
+from covey.sandbox.types import AssertTest, CallTest, Limits, OutputTest, Report, SandboxFailed, Test, TestResult
+
+MAX_TEST = 256 << 20
+"""Nodes and characters of a test's values."""
+
+
+def order_of(code: str, tests: Sequence[Test], entry_point: str | None, limits: Limits) -> dict[str, Any]:
+    """Raises ValueError for tests that cannot be run."""
+    if not tests:
+        raise ValueError("tests must not be empty: a program that passes none of none has shown nothing")
+    if entry_point is None and not all(isinstance(test, OutputTest) for test in tests):
+        raise ValueError("entry_point must name the function to call, got None")
+    return {
+        "code": code,
+        "entry_point": entry_point or "",
+        "tests": [_ORDERS[type(test)](test) for test in tests],
+        "limits": dict(vars(limits)),
+    }
+
+
+def report_of(answer: dict[str, Any]) -> Report:
+    """Raises SandboxFailed where there is no verdict."""
+    if "unjudged" in answer:
+        raise SandboxFailed(answer["unjudged"])
+    return Report(
+        results=tuple(TestResult(**result) for result in answer["results"]),
+        suspicious_imports=tuple(answer["imports"]),
+        seconds=answer["seconds"],
+    )
+
+
+def _call(test: CallTest) -> dict[str, Any]:
+    return {
+        "test": "call",
+        "args": _encoded("args", list(test.args)),
+        "kwargs": _encoded("kwargs", dict(test.kwargs)),
+        "expected": _encoded("expected", test.expected),
+        "rel": test.rel,
+        "abs": test.abs,
+    }
+
+
+def _encoded(name: str, value: Any) -> Any:
+    try:
+        return Encoder(MAX_TEST, is_strict=True).encode(value)
+    except Unencodable as error:
+        raise ValueError(f"{name} of a test must be plain values: {error}") from error
+
+
+def _output(test: OutputTest) -> dict[str, Any]:
+    return {"test": "output", "stdin": test.stdin, "expected": test.expected}
+
+
+def _assert(test: AssertTest) -> dict[str, Any]:
+    return {"test": "assert", "source": test.source, "setup": test.setup}
+
+
+_ORDERS: dict[type, Callable[[Any], dict[str, Any]]] = {CallTest: _call, OutputTest: _output, AssertTest: _assert}

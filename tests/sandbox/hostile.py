@@ -1,0 +1,257 @@
+"""Hostile programs beside those of the shared file: each defines `solve`, and passes none of its tests.
+
+Two tests expect secrets that nobody can guess, of the form SECRET-0-0123456789abcdef, the last one "OUT".
+"""
+
+# ruff: noqa: E501
+
+FORGING = {
+    "answers ahead of their calls": """
+import os, json
+def frame(message):
+    body = json.dumps(message).encode()
+    return len(body).to_bytes(4, "big") + body
+def solve(x):
+    os.write(4, frame({"i": x, "out": 1}) + frame({"i": x + 1, "out": 1}) + frame({"i": x, "out": 1}))
+    return 1
+""",
+    "a verdict in place of an answer": """
+import os, json
+body = json.dumps({"results": [{"passed": True, "kind": "passed", "message": ""}] * 2, "imports": [], "seconds": 0}).encode()
+os.write(4, len(body).to_bytes(4, "big") + body)
+def solve(x): return 1
+""",
+    "a frame that never ends": """
+import os
+def solve(x):
+    os.write(4, b"\\xff\\xff\\xff\\xff" + b"A" * 100000)
+    return 1
+""",
+    "the sending code is changed": """
+import sys
+program = sys.modules["covey.sandbox.inside.program"]
+program.Answers.send_value = lambda self, index, value: self.send({"i": index, "out": True, "passed": True})
+def solve(x): return 1
+""",
+    "the channel is another": "import os\ndef solve(x):\n    os.dup2(1, 4)\n    return 1",
+    "all descriptors are closed": "import os\ndef solve(x):\n    os.closerange(0, 1000)\n    return 1",
+    "an int that lies about everything": """
+class I(int):
+    def __index__(self): return 7
+    def __eq__(self, other): return True
+    def __class__(self): return int
+    __hash__ = int.__hash__
+    __int__ = __pos__ = __index__
+def solve(x): return I(3)
+""",
+    "a metaclass that lies": """
+class M(type):
+    def __instancecheck__(cls, other): return True
+    def __subclasscheck__(cls, other): return True
+    def __eq__(cls, other): return True
+    __hash__ = type.__hash__
+    __name__ = property(lambda cls: 1 / 0)
+class A(metaclass=M):
+    __class__ = property(lambda self: str)
+    def __eq__(self, other): return True
+def solve(x): return A()
+""",
+    "an exception that lies": """
+class E(Exception):
+    def __str__(self): raise SystemExit(0)
+    __name__ = "passed"
+def solve(x): raise E
+""",
+    "hooks": """
+import sys, os, signal, atexit
+sys.excepthook = lambda *a: os._exit(0)
+signal.signal(signal.SIGSEGV, lambda *a: os._exit(0))
+atexit.register(os._exit, 0)
+sys.settrace(lambda *a: None)
+def solve(x): raise KeyboardInterrupt
+""",
+}
+
+FINDING = {
+    "the job channel": """
+import os, re
+os.set_blocking(3, False)
+def solve(x):
+    try: text = os.read(3, 1 << 16).decode("latin1")
+    except OSError: return "nothing"
+    found = re.search("SECRET-[0-9]-[0-9a-f]{16}", text)
+    return found.group() if found else "nothing"
+""",
+    "frames, modules and all objects": """
+import gc, re, sys
+def solve(x):
+    objects, frame = gc.get_objects(), sys._getframe()
+    while frame:
+        objects += [*frame.f_locals.values(), *frame.f_globals.values()]
+        frame = frame.f_back
+    for module in list(sys.modules.values()): objects += list(vars(module).values())
+    for o in objects:
+        for item in (o.values() if type(o) is dict else o if type(o) in (list, tuple, set) else [o]):
+            if type(item) in (str, bytes) and re.search(rb"SECRET-%d-[0-9a-f]{16}" % x, item if type(item) is bytes else item.encode("utf-8", "replace")):
+                return item
+    return "nothing"
+""",
+    "memory by address": """
+import ctypes, gc, re
+def solve(x):
+    pages = {id(o) & ~0xFFF for o in gc.get_objects()[-2000:]} | {id(str(i)) & ~0xFFF for i in range(2000)}
+    text = b"".join(ctypes.string_at(page, 4096) for page in pages)
+    found = re.search(b"SECRET-%d-[0-9a-f]{16}" % x, text)
+    return found.group().decode() if found else "nothing"
+""",
+    "what an earlier process of the same program left": """
+import os
+found = os.path.exists("left") or os.path.exists("/dev/shm/left") or os.path.exists("/var/tmp/left")
+for path in ("left", "/dev/shm/left", "/var/tmp/left"):
+    try: open(path, "w").close()
+    except OSError: pass
+def solve(x):
+    if x < 2: os._exit(0)
+    return "OUT" if found else "nothing"
+""",
+}
+
+ESCAPING = {
+    "descriptors are passed on": """
+import socket, array
+def solve(x):
+    a, b = socket.socketpair()
+    a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))])
+    return "OUT"
+""",
+    "datagrams to a path": """
+import socket
+def solve(x):
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    a.sendto(b"x", "/dev/log")
+    return "OUT"
+""",
+    "datagrams over the network": """
+import socket
+def solve(x):
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 9))
+    return "OUT"
+""",
+    "an abstract address": """
+import socket
+def solve(x):
+    socket.socket(socket.AF_UNIX).bind("\\0out")
+    return "OUT"
+""",
+    "memory files": "import os\ndef solve(x):\n    os.memfd_create('x')\n    return 'OUT'",
+    "a session": "import os\ndef solve(x):\n    os.setsid()\n    return 'OUT'",
+    "a process group": "import os\ndef solve(x):\n    os.setpgid(0, 0)\n    return 'OUT'",
+    "another program": "import os\ndef solve(x):\n    os.execv('/bin/true', ['true'])",
+    "a process by clone": """
+import ctypes, os
+libc = ctypes.CDLL(None)
+def solve(x):
+    number = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    pid = libc.syscall(number, 17, 0, 0, 0, 0)
+    if pid == 0: os._exit(0)
+    return "OUT" if pid > 0 else "in"
+""",
+    "signals by a descriptor's owner": """
+import fcntl, os
+def solve(x):
+    r, w = os.pipe()
+    fcntl.fcntl(r, fcntl.F_SETOWN, os.getppid() or 1)
+    return "OUT"
+""",
+    "limits of others": "import os, resource\ndef solve(x):\n    resource.prlimit(os.getppid() or 2, resource.RLIMIT_CPU)\n    return 'OUT'",
+    "calls of another architecture": """
+import ctypes, mmap, platform
+def solve(x):
+    if platform.machine() != "x86_64": return "in"
+    page = mmap.mmap(-1, 4096, prot=7)
+    page.write(bytes.fromhex("b814000000cd80c3"))  # mov eax, 20 (getpid of i386); int 0x80; ret
+    call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    return "OUT" if call() > 0 else "in"
+""",
+    "files of the host": """
+import os
+def solve(x):
+    v = "/tmp/sbx_canary/victim"
+    tries = [(os.chmod, (v, 0)), (os.utime, (v, (0, 0))), (os.truncate, (v, 0)), (os.chmod, ("/tmp/sbx_canary", 0)),
+             (os.link, (v, "l")), (os.rename, (v, "l")), (os.mkdir, ("/tmp/sbx_canary/out",)), (os.unlink, (v,)),
+             (os.symlink, ("/etc/passwd", "/tmp/sbx_canary/out")), (os.mkfifo, ("/tmp/sbx_canary/out",)), (open, (v, "w"))]
+    done = []
+    for function, arguments in tries:
+        try: function(*arguments); done.append(function.__name__)
+        except OSError: pass
+    return "OUT" if done else "in"
+""",
+    "installed packages": """
+import os, sysconfig
+def solve(x):
+    for key in ("purelib", "platlib"):
+        for folder, _, files in os.walk(sysconfig.get_path(key)):
+            for name in files:
+                try: open(os.path.join(folder, name)); return "OUT"
+                except OSError: pass
+    return "in"
+""",
+    "a link out of its folder": """
+import os
+def solve(x):
+    os.symlink("/", "root")
+    return "OUT" if os.path.exists("root/tmp/sbx_canary/victim") and open("root/tmp/sbx_canary/victim").read() else "in"
+""",
+}
+
+EXHAUSTING = {
+    "a sparse file": "def solve(x):\n    f = open('s', 'wb'); f.seek(1 << 40); f.write(b'x'); f.flush()\n    return 'OUT'",
+    "files without a name": """
+import os
+def solve(x):
+    kept = []
+    for i in range(500):
+        kept.append(open(str(i), "wb")); os.unlink(str(i))
+        for _ in range(32): kept[-1].write(b"z" * (1 << 20))
+    return "OUT"
+""",
+    "folders within folders": "import os\ndef solve(x):\n    for i in range(3000): os.mkdir('d'); os.chdir('d')\n    return 'deep'",
+    "folders nobody may enter": "import os\ndef solve(x):\n    os.umask(0)\n    for i in range(9): os.mkdir(str(i), 0)\n    return 1",
+    "many files": "def solve(x):\n    for i in range(200000): open(str(i), 'w').close()\n    return 'OUT'",
+    "many threads": """
+import threading, time
+threading.stack_size(65536)
+def solve(x):
+    for i in range(5000): threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+    return "OUT"
+""",
+    "it stops itself": "import os, signal\ndef solve(x):\n    os.kill(os.getpid(), signal.SIGSTOP)\n    while True: pass",
+    "all signals are blocked": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\ndef solve(x):\n    while True: pass",
+    "an endless iterator": "import itertools\ndef solve(x): return itertools.count()",
+    "truth that never comes": "class B:\n    def __bool__(self):\n        while True: pass\ndef solve(x): return B()",
+    "a finalizer that never ends": "class D:\n    def __del__(self):\n        while True: pass\ndef solve(x):\n    D()\n    return 1",
+}
+
+CRASHING = {
+    "numbers of one hash": """
+import os, json
+def solve(x):
+    same = [{"i": hex(((1 << 61) - 1) * i)} for i in range(1, 100000)]
+    body = json.dumps({"i": x, "out": {"s": same}}).encode()
+    left = memoryview(len(body).to_bytes(4, "big") + body)
+    while left: left = left[os.write(4, left):]
+    while True: pass
+""",
+    "brackets": "import os\ndef solve(x):\n    os.write(4, (60000).to_bytes(4, 'big') + b'[' * 60000)\n    while True: pass",
+    "a list in itself": "def solve(x):\n    a = []; a.append(a); d = {}; d[1] = d\n    return [a, d]",
+    "surrogates": "def solve(x): return '\\ud800' * (1 << 20)",
+    "a huge integer": "def solve(x): return 1 << (1 << 28)",
+    "terminal codes": "def solve(x): raise ValueError('\\x1b[2J\\x07\\ud800')",
+    "source that cannot be parsed": "x = " + "(" * 5000,
+    "source that cannot be compiled": "x = 1" + "+1" * 100_000,
+    "source with a null": "x = 1\0",
+    "source with a surrogate": "x = '\ud800'",
+    "the stack": "import sys\nsys.setrecursionlimit(1 << 30)\nclass A:\n    def __getattr__(self, n): return getattr(self, n)\ndef solve(x): return A().x",
+}
+
+ALL = {**FORGING, **FINDING, **ESCAPING, **EXHAUSTING, **CRASHING}

@@ -1,0 +1,104 @@
+"""No hostile program passes a test, gets out, stays, or spoils the next one."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from covey.sandbox import AssertTest, CallTest, Limits, OutputTest, Sandbox, SandboxFailed
+
+from . import attack_run, hostile
+
+LIMITS = Limits(wall_seconds=2.0, total_seconds=4.0)
+SLOW = {"infinite_loop", "sleep_ignoring_signals", "huge_power", "recursion_limit_segfault", "hang_on_one_input"}
+NOBODY = 65534
+
+
+def secret(index: int) -> str:
+    """What no program can guess."""
+    return f"SECRET-{index}-{secrets.token_hex(8)}"
+
+
+@pytest.mark.parametrize("name", hostile.ALL)
+def test_a_hostile_program_passes_nothing_and_spoils_nothing(sandbox: Sandbox, name: str) -> None:
+    with attack_run.planted({"file": {"/tmp/sbx_canary/victim": "kept"}}):
+        tests = [*[CallTest((index,), expected=secret(index)) for index in range(2)], CallTest((2,), expected="OUT")]
+        report = sandbox.run_blocking(hostile.ALL[name], tests, "solve", LIMITS)
+        assert report.fraction == 0.0, report
+        assert os.listdir(attack_run.CANARY) == ["victim"]
+        victim = attack_run.CANARY / "victim"
+        assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("kept", 0o666)
+        assert all(result.message.isprintable() for result in report.results)
+    honest = [CallTest((1,), expected=1)]
+    assert sandbox.run_blocking("def solve(x): return x", honest, "solve").fraction == 1.0
+
+
+@pytest.mark.parametrize("name", [*hostile.FORGING, *hostile.FINDING])
+def test_nor_does_it_pass_asserts_or_script_tests(sandbox: Sandbox, name: str) -> None:
+    tests = [AssertTest(f"assert solve({index}) == {secret(index)!r}") for index in range(2)]
+    tests.insert(1, OutputTest("", secret(2)))
+    assert sandbox.run_blocking(hostile.ALL[name], tests, "solve", LIMITS).fraction == 0.0
+
+
+def test_a_value_that_claims_to_equal_everything_fails_asserts(sandbox: Sandbox) -> None:
+    code = """
+class A:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+def solve(x): return A()
+"""
+    sources = ["assert solve(0) == 1", "assert not solve(0) != 1", "assert solve(0) in [1, 2]"]
+    tests = [AssertTest(source) for source in sources]
+    assert sandbox.run_blocking(code, tests, "solve").fraction == 0.0
+
+
+def shared_cases(shared: Path) -> list[attack_run.Case]:
+    return [json.loads(line) for line in (shared / "sandbox" / "attacks.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.shared
+def test_the_shared_attacks_get_what_they_deserve(sandbox: Sandbox, shared: Path) -> None:
+    cases = [case for case in shared_cases(shared) if case["name"] not in SLOW]
+    assert [problem for case in cases for problem in attack_run.problems(sandbox, case)] == []
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+def test_so_do_those_that_take_long(sandbox: Sandbox, shared: Path) -> None:
+    cases = [case for case in shared_cases(shared) if case["name"] in SLOW]
+    assert len(cases) == len(SLOW)
+    assert [problem for case in cases for problem in attack_run.problems(sandbox, case)] == []
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["namespace", "landlock"])
+def test_so_do_all_of_them_for_an_ordinary_user(shared: Path, tier: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("the other tests ran as an ordinary user already")
+    try:
+        Sandbox(1, tier).close()  # type: ignore[arg-type]
+    except SandboxFailed as error:
+        pytest.skip(str(error))
+    file = shared / "sandbox" / "attacks.jsonl"
+    command = [sys.executable, attack_run.__file__, tier, str(NOBODY), str(file)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert (found.stdout.strip(), found.returncode) == ("55 cases, 0 problems", 0), found.stderr
+
+
+@pytest.mark.shared
+def test_the_canonical_solutions_pass(sandbox: Sandbox, shared: Path) -> None:
+    failed = []
+    for name in ("humaneval", "mbpp_sanitized"):
+        for line in (shared / "data" / "code" / f"{name}.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            setup = row["prompt"] if name == "humaneval" else "\n".join(row["test_imports"])
+            sources = [row["tests"]] if name == "humaneval" else row["test_list"]
+            tests = [AssertTest(source, setup) for source in sources]
+            if sandbox.run_blocking(row["solution"], tests, row["entry_point"]).fraction != 1.0:
+                failed.append(row["task_id"])
+    assert failed == []

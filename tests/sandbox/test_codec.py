@@ -1,0 +1,127 @@
+"""Values survive the channel with their exact types; hostile frames do not get past decoding."""
+
+import json
+import math
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from enum import IntEnum
+from typing import Any
+
+import pytest
+
+from covey.sandbox.inside import codec
+from covey.sandbox.inside.codec import FOREIGN, Encoder, Opaque, Unencodable, decode, dumps, loads
+
+Point = namedtuple("Point", "x y")
+
+
+class Color(IntEnum):
+    RED = 7
+
+
+class Liar(str):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+    def __str__(self) -> str:
+        return "a lie"
+
+
+def sent(value: Any) -> Any:
+    """What arrives on the other side."""
+    return decode(loads(dumps(Encoder(1 << 20).encode(value))))
+
+
+PLAIN = [
+    None, True, False, 0, -7, 1 << 53, (1 << 53) + 1, -(1 << 5000), 0.1, -0.0, 5e-324, math.inf, -math.inf, "",
+    "h\u00e9\ud800\x00", b"\x00\xff", bytearray(b"ab"), 1 + 2j, [], [1, [2, [3]]], (), (1,), (1, (2.5, None)),
+    set(), {1, 2.5, (2,)},
+    frozenset({frozenset({1})}), {}, {"i": "0x1"}, {1: "x", (1, 2): 2.5, None: False}, {"t": [1]}, range(3, 90, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=str)
+def test_a_plain_value_arrives_with_its_exact_types(value: Any) -> None:
+    assert repr(sent(value)) == repr(value)
+
+
+def test_nan_arrives() -> None:
+    assert math.isnan(sent(math.nan))
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (defaultdict(list, {1: [2]}), {1: [2]}),
+        (OrderedDict(a=1), {"a": 1}),
+        (Point(1, 2), (1, 2)),
+        (Color.RED, 7),
+        (Liar("the truth"), "the truth"),
+    ],
+    ids=str,
+)
+def test_a_subclass_is_read_with_the_methods_of_its_plain_base(value: Any, content: Any) -> None:
+    arrived = sent(value)
+    assert type(arrived) is type(content)
+    assert repr(arrived) == repr(content)
+
+
+def test_iterators_and_views_can_be_iterated_once_they_arrive() -> None:
+    assert list(sent(character for character in "ab")) == ["a", "b"]
+    assert sorted(sent({"b": 1, "a": 2}.keys())) == ["a", "b"]
+    assert sum(sent({"b": 1, "a": 2}.values())) == 3
+    assert list(sent({"b": 1}.items())) == [("b", 1)]
+
+
+def test_what_is_not_plain_keeps_its_truth_and_equals_nothing() -> None:
+    arrived = sent([object(), ...])
+    assert [bool(item) for item in arrived] == [True, True]
+    assert arrived[0] != arrived[0]
+    assert sent({"key": {1, 2}.add}) != {"key": Opaque(True)}
+
+
+def test_what_is_not_plain_is_refused_where_it_must_be() -> None:
+    with pytest.raises(Unencodable, match="function is no plain type"):
+        Encoder(100, is_strict=True).encode([1, sent])
+
+
+def test_depth_and_size_are_bounded() -> None:
+    nested: list[Any] = []
+    for _ in range(200_000):
+        nested = [nested]
+    with pytest.raises(Unencodable, match="60 deep"):
+        Encoder(1 << 20).encode(nested)
+    endless = (number for number in iter(int, 1))
+    for large in ("x" * 1001, list(range(1001)), 1 << 5000, b"x" * 600, endless, dict.fromkeys(range(600))):
+        with pytest.raises(Unencodable, match="too large"):
+            Encoder(1000).encode([large])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "1.5", "NaN", "Infinity", '{"f": "1.5"}', '{"f": 1}', '{"i": "12"}', '{"i": 5}', '{"i": "0x_1"}', '{"x": 1}',
+        "{}", '{"i": "0x1", "f": "inf"}', '{"t": 5}', '{"t": "ab"}', '{"s": [[]]}', '{"d": [[1]]}', '{"d": {"a": 1}}',
+        '{"b": "zz"}', '{"b": 7}', '{"o": 1}', '{"c": ["inf"]}', '{"r": ["0x1"]}', '{"t": {"t": 1}}',
+        '{"__class__": "x"}', "1" * 5000,
+        "[" * 100_000, '{"t": [' * 100_000, "\x00", '"\udcff"',
+    ],
+)  # fmt: skip
+def test_a_frame_that_encoding_does_not_make_raises_what_the_judge_expects(frame: str) -> None:
+    with pytest.raises(FOREIGN):
+        decode(loads(frame.encode("utf-8", "surrogateescape")))
+
+
+def test_numbers_chosen_to_have_one_hash_are_refused_quickly() -> None:
+    same = [{"i": hex(((1 << 61) - 1) * index)} for index in range(1, 50_000)]
+    for frame in ({"s": same}, {"z": same}, {"d": [[number, 1] for number in same]}, {"k": same}):
+        with pytest.raises(ValueError, match="same hash"):
+            decode(json.loads(json.dumps(frame)))
+
+
+def test_every_tag_that_can_be_encoded_can_be_decoded() -> None:
+    values = [*PLAIN, iter(()), {}.keys(), {}.values(), {}.items(), len]
+    encoded = [Encoder(9999).encode(value) for value in values]
+    assert {next(iter(node)) for node in encoded if type(node) is dict} == set(codec._DECODERS)

@@ -1,0 +1,189 @@
+"""A failure of the sandbox is never a verdict; the next program runs. Nothing is left, however many have run."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from covey.sandbox import CallTest, Limits, Sandbox, SandboxFailed, Tier, slot
+
+from . import attack_run
+
+HONEST = "def f(n): return n"
+TESTS = [CallTest((n,), expected=n) for n in range(3)]
+TIERS: tuple[Tier, ...] = ("namespace", "landlock")
+
+
+def opened(tier: Tier, num_slots: int = 1) -> Sandbox:
+    try:
+        return Sandbox(num_slots, tier)
+    except SandboxFailed as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def others() -> set[int]:
+    """Processes that this one had started before."""
+    return set(attack_run.descendants(os.getpid()))
+
+
+def judges(others: set[int]) -> list[int]:
+    """That this process has started since."""
+    mine = set(attack_run.descendants(os.getpid())) - others
+    return [pid for pid, line in attack_run.processes() if pid in mine and "inside.judge" in line]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("which", ["judge", "zygote"])
+def test_a_slot_whose_processes_died_is_replaced(tier: Tier, which: str, others: set[int]) -> None:
+    with opened(tier) as sandbox:
+        assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
+        (judge,) = judges(others)
+        os.kill(judge if which == "judge" else attack_run.descendants(judge)[0], signal.SIGKILL)
+        assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
+        assert judges(others) != [judge]
+    assert judges(others) == []
+
+
+def test_a_judge_killed_again_and_again_is_a_failure_of_the_sandbox(others: set[int]) -> None:
+    with opened("landlock") as sandbox:
+        is_over = threading.Event()
+
+        def kill() -> None:
+            while not is_over.wait(0.01):
+                for judge in judges(others):
+                    with suppress(ProcessLookupError):
+                        os.kill(judge, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            with pytest.raises(SandboxFailed, match=r"the judge is gone"):
+                sandbox.run_blocking("import time\ndef f(n): time.sleep(9)", TESTS, "f", Limits(wall_seconds=10))
+        finally:
+            is_over.set()
+            killer.join()
+        assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
+
+
+def test_a_judge_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch, others: set[int]) -> None:
+    with opened("landlock") as sandbox:
+        (judge,) = judges(others)
+        os.kill(judge, signal.SIGSTOP)
+        monkeypatch.setattr(slot, "GRACE_SECONDS", 0.5)
+        order = {"code": HONEST, "entry_point": "f", "tests": [], "limits": {}}
+        with pytest.raises(slot.SlotLost, match=r"the judge has not answered for 1 s"):
+            next(iter(sandbox._slots)).run(order, 0.5)
+        monkeypatch.undo()
+        assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
+        assert judges(others) != [judge]
+
+
+def test_a_closed_sandbox_runs_nothing_and_has_no_processes(others: set[int]) -> None:
+    sandbox = opened("landlock", 2)
+    sandbox.run_blocking(HONEST, TESTS, "f")
+    assert judges(others) != []
+    sandbox.close()
+    sandbox.close()
+    assert set(attack_run.descendants(os.getpid())) <= others
+    with pytest.raises(SandboxFailed, match="closed"):
+        sandbox.run_blocking(HONEST, TESTS, "f")
+
+
+CALLER = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import attack_run
+from covey.sandbox import CallTest, Sandbox
+sandbox = Sandbox(1, "auto")
+sandbox.run_blocking("def f(n): return n", [CallTest((1,), expected=1)], "f")
+print(*attack_run.descendants(os.getpid()), flush=True)
+signal.pause()
+"""
+
+
+def test_a_caller_that_is_killed_leaves_no_process() -> None:
+    command = [sys.executable, "-c", CALLER, str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        children = [int(child) for child in caller.stdout.readline().split()]
+        caller.kill()
+    deadline = time.monotonic() + 60
+    while living(children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(children) >= 2
+    assert living(children) == []
+
+
+def living(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_300_programs_leave_nothing(tier: Tier) -> None:
+    leave_nothing(tier, 300, allowed_growth=20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("tier", TIERS)
+def test_20000_programs_leave_nothing(tier: Tier) -> None:
+    leave_nothing(tier, 20_000, allowed_growth=20)
+
+
+def leave_nothing(tier: Tier, number: int, allowed_growth: int) -> None:
+    """Processes, descriptors, folders and memory (MB) are what they were after the first programs."""
+    others = set(attack_run.descendants(os.getpid()))
+    codes = [HONEST, "import os\ndef f(n): open('x', 'w').write('y'); os._exit(0)", "def f(n): return 1 / 0"]
+    with opened(tier, 2) as sandbox:
+        for index in range(30):
+            sandbox.run_blocking(codes[index % 3], TESTS, "f")
+        before = state(others)
+        for index in range(number):
+            report = sandbox.run_blocking(codes[index % 3], TESTS, "f")
+            assert report.fraction == (1.0 if index % 3 == 0 else 0.0)
+        after = state(others)
+    assert after["processes"] <= before["processes"] + 2  # programs that are being made or ended
+    assert after["descriptors"] <= before["descriptors"] + 20
+    assert after["folders"] <= before["folders"] + 4
+    assert after["memory"] - before["memory"] < allowed_growth
+    assert set(attack_run.descendants(os.getpid())) <= others
+
+
+def state(others: set[int]) -> dict[str, int]:
+    """Of this process, its judges and their zygotes."""
+    pids = [os.getpid(), *(set(attack_run.descendants(os.getpid())) - others)]
+    return {
+        "processes": len(pids),
+        "descriptors": sum(num_descriptors(pid) for pid in pids),
+        "folders": len(list(Path("/tmp").glob("covey-sandbox-*/*"))) + len(list(Path("/tmp").glob("covey-bait-*"))),
+        "memory": sum(attack_run.resident(pid) for pid in pids),
+    }
+
+
+def num_descriptors(pid: int) -> int:
+    """0 where it is gone, or nobody may look."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def test_a_process_that_is_forked_off_cannot_use_or_close_what_it_inherits() -> None:
+    with opened("auto") as sandbox:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                sandbox.run_blocking(HONEST, TESTS, "f")
+            except SandboxFailed as error:
+                sandbox.close()
+                os._exit(7 if "forked" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0

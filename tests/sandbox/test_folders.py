@@ -1,0 +1,72 @@
+"""Folders that hostile programs leave: bounded by looking, removed without following anything."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covey.sandbox.inside import folders
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Iterator[Path]:
+    """Links out, a folder nobody may enter, names that look like what removal uses, and a depth of 1500."""
+    outside = tmp_path / "outside"
+    (outside / "kept").mkdir(parents=True)
+    (outside / "kept" / "file").write_text("kept")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "to_folder").symlink_to(outside)
+    (inside / "to_file").symlink_to(outside / "kept" / "file")
+    (inside / "shut").mkdir()
+    (inside / "shut" / "within").mkdir()
+    (inside / "shut").chmod(0)
+    (inside / ".up-0").write_text("x")
+    at = os.open(inside, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    yield inside
+    if inside.exists():  # what pytest clears up with would not get through
+        folders.remove(str(inside))
+
+
+def test_everything_goes_and_nothing_outside(hostile: Path) -> None:
+    folders.remove(str(hostile))
+    assert not hostile.exists()
+    assert (hostile.parent / "outside" / "kept" / "file").read_text() == "kept"
+
+
+def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(OSError):
+        folders.remove(str(tmp_path / "link"))
+    assert (tmp_path / "real").is_dir()
+
+
+def test_bytes_entries_and_depth_count_as_too_much(tmp_path: Path, hostile: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    assert not folders.is_over(str(small), 100_000)
+    (small / "file").write_bytes(b"x" * 90_000)
+    assert not folders.is_over(str(small), 100_000)
+    (small / "below").mkdir()
+    (small / "below" / "file").write_bytes(b"x" * 90_000)
+    assert folders.is_over(str(small), 100_000)
+    assert folders.is_over(str(hostile), 1 << 40), "too deep"
+    many = tmp_path / "many"
+    many.mkdir()
+    for index in range(folders.MAX_ENTRIES + 1):
+        (many / str(index)).touch()
+    assert folders.is_over(str(many), 1 << 40)
+
+
+def test_what_is_gone_is_neither_over_nor_has_threads(tmp_path: Path) -> None:
+    assert not folders.is_over(str(tmp_path / "gone"), 0)
+    assert folders.num_threads(2**22 + 1) == 0
+    assert folders.num_threads(os.getpid()) >= 1

@@ -1,0 +1,368 @@
+"""What a report says of programs: fractions, kinds, messages."""
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+
+from covey.sandbox import (
+    AssertTest,
+    CallTest,
+    Limits,
+    OutputTest,
+    Report,
+    Sandbox,
+    SandboxFailed,
+    Tier,
+    run_tests,
+)
+
+HANGS = "def f(n):\n    while n == 0: pass\n    return n\n"
+
+
+def kinds(report: Report) -> list[str]:
+    return [result.kind for result in report.results]
+
+
+def calls(*pairs: tuple[object, object]) -> list[CallTest]:
+    """One test for each (argument, expected value)."""
+    return [CallTest((argument,), expected=expected) for argument, expected in pairs]
+
+
+# ------------------------------------------------------------------------------------------------ calls
+
+
+def test_the_fraction_is_exact_and_each_failure_says_what_happened(sandbox: Sandbox) -> None:
+    code = "def f(n):\n    return 12 // n"
+    report = sandbox.run_blocking(code, calls((3, 4), (0, 0), (5, 3), (6, 2)), "f")
+    assert report.fraction == 0.5
+    assert kinds(report) == ["passed", "error", "wrong", "passed"]
+    assert report.results[1].message == ("f(0) raised ZeroDivisionError: integer division or modulo by zero (line 2)")
+    assert report.results[2].message == "f(5) should be 3, got 2"
+
+
+def test_a_test_that_hangs_fails_alone(sandbox: Sandbox) -> None:
+    limits = Limits(wall_seconds=2.0, total_seconds=60.0)
+    report = sandbox.run_blocking(HANGS, calls((1, 1), (0, 0), (2, 2), (3, 3)), "f", limits)
+    assert kinds(report) == ["passed", "timeout", "passed", "passed"]
+
+
+@pytest.mark.parametrize(
+    "leaving",
+    ["os._exit(0)", "os.kill(os.getpid(), 11) or ctypes.string_at(0)", "os.close(4)", "ctypes.string_at(0)"],
+)
+def test_a_test_that_ends_its_process_fails_alone(sandbox: Sandbox, leaving: str) -> None:
+    code = f"import os, ctypes\ndef f(n):\n    if n == 0: {leaving}\n    return n\n"
+    report = sandbox.run_blocking(code, calls((1, 1), (0, 0), (0, 0), (2, 2)), "f")
+    assert kinds(report) == ["passed", "crash", "crash", "passed"]
+
+
+def test_a_test_is_not_blamed_for_what_an_earlier_one_did_to_the_process(sandbox: Sandbox) -> None:
+    code = """
+import os, threading, time
+def f(n):
+    if n == 0: threading.Timer(0.2, os._exit, (0,)).start()
+    if n == 1: time.sleep(1)
+    return n
+"""
+    assert sandbox.run_blocking(code, calls((0, 0), (1, 1), (2, 2)), "f").fraction == 1.0
+
+
+def test_after_one_test_has_timed_out_the_others_share_what_is_left(sandbox: Sandbox) -> None:
+    limits = Limits(wall_seconds=1.0, total_seconds=2.0)
+    started = time.monotonic()
+    report = sandbox.run_blocking(HANGS, calls(*[(0, 0)] * 8, (1, 1)), "f", limits)
+    assert time.monotonic() - started < 30
+    assert set(kinds(report)[:8]) <= {"timeout", "not_run"}
+    assert report.fraction <= 1 / 9
+
+
+def test_a_program_that_cannot_be_loaded_gets_nothing(sandbox: Sandbox) -> None:
+    limits = Limits(wall_seconds=1.0)
+    for code, said in [
+        ("def f(n:", "SyntaxError: '(' was never closed"),
+        ("raise ValueError('no')", "ValueError: no (line 1)"),
+        ("def g(n): return n", "NameError: the program does not define f"),
+        ("f = 3", "TypeError: f is not callable"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("import os; os._exit(0)", "its process ended while loading it"),
+        ("while True: pass", "loading it took longer than 1 s"),
+    ]:
+        report = sandbox.run_blocking(code, calls((1, 1), (2, 2)), "f", limits)
+        assert kinds(report) == ["load", "load"], code
+        assert said in report.results[0].message
+
+
+def test_a_method_of_a_class_can_be_the_entry_point(any_sandbox: Sandbox) -> None:
+    code = "class Solution:\n    def twice(self, n): return 2 * n\n"
+    assert any_sandbox.run_blocking(code, calls((1, 2), (4, 8)), "Solution.twice").fraction == 1.0
+
+
+def test_arguments_keep_their_types_and_keywords_arrive(any_sandbox: Sandbox) -> None:
+    value = [None, {1, 2}, (3, [True, "s"]), {"a": {1: b"x"}}, 1 << 70, -0.0]
+    code = "def f(x, *, y): return [repr(x), x, y]"
+    report = any_sandbox.run_blocking(code, [CallTest((value,), {"y": (1,)}, [repr(value), value, (1,)])], "f")
+    assert report.fraction == 1.0, report
+
+
+def test_a_tolerance_holds_for_its_test(any_sandbox: Sandbox) -> None:
+    tests = [
+        CallTest((3,), expected=0.333, rel=0.01),
+        CallTest((3,), expected=0.333),
+        CallTest((4,), expected=1, abs=1.0),
+    ]
+    assert kinds(any_sandbox.run_blocking("def f(n): return 1 / n", tests, "f")) == ["passed", "wrong", "wrong"]
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+def test_memory_is_limited(sandbox: Sandbox) -> None:
+    code = "def f(n): return len(bytearray(n << 20))"
+    limits = Limits(memory_bytes=256 << 20)
+    report = sandbox.run_blocking(code, calls((128, 128 << 20), (300, 300 << 20), (1, 1 << 20)), "f", limits)
+    assert kinds(report) == ["passed", "error", "passed"]
+    assert "MemoryError" in report.results[1].message
+
+
+def test_cpu_time_is_limited(sandbox: Sandbox) -> None:
+    limits = Limits(wall_seconds=60, total_seconds=120, cpu_seconds=1)
+    report = sandbox.run_blocking(HANGS, calls((0, 0), (1, 1)), "f", limits)
+    assert kinds(report) == ["crash", "passed"]
+
+
+def test_files_are_limited_one_by_one_and_together(sandbox: Sandbox) -> None:
+    code = """
+import time
+def one(n):
+    with open("a", "wb") as file: file.write(b"x" * n)
+    return n
+def together(n):
+    for index in range(n):
+        with open(str(index), "wb") as file: file.write(b"x" * 900_000)
+    time.sleep(2)
+    return n
+"""
+    limits = Limits(file_bytes=1 << 20)
+    assert kinds(sandbox.run_blocking(code, calls((1 << 19, 1 << 19), (2 << 20, 2 << 20)), "one", limits)) == [
+        "passed",
+        "error",
+    ]
+    assert kinds(sandbox.run_blocking(code, calls((5, 5)), "together", limits))[0] in ("error", "crash")
+
+
+def test_threads_are_limited_and_some_are_allowed(sandbox: Sandbox) -> None:
+    code = """
+import threading, time
+threading.stack_size(1 << 16)
+def f(n):
+    threads = [threading.Thread(target=time.sleep, args=(0.5,), daemon=True) for _ in range(n)]
+    for thread in threads: thread.start()
+    time.sleep(2)
+    return n
+"""
+    report = sandbox.run_blocking(code, calls((8, 8), (2000, 2000)), "f", Limits(num_processes=32))
+    assert kinds(report)[0] == "passed"
+    assert kinds(report)[1] in ("error", "crash")
+
+
+def test_an_answer_is_limited_and_honest_ones_below_it_pass(sandbox: Sandbox) -> None:
+    code = "def f(n): return 'x' * n"
+    limits = Limits(output_bytes=100_000)
+    report = sandbox.run_blocking(code, calls((90_000, "x" * 90_000), (200_000, "x" * 200_000)), "f", limits)
+    assert kinds(report) == ["passed", "error"]
+
+
+# ------------------------------------------------------------------------------------------------ scripts
+
+
+def test_a_script_is_judged_by_what_it_prints(sandbox: Sandbox) -> None:
+    code = "n = int(input())\nprint(*range(n))\nprint()\nprint('done   ')"
+    tests = [OutputTest("3\n", "0 1 2\n\ndone"), OutputTest("1", "0\n\ndone\n\n"), OutputTest("2", "0 1 done")]
+    report = sandbox.run_blocking(code, tests)
+    assert kinds(report) == ["passed", "passed", "wrong"]
+    assert report.results[2].message == "for the input '2' it should print '0 1 done', got '0 1\\n\\ndone'"
+
+
+def test_a_script_may_leave_as_it_likes_but_not_raise(sandbox: Sandbox) -> None:
+    main = "import sys, os, atexit, threading\nif __name__ == '__main__': print('a', flush=True)\n"
+    for ending, kind in [
+        ("sys.exit(3)", "passed"),
+        ("os._exit(1)", "passed"),
+        ("raise ValueError('b')", "error"),
+        ("print('b')", "wrong"),
+        ("atexit.register(print, 'b')", "wrong"),
+        ("threading.Timer(0.1, print, ('b',)).start()", "wrong"),
+    ]:
+        assert kinds(sandbox.run_blocking(main + ending, [OutputTest("", "a")])) == [kind], ending
+
+
+def test_a_script_that_prints_without_end_or_never_ends_fails_alone(sandbox: Sandbox) -> None:
+    code = "n = input()\nwhile n == 'loud': print('x' * 1000)\nwhile n == 'still': pass\nprint(n)"
+    tests = [OutputTest(word, word) for word in ("a", "loud", "still", "b")]
+    report = sandbox.run_blocking(code, tests, limits=Limits(wall_seconds=2.0, output_bytes=1 << 20))
+    assert kinds(report) == ["passed", "output", "timeout", "passed"]
+
+
+def test_much_input_and_much_output_arrive(any_sandbox: Sandbox) -> None:
+    text = "\n".join(str(number) for number in range(100_000))
+    assert any_sandbox.run_blocking("import sys\nprint(sys.stdin.read())", [OutputTest(text, text)]).fraction == 1.0
+
+
+# ------------------------------------------------------------------------------------------------ asserts
+
+
+CHECK = """
+def check(candidate):
+    assert candidate(2) == 4
+    assert candidate(3) == 9, "three"
+"""
+
+
+def test_a_check_runs_as_it_is_whether_or_not_it_is_called(sandbox: Sandbox) -> None:
+    for source in (CHECK, CHECK + "\ncheck(square)"):
+        assert sandbox.run_blocking("def square(n): return n * n", [AssertTest(source)], "square").fraction == 1.0
+        report = sandbox.run_blocking("def square(n): return n + 2", [AssertTest(source)], "square")
+        assert kinds(report) == ["wrong"]
+        assert report.results[0].message == 'assert candidate(3) == 9, "three": square(3) returned 5'
+
+
+def test_asserts_fail_one_by_one_and_a_hang_or_a_crash_is_one_of_them(sandbox: Sandbox) -> None:
+    code = (
+        HANGS
+        + "import os\ng = f\ndef f(n):\n    if n == 9: os._exit(0)\n    if n == 8: raise KeyError(n)\n    return g(n)\n"
+    )
+    tests = [
+        AssertTest(f"assert f({n}) == {expected}")
+        for n, expected in [(1, 1), (0, 0), (2, 2), (9, 9), (3, 4), (8, 8), (4, 4)]
+    ]
+    report = sandbox.run_blocking(code, tests, "f", Limits(wall_seconds=2.0, total_seconds=60.0))
+    assert kinds(report) == ["passed", "timeout", "passed", "crash", "wrong", "error", "passed"]
+    assert report.results[5].message == "KeyError: '8 (line 8)' in assert f(8) == 8: f(8) raised KeyError: 8 (line 8)"
+
+
+def test_tests_may_use_helpers_of_the_prompt_usual_modules_and_exceptions(any_sandbox: Sandbox) -> None:
+    source = """
+value = random.randint(1, 100)
+assert math.isclose(f(helper(value)), value + 1)
+try:
+    f("x")
+    assert False
+except TypeError:
+    pass
+"""
+    tests = [AssertTest(source, setup="def helper(n): return float(n)\ndef f(n): 'the stub of the prompt'")]
+    assert any_sandbox.run_blocking("def f(n): return n + 1", tests, "f").fraction == 1.0
+
+
+def test_a_tests_own_except_hides_neither_a_hang_nor_a_broken_channel(sandbox: Sandbox) -> None:
+    swallowing = AssertTest("try:\n    f(0)\nexcept BaseException:\n    pass")
+    limits = Limits(wall_seconds=1.0)
+    assert kinds(sandbox.run_blocking(HANGS, [swallowing], "f", limits)) == ["timeout"]
+    code = "import os\ndef f(n): os.write(4, b'\\0\\0\\0\\x02{}')"
+    assert kinds(sandbox.run_blocking(code, [swallowing, swallowing], "f")) == ["channel", "channel"]
+
+
+def test_a_value_that_is_not_plain_serves_as_truth_and_nothing_else(any_sandbox: Sandbox) -> None:
+    code = "import re\ndef f(text): return re.match('a', text)"
+    tests = [
+        AssertTest(source)
+        for source in ("assert f('a')", "assert not f('b')", "assert f('a') == f('a')", "f('a').group()")
+    ]
+    assert kinds(any_sandbox.run_blocking(code, tests, "f")) == ["passed", "passed", "wrong", "error"]
+
+
+def test_a_test_at_fault_is_no_verdict_on_the_program(any_sandbox: Sandbox) -> None:
+    code = "def f(n): return n"
+    for source, said in [("assert f(", "is not Python"), ("assert f(print)", "cannot be given")]:
+        with pytest.raises(SandboxFailed, match=said):
+            any_sandbox.run_blocking(code, [AssertTest(source)], "f")
+    assert any_sandbox.run_blocking(code, calls((1, 1)), "f").fraction == 1.0
+
+
+@pytest.mark.slow
+def test_nor_is_a_test_that_never_ends(any_sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxFailed, match="CPU time"):
+        any_sandbox.run_blocking("def f(n): return n", [AssertTest("assert f(1)\nwhile True: pass")], "f")
+
+
+# ------------------------------------------------------------------------------------------------ around
+
+
+def test_kinds_of_tests_can_be_mixed(any_sandbox: Sandbox) -> None:
+    tests = [
+        CallTest((1,), expected=1),
+        AssertTest("assert f(2) == 2"),
+        OutputTest("", "5"),
+        CallTest((3,), expected=4),
+    ]
+    report = any_sandbox.run_blocking("def f(n): return n\nif __name__ == '__main__': print(f(5))", tests, "f")
+    assert kinds(report) == ["passed", "passed", "passed", "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import os.path, math", ("os",)),
+        ("from ctypes import *\nimport gc as g", ("ctypes", "gc")),
+        ("def f():\n    import inspect\n    __import__('sys')", ("inspect", "sys")),
+        ("import importlib\nimportlib.import_module('os')", ("os",)),
+        ("cost = 'os sys gc'", ()),
+        ("import os, sys\nsys.modules.clear(); os._exit(0)", ("os", "sys")),
+    ],
+)
+def test_suspicious_imports_are_named(any_sandbox: Sandbox, code: str, found: tuple[str, ...]) -> None:
+    assert any_sandbox.run_blocking(code, calls((1, 1)), "f").suspicious_imports == found
+
+
+def test_programs_run_side_by_side(any_sandbox: Sandbox) -> None:
+    async def several() -> list[Report]:
+        codes = [f"def f(n): return n + {number}" for number in range(12)]
+        return await asyncio.gather(*[any_sandbox.run(code, calls((1, 4)), "f") for code in codes])
+
+    assert [report.fraction for report in asyncio.run(several())] == [float(number == 3) for number in range(12)]
+
+
+def test_run_tests_shares_one_sandbox() -> None:
+    for _ in range(2):
+        assert run_tests("def f(n): return n", calls((1, 1)), "f").fraction == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("", [], "f"), "tests must not be empty"),
+        (("", [CallTest((1,))], None), "entry_point must name"),
+        (("", [CallTest((print,))], "f"), "args of a test must be plain values"),
+        (("", [CallTest((), expected=object())], "f"), "expected of a test must be plain values"),
+    ],
+)
+def test_tests_that_cannot_be_run_are_the_callers_mistake(
+    any_sandbox: Sandbox, arguments: tuple[str, list[CallTest], str | None], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        any_sandbox.run_blocking(*arguments)
+
+
+def test_limits_and_choices_are_checked() -> None:
+    with pytest.raises(ValueError, match="memory_bytes must be > 0, got 0"):
+        Limits(memory_bytes=0)
+    with pytest.raises(ValueError, match=r"total_seconds must be >= wall_seconds=5\.0, got 1\.0"):
+        Limits(total_seconds=1.0)
+    with pytest.raises(ValueError, match="num_slots must be >= 1, got 0"):
+        Sandbox(0)
+    tier: Tier = "docker"  # type: ignore[assignment]
+    with pytest.raises(
+        ValueError, match="tier must be one of auto, namespace, landlock, unsafe_no_isolation, got docker"
+    ):
+        Sandbox(1, tier)
+
+
+def test_the_sandbox_is_imported_without_torch() -> None:
+    code = (
+        "import covey.sandbox, sys; print(sorted({'torch', 'transformers', 'numpy', 'omegaconf'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

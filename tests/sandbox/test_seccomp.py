@@ -1,0 +1,148 @@
+"""The filter, run by an interpreter of the few BPF operations it uses, on both architectures."""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from covey.sandbox.inside import seccomp
+from covey.sandbox.inside.syscalls import _TABLE, AUDIT_ARCH, numbers
+
+MACHINES = ("x86_64", "aarch64")
+PID = 4711
+ALLOW, KILL = "allow", "kill"
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
+
+
+def verdict(machine: str, number: int, *arguments: int, arch: int | None = None, are_files_private: bool = True) -> str:
+    """What the kernel would do with a call: allow, kill, or the name of an errno."""
+    memory = {0: number, 4: AUDIT_ARCH[machine] if arch is None else arch}
+    for index, argument in enumerate([*arguments, 0, 0, 0, 0, 0, 0][:6]):
+        memory[16 + 8 * index], memory[20 + 8 * index] = argument & 0xFFFFFFFF, argument >> 32 & 0xFFFFFFFF
+    program, at, value = seccomp.assemble(machine, PID, are_files_private), 0, 0
+    while True:
+        operation, if_true, if_false, operand = program[at]
+        if operation == 0x20:
+            value = memory[operand]
+        elif operation == 0x54:
+            value &= operand
+        elif operation == 0x06:
+            return {0x7FFF0000: ALLOW, 0x80000000: KILL}.get(operand) or errno.errorcode[operand & 0xFFFF]
+        else:
+            holds = {0x15: value == operand, 0x35: value >= operand, 0x45: value & operand != 0}[operation]
+            at += if_true if holds else if_false
+        at += 1
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_exactly_the_listed_calls_are_allowed(machine: str) -> None:
+    calls = numbers(machine)
+    allowed = {calls[name] for name in seccomp.ALLOWED.split() if name in calls}
+    special = {calls[name] for name in seccomp.rules(PID, are_files_private=True) if name in calls}
+    for number in range(seccomp.FIRST_UNKNOWN):
+        if number not in special:
+            assert verdict(machine, number) == (ALLOW if number in allowed else "EPERM"), number
+
+
+FORBIDDEN = """
+execve execveat unshare setns mount umount2 pivot_root chroot ptrace process_vm_readv process_vm_writev bpf keyctl
+add_key request_key userfaultfd io_uring_setup perf_event_open memfd_create open_by_handle_at pidfd_open
+pidfd_send_signal socket connect bind sendmsg setsid setpgid setuid capset seccomp landlock_restrict_self personality
+mlock kcmp mknodat shmget msgget semget mq_open inotify_init1 fanotify_init move_mount open_tree
+"""
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", FORBIDDEN.split())
+def test_these_are_refused_whatever_their_arguments(machine: str, name: str) -> None:
+    assert verdict(machine, numbers(machine)[name], 0, 0, 0) == "EPERM"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("clone", (0x3D0F00,), ALLOW),  # what pthread_create asks for
+        ("clone", (0x11,), "EPERM"),  # fork
+        ("clone", (0x4111,), "EPERM"),  # vfork
+        ("clone", (0x3D0F00 | 0x10000000,), "EPERM"),  # a thread in a new user namespace
+        ("clone3", (1, 88), "ENOSYS"),
+        ("kill", (PID, 9), ALLOW),
+        ("kill", (PID + 1, 0), "EPERM"),
+        ("kill", (0, 9), "EPERM"),
+        ("kill", (0xFFFFFFFF, 9), "EPERM"),  # -1: everybody
+        ("tgkill", (PID, PID, 6), ALLOW),
+        ("tgkill", (1, 1, 9), "EPERM"),
+        ("prlimit64", (0, 7), ALLOW),
+        ("prlimit64", (1, 7), "EPERM"),
+        ("socketpair", (1, 1), ALLOW),
+        ("socketpair", (1, 1 | 0x80800), ALLOW),  # SOCK_CLOEXEC | SOCK_NONBLOCK
+        ("socketpair", (1, 2), "EPERM"),
+        ("socketpair", (2, 1), "EPERM"),
+        ("sendto", (3, 0, 1, 0, 0), ALLOW),
+        ("sendto", (3, 0, 1, 0, 0x7F0000000000), "EPERM"),
+        ("sendto", (3, 0, 1, 0, 0x1000), "EPERM"),
+        ("ioctl", (0, 0x5401), ALLOW),
+        ("ioctl", (0, 0x5412), "EPERM"),  # TIOCSTI: input for a terminal
+        ("fcntl", (0, 4), ALLOW),
+        ("fcntl", (0, 8), "EPERM"),  # F_SETOWN: signals to others
+        ("prctl", (15,), ALLOW),
+        ("prctl", (4, 1), "EPERM"),  # PR_SET_DUMPABLE
+        ("prctl", (8, 1), "EPERM"),
+        ("fgetxattr", (), "ENOTSUP"),
+    ],
+)
+def test_what_depends_on_arguments(machine: str, name: str, arguments: tuple[int, ...], expected: str) -> None:
+    assert verdict(machine, numbers(machine)[name], *arguments) == expected
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_modes_and_times_are_for_programs_that_see_no_file_of_the_host(machine: str) -> None:
+    for name in seccomp.MODES.split():
+        if name in numbers(machine):
+            assert verdict(machine, numbers(machine)[name], are_files_private=True) == ALLOW
+            assert verdict(machine, numbers(machine)[name], are_files_private=False) == "EPERM"
+
+
+def test_another_architecture_is_killed_and_calls_younger_than_the_table_do_not_exist() -> None:
+    assert verdict("x86_64", 20, arch=0x40000003) == KILL  # i386
+    assert verdict("x86_64", 0x40000000) == "ENOSYS"  # x32
+    assert verdict("x86_64", 451) == verdict("aarch64", 462) == "ENOSYS"
+
+
+def test_the_number_of_the_process_is_put_into_the_assembled_program() -> None:
+    for machine in MACHINES:
+        made = seccomp.program_for(machine, PID, are_files_private=True)
+        assert made == b"".join(seccomp.struct.pack("=HBBI", *one) for one in seccomp.assemble(machine, PID, True))
+        assert seccomp.program_for(machine, PID, True).count(PID.to_bytes(4, "little")) == 3
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
+    if not HEADERS[machine].is_file():
+        pytest.skip(f"{HEADERS[machine]} is not installed")
+    text = HEADERS[machine].read_text()
+    known = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
+    table = numbers(machine)
+    aliases = {"newfstatat": "fstatat"}
+    compared = [name for name in table if name in known or aliases.get(name) in known]
+    assert {name: table[name] for name in compared} == {
+        name: known.get(name, known.get(aliases.get(name, ""))) for name in compared
+    }
+    assert len(compared) == len(table)
+
+
+def test_every_allowed_name_is_in_the_table() -> None:
+    names = {cell.split()[0] for cell in _TABLE.replace("\n", " ").split("|")}
+    assert set(seccomp.ALLOWED.split() + seccomp.MODES.split() + seccomp.ATTRIBUTES.split()) <= names
+
+
+def test_there_is_a_table_for_this_machine_or_an_error_that_names_those_there_are() -> None:
+    with pytest.raises(ValueError, match="one of x86_64, aarch64, got riscv64"):
+        numbers("riscv64")
+    assert os.uname().machine in (*MACHINES, "arm64") or pytest.skip("no table for this machine")
