@@ -17,6 +17,7 @@ from covey.config import Config
 from covey.environments.base import RunStopped
 from covey.main import main
 from covey.summary import RunFacts, summary, write_summary
+from covey.usage import group_choices
 
 from .small import logging_as_it_was
 
@@ -83,7 +84,7 @@ def test_help_of_a_verb_explains_settings_choices_and_flags(capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "group_size = 8" in shown
     assert "Completions of one prompt (G)." in shown
-    assert "arithmetic, gsm8k, reward_functions" in shown
+    assert ", ".join(group_choices()["environment"]) in " ".join(shown.split())
     assert "--config-dir FOLDER" in shown
     assert "settings of algorithm:" not in shown
 
@@ -336,8 +337,8 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     [
         ("covey ", {"train", "cold-start", "evaluate", "check", "config"}),
         ("covey tr", {"train", "cold-start", "evaluate", "check", "config"}),
-        ("covey train environment=", {"environment=arithmetic", "environment=gsm8k", "environment=reward_functions"}),
-        ("covey train recipe=ar", {"recipe=arithmetic"}),
+        ("covey train environment=", {f"environment={name}" for name in group_choices()["environment"]}),
+        ("covey train recipe=co", {f"recipe={name}" for name in group_choices()["recipe"] if name.startswith("co")}),
         ("covey config environment=gsm8k environment.sch", {"environment.scheme="}),
     ],
 )
@@ -356,7 +357,7 @@ def test_bash_completes_a_line_with_the_installed_script(tmp_path: Path) -> None
     command.chmod(0o755)
     script = """
     eval "$(covey --shell-completion install=bash)"
-    COMP_LINE="covey train recipe=arith"; COMP_POINT=${#COMP_LINE}; COMP_CWORD=2
+    COMP_LINE="covey train recipe=my_"; COMP_POINT=${#COMP_LINE}; COMP_CWORD=2
     hydra_bash_completion
     echo "${COMPREPLY[@]}"
     complete -p covey | grep -o "hydra_bash_completion covey"
@@ -365,4 +366,4 @@ def test_bash_completes_a_line_with_the_installed_script(tmp_path: Path) -> None
     done = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=os.environ | {"PATH": path}, check=False
     )
-    assert done.stdout.splitlines() == ["recipe=arithmetic", "hydra_bash_completion covey"]
+    assert done.stdout.splitlines() == ["recipe=my_rewards", "hydra_bash_completion covey"]

@@ -70,16 +70,37 @@ def test_a_step_without_groups_has_no_metrics_of_rollouts() -> None:
     assert rollout_metrics([], version=3) == {}
 
 
-def test_an_environment_that_logs_is_asked_once_a_step_and_closed_at_the_end(
+def test_an_environment_that_logs_is_asked_for_every_row_and_closed_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(scripted())
     use(monkeypatch, held)
     train(small_config(preflight__enabled=False), tmp_path)
     evaluated = 2 * (1 + 2)
-    assert held.asked == [evaluated + 8, evaluated + 16]
+    assert held.asked == [evaluated, evaluated + 8, evaluated + 16, 2 * evaluated + 16]
     assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "train")] == [14.0, 22.0]
+    assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "evaluate")] == [6.0, 28.0]
     assert held.num_closed == 1
+
+
+def test_what_was_found_out_about_forged_rewards_is_added_up_for_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doubting(Held):
+        def metrics(self) -> Mapping[str, float]:
+            self.asked.append(0)
+            return {"part/rechecked": 10.0, "part/recheck_disagreements": float(len(self.asked) == 2)}
+
+        def facts(self) -> Mapping[str, Any]:
+            return {"tier": "paper"}
+
+    use(monkeypatch, Doubting(scripted()))
+    train(small_config(preflight__enabled=False), tmp_path)
+    content = summary_of(tmp_path)
+    assert content["reward_hacking"] == "1 of 40 full-score programs failed a re-check: see covey.log"
+    assert content["environment"] == {"tier": "paper"}
+    (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
+    assert json.loads(manifest.read_text())["environment"] == {"tier": "paper"}
 
 
 def test_what_is_said_is_shown_and_logged(

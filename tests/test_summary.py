@@ -2,7 +2,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,7 @@ class Evaluation:
     pass_at_k: Mapping[int, Estimate] = field(default_factory=lambda: {1: Estimate(0.2, 0.1, 0.3)})
     num_prompts: int = 4
     num_samples: int = 8
+    parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
 
 
 BEFORE = Evaluation((0, 0, 0, 1), (0.1, 0.2, 0.3, 0.4))
@@ -185,6 +186,16 @@ def test_a_prompt_that_one_side_could_not_measure_is_in_no_paired_gain() -> None
 def test_a_run_without_steps_is_not_said_to_have_done_any(tmp_path: Path) -> None:
     facts = RunFacts(status="interrupted", seed=0, steps=0, seconds=1.0, phases={}, peak_memory_bytes=2**30)
     assert "interrupted · 1.0 GiB at peak" in shown(summary(facts, None, None), tmp_path)
+
+
+def test_programs_that_fail_when_they_run_again_are_told_of_and_others_are_not(tmp_path: Path) -> None:
+    quiet = summary(replace(FACTS, rechecked=40), None, None)
+    assert quiet["reward_hacking"] is None
+    assert not any("hacking" in line for line in shown(quiet, tmp_path))
+    loud = summary(replace(FACTS, rechecked=40, recheck_disagreements=3), None, None)
+    note = "3 of 40 full-score programs failed a re-check: see covey.log"
+    assert loud["reward_hacking"] == note
+    assert f"reward hacking? {note}" in shown(loud, tmp_path)
 
 
 def test_a_long_run_folder_stays_on_one_line(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from covey.tables import check_options, one_of, resolve
+from covey.tables import check_options, names_function, near, one_of, resolve
 
 
 def double(value: float) -> float:
@@ -62,3 +62,13 @@ def test_a_word_outside_the_choice_is_refused() -> None:
     assert one_of("scale", "sum", ("sum", "mean")) == "sum"
     with pytest.raises(ValueError, match=r"^scale must be one of sum, mean, got max$"):
         one_of("scale", "max", ("sum", "mean"))
+
+
+def test_the_nearest_name_is_offered_where_one_is_near() -> None:
+    assert near("soft_overlog", ["repetition", "soft_overlong"]) == "; did you mean soft_overlong?"
+    assert near("xyz", ["repetition"]) == ""
+
+
+def test_a_function_is_told_from_a_file_by_its_form() -> None:
+    assert all(names_function(text) for text in ("my_rows:posts", "a.b.c:f"))
+    assert not any(names_function(text) for text in ("rows.jsonl", "a/b", "C:/rows.jsonl", "a:b/c", ":f", "a:", "1a:b"))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from covey.build_stream import build_stream, check_graded
 from covey.config import AlgorithmConfig, Config
 from covey.credit import CreditAssigner, bind
 from covey.deadlines import Stages, Watchable
@@ -18,7 +19,7 @@ from covey.policy.reference import Reference, make_reference
 from covey.prompt_lengths import fitting
 from covey.rollout import Sampler
 from covey.selection import GROUP_FILTERS
-from covey.source import GroupFilter, LocalSource, PromptStream
+from covey.source import GroupFilter, LocalSource
 from covey.timing import PhaseTimer
 from covey.trainer import Trainer, TrainerSettings
 from covey.types import Prompt
@@ -46,8 +47,10 @@ class Run:
 
 
 def build_environment(config: Config) -> Environment:
-    """The environment that `environment.name` names."""
-    return ENVIRONMENTS[config.environment.name](config.environment, config)
+    """The environment that `environment.name` names. ValueError where it does not say what a curriculum asks for."""
+    environment = ENVIRONMENTS[config.environment.name](config.environment, config)
+    check_graded(config, environment)
+    return environment
 
 
 def build_run(config: Config, environment: Environment, timer: PhaseTimer) -> Run:
@@ -110,15 +113,15 @@ def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Spl
 
 def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:
     """The stream of groups this config trains on."""
-    if not prompts:
-        raise ValueError(f"environment={config.environment.name} has no training prompts")
     return LocalSource(
         sampler=sampler,
-        stream=PromptStream(prompts, config.seed, config.shuffle),
+        stream=build_stream(config, sampler.environment, prompts),
         group_size=config.group_size,
         sampling=training_sampling(config),
         keep=build_group_filter(config.algorithm),
         filter_rounds=config.algorithm.group_filter_rounds,
+        later_sizes=config.group_size_schedule,
+        correct_above=config.evaluation.correct_above,
     )
 
 
@@ -136,7 +139,14 @@ def training_sampling(config: Config) -> Sampling:
 
 
 def _spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
-    """At most n prompts, evenly spread over the split, so that no part of an ordered data set is favoured."""
+    """At most n prompts, as many of each environment as of another, each evenly spread over its split, so that no part
+    of an ordered data set is favoured."""
     if len(prompts) <= n:
         return tuple(prompts)
-    return tuple(prompts[index * len(prompts) // n] for index in range(n))
+    chosen: list[Prompt] = []
+    names = list(dict.fromkeys(prompt.environment for prompt in prompts))
+    for place, name in enumerate(names):
+        own = [prompt for prompt in prompts if prompt.environment == name]
+        share = min(len(own), n // len(names) + (place < n % len(names)))
+        chosen += [own[index * len(own) // share] for index in range(share)]
+    return tuple(chosen)

@@ -5,12 +5,13 @@ Components take plain parameters, not these objects (`train` and the builders in
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from covey.algorithm_config import AlgorithmConfig
-from covey.environment_config import ArithmeticConfig
+from covey.curriculum_config import CurriculumConfig, GroupSizeStep
+from covey.environment_config import READS_DATA, ArithmeticConfig, MixtureConfig
 
 
 def cache_folder() -> str:
@@ -61,7 +62,7 @@ class DataConfig:
     """Rows of a data set, for environments that read one."""
 
     path: str | None = None
-    """A .jsonl/.json/.parquet file, a directory with train.* and test.* files, or a hub name."""
+    """A .jsonl/.json/.parquet file, a directory with train.* and test.* files, a hub name, or module:function."""
     subset: str | None = None
     """Configuration name of a hub data set."""
     train_split: str = "train"
@@ -260,6 +261,8 @@ class Config:
     """Prompts of one step."""
     group_size: int = 8
     """Completions of one prompt (G)."""
+    group_size_schedule: list[GroupSizeStep] = field(default_factory=list)
+    """Other group sizes later on: [{step: 100, group_size: 4}] takes 4 once 100 steps are finished."""
     updates_per_batch: int = 1
     """Optimiser steps on each batch; above 1 the ratio is against the log-probs before the first."""
     micro_batch_tokens: int = 16384
@@ -278,14 +281,15 @@ class Config:
     """Go on with a run: its folder, or "latest". Its settings are taken from there."""
     resume_changes: list[str] = field(default_factory=list)
     """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
-    rewards: list[str] = field(default_factory=list)
-    """Reward functions as module:function, TRL's signature (environment=reward_functions)."""
+    rewards: list[Any] = field(default_factory=list)
+    """Reward functions (environment=reward_functions): ready-made names, module:function, or {function, args}."""
     reward_weights: list[float] = field(default_factory=list)
     """One weight for each reward function; empty weighs all 1."""
     model: ModelConfig = field(default_factory=ModelConfig)
     environment: Any = field(default_factory=ArithmeticConfig)
     """One of the environments' own settings."""
     data: DataConfig = field(default_factory=DataConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -296,6 +300,15 @@ class Config:
     output: OutputConfig = field(default_factory=OutputConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
+
+
+def part_configs(config: Config) -> dict[str, Config]:
+    """The configuration of each part of environment=mixture, as if it were alone, by its name."""
+    mixture = config.environment
+    assert isinstance(mixture, MixtureConfig), "only a mixture has parts"
+    shared = {name: config.data if part.name in READS_DATA else DataConfig() for name, part in mixture.parts.items()}
+    rows = shared | mixture.data
+    return {name: replace(config, environment=part, data=rows[name]) for name, part in mixture.parts.items()}
 
 
 def validate(config: Config) -> None:

@@ -1,6 +1,7 @@
 """The settings of each environment; part of the schema in config.py."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -35,6 +36,136 @@ class Gsm8kConfig(EnvironmentConfig):
     """How an answer is rewarded: covey, verl_strict, verl_flexible, torchrl or trl."""
     format_reward: float = 0.1
     """Reward for an answer in the requested form that is wrong (scheme covey)."""
+    instruction: str | None = None
+    """What the system message says; null takes the scheme's own, "" sends none."""
+
+
+@dataclass
+class MathConfig(EnvironmentConfig):
+    """Problems whose answer is any mathematics; rows from `data`."""
+
+    name: str = "math"
+    scheme: str = "covey"
+    """How an answer is rewarded: covey, math_verify, trl, verl, verl_dapo or torchrl."""
+    format_reward: float = 0.1
+    """Reward for a wrong answer in the only box (scheme covey)."""
+    instruction: str | None = None
+    """What the system message says; null takes the scheme's own, "" sends none."""
+    problem_column: str = "problem"
+    """Column that holds the problem."""
+    answer_column: str = "answer"
+    """Column that holds the gold answer, in rows that have one."""
+    solution_column: str = "solution"
+    """Column of worked solutions; the last box is the gold answer of a row without an answer column."""
+    timeout: float = 10.0
+    """Seconds math-verify may take for one completion before its process is killed; the answer is then wrong."""
+    num_workers: int = 2
+    """Worker processes that run math-verify."""
+
+
+@dataclass
+class CountdownConfig(EnvironmentConfig):
+    """Expressions of given numbers that come to a target: made up, or rows (nums, target) from `data`."""
+
+    name: str = "countdown"
+    num_numbers: list[int] = field(default_factory=lambda: [3])
+    """How many numbers a made-up problem has, 2 to 6: the difficulties, in equal parts."""
+    max_number: int = 20
+    """Numbers are drawn from 1 to this."""
+    max_target: int = 100
+    """Targets are from 1 to this."""
+    operators: list[str] = field(default_factory=lambda: ["+", "-", "*", "/"])
+    """What problems are made of, `+` among them; answers may use all four."""
+    num_train: int = 4096
+    """Training problems (fewer where the ranges have not so many)."""
+    num_test: int = 512
+    """Held-out problems, none of which is in the training set."""
+    problem_seed: int = 0
+    """Which problems are drawn."""
+    uses: str = "exactly"
+    """How often each number is used: exactly (once) or at_most (once)."""
+    answer_form: str = "tags"
+    """Where the expression stands: tags (the last answer tag) or plain (it is the whole completion)."""
+    format_reward: float = 0.1
+    """Reward for an answer in the requested form that is wrong."""
+    instruction: str | None = None
+    """What the system message says; null takes the form's own, "" sends none."""
+
+
+@dataclass
+class CodeConfig(EnvironmentConfig):
+    """Programs that tests judge in a sandbox: problems made up, or rows from `data`."""
+
+    name: str = "code"
+    problem: str = "starters"
+    """A family of problems, or starters (the easiest), or all (docs/code.md lists them)."""
+    difficulty: int | None = None
+    """Only problems of this difficulty; null takes all of `problem`."""
+    num_train: int = 4096
+    """Training problems (fewer where a family has not so many)."""
+    num_test: int = 512
+    """Held-out problems, none of which is in the training set."""
+    problem_seed: int = 0
+    """Which problems are drawn."""
+    partial_weight: float = 0.5
+    """Reward for passing some of the tests: this times their share. 0 rewards only programs that pass all."""
+    second_turn: bool = False
+    """Show the policy the test that its program failed, and let it answer once more; that answer is judged."""
+    tier: str = "auto"
+    """How programs are isolated: auto, namespace, landlock or unsafe_no_isolation."""
+    num_slots: int | None = None
+    """Programs that run at the same time; null takes one more than there are processors."""
+    wall_seconds: float = 5.0
+    """Longest time for one test, and for loading a program."""
+    total_seconds: float = 20.0
+    """Longest time for all tests of a program."""
+    cpu_seconds: int = 20
+    """Processor time of one program."""
+    memory_bytes: int = 536870912
+    """Memory of one program, besides what the interpreter takes."""
+    output_bytes: int = 8388608
+    """Longest answer of a program."""
+    cache_size: int = 65536
+    """Verdicts kept, so that equal programs run once; 0 keeps none."""
+    recheck_rate: float = 0.01
+    """Share of programs with full score that run again, on fresh inputs where there are any."""
+    remote_url: str | None = None
+    """A SandboxFusion-compatible server that runs the programs; null runs them here."""
+    remote_margin: float = 10.0
+    """Seconds that server may take besides the program's own time."""
+
+
+@dataclass
+class IfevalConfig(EnvironmentConfig):
+    """Instructions whose following a program checks: generated prompts, or rows (IFEval's columns) from `data`."""
+
+    name: str = "ifeval"
+    scheme: str = "strict_share"
+    """How an answer is rewarded: strict, strict_share, loose, loose_share or torchrl."""
+    measure_weights: list[float] = field(default_factory=lambda: [0.4, 0.3, 0.2, 0.1])
+    """Weights of all strictly, share strictly, all loosely, share loosely (scheme torchrl)."""
+    answer_bonus: float = 0.1
+    """Added for exactly one answer block (scheme torchrl)."""
+    think_bonus: float = 0.05
+    """Added for exactly one think block (scheme torchrl)."""
+    min_words: int = 0
+    """An answer with fewer words follows nothing."""
+    instruction: str | None = None
+    """What the system message says; null takes the scheme's own, "" sends none."""
+    benchmark: str | None = None
+    """Rows to evaluate on instead of held-out prompts, such as google/IFEval: a file, a folder or a hub name."""
+    style: str = "full"
+    """Wording of generated prompts: full, or short (a few words, for the nano policy)."""
+    kinds: list[str] = field(default_factory=list)
+    """Kinds of instruction that are generated, such as punctuation:no_comma; empty takes all of the style."""
+    max_instructions: int = 3
+    """Most instructions of a generated prompt."""
+    num_train: int = 4096
+    """Generated training prompts."""
+    num_test: int = 512
+    """Generated held-out prompts, none of which is in the training set."""
+    problem_seed: int = 0
+    """Which prompts are generated."""
 
 
 @dataclass
@@ -58,9 +189,30 @@ class RewardFunctionsConfig(EnvironmentConfig):
     """Stop the run when more than this share of the last 1000 rewards failed."""
 
 
+@dataclass
+class MixtureConfig(EnvironmentConfig):
+    """Several environments whose prompts take turns."""
+
+    name: str = "mixture"
+    parts: dict[str, Any] = field(default_factory=dict)
+    """Settings of each environment by a name for it; `name` in them says which environment, where that is another."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """How often a part takes its turn in training, relative to the others; one that is not named weighs 1."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Rows of a part of its own, by its name, as in `data`; parts that need rows and are not named share `data`."""
+
+
 ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "arithmetic": ArithmeticConfig,
     "gsm8k": Gsm8kConfig,
+    "math": MathConfig,
+    "countdown": CountdownConfig,
+    "code": CodeConfig,
+    "ifeval": IfevalConfig,
     "reward_functions": RewardFunctionsConfig,
+    "mixture": MixtureConfig,
 }
 """The settings of each environment by its name."""
+
+READS_DATA = ("gsm8k", "math", "reward_functions")
+"""Environments that need rows."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, pvariance, stdev
 from typing import Any
 
@@ -39,6 +39,8 @@ class Evaluation:
     correct_greedy: tuple[float, ...]
     mean_reward: tuple[float, ...]
     """NaN for a prompt without any scored sample."""
+    parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
+    """The same of the prompts of each environment, by its name, where there are several."""
 
 
 def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
@@ -49,6 +51,7 @@ def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
             "accuracy": Estimate(**values["accuracy"]),
             "reward_mean": Estimate(**values["reward_mean"]),
             "pass_at_k": {k: Estimate(**estimate) for k, estimate in values["pass_at_k"].items()},
+            "parts": {name: evaluation_from(part) for name, part in values.get("parts", {}).items()},
         }
     )
 
@@ -63,13 +66,20 @@ def evaluate(
     """
     greedy = source.run(prompts, 1, replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0))
     sampled = source.run(prompts, settings.num_samples, sampling)
+    names = list(dict.fromkeys(prompt.environment for prompt in prompts))
+    parts = {name: measured(_of(greedy, name), _of(sampled, name), settings) for name in names}
+    return replace(measured(greedy, sampled, settings), parts=parts if len(parts) > 1 else {})
+
+
+def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
+    """What one greedy and several sampled completions of each prompt come to."""
     correct = tuple(float(_num_correct(group, settings.correct_above) > 0) for group in greedy)
     rewards = tuple(fmean(group.rewards) if group.rewards else math.nan for group in sampled)
     return Evaluation(
         accuracy=wilson(sum(correct), len(correct), settings.confidence),
         reward_mean=mean_interval([r for r in rewards if not math.isnan(r)], settings.confidence),
         pass_at_k={k: _pass_at_k(sampled, k, settings) for k in settings.k},
-        num_prompts=len(prompts),
+        num_prompts=len(greedy),
         num_samples=settings.num_samples,
         num_unscored=sum(len(group.failures) for group in (*greedy, *sampled)),
         correct_greedy=correct,
@@ -112,6 +122,10 @@ def share_interval(values: Sequence[float], confidence: float) -> Estimate:
     p, variance = fmean(values), pvariance(values) / len(values)
     trials = p * (1 - p) / variance if variance > 0 else len(values)
     return wilson(p * trials, trials, confidence)
+
+
+def _of(groups: Sequence[Group], environment: str) -> list[Group]:
+    return [group for group in groups if group.prompt.environment == environment]
 
 
 def _pass_at_k(groups: Sequence[Group], k: int, settings: EvaluationConfig) -> Estimate:

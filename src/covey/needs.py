@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from covey.config import AlgorithmConfig, ColdStartConfig, Config, ModelConfig, OptimizerConfig, PreflightConfig
-from covey.environment_config import RewardFunctionsConfig
+from covey.curriculum_config import CurriculumConfig
+from covey.environment_config import CodeConfig, CountdownConfig, IfevalConfig, RewardFunctionsConfig
+from covey.tables import names_function
 
 
 def read(config: Config, name: str) -> Any:
@@ -112,12 +114,12 @@ def _samples(engine: str, cold_start: bool) -> bool:
     return engine != "fake" or cold_start
 
 
-def _is_no_file(path: str | None) -> bool:
-    return path is None or not Path(path).expanduser().is_file()
+def _has_named_splits(path: str | None) -> bool:
+    return path is None or not (Path(path).expanduser().is_file() or names_function(path))
 
 
 def _is_data_on_hub(path: str | None) -> bool:
-    return path is None or not Path(path).expanduser().exists()
+    return path is None or not (Path(path).expanduser().exists() or names_function(path))
 
 
 WITHOUT_RATIO = ("reinforce", "reinforce_ratio", "nll")
@@ -126,6 +128,8 @@ WITHOUT_EXPONENTIAL = (*WITHOUT_RATIO, "dro")
 """Losses that never form exp(log ratio)."""
 WITHOUT_CLAMP = ("k1", "k2", "abs", "k1_forward", "full")
 """KL estimators without an exponential of the log ratio."""
+WITHOUT_MATH_VERIFY = ("verl", "verl_dapo")
+"""Schemes of environment=math that compare texts."""
 
 KL_SETTINGS = tuple(f"algorithm.kl_{name}" for name in ("estimator", "gradient", "in"))
 STEERING_SETTINGS = tuple(f"algorithm.kl_{name}" for name in ("controller", "horizon", "coef_min", "coef_max"))
@@ -239,7 +243,12 @@ NEEDS: tuple[Needs, ...] = (
         _samples,
     ),
     Needs(("data.subset",), "data.path = a hub name", ("data.path",), _is_data_on_hub),
-    Needs(("data.train_split", "data.test_split"), "data.path = a folder or a hub name", ("data.path",), _is_no_file),
+    Needs(
+        ("data.train_split", "data.test_split"),
+        "data.path = a folder or a hub name",
+        ("data.path",),
+        _has_named_splits,
+    ),
     Needs(
         ("optimizer.min_lr_ratio",),
         "optimizer.schedule = linear or cosine",
@@ -265,6 +274,18 @@ NEEDS: tuple[Needs, ...] = (
     Needs(("output.max_rollout_rows",), "output.rollouts_per_step > 0", ("output.rollouts_per_step",), _positive),
     Needs(("reward_weights",), "rewards set", ("rewards",), bool),
     Needs(("resume_changes",), "resume set", ("resume",), _is_set),
+    Needs(
+        names_of(CurriculumConfig, "curriculum", "window", "per", "decay", "explore"),
+        "curriculum.name = success",
+        ("curriculum.name",),
+        lambda name: name == "success",
+    ),
+    Needs(
+        names_of(CurriculumConfig, "curriculum", "promot", "demote", "earlier"),
+        "curriculum.name = difficulty",
+        ("curriculum.name",),
+        lambda name: name == "difficulty",
+    ),
     Needs(PREFLIGHT_SETTINGS, "preflight.enabled = true", ("preflight.enabled",), bool),
 )
 """Who reads a setting. One that nothing would read is refused, never ignored."""
@@ -276,6 +297,55 @@ ENVIRONMENT_NEEDS: dict[str, tuple[Needs, ...]] = {
             "environment.scheme = covey",
             ("environment.scheme",),
             lambda scheme: scheme == "covey",
+        ),
+    ),
+    "math": (
+        Needs(
+            ("environment.format_reward",),
+            "environment.scheme = covey",
+            ("environment.scheme",),
+            lambda scheme: scheme == "covey",
+        ),
+        Needs(
+            ("environment.timeout", "environment.num_workers"),
+            "a scheme that asks math-verify",
+            ("environment.scheme",),
+            lambda scheme: scheme not in WITHOUT_MATH_VERIFY,
+        ),
+    ),
+    "countdown": (
+        Needs(
+            names_of(CountdownConfig, "environment", "num_", "max_", "operators", "problem_seed"),
+            "data.path = null",
+            ("data.path",),
+            lambda path: path is None,
+        ),
+    ),
+    "code": (
+        Needs(
+            names_of(CodeConfig, "environment", "problem", "difficulty", "num_train", "num_test"),
+            "problems made up, data.path = null",
+            ("data.path",),
+            lambda path: path is None,
+        ),
+        Needs(("environment.tier",), "environment.remote_url = null", ("environment.remote_url",), lambda url: not url),
+        Needs(("environment.remote_margin",), "environment.remote_url set", ("environment.remote_url",), _is_set),
+    ),
+    "ifeval": (
+        Needs(
+            ("environment.measure_weights", "environment.answer_bonus", "environment.think_bonus"),
+            "environment.scheme = torchrl",
+            ("environment.scheme",),
+            lambda scheme: scheme == "torchrl",
+        ),
+        Needs(
+            names_of(IfevalConfig, "environment", "style", "kinds", "max_instructions", "num_", "problem_seed"),
+            "data.path = null, so that prompts are generated",
+            ("data.path",),
+            lambda path: path is None,
+        ),
+        Needs(
+            ("environment.num_test",), "environment.benchmark = null", ("environment.benchmark",), lambda path: not path
         ),
     ),
     "reward_functions": (
@@ -292,7 +362,8 @@ ENVIRONMENT_NEEDS: dict[str, tuple[Needs, ...]] = {
 RANK_SETTINGS = ("distribution", "deadlines.ranks")
 """What a single process does not read."""
 TRAINING_SETTINGS = (
-    *("num_steps", "groups_per_step", "group_size", "updates_per_batch", "max_staleness", "source", "shuffle"),
+    *("num_steps", "groups_per_step", "group_size", "group_size_schedule", "updates_per_batch", "max_staleness"),
+    *("source", "shuffle", "curriculum"),
     *("algorithm", "optimizer", "evaluation.every"),
     *("output.save_every", "output.keep_last", "output.keep_best"),
     *("output.rollouts_per_step", "output.max_rollout_rows"),
@@ -304,6 +375,7 @@ CREDIT_SETTINGS = (
 UNREAD: dict[str, tuple[str, ...]] = {
     "check": (
         *("num_steps", "max_staleness", "source", *CREDIT_SETTINGS),
+        *names_of(CurriculumConfig, "curriculum", "window", "decay", "explore", "promot", "demote", "earlier"),
         *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
         *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
         *(name for name in TRAINING_SETTINGS if name.startswith("output.")),

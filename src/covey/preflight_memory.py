@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from covey.config import Config
+from covey.curriculum_config import group_sizes
 from covey.engine.runner import cache_shape
 from covey.policy import distribution, sharding
 from covey.preflight_passes import Point, Shape, bytes_of, fitting_tokens, largest_shape, measure
@@ -119,7 +120,8 @@ def sampling_bytes(subject: Subject, num_groups: int) -> int:
     config, policy = subject.config, subject.run.policy
     if config.engine.name != "native":
         return 0
-    num_rows = min(config.engine.max_rows, num_groups * config.group_size)
+    group_size = max(group_sizes(config.group_size, config.group_size_schedule))
+    num_rows = min(config.engine.max_rows, num_groups * group_size)
     slots = num_groups * len(subject.longest[1]) + num_rows * config.sampling.max_tokens
     cache = min(config.engine.cache_bytes, slots * cache_shape(policy).slot_bytes)
     return cache + LOGIT_COPIES * num_rows * vocabulary_size(policy) * torch.float32.itemsize

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from covey.batch import make_batch, make_rows
+from covey.curriculum_config import group_sizes
 from covey.policy import distribution
 from covey.preflight_policy import leave_gradient
 from covey.preflight_types import Subject
@@ -54,13 +55,14 @@ def largest_shape(subject: Subject, num_groups: int) -> Shape:
     """Of a step of so many groups with the longest prompt and completions as long as they may become."""
     config, prompt_ids = subject.config, tuple(subject.longest[1])
     rollout = len(prompt_ids) + config.sampling.max_tokens
-    group = config.group_size * rollout
+    group_size = max(group_sizes(config.group_size, config.group_size_schedule))
+    group = group_size * rollout
     if config.packing == "shared":
-        group = len(prompt_ids) + config.group_size * config.sampling.max_tokens
+        group = len(prompt_ids) + group_size * config.sampling.max_tokens
     return Shape(
         prompt_ids,
         config.sampling.max_tokens,
-        config.group_size,
+        group_size,
         config.packing,
         num_tokens=max(rollout, min(config.micro_batch_tokens, num_groups * group)),
         several=num_groups * group > config.micro_batch_tokens,

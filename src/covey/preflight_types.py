@@ -13,7 +13,6 @@ from covey.environments.base import Split
 from covey.policy.policy import Policy
 from covey.preflight_room import available_bytes
 from covey.rollout import encode_prompt
-from covey.source import PromptStream
 from covey.types import Failure, Group, Prompt, Reward
 
 NUM_SAMPLES = 2
@@ -74,9 +73,10 @@ class Subject:
     def prompts(self) -> list[Prompt]:
         """The first prompts that the run will train on; its own stream stays where it is."""
         stream = self.run.source.stream
-        num_prompts = min(self.config.preflight.num_prompts, len(stream.prompts))
-        drawn = PromptStream(stream.prompts, stream.seed, stream.shuffle).draw(num_prompts)
-        return [prompt for prompt, _ in drawn]
+        before = stream.state_dict()
+        drawn = stream.draw(min(self.config.preflight.num_prompts, len(stream.prompts)))
+        stream.load_state_dict(before)
+        return list({prompt.id: prompt for prompt, _ in drawn}.values())
 
     @cached_property
     def longest(self) -> tuple[Prompt, list[int]]:

@@ -252,6 +252,7 @@ def _thousands(value: float) -> str:
 
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("reward", "reward_mean", "{:.3f}".format),
+    ("level", "curriculum/level", "{:g}".format),
     ("kl", "kl", _small),
     ("entropy", "entropy", "{:.3f}".format),
     ("tokens/s", "tokens_per_second", _thousands),

@@ -21,7 +21,7 @@ from covey.credit import Credit
 from covey.deadlines import Watchdog
 from covey.diagnostics import group_metrics, value
 from covey.disk import CannotWrite, sync, writing
-from covey.environments.base import Logs
+from covey.environments.base import Describes, Logs
 from covey.evaluate import Evaluation, evaluation_from
 from covey.launch import log_name
 from covey.policy import distribution, sharding
@@ -132,7 +132,8 @@ class Record:
             **{name: value(average) for name, average in group_metrics(credit.scores).items()},
             **metrics,
             **{f"dropped/{name}": float(n) for name, n in drops.items()},
-            **{f"environment/{name}": number for name, number in environment_metrics(self.run).items()},
+            **self.run.source.take_metrics(),
+            **self._environment_metrics(),
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
@@ -146,13 +147,24 @@ class Record:
             self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
         self._step_started = time.monotonic()
 
+    def _environment_metrics(self) -> dict[str, float]:
+        """For a row: means over ranks. What was found out about forged rewards is also added up for the summary."""
+        of_ranks = environment_metrics(self.run)
+        for name, number in ((name, number) for metrics in of_ranks for name, number in metrics.items()):
+            if name.rpartition("/")[2] in ("rechecked", "recheck_disagreements"):
+                self._totals[name.rpartition("/")[2]] += int(number)
+        return {f"environment/{name}": mean for name, mean in means(of_ranks).items()}
+
     def evaluation(self, step: int, found: Evaluation) -> None:
         """Log a look at the held-out prompts."""
         metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
+        for name, part in found.parts.items():
+            metrics |= {f"accuracy/{name}": part.accuracy.value, f"reward_mean/{name}": part.reward_mean.value}
         self._evaluations.append(found)
         self.evaluated_at = step
-        self._tracker.log(step, {**metrics, "num_unscored": found.num_unscored}, kind="evaluate")
+        row = {**metrics, "num_unscored": found.num_unscored, **self._environment_metrics()}
+        self._tracker.log(step, row, kind="evaluate")
         LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)
         self._step_started = time.monotonic()
@@ -181,6 +193,7 @@ class Record:
     def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
         """Rank 0's part. False where the disk did not take it and the run goes on all the same."""
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": distribution.world_size()}
+        facts |= {"environment": environment_facts(self.run)}
         if self._evaluations and self.evaluated_at == state["step"]:
             facts["score"] = self._evaluations[-1].accuracy.value
         self._sync_rows()
@@ -249,6 +262,9 @@ class Record:
             step_seconds=self._step_seconds,
             peak_memory_bytes=peak_memory_bytes("cpu" if self._run is None else str(self._run.policy.device)),
             versions=versions(),
+            rechecked=self._totals["rechecked"],
+            recheck_disagreements=self._totals["recheck_disagreements"],
+            environment={} if self._run is None else environment_facts(self._run),
         )
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
@@ -263,9 +279,14 @@ def make_watchdog(config: Config, folder: Path) -> Watchdog:
     return Watchdog(limits, folder / log_name(distribution.rank()), who)
 
 
-def environment_metrics(run: Run) -> Mapping[str, float]:
-    """What the environment has to log itself, such as values of a reward function's `log_metric`; means over ranks."""
-    return means(distribution.all_gather(run.environment.metrics() if isinstance(run.environment, Logs) else {}))
+def environment_metrics(run: Run) -> list[Mapping[str, float]]:
+    """What the environment of each rank has to log itself, such as values of a reward function's `log_metric`."""
+    return distribution.all_gather(run.environment.metrics() if isinstance(run.environment, Logs) else {})
+
+
+def environment_facts(run: Run) -> Mapping[str, Any]:
+    """What the environment's judgements rest on, such as how programs are isolated."""
+    return run.environment.facts() if isinstance(run.environment, Describes) else {}
 
 
 def _status(kind: type[BaseException]) -> str:

@@ -1,18 +1,20 @@
 """One prompt becomes one Group: tokenize once, sample, score; what goes wrong in the system becomes data."""
 
+import asyncio
 import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 
 from transformers import PreTrainedTokenizerBase
 
 from covey.deadlines import NoVerdict, Stages
 from covey.engine.base import Engine, Sampling
-from covey.environments.base import Environment, ReadsTokens, RunStopped
-from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout
+from covey.environments.base import Environment, ReadsTokens, Replies, RunStopped
+from covey.turns import Turn, messages_so_far, reply_tokens, turn_seed
+from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout
 
 LOGGER = logging.getLogger(__name__)
 
@@ -39,16 +41,20 @@ async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling:
             completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id}: {error}") from error
-    texts = [str(sampler.tokenizer.decode(list(c.token_ids), skip_special_tokens=True)) for c in completions]
-    verdicts = await _score(sampler, prompt, texts, [c.token_ids for c in completions])
+    attempts: list[tuple[Turn, ...]] = [(Turn((), completion),) for completion in completions]
+    if isinstance(sampler.environment, Replies):
+        attempts = await _second_turns(sampler, prompt, prompt_ids, attempts, sampling)
+    final = [turns[-1].completion for turns in attempts]
+    texts = [_decoded(sampler.tokenizer, completion.token_ids) for completion in final]
+    verdicts = await _score(sampler, prompt, texts, [completion.token_ids for completion in final])
     rollouts, failures = [], []
-    for completion, text, verdict in zip(completions, texts, verdicts, strict=True):
+    for turns, text, verdict in zip(attempts, texts, verdicts, strict=True):
         if isinstance(verdict, Failure):
             failures.append(verdict)
-        elif not math.isfinite(sum(completion.logprobs)):  # the draw meant nothing, so its reward does not either
-            failures.append(Failure("the engine sampled with log-probs that are not finite"))
+        elif not math.isfinite(sum(sum(turn.completion.logprobs) for turn in turns)):
+            failures.append(Failure("the engine sampled with log-probs that are not finite"))  # the draw meant nothing
         else:
-            rollouts.append(causal_rollout(prompt_ids, completion, verdict, text))
+            rollouts.append(_rollout(sampler.tokenizer, prompt_ids, turns, verdict, text))
     for reason, count in Counter(failure.reason for failure in failures).items():
         LOGGER.info("prompt %s: %d of %d completions were not scored: %s", prompt.id, count, len(texts), reason)
     return Group(prompt, tuple(rollouts), tuple(failures))
@@ -68,20 +74,93 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
     return list(ids)
 
 
-def causal_rollout(prompt_ids: Sequence[int], completion: Completion, reward: Reward, text: str) -> Rollout:
-    """The one place of the causal shift: position t reads token t and predicts token t + 1."""
-    ids = (*prompt_ids, *completion.token_ids)
-    context = len(prompt_ids) - 1
+def causal_rollout(
+    prompt_ids: Sequence[int], completion: Completion, reward: Reward, text: str, later: Sequence[Turn] = ()
+) -> Rollout:
+    """The one place of the causal shift: position t reads token t and predicts token t + 1.
+
+    `later` are the turns after the first: the environment's tokens in them are read, and not learnt.
+    """
+    ids, mask, logprobs = [*prompt_ids], [False] * len(prompt_ids), [0.0] * len(prompt_ids)
+    turns = (Turn((), completion), *later)
+    for turn in turns:
+        ids += [*turn.reply_ids, *turn.completion.token_ids]
+        mask += [False] * len(turn.reply_ids) + [True] * len(turn.completion.token_ids)
+        logprobs += [0.0] * len(turn.reply_ids) + [*turn.completion.logprobs]
     return Rollout(
-        input_ids=ids[:-1],
-        target_ids=ids[1:],
-        loss_mask=(False,) * context + (True,) * len(completion.token_ids),
-        sampler_logprobs=(0.0,) * context + completion.logprobs,
+        input_ids=tuple(ids[:-1]),
+        target_ids=tuple(ids[1:]),
+        loss_mask=tuple(mask[1:]),
+        sampler_logprobs=tuple(logprobs[1:]),
         reward=reward,
         text=text,
-        finish_reason=completion.finish_reason,
-        policy_version=completion.policy_version,
+        finish_reason=turns[-1].completion.finish_reason,
+        policy_version=min(turn.completion.policy_version for turn in turns),
     )
+
+
+def _rollout(
+    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], turns: Sequence[Turn], reward: Reward, text: str
+) -> Rollout:
+    """Its text is what was judged; after several turns, everything since the prompt."""
+    if len(turns) > 1:
+        text = _decoded(tokenizer, [token for turn in turns for token in (*turn.reply_ids, *turn.completion.token_ids)])
+    return causal_rollout(prompt_ids, turns[0].completion, reward, text, turns[1:])
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+async def _second_turns(
+    sampler: Sampler,
+    prompt: Prompt,
+    prompt_ids: Sequence[int],
+    attempts: Sequence[tuple[Turn, ...]],
+    sampling: Sampling,
+) -> list[tuple[Turn, ...]]:
+    """The attempts, each with one more turn where the environment has something to say to it."""
+    seeds = [turn_seed(sampling.seed, index) for index in range(len(attempts))]
+    return list(
+        await asyncio.gather(
+            *(
+                _second_turn(sampler, prompt, prompt_ids, turns[0], replace(sampling, seed=seed))
+                for turns, seed in zip(attempts, seeds, strict=True)
+            )
+        )
+    )
+
+
+async def _second_turn(
+    sampler: Sampler, prompt: Prompt, prompt_ids: Sequence[int], first: Turn, sampling: Sampling
+) -> tuple[Turn, ...]:
+    reply = await _reply(sampler, prompt, first.completion)
+    if reply is None:
+        return (first,)
+    said = reply_tokens(sampler.tokenizer, prompt, first.completion.token_ids, reply)
+    try:
+        with sampler.stages.sampling():
+            (second,) = await sampler.engine.generate([*prompt_ids, *first.completion.token_ids, *said], 1, sampling)
+    except ValueError as error:  # no room for it: the first answer stands
+        LOGGER.warning("prompt %s has no second turn: %s", prompt.id, error)
+        return (first,)
+    return first, Turn(said, second)
+
+
+async def _reply(sampler: Sampler, prompt: Prompt, completion: Completion) -> Message | None:
+    """What the environment says to a whole completion. Where it breaks, it will be asked to score what there is."""
+    environment = sampler.environment
+    if completion.finish_reason != "stop" or not isinstance(environment, Replies):
+        return None
+    messages = messages_so_far(prompt, _decoded(sampler.tokenizer, completion.token_ids))
+    try:
+        async with sampler.stages.scoring(prompt.environment):
+            return await environment.reply(prompt, messages)
+    except RunStopped:
+        raise
+    except Exception as error:  # the environment is foreign code
+        LOGGER.warning("prompt %s: %s.reply: %s: %s", prompt.id, prompt.environment, type(error).__name__, error)
+        return None
 
 
 async def _score(

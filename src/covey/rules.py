@@ -9,9 +9,19 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
+from covey.code_rules import check_code
 from covey.config import Config, DataConfig, DeadlinesConfig
-from covey.environment_config import ENVIRONMENT_SETTINGS, RewardFunctionsConfig
+from covey.curriculum_config import group_sizes
+from covey.environment_config import (
+    ENVIRONMENT_SETTINGS,
+    READS_DATA,
+    CodeConfig,
+    MathConfig,
+    MixtureConfig,
+    RewardFunctionsConfig,
+)
 from covey.needs import check_needs, read, shown
+from covey.stream_rules import check_curriculum, check_group_sizes, check_mixture
 
 BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
 """Advantages that mean something for a single completion."""
@@ -61,6 +71,9 @@ def check_environment(config: Config) -> None:
     name, schema = config.environment.name, type(config.environment)
     if schema in ENVIRONMENT_SETTINGS.values() and schema is not ENVIRONMENT_SETTINGS.get(name):
         raise ValueError(f"environment.name={name} needs the settings of that environment: environment={name}")
+    if schema is MixtureConfig:
+        check_mixture(config, (check_environment, check_deadlines, check_needs))
+        return
     if config.rewards and name != "reward_functions":
         raise ValueError(f"rewards={shown(config.rewards)} needs environment=reward_functions, got environment={name}")
     if name == "reward_functions" and not config.rewards:
@@ -74,15 +87,32 @@ def check_environment(config: Config) -> None:
         raise ValueError(f"environment={name} needs data.path (a file, a folder or a hub name), got data.path=null")
     if name in OWN_DATA:
         _refuse_data(config, f"an environment that reads rows, got environment={name}")
+    elif name in MAY_READ_DATA and config.data.path is None:
+        _refuse_data(config, "data.path set, got data.path=null")
     elif name != "reward_functions" and config.data.prompt_column != "prompt":
         raise ValueError(
             f"data.prompt_column={config.data.prompt_column} needs environment=reward_functions, got environment={name}"
         )
+    if schema is CodeConfig:
+        check_code(config)
+
+
+def check_rewards(config: Config) -> None:
+    """Names and arguments of ready-made rewards; your own modules are imported when the run begins."""
+    from covey.environments.reward_specs import check_reward
+
+    for entry in config.rewards:
+        check_reward(entry)
 
 
 def check_deadlines(config: Config) -> None:
     """A worker is given up before the environment is, so that what hangs is named."""
     environment = config.environment
+    if isinstance(environment, MathConfig) and config.deadlines.scoring <= environment.timeout:
+        raise ValueError(
+            f"environment.timeout={environment.timeout:g} needs deadlines.scoring > that, "
+            f"got {config.deadlines.scoring:g}"
+        )
     if not isinstance(environment, RewardFunctionsConfig):
         return
     for name in ("timeout", "start_timeout", "worker_calls", "worker_bytes"):
@@ -105,8 +135,7 @@ def _refuse_data(config: Config, needs: str) -> None:
 def check_schedule(config: Config) -> None:
     """Steps, groups and staleness."""
     advantage = config.algorithm.advantage
-    if config.group_size < 2 and advantage not in BASELINE_FREE and ":" not in advantage:
-        raise ValueError(f"group_size must be >= 2, got {config.group_size}")
+    check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
     if config.max_staleness > 0 and config.source != "ray":
         raise ValueError(f"max_staleness={config.max_staleness} needs source=ray, got source={config.source}")
     if config.source != "local":
@@ -212,7 +241,7 @@ def _check_function(setting: str, name: str, table: Mapping[str, Callable[..., A
 
 def _check_sizes(config: Config) -> None:
     """Parts of a group must be smaller than the group."""
-    algorithm, size = config.algorithm, config.group_size
+    algorithm, size = config.algorithm, min(group_sizes(config.group_size, config.group_size_schedule))
     k = algorithm.advantage_options.get("k")
     spare = algorithm.advantage == "passk" or algorithm.advantage_options.get("variant") == "loo"
     if algorithm.advantage in ("passk", "pkpo") and k is not None and not 1 <= k <= size - spare:
@@ -226,13 +255,14 @@ def _check_sizes(config: Config) -> None:
             raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
 
 
-READS_DATA = ("gsm8k", "reward_functions")
-"""Environments that need data.path."""
 OWN_DATA = ("arithmetic",)
 """Environments that make their own problems; others may read `data`."""
+MAY_READ_DATA = ("countdown", "code", "ifeval")
+"""Environments that make their own problems where data.path is null."""
 
 AT_LEAST: dict[str, float] = {
     "num_steps": 1,
+    "curriculum.promotion_groups": 1,
     "groups_per_step": 1,
     "group_size": 1,
     "updates_per_batch": 1,
@@ -301,6 +331,8 @@ AT_MOST: dict[str, float] = {
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "packing": ("shared", "packed", "padded"),
+    "curriculum.name": ("none", "success", "difficulty"),
+    "curriculum.per": ("prompt", "difficulty"),
     "model.precision": ("float32", "bfloat16", "float16", "float64"),
     "model.linear": ("auto", "onednn", "torch"),
     "model.nano_architecture": ("qwen2", "qwen3", "llama", "mistral"),
@@ -328,8 +360,10 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_extras,
     check_model,
     check_environment,
+    check_rewards,
     check_deadlines,
     check_schedule,
+    check_curriculum,
     check_distribution,
     check_lengths,
     check_reference,

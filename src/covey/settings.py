@@ -12,14 +12,17 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from covey.config import AlgorithmConfig, Config, validate
-from covey.environment_config import ENVIRONMENT_SETTINGS
+from covey.config import AlgorithmConfig, Config, DataConfig, validate
+from covey.curriculum_config import group_size_at
+from covey.environment_config import ENVIRONMENT_SETTINGS, MixtureConfig
 
 CONF = Path(__file__).resolve().parent / "conf"
 """The folder of YAML that only chooses among what the dataclasses allow."""
 
 OPTION_FIELDS = ("advantage_options", "shaping", "selection_options", "group_filter_options", "loss_options")
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
+MIXTURE_FIELDS = ("parts", "weights", "data")
+"""Settings of environment=mixture whose keys are names of its parts."""
 
 
 def register() -> None:
@@ -33,12 +36,20 @@ def register() -> None:
     _open_options(algorithm)
     store.store(group="algorithm", name="schema_algorithm", node=algorithm)
     for name, schema in ENVIRONMENT_SETTINGS.items():
-        store.store(group="environment", name=f"schema_{name}", node=schema)
+        store.store(group="environment", name=f"schema_{name}", node=_opened(schema))
 
 
 def _open_options(algorithm: DictConfig) -> None:
     for name in OPTION_FIELDS:
         OmegaConf.set_struct(algorithm[name], False)
+
+
+def _opened(schema: Any) -> DictConfig:
+    """Settings of an environment; those of a mixture have keys that its user chooses."""
+    node: DictConfig = OmegaConf.structured(schema)
+    for name in MIXTURE_FIELDS if schema is MixtureConfig else ():
+        OmegaConf.set_struct(node[name], False)
+    return node
 
 
 def load(path: Path) -> DictConfig:
@@ -47,7 +58,7 @@ def load(path: Path) -> DictConfig:
     node = OmegaConf.structured(Config)
     _open_options(node.algorithm)
     try:
-        node.environment = OmegaConf.structured(ENVIRONMENT_SETTINGS[saved.environment.name])
+        node.environment = _opened(ENVIRONMENT_SETTINGS[saved.environment.name])
         node.merge_with(saved)
     except (OmegaConfBaseException, KeyError) as error:
         raise ValueError(f"{path} is not from this version of covey: {error}") from error
@@ -62,6 +73,9 @@ def to_config(composed: DictConfig) -> Config:
     if OmegaConf.get_type(composed) is not Config:
         raise ValueError('a configuration of your own must begin with "defaults: [config, _self_]"')
     _check_keys(composed, "")
+    if OmegaConf.get_type(composed.environment) is MixtureConfig:
+        composed = composed.copy()
+        _type_parts(composed.environment)
     config: Any = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     validate(config)
@@ -82,6 +96,33 @@ def _check_keys(node: DictConfig, prefix: str) -> None:
             _check_keys(value, f"{prefix}{key}.")
 
 
+def _type_parts(mixture: DictConfig) -> None:
+    """Give the parts of a mixture, and their rows, the schema of the environment that each of them is."""
+    for part, given in ((str(key), value) for key, value in mixture.parts.items()):
+        name = str(given.get("name", part)) if isinstance(given, DictConfig) else part
+        if name not in ENVIRONMENT_SETTINGS or name == "mixture":
+            known = ", ".join(other for other in ENVIRONMENT_SETTINGS if other != "mixture")
+            raise ValueError(f"environment.parts.{part} needs name = one of {known}, got {name}")
+        mixture.parts[part] = _typed(ENVIRONMENT_SETTINGS[name], given, f"environment.parts.{part}")
+    for part, given in ((str(key), value) for key, value in mixture.data.items()):
+        mixture.data[part] = _typed(DataConfig, given, f"environment.data.{part}")
+
+
+def _typed(schema: Any, given: Any, place: str) -> DictConfig:
+    """Free settings as those of a schema. ValueError for a key that it does not have or a value of another type."""
+    node: DictConfig = OmegaConf.structured(schema)
+    if given is not None and not isinstance(given, DictConfig):
+        raise ValueError(f"{place} must be settings such as {{{fields(schema)[-1].name}: ...}}, got {given}")
+    for key, value in ((str(k), v) for k, v in (given or {}).items()):
+        if key not in node:
+            raise ValueError(f"unknown setting {place}.{key}")
+        try:
+            node[key] = value
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{place}.{key}: {str(error).splitlines()[0]}") from error
+    return node
+
+
 def to_yaml(config: Config) -> str:
     """Every setting, resolved, in the order of the schema."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
@@ -93,11 +134,12 @@ def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
     Evaluations are smaller where the held-out split has fewer prompts.
     """
     ranks = num_ranks or int(os.environ.get("WORLD_SIZE", "1"))
-    rollouts = config.groups_per_step * config.group_size
+    sizes = [group_size_at(step, config.group_size, config.group_size_schedule) for step in range(config.num_steps)]
+    rollouts = config.groups_per_step * max(sizes)
     evaluations = 2 + (max(0, config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 0)
     return {
         "rollouts_per_step": rollouts,
-        "rollouts_in_all": rollouts * config.num_steps,
+        "rollouts_in_all": config.groups_per_step * sum(sizes),
         "groups_per_rank": -(-config.groups_per_step // ranks),
         "optimizer_steps": config.num_steps * config.updates_per_batch,
         "buffer_groups": (config.max_staleness + 1) * config.groups_per_step,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey import penalties
 from covey.scores import count_scored, over_group
 
 
@@ -50,10 +51,9 @@ def soft_overlong_penalty(
 
     ValueError unless 1 <= cache <= max_len.
     """
-    if not 1 <= cache <= max_len:
-        raise ValueError(f"cache must be in [1, max_len={max_len}], got {cache}")
-    excess_N = (lengths_N.to(torch.float64) - (max_len - cache)).clamp(min=0, max=cache if floor else None)
-    return -factor * excess_N / cache
+    penalties.check_soft_overlong(max_len, cache)
+    penalty = [penalties.soft_overlong(length, max_len, cache, floor=floor) for length in lengths_N.tolist()]
+    return factor * torch.tensor(penalty, dtype=torch.float64, device=lengths_N.device)
 
 
 def stop_properly(rewards_N: Tensor, info: ShapingInputs, *, coef: float) -> Tensor:
@@ -72,11 +72,9 @@ def repetition_penalty(token_ids: Sequence[Sequence[int]], *, ngram: int = 3, ma
 
     ValueError for ngram < 1 or max_penalty > 0.
     """
-    if ngram < 1:
-        raise ValueError(f"ngram must be >= 1, got {ngram}")
-    if max_penalty > 0:
-        raise ValueError(f"max_penalty must be <= 0, got {max_penalty}")
-    return torch.tensor([max_penalty * _repeated_share(ids, ngram) for ids in token_ids], dtype=torch.float64)
+    penalties.check_repetition(ngram, max_penalty)
+    shares = [penalties.repeated_share(ids, ngram) for ids in token_ids]
+    return max_penalty * torch.tensor(shares, dtype=torch.float64)
 
 
 def pass_rate_linear(
@@ -107,11 +105,6 @@ def length_normalizer(advantages_N: Tensor, lengths_N: Tensor, *, alpha: float =
     weights_N = torch.where(present_N, torch.where(present_N, lengths_N, 1.0) ** -alpha, 0.0)
     mean = weights_N.sum() / present_N.sum().clamp(min=1)
     return torch.where(present_N, advantages_N * weights_N / mean, 0.0)
-
-
-def _repeated_share(ids: Sequence[int], ngram: int) -> float:
-    grams = [tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def _share_of_longest(counts_N: Tensor, groups_N: Tensor) -> Tensor:

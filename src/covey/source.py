@@ -10,11 +10,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from statistics import fmean
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from covey.curriculum_config import GroupSizeStep, group_size_at
 from covey.engine.base import Sampling
 from covey.environments.base import RunStopped
 from covey.policy import distribution
@@ -46,9 +48,63 @@ class GroupSource(Protocol):
         """Groups and rollouts dropped since the last call, by reason."""
         ...
 
+    def take_metrics(self) -> dict[str, float]:
+        """What decided which prompts the last step was made of, and how often each was answered."""
+        ...
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Stream(Protocol):
+    """Prompts without end. Which comes next follows from the seed, the position and what was learnt, nothing else."""
+
+    prompts: Sequence[Prompt]
+    seed: int
+
+    @property
+    def position(self) -> int:
+        """Prompts drawn so far."""
+        ...
+
+    def draw(self, n: int) -> list[tuple[Prompt, int]]:
+        """The next n prompts, each with a number that is another one every time the same prompt comes."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy, of plain containers."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """ValueError where it is the state of another kind of stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How well a prompt was solved; small, so that ranks can exchange it.
+
+    >>> Outcome("arithmetic", "train-17", success=0.375)
+    """
+
+    environment: str
+    prompt_id: str
+    success: float
+    """Share of its scored completions that are correct."""
+
+
+@runtime_checkable
+class Learns(Protocol):
+    """A stream whose order depends on how well its prompts are solved."""
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Of all ranks, in the order in which the prompts were drawn: the same on every rank."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """What there is to log since this was last asked."""
+        ...
 
 
 @dataclass
@@ -67,6 +123,13 @@ class PromptStream:
         self.position += n
         return drawn
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state(state, self.state_dict())
+        self.position = int(state["position"])
+
     def _at(self, position: int) -> tuple[Prompt, int]:
         epoch, index = divmod(position, len(self.prompts))
         if epoch not in self._orders:
@@ -75,6 +138,15 @@ class PromptStream:
                 random.Random(f"{self.seed}/{epoch}").shuffle(order)
             self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e == epoch - 1}
         return self.prompts[self._orders[epoch][index]], epoch
+
+
+def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """ValueError where a saved state holds other things than a stream of this kind has."""
+    if state.keys() != own.keys():
+        raise ValueError(
+            f"the checkpoint's prompt stream holds {', '.join(state)}, this run's {', '.join(own)}: "
+            "curriculum.name and the kind of environment cannot change within a run"
+        )
 
 
 def rollout_seed(seed: int, prompt_id: str, epoch: int) -> int:
@@ -88,13 +160,19 @@ class LocalSource:
     """Samples and scores in this process, on the trainer's own weights."""
 
     sampler: Sampler
-    stream: PromptStream
+    stream: Stream
     group_size: int
     sampling: Sampling
     keep: GroupFilter | None = None
     """Dynamic sampling: groups it refuses are replaced by others (DAPO, arXiv 2503.14476)."""
     filter_rounds: int = 3
     """How often a step draws again for refused groups, before it trains on what there is."""
+    later_sizes: Sequence[GroupSizeStep] = ()
+    """Group sizes that take the place of `group_size` once so many versions are published."""
+    correct_above: float = 1.0
+    """A reward of at least this is a success, where the stream learns from successes."""
+    _version: int = 0
+    _sampled_size: int = 0
     _drops: Counter[str] = field(default_factory=Counter)
     _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=_event_loop))
 
@@ -106,6 +184,7 @@ class LocalSource:
             if not any(missing_of_ranks):  # decided by all ranks together: a round is collective
                 break
             rolled_out = self._roll_out(self._draw(missing_of_ranks))
+            self._tell(rolled_out)
             tried.extend(rolled_out)
             groups.extend(group for group in rolled_out if self._is_usable(group))
         _stop_where_nothing_is_scored(tried)
@@ -121,16 +200,22 @@ class LocalSource:
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.sampler.engine.load_weights(weights, version)
+        self._version = version
 
     def take_drops(self) -> dict[str, int]:
         drops, self._drops = dict(self._drops), Counter()
         return drops
 
+    def take_metrics(self) -> dict[str, float]:
+        learnt = self.stream.take_metrics() if isinstance(self.stream, Learns) else {}
+        size = {"group_size": float(self._sampled_size)} if self.later_sizes else {}
+        return {f"curriculum/{name}": value for name, value in learnt.items()} | size
+
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.stream.position}
+        return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.stream.position = int(state["position"])
+        self.stream.load_state_dict(state)
 
     def close(self) -> None:
         self._runner.close()
@@ -141,9 +226,19 @@ class LocalSource:
         return self.stream.draw(sum(missing_of_ranks))[first : first + missing_of_ranks[distribution.rank()]]
 
     def _roll_out(self, drawn: Sequence[tuple[Prompt, int]]) -> list[Group]:
-        seed = self.stream.seed
+        seed, self._sampled_size = self.stream.seed, self._size()
         jobs = [(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
-        return self._run_all(jobs, self.group_size)
+        return self._run_all(jobs, self._sampled_size)
+
+    def _size(self) -> int:
+        """How often each prompt is answered now."""
+        return group_size_at(self._version, self.group_size, self.later_sizes)
+
+    def _tell(self, groups: Sequence[Group]) -> None:
+        """Let a stream that learns know what all ranks found, in the order in which they drew."""
+        if isinstance(self.stream, Learns):
+            own = [_outcome(group, self.correct_above) for group in groups if group.rollouts]
+            self.stream.learn([outcome for of_rank in distribution.all_gather(own) for outcome in of_rank])
 
     def _run_all(self, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int) -> list[Group]:
         async def gather() -> list[Group]:
@@ -154,7 +249,7 @@ class LocalSource:
 
     def _is_usable(self, group: Group) -> bool:
         self._drops["unscored_rollouts"] += len(group.failures)
-        if len(group.rollouts) < min(2, self.group_size):
+        if len(group.rollouts) < min(2, self._size()):
             self._drops["unscored_groups"] += 1
             return False
         if self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
@@ -167,6 +262,11 @@ def within_bound(groups: Sequence[Group], version: int, max_staleness: int) -> l
     """The groups all rollouts of which were started at most `max_staleness` versions ago, whatever source gave them."""
     started = [min((r.policy_version for r in group.rollouts), default=version) for group in groups]
     return [group for group, oldest in zip(groups, started, strict=True) if version - oldest <= max_staleness]
+
+
+def _outcome(group: Group, correct_above: float) -> Outcome:
+    success = fmean(reward >= correct_above for reward in group.rewards)
+    return Outcome(group.prompt.environment, group.prompt.id, success)
 
 
 def _stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:

@@ -47,6 +47,12 @@ class RunFacts:
     """Wall clock of the steps alone, from sampling to update: without cold start, evaluations and checkpoints."""
     peak_memory_bytes: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    rechecked: int = 0
+    """Programs of full score that were run again."""
+    recheck_disagreements: int = 0
+    """How many of them then failed a test."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment's judgements rest on (`covey.environments.base.Describes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +84,17 @@ def summary(
         "tokens": facts.tokens,
         "tokens_per_second": rate,
         "peak_memory_bytes": facts.peak_memory_bytes,
+        "reward_hacking": hacking_note(facts.rechecked, facts.recheck_disagreements),
+        "environment": dict(facts.environment),
         "versions": dict(facts.versions),
     }
+
+
+def hacking_note(rechecked: int, disagreements: int) -> str | None:
+    """A line for the reader of the run where programs won full scores that they do not deserve."""
+    if not disagreements:
+        return None
+    return f"{disagreements} of {rechecked} full-score programs failed a re-check: see covey.log"
 
 
 def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
@@ -92,6 +107,7 @@ def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
         "pass_at_k": {str(k): _estimate(estimate) for k, estimate in evaluation.pass_at_k.items()},
         "num_prompts": evaluation.num_prompts,
         "num_samples": evaluation.num_samples,
+        "parts": {name: describe(part) for name, part in evaluation.parts.items()},
     }
 
 
@@ -105,7 +121,8 @@ def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: f
         return None
     accuracy = paired_accuracy_gain(before.correct_greedy, after.correct_greedy, confidence)
     reward = paired_mean_gain(before.mean_reward, after.mean_reward, confidence)
-    return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward)}
+    parts = {name: gains(part, after.parts.get(name), confidence) for name, part in before.parts.items()}
+    return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward), "parts": parts}
 
 
 def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:

@@ -53,6 +53,10 @@ def before_after(content: Mapping[str, Any]) -> Table:
     for k in looks[-1]["pass_at_k"]:
         table.add_row(f"pass@{k}, %", *(_interval(look["pass_at_k"][k], _percent) for look in looks))
     table.add_row("mean reward", *_row(looks, gain, "reward_mean", _number))
+    for name in looks[-1].get("parts", {}):
+        of_looks, of_gain = [look["parts"][name] for look in looks], gain["parts"][name] if gain else {}
+        table.add_row(f"{name}, %", *_row(of_looks, of_gain, "accuracy", _percent))
+        table.add_row(f"{name}, reward", *_row(of_looks, of_gain, "reward_mean", _number))
     return table
 
 
@@ -113,6 +117,8 @@ def totals(content: Mapping[str, Any]) -> Text:
         lines.append(f"{content['skipped_steps']} steps skipped: loss or gradient was not finite")
     if content["dropped_groups"]:
         lines.append(f"{content['dropped_groups']} groups sampled but not trained on")
+    if content.get("reward_hacking"):
+        lines.append(f"reward hacking? {content['reward_hacking']}")
     return Text("\n".join(lines))
 
 

@@ -1,9 +1,13 @@
 """Looking up a pure function by name, and refusing options it does not have: nothing in a setting is ignored."""
 
+import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -51,3 +55,22 @@ def one_of(name: str, value: str, allowed: Collection[str]) -> str:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value}")
     return value
+
+
+def names_function(text: str) -> bool:
+    """Whether it is `module:function` in form.
+
+    >>> names_function("my_checks:exact"), names_function("rows.jsonl"), names_function("C:/rows.jsonl")
+    (True, False, False)
+    """
+    return _FUNCTION.fullmatch(text) is not None
+
+
+def near(word: str, known: Collection[str]) -> str:
+    """The end of a message about an unknown name: the known one most like it, or nothing.
+
+    >>> near("soft_overlog", ["repetition", "soft_overlong"])
+    '; did you mean soft_overlong?'
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

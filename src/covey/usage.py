@@ -94,7 +94,7 @@ class Setting:
 
 def all_settings() -> dict[str, list[Setting]]:
     """Every section of the schema by the name of its class."""
-    files = ("config.py", "algorithm_config.py", "environment_config.py")
+    files = ("config.py", "algorithm_config.py", "curriculum_config.py", "environment_config.py")
     return {name: found for file in files for name, found in read_settings(HERE / file).items()}
 
 

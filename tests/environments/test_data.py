@@ -45,6 +45,30 @@ def test_what_is_held_out_depends_on_the_content_not_on_the_order(tmp_path: Path
     assert forward.splits["test"] == backward.splits["test"][::-1]
 
 
+MODULE = """
+def listed(): return [{"prompt": f"question {i}", "answer": i} for i in range(10)]
+def lazy(): return iter(listed())
+def split(): return {"train": listed()[:3], "test": listed()[3:5], "extra": listed()}
+def broken(): return [*listed(), 3]
+def number(): return 3
+"""
+
+
+def test_rows_may_come_from_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rows.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("listed", "lazy"):
+        found = load_rows(f"my_rows:{name}", NEEDS_PROMPT).splits
+        assert [len(found[split]) for split in ("train", "test")] == [9, 1]
+    assert load_rows("my_rows:split", NEEDS_PROMPT).splits == {"train": rows(3), "test": rows(2, start=3)}
+    assert message("my_rows:broken").startswith(
+        "my_rows:broken split train row 11 is not an object with columns but int"
+    )
+    assert message("my_rows:number") == "my_rows:number must return rows, or splits of rows by name, got int"
+    assert message("my_rows:nobody") == "module my_rows must define the function nobody (my_rows:nobody)"
+    assert message("no_such_module:f") == "no_such_module:f needs module no_such_module, which cannot be imported"
+
+
 def test_a_directory_has_a_file_for_each_split(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", rows(3))
     write(tmp_path / "test.jsonl", rows(2, start=10))

@@ -16,6 +16,7 @@ from covey.environments.gsm8k import (
     verl_flexible_reward,
     verl_strict_reward,
 )
+from covey.environments.math_verification import MathLimits
 from covey.environments.symbolic import trl_accuracy
 from covey.types import Failure, Reward
 
@@ -74,11 +75,12 @@ def test_answers_that_need_algebra_are_judged_in_a_worker() -> None:
     assert [reward.value for reward in rewards if isinstance(reward, Reward)] == [1.0, 0.0]
 
 
-def test_an_answer_that_hangs_algebra_is_wrong_and_does_not_hang_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.environments.gsm8k.MATH_TIMEOUT", 1.5)
-    environment = GSM8K(ROWS)
+def test_an_answer_that_hangs_algebra_is_wrong_and_counted_and_does_not_hang_the_run() -> None:
+    environment = GSM8K(ROWS, limits=MathLimits(timeout=1.5))
     slow = "\\boxed{\\binom{999999999}{499999999}}"
     assert scores(environment, [slow]) == [Reward(0.0, {"correct": 0.0, "format": 0.0})]
+    assert environment.metrics() == {"math_calls": 1.0, "math_timeouts": 1.0, "math_crashes": 0.0}
+    assert environment.metrics() == {"math_calls": 0.0, "math_timeouts": 0.0, "math_crashes": 0.0}
     environment.close()
 
 

@@ -19,7 +19,6 @@ from covey.environments.reward_functions import (
     RewardFunction,
     RewardFunctions,
     RewardSettings,
-    load_function,
     reward_functions,
 )
 from covey.environments.workers import WorkerSettings
@@ -315,14 +314,12 @@ USER_MODULE = """
             return [len(text) for text in completions]
 
     length = Length()
-    number = 3
 """
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "users_rewards.py").write_text(textwrap.dedent(USER_MODULE))
-    (tmp_path / "my_broken.py").write_text("import no_such_module")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "users_rewards", raising=False)
@@ -338,22 +335,6 @@ def test_functions_of_the_current_directory_run_in_workers(module: str) -> None:
         Reward(2.5, {"exact": 1.0, "judge": 0.5, "Length": 1.0}),
         Reward(2.5, {"exact": 0.0, "judge": 0.5, "Length": 2.0}),
     ]
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("users_rewards", "a reward function must be module:function, got 'users_rewards'"),
-        ("my_reward:exact", "reward function my_reward:exact: cannot import my_reward: No module named 'my_reward'"),
-        ("my_broken:f", "reward function my_broken:f: cannot import my_broken: No module named 'no_such_module'"),
-        ("users_rewards:exakt", "reward function users_rewards:exakt: module users_rewards has no 'exakt'"),
-        ("users_rewards:number", "reward function users_rewards:number is a int, not a function"),
-    ],
-)
-def test_a_name_that_leads_nowhere_says_which_part_is_wrong(module: str, spec: str, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        load_function(spec)
-    assert str(error.value) == message
 
 
 def test_weights_must_match_the_functions() -> None:
@@ -376,6 +357,59 @@ def test_rows_that_cannot_be_prompts_are_refused(row: dict, message: str) -> Non
     with pytest.raises(ValueError) as error:
         environment(length, row=row)
     assert str(error.value).startswith(message)
+
+
+def test_a_column_may_not_take_the_place_of_an_argument() -> None:
+    with pytest.raises(ValueError, match=r"^rows have the column 'answer', which args of weighted set too; rename"):
+        environment(functools.partial(weighted, factor=1.0, answer=3))
+
+
+def test_rows_with_completions_show_how_it_is_done() -> None:
+    chat = {"prompt": CHAT["prompt"], "completion": [{"role": "assistant", "content": "four"}]}
+    rows = {"train": [{"prompt": "a", "completion": "b"}, {"prompt": "c"}, chat], "test": [ROW]}
+    made = RewardFunctions(rows, reward_functions([length]), HERE)
+    assert [(prompt.id, text) for prompt, text in made.demonstrations("train")] == [
+        ("train-0", "b"),
+        ("train-2", "four"),
+    ]
+    with pytest.raises(ValueError, match="needs rows with a column 'completion', got none"):
+        made.demonstrations("test")
+
+
+class Loads:
+    """Says how often it was prepared."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def prepare(self) -> None:
+        self.times += 1
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [float(self.times)] * len(completions)
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_what_has_something_to_load_is_prepared_once_before_it_is_called(in_process: bool) -> None:
+    settings = RewardSettings(WorkerSettings(num_workers=1), in_process)
+    made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([Loads()]), settings)
+    found = [score(made, ["a", "b"]) for _ in range(2)]
+    made.close()
+    assert found == [[Reward(1.0, {"Loads": 1.0})] * 2] * 2
+
+
+class Compares:
+    needs_whole_groups = True
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        raise RuntimeError("the judge is away")
+
+
+def test_a_function_that_compares_is_not_asked_again_about_one_completion_alone() -> None:
+    found = reasons(score(environment(Compares()), ["a", "b"]))
+    assert len(set(found)) == 1
+    assert str(found[0]).startswith('reward function "Compares" raised RuntimeError: the judge is away (')
+    assert "for completion" not in str(found[0])
 
 
 def test_prompts_keep_their_order_and_have_unique_ids() -> None:

@@ -38,6 +38,13 @@ MODULE = """
         open("child", "w").write(str(process.pid))
         process.wait()
     def large(text): return len(text)
+
+    class Holds:
+        def prepare(self): self.held = b"x" * 200_000_000
+        def __call__(self): return os.getpid(), len(self.held)
+
+    class CannotLoad(Holds):
+        def prepare(self): raise OSError("no such model")
 """
 NAMES = (
     *("add", "sleep", "spin", "hold_gil", "deadlock", "leave", "segfault", "quit", "fail", "forge", "pid", "leak"),
@@ -133,6 +140,27 @@ def test_workers_are_recycled_so_that_leaks_are_bounded(functions: dict) -> None
     held = [asyncio.run(call(pool, "leak")) for _ in range(7)]
     pool.close()
     assert held == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_what_a_function_loads_at_the_start_does_not_wear_its_worker_out(functions: dict) -> None:
+    """Otherwise a reward model larger than the limit would be loaded again for every call."""
+    import worker_tasks
+
+    pool = WorkerPool([worker_tasks.Holds()], WorkerSettings(num_workers=1, max_bytes=100 << 20))
+    answers = [asyncio.run(pool.call(0, {})) for _ in range(3)]
+    pool.close()
+    assert answers[0][1] == 200_000_000
+    assert answers == [answers[0]] * 3
+
+
+def test_a_worker_whose_function_cannot_load_says_why(functions: dict) -> None:
+    import worker_tasks
+
+    pool = WorkerPool([worker_tasks.CannotLoad()], WorkerSettings(num_workers=1))
+    failure = asyncio.run(pool.call(0, {}))
+    pool.close()
+    assert isinstance(failure, Failure)
+    assert failure.reason.startswith(f"{NO_WORKER}: it did not start: OSError: no such model (worker_tasks.py:")
 
 
 def test_what_functions_print_stays_off_the_result_channel(pool: WorkerPool, capfd: pytest.CaptureFixture) -> None:

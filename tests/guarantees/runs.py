@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,16 @@ SETTINGS = (
     f"output.keep_last={KEEP_LAST}",
     "output.progress=false",
 )
+CURRICULUM = (
+    *(word for word in SETTINGS if not word.startswith("environment")),
+    "environment=mixture",
+    "environment.parts={rows: {name: reward_functions, in_process: true}, sums: {name: arithmetic, levels: [1, 2]}}",
+    "environment.weights={rows: 3}",
+    "curriculum.name=success",
+    "evaluation.correct_above=0.5",
+    "group_size_schedule=[{step: 20, group_size: 3}]",
+)
+"""The same with all that decides which prompts come next: environments in turn, success rates, another group size."""
 TIMES = ("seconds", "tokens_per_second")
 PATIENCE = 180.0
 """Seconds that a small run may take on a loaded machine."""
@@ -83,8 +93,8 @@ def start(folder: Path, *words: str, environment: dict[str, Any] | None = None, 
     )
 
 
-def new_run(folder: Path, name: str, *words: str, **options: Any) -> Process:
-    return start(folder, *SETTINGS, f"hydra.run.dir={name}", *words, **options)
+def new_run(folder: Path, name: str, *words: str, settings: Sequence[str] = SETTINGS, **options: Any) -> Process:
+    return start(folder, *settings, f"hydra.run.dir={name}", *words, **options)
 
 
 def resume(folder: Path, name: str, *words: str, **options: Any) -> Process:

@@ -4,8 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.config import Config
+from covey.config import Config, DataConfig
+from covey.curriculum_config import GroupSizeStep
+from covey.environment_config import ArithmeticConfig, Gsm8kConfig
 
+from . import settings_code as code
+from . import settings_ifeval as ifeval
 from . import settings_observed as see
 from . import settings_watched as watch
 
@@ -66,6 +70,18 @@ MY_ROWS = {"environment.name": "reward_functions", "data.path": "rows.jsonl", "r
 HERE = MY_ROWS | {"environment.in_process": True}
 ONE_WORKER = MY_ROWS | {"rewards": ["observed_rewards:process"], "environment.num_workers": 1}
 WORDS = {"environment.name": "gsm8k", "data.path": "words.jsonl"}
+MATHEMATICS = {"environment.name": "math", "data.path": "mathematics.jsonl"}
+WORKED = MATHEMATICS | {"environment.answer_column": "none"}
+COUNTDOWN = {"environment.name": "countdown", "environment.num_train": 16, "environment.num_test": 8}
+SMALL_SUMS = ArithmeticConfig(num_train=8, num_test=4)
+MIXED = {"environment.name": "mixture", "environment.parts": {"sums": SMALL_SUMS, "more": SMALL_SUMS}}
+MIXED_WORDS = {
+    "environment.name": "mixture",
+    "environment.parts": {"words": Gsm8kConfig(), "more": Gsm8kConfig()},
+    "data.path": "words.jsonl",
+}
+NEAR = {"curriculum.name": "success", "environment.levels": [1, 2, 3]}
+CLIMBING = NEAR | {"curriculum.name": "difficulty", "curriculum.promotion_groups": 4, "curriculum.promote_at": 0.5}
 COLD = {
     "cold_start.num_steps": 4,
     "cold_start.check_every": 2,
@@ -82,6 +98,7 @@ CASES: dict[str, Case | Refused] = {
     "num_steps": Case(see.run_folder, 3),
     "groups_per_step": Case(see.rollouts, 3),
     "group_size": Case(see.rollouts, 3),
+    "group_size_schedule": Case(see.run_folder, [GroupSizeStep(step=1, group_size=3)]),
     "updates_per_batch": trains(2),
     "micro_batch_tokens": Case(see.work, 12, keeps=see.update),
     "packing": Case(see.work, "padded", keeps=see.update),
@@ -89,6 +106,15 @@ CASES: dict[str, Case | Refused] = {
     "max_staleness": Refused(1, "max_staleness=1 needs source=ray, got source=local"),
     "source": Refused("ray", "source must be local, got ray"),
     "shuffle": Case(see.rollouts, False),
+    "curriculum.name": Case(see.order, "difficulty", {"environment.levels": [1, 2, 3]}),
+    "curriculum.window": Case(see.order, [0.8, 1.0], NEAR),
+    "curriculum.per": Case(see.order, "difficulty", NEAR),
+    "curriculum.decay": Case(see.order, 0.9, NEAR),
+    "curriculum.explore": Case(see.order, 0.9, NEAR),
+    "curriculum.promote_at": Case(see.order, 0.9, CLIMBING),
+    "curriculum.promotion_groups": Case(see.order, 3, CLIMBING),
+    "curriculum.demote_below": Case(see.order, 0.45, CLIMBING),
+    "curriculum.earlier_share": Case(see.order, 0.5, CLIMBING),
     "resume": Case(see.resumed_from, "stopped", {"num_steps": 4}),
     "resume_changes": Case(see.resumed_rate, ["optimizer.lr"], {"resume": "stopped"}),
     "rewards": Case(see.rollouts, ["observed_rewards:length"], HERE),
@@ -118,6 +144,19 @@ CASES: dict[str, Case | Refused] = {
     "environment.problem_seed": Case(see.prompts, 1),
     "environment.scheme": Case(see.verdicts, "verl_strict", WORDS),
     "environment.format_reward": Case(see.verdicts, 0.3, WORDS),
+    "environment.parts": Case(see.prompts, {"sums": SMALL_SUMS, "others": SMALL_SUMS}, MIXED),
+    "environment.weights": Case(see.order, {"sums": 2.0}, MIXED),
+    "environment.data": Case(see.prompts, {"more": DataConfig("words.jsonl", max_rows=3)}, MIXED_WORDS),
+    "environment.instruction": Case(see.prompts, "", WORDS),
+    "environment.problem_column": Case(see.prompts, "other", MATHEMATICS),
+    "environment.answer_column": Case(see.prompts, "other", MATHEMATICS),
+    "environment.solution_column": Case(see.prompts, "other", WORKED),
+    "environment.num_numbers": Case(see.prompts, [2], COUNTDOWN),
+    "environment.max_number": Case(see.prompts, 9, COUNTDOWN),
+    "environment.max_target": Case(see.prompts, 20, COUNTDOWN),
+    "environment.operators": Case(see.prompts, ["+"], COUNTDOWN),
+    "environment.uses": Case(see.prompts, "at_most", COUNTDOWN),
+    "environment.answer_form": Case(see.prompts, "plain", COUNTDOWN),
     "environment.timeout": judges(0.2, "slow", environment__num_workers=1),
     "environment.num_workers": Case(see.processes, 1, MY_ROWS),
     "environment.start_timeout": judges(1e-3, "varied", environment__num_workers=1),
@@ -125,6 +164,31 @@ CASES: dict[str, Case | Refused] = {
     "environment.worker_bytes": Case(see.workers_needed, 1, ONE_WORKER),
     "environment.in_process": judges(True, "process"),
     "environment.max_failure_rate": judges(0.9, "half", environment__in_process=True),
+    "environment.measure_weights": Case(ifeval.rewards, [1.0, 0.0, 0.0, 0.0], ifeval.TORCHRL),
+    "environment.answer_bonus": Case(ifeval.rewards, 0.0, ifeval.TORCHRL),
+    "environment.think_bonus": Case(ifeval.rewards, 0.0, ifeval.TORCHRL),
+    "environment.min_words": Case(ifeval.rewards, 4, ifeval.IFEVAL),
+    "environment.benchmark": Case(see.prompts, "instructions.jsonl", ifeval.ROWS | {"data.path": None}),
+    "environment.style": Case(see.prompts, "short", ifeval.FEW),
+    "environment.kinds": Case(see.prompts, ["startend:quotation"], ifeval.IFEVAL),
+    "environment.max_instructions": Case(see.prompts, 2, {"environment.name": "ifeval"}),
+    "environment.problem": Case(see.prompts, "steps", code.CODE),
+    "environment.difficulty": Case(see.prompts, 4, code.CODE | {"environment.problem": "fizzbuzz"}),
+    "environment.partial_weight": Case(code.rewards, 1.0, code.CODE),
+    "environment.second_turn": Case(code.told, True, code.CODE),
+    "environment.tier": Case(code.isolation, "unsafe_no_isolation", code.CODE),
+    "environment.num_slots": Case(see.processes, 1, code.CODE),
+    "environment.wall_seconds": Case(code.slow, 0.1, code.CODE),
+    "environment.total_seconds": Case(code.slow, 1.0, code.HASTY),
+    "environment.cpu_seconds": Case(code.busy, 1, code.PATIENT),
+    "environment.memory_bytes": Case(code.large, 64 << 20, code.CODE),
+    "environment.output_bytes": Case(code.told, 1000, code.CODE | {"environment.second_turn": True}),
+    "environment.cache_size": Case(code.counts, 0, code.CODE),
+    "environment.recheck_rate": Case(code.counts, 1.0, code.CODE),
+    "environment.remote_url": Case(code.rewards, code.REMOTE_URL, code.CODE),
+    "environment.remote_margin": Case(
+        code.patience, 0.1, code.HASTY | {"environment.total_seconds": 1.0, "environment.remote_url": code.REMOTE_URL}
+    ),
     "data.path": Case(see.prompts, "more.jsonl", HERE),
     "data.subset": Case(see.prompts, "small", HERE | {"data.path": "some/rows"}),
     "data.train_split": Case(see.prompts, "extra", HERE | {"data.path": "splits"}),
@@ -254,6 +318,9 @@ CASES: dict[str, Case | Refused] = {
 }
 
 SECOND_READERS: dict[str, Case] = {
+    "environment.scheme": Case(see.verdicts, "verl", MATHEMATICS),
+    "environment.instruction": Case(see.prompts, "", COUNTDOWN),
+    "environment.num_workers": Case(see.processes, 1, MATHEMATICS | {"environment.scheme": "math_verify"}),
     "algorithm.kl_aggregation": trains("seq_sum", algorithm__sampler_kl_coef=1.0),
     "algorithm.kl_clamp": trains(1e-3, algorithm__sampler_kl_coef=1.0),
     "algorithm.log_ratio_clamp": trains(1e-3, **TIS, algorithm__loss="reinforce"),
@@ -291,6 +358,14 @@ OFF: dict[str, Settings] = {
     "optimizer.name = adamw or adamw8bit": {"optimizer.name": "sgd"},
     "output.rollouts_per_step > 0": {"output.rollouts_per_step": 0},
     "environment.scheme = covey": WORDS | {"environment.scheme": "trl"},
+    "a scheme that asks math-verify": MATHEMATICS | {"environment.scheme": "verl"},
+    "data.path = null": {"environment.name": "countdown", "data.path": "targets.jsonl"},
     "environment.in_process = false": HERE,
+    "environment.scheme = torchrl": ifeval.IFEVAL,
+    "data.path = null, so that prompts are generated": ifeval.ROWS,
+    "environment.benchmark = null": {"environment.name": "ifeval", "environment.benchmark": "instructions.jsonl"},
+    "problems made up, data.path = null": {"environment.name": "code", "data.path": "words.jsonl"},
+    "environment.remote_url = null": {"environment.name": "code", "environment.remote_url": code.REMOTE_URL},
+    "environment.remote_url set": {"environment.name": "code"},
 }
 """Where a condition of needs.py does not hold; the others do not by default."""

@@ -23,12 +23,14 @@ from torch import Tensor
 
 from covey import cold_start
 from covey.build import Run, build_environment, build_run
+from covey.build_stream import build_stream
 from covey.config import Config, ModelConfig
 from covey.environments.base import Closes, Environment, RunStopped
 from covey.evaluate import evaluate
 from covey.needs import shown
 from covey.policy.loading import load_policy
 from covey.resuming import resume_point, settings_of
+from covey.source import Learns, Outcome
 from covey.timing import PhaseTimer
 from covey.train import train, training_batch
 from covey.types import Failure, Group, Prompt, Reward, Rollout
@@ -162,6 +164,19 @@ def rollouts(config: Config) -> dict[str, Any]:
         groups = run.source.take(config.groups_per_step)
         found = [(g.prompt.id, g.prompt.text, r.input_ids, r.reward.value) for g in groups for r in g.rollouts]
         return {"rollouts": found, "drops": run.source.take_drops(), **run.source.state_dict()}
+
+
+def order(config: Config) -> list[list[str]]:
+    """The training prompts of forty steps, which are solved more or less well."""
+    with environment_of(config) as environment:
+        stream = build_stream(config, environment, environment.prompts("train"))
+    found = []
+    for step in range(40):
+        names = [(prompt.environment, prompt.id) for prompt, _ in stream.draw(config.groups_per_step)]
+        found.append([name for _, name in names])
+        if isinstance(stream, Learns):
+            stream.learn([Outcome(of, name, (sum(name.encode()) + step) % 5 / 4) for of, name in names])
+    return found
 
 
 def rows_at_once(config: Config) -> int:

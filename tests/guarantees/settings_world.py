@@ -65,7 +65,12 @@ def make_world(folder: Path) -> None:
 def _write_rows(folder: Path) -> None:
     texts = [{"prompt": f"row {n}: ", "other": f"the other {n}: "} for n in range(12)]
     words = [{"question": f"What is {n}+1?", "answer": f"{n}+1={n + 1}\n#### {n + 1}"} for n in range(8)]
-    files = {"rows": texts, "more": texts[:5], "words": words}
+    problems = [{"problem": f"{n}+1?", "other": f"\\boxed{{{n}}}", "answer": f"{n + 1}"} for n in range(8)]
+    problems = [row | {"solution": f"So \\boxed{{{row['answer']}}}."} for row in problems]
+    files = {"rows": texts, "more": texts[:5], "words": words, "mathematics": problems}
+    asked = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    files |= {"instructions": [{"prompt": f"Row {n}, without commas.", **asked} for n in range(8)]}
+    files |= {"targets": [{"nums": [n, 2], "target": n + 2} for n in range(8)]}
     files |= {"splits/train": texts[:6], "splits/test": texts[6:8], "splits/extra": texts[8:]}
     (folder / "splits").mkdir()
     for name, rows in files.items():

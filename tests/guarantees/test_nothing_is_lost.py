@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from .runs import (
+    CURRICULUM,
     NUM_STEPS,
     SAVE_EVERY,
     Process,
@@ -127,6 +128,19 @@ def test_a_run_whose_newest_checkpoint_is_torn_goes_on_from_the_one_before_and_e
     assert f"checkpoint torn/checkpoints/{newest.name} is damaged (state.pt is not what was written)" in output
     assert f"resumed after step {before}" in output
     assert fingerprint(run) == fingerprint(reference / "whole")
+
+
+def test_a_killed_run_with_a_curriculum_draws_the_prompts_it_would_have_drawn(reference: Path) -> None:
+    finish_well(new_run(reference, "taught", settings=CURRICULUM))
+    run = reference / "taught-killed"
+    process = new_run(reference, run.name, settings=CURRICULUM, environment=SLOWLY)
+    for step in (8, 23):  # before and after the group size changes
+        assert wait_until(lambda step=step: num_trained(run) >= step and saved_step(run) > 0, process)  # type: ignore[misc]
+        kill(process)
+        process = resume(reference, run.name, environment=SLOWLY)
+    finish_well(process)
+    assert fingerprint(run) == fingerprint(reference / "taught")
+    assert [row["group_size"] for row in rows(run) if row["kind"] == "train"] == [4.0] * 20 + [3.0] * 20
 
 
 # -------------------------------------------------------------------------------------------------------- the demo

@@ -14,7 +14,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from .runs import SETTINGS, TIMES, Process, fingerprint, finish, finish_well, num_trained, prepare, saved_step
+from .runs import (
+    CURRICULUM,
+    SETTINGS,
+    TIMES,
+    Process,
+    fingerprint,
+    finish,
+    finish_well,
+    num_trained,
+    prepare,
+    saved_step,
+)
 from .runs import start as start_alone
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "covey")
@@ -95,6 +106,16 @@ def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
     ours, theirs = rows(folder / strategy), rows(folder / "alone")
     assert len(ours) == len(theirs) == 12 + 3
     for mine, other in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
+
+
+def test_two_processes_with_a_curriculum_draw_the_prompts_of_one(folder: Path) -> None:
+    uneven = [word for word in UNEVEN if not word.startswith("num_steps")]
+    finish_well(start_alone(folder, *CURRICULUM, *uneven, "hydra.run.dir=taught"))
+    finish_well(launch(folder, *CURRICULUM, *uneven, "hydra.run.dir=taught-by-two"))
+    expected, got = weights(folder / "taught"), weights(folder / "taught-by-two")
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+    for mine, other in zip(rows(folder / "taught-by-two"), rows(folder / "taught"), strict=True):
         assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
 
 

@@ -1,13 +1,24 @@
 """What is rewarded. The module of an environment is imported when it is built: the package imports nothing heavy."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from covey.config import Config
-    from covey.environment_config import ArithmeticConfig, Gsm8kConfig, RewardFunctionsConfig
-    from covey.environments.base import Environment
+    from covey.environment_config import (
+        ArithmeticConfig,
+        CodeConfig,
+        CountdownConfig,
+        Gsm8kConfig,
+        IfevalConfig,
+        MathConfig,
+        MixtureConfig,
+        RewardFunctionsConfig,
+    )
+    from covey.environments.base import Environment, Split
     from covey.environments.data import RowSettings
+    from covey.sandbox import Limits, Runner, Tier
+    from covey.types import Prompt
 
 
 def build_arithmetic(settings: "ArithmeticConfig", config: "Config") -> "Environment":
@@ -21,7 +32,111 @@ def build_gsm8k(settings: "Gsm8kConfig", config: "Config") -> "Environment":
     from covey.environments.gsm8k import GSM8K
 
     rows = load_rows(config.data.path, _row_settings(config, ("question", "answer")))
-    return GSM8K(rows.splits, settings.scheme, settings.format_reward)
+    return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
+
+
+def build_math(settings: "MathConfig", config: "Config") -> "Environment":
+    from covey.environments.data import load_rows
+    from covey.environments.math_verification import MathLimits
+    from covey.environments.mathematics import MathColumns, Mathematics, MathSettings
+
+    rows = load_rows(config.data.path, _row_settings(config, (settings.problem_column,)))
+    how = MathSettings(
+        scheme=settings.scheme,
+        format_reward=settings.format_reward,
+        instruction=settings.instruction,
+        columns=MathColumns(settings.problem_column, settings.answer_column, settings.solution_column),
+        limits=MathLimits(settings.timeout, settings.num_workers),
+        skips_bad_rows=config.data.bad_rows == "skip",
+    )
+    return Mathematics(rows.splits, how)
+
+
+def build_countdown(settings: "CountdownConfig", config: "Config") -> "Environment":
+    from covey.environments.countdown import Countdown, CountdownProblems, CountdownRules, made_up, read_rows
+    from covey.environments.data import load_rows
+
+    rules = CountdownRules(settings.uses, settings.answer_form, settings.format_reward, settings.instruction)
+    if config.data.path is not None:
+        return Countdown(
+            read_rows(load_rows(config.data.path, _row_settings(config, ("nums", "target"))).splits), rules
+        )
+    wanted = CountdownProblems(
+        num_numbers=tuple(settings.num_numbers),
+        max_number=settings.max_number,
+        max_target=settings.max_target,
+        operators=tuple(settings.operators),
+        num_train=settings.num_train,
+        num_test=settings.num_test,
+        problem_seed=settings.problem_seed,
+    )
+    return Countdown(made_up(wanted), rules)
+
+
+def build_code(settings: "CodeConfig", config: "Config") -> "Environment":
+    from covey.environments.code import Code, CodeSettings
+    from covey.environments.code_formats import problems_of
+    from covey.environments.code_problems import draw_problems
+    from covey.environments.data import load_rows
+
+    how = CodeSettings(
+        partial_weight=settings.partial_weight,
+        second_turn=settings.second_turn,
+        recheck_rate=settings.recheck_rate,
+        cache_size=settings.cache_size,
+        limits=code_limits(settings),
+    )
+    if config.data.path is not None:
+        problems = problems_of(load_rows(config.data.path, _row_settings(config, ())).splits)
+    else:
+        counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+        problems = draw_problems(settings.problem, settings.difficulty, counts, settings.problem_seed)
+    return Code(problems, code_runner(settings), how)
+
+
+def code_limits(settings: "CodeConfig") -> "Limits":
+    """What one program may use."""
+    from covey.sandbox.types import Limits
+
+    return Limits(
+        wall_seconds=settings.wall_seconds,
+        total_seconds=settings.total_seconds,
+        cpu_seconds=settings.cpu_seconds,
+        memory_bytes=settings.memory_bytes,
+        output_bytes=settings.output_bytes,
+    )
+
+
+def code_runner(settings: "CodeConfig") -> "Runner":
+    """What runs programs, here or elsewhere. ValueError where this machine cannot isolate them."""
+    from covey.environments.remote_runner import RemoteRunner
+    from covey.sandbox import Sandbox, SandboxFailed
+
+    if settings.remote_url is not None:
+        return RemoteRunner(settings.remote_url, settings.num_slots, settings.remote_margin, code_limits(settings))
+    try:
+        return Sandbox(settings.num_slots, cast("Tier", settings.tier))
+    except SandboxFailed as error:
+        raise ValueError(f"environment.tier={settings.tier}: {error}") from error
+
+
+def build_ifeval(settings: "IfevalConfig", config: "Config") -> "Environment":
+    from covey.environments.ifeval.environment import IFEval
+    from covey.environments.ifeval.generator import Recipe, generate
+    from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load
+    from covey.environments.ifeval.rewards import Scheme
+
+    bonuses = (settings.answer_bonus, settings.think_bonus)
+    scheme = Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
+    ask = scheme.instruction if settings.instruction is None else settings.instruction
+
+    def generated() -> "dict[Split, list[Prompt]]":
+        recipe = Recipe(settings.style, tuple(settings.kinds), settings.max_instructions, settings.problem_seed)
+        requests = generate(recipe, settings.num_train, settings.num_test)
+        return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
+
+    source = Source(config.data.path, settings.benchmark, _row_settings(config, COLUMNS))
+    return IFEval(load(source, generated, ask), scheme)
 
 
 def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") -> "Environment":
@@ -42,6 +157,15 @@ def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") 
     return RewardFunctions(rows.splits, functions, how, prompt_column=config.data.prompt_column)
 
 
+def build_mixture(settings: "MixtureConfig", config: "Config") -> "Environment":
+    from covey.config import part_configs
+    from covey.environments.mixture import Mixture
+
+    parts = part_configs(config)
+    built = {name: ENVIRONMENTS[part.environment.name](part.environment, part) for name, part in parts.items()}
+    return Mixture(built, settings.weights)
+
+
 def _row_settings(config: "Config", columns: tuple[str, ...]) -> "RowSettings":
     from covey.environments.data import RowSettings
 
@@ -60,6 +184,11 @@ def _row_settings(config: "Config", columns: tuple[str, ...]) -> "RowSettings":
 ENVIRONMENTS: "dict[str, Callable[[Any, Config], Environment]]" = {
     "arithmetic": build_arithmetic,
     "gsm8k": build_gsm8k,
+    "math": build_math,
+    "countdown": build_countdown,
+    "code": build_code,
+    "ifeval": build_ifeval,
     "reward_functions": build_reward_functions,
+    "mixture": build_mixture,
 }
 """Name of an environment to its builder: (its own settings, the whole configuration) -> Environment."""

@@ -104,6 +104,10 @@ class Arithmetic:
     def gold(self, prompt: Prompt) -> str:
         return str(prompt.columns["answer"])
 
+    def difficulty(self, prompt: Prompt) -> int:
+        """Its level."""
+        return int(prompt.columns["level"])
+
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         return [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
 

@@ -1,9 +1,9 @@
 """The environment seam: which prompts there are and what a completion is worth."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from covey.types import Failure, Prompt, Reward
+from covey.types import Failure, Message, Prompt, Reward
 
 Split = Literal["train", "test"]
 
@@ -54,6 +54,24 @@ class ReadsTokens(Protocol):
 
 
 @runtime_checkable
+class Replies(Protocol):
+    """An environment that may say something to a completion; the policy then has a second turn, and that is scored."""
+
+    async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
+        """The next message of the conversation, which ends with the policy's answer; None where there is no more."""
+        ...
+
+
+@runtime_checkable
+class Describes(Protocol):
+    """An environment whose judgements rest on something that belongs into the record of a run."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Plain values, such as how untrusted programs are isolated."""
+        ...
+
+
+@runtime_checkable
 class Logs(Protocol):
     """An environment with numbers of its own to log."""
 
@@ -73,10 +91,39 @@ class Weighs(Protocol):
 
 
 @runtime_checkable
+class Graded(Protocol):
+    """An environment that says how hard its prompts are: what a curriculum orders them by."""
+
+    def difficulty(self, prompt: Prompt) -> float | None:
+        """Larger is harder, equal numbers are one level; None where nothing is said about this prompt."""
+        ...
+
+
+@runtime_checkable
+class Mixes(Protocol):
+    """An environment made of several, whose prompts take turns."""
+
+    @property
+    def turn_weights(self) -> Mapping[str, float]:
+        """How often each takes its turn, relative to the others, by `Prompt.environment`."""
+        ...
+
+
+@runtime_checkable
 class Closes(Protocol):
     """An environment that holds something to let go of at the end of a run."""
 
     def close(self) -> None: ...
+
+
+def conversation(question: str, instruction: str) -> tuple[Message, ...]:
+    """A question as the user's message, after what the system says; an empty instruction sends no system message.
+
+    >>> conversation("6 * 7?", "")
+    ({'role': 'user', 'content': '6 * 7?'},)
+    """
+    user: Message = {"role": "user", "content": question}
+    return ({"role": "system", "content": instruction}, user) if instruction else (user,)
 
 
 class RunStopped(RuntimeError):

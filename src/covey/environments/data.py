@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.environments.base import Split
+from covey.tables import names_function, resolve
 
 Row = Mapping[str, Any]
 
@@ -67,7 +68,7 @@ class _Entry:
 
 
 def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
-    """Rows of a file, of a directory with train.* and test.* files, or of a hub data set.
+    """Rows of a file, of a directory with train.* and test.* files, of a hub data set, or that a function returns.
 
     Where there is no test split, `test_fraction` of the rows is held out: those whose content hashes lowest, so the
     choice is the same every time. Raises ValueError for whatever a user can mend.
@@ -75,6 +76,8 @@ def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
     settings = settings or RowSettings()
     if path is None:
         raise ValueError("no data: set data.path to a .jsonl, .json or .parquet file, a directory, or a hub name")
+    if names_function(path):
+        return _collected(_named_splits(_returned(path), settings, path), settings, path)
     local = Path(path).expanduser()
     if local.is_file():
         return _collected({"train": _read_file(local)}, settings, path)
@@ -238,6 +241,16 @@ def _named_splits(data: Mapping[str, Iterable[Row]], settings: RowSettings, name
     if settings.test_split in data and settings.test_split != settings.train_split:
         sources["test"] = _in_memory(data[settings.test_split], f"{name} split {settings.test_split}")
     return sources
+
+
+def _returned(path: str) -> Mapping[str, Iterable[Row]]:
+    """What the function returns: rows, or rows of each split by its name."""
+    found = resolve(path, {})()
+    if isinstance(found, Mapping):
+        return found
+    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+        raise ValueError(f"{path} must return rows, or splits of rows by name, got {type(found).__name__}")
+    return {"train": found}
 
 
 def _hub(name: str, settings: RowSettings) -> dict[Split, Iterator[_Entry]]:

@@ -20,26 +20,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from covey.environments.answers import Answer, compare
-from covey.environments.base import Split
-from covey.environments.symbolic import symbolic_equal, trl_accuracy
-from covey.environments.workers import NO_WORKER, WorkerPool, WorkerSettings
-from covey.types import Failure, Message, Prompt, Reward
+from covey.environments.base import Split, conversation
+from covey.environments.math_schemes import first_block
+from covey.environments.math_schemes import torchrl_reward as torchrl_scale
+from covey.environments.math_verification import MathLimits, MathVerifier
+from covey.types import Failure, Prompt, Reward
 
 Row = Mapping[str, Any]
 
-FORMAT_REWARD_TORCHRL = 0.1
 VERL_CHARACTERS = 300
-MATH_TIMEOUT = 10.0
-"""Seconds math-verify may take for one completion; an answer it cannot judge by then is wrong, not a failure."""
 
 _CALCULATOR_NOTE = re.compile(r"<<[^<>\n]*>>")
 _GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
 _REQUESTED_FORM = re.compile(r"(?:^|\n)#### ?\$?-?[\d,]*\.?\d+\s*$")
 _VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def split_answer(answer: str) -> tuple[str, str]:
@@ -59,16 +54,28 @@ class GSM8K:
     >>> GSM8K({"train": [{"question": "What is 6 * 7?", "answer": "6 * 7 = 42\\n#### 42"}], "test": [...]})
     """
 
-    def __init__(self, rows: Mapping[Split, Sequence[Row]], scheme: str = "covey", format_reward: float = 0.1) -> None:
-        """Raises ValueError for an unknown scheme and for rows whose answer does not end in `#### N`."""
+    def __init__(
+        self,
+        rows: Mapping[Split, Sequence[Row]],
+        scheme: str = "covey",
+        format_reward: float = 0.1,
+        instruction: str | None = None,
+        limits: MathLimits | None = None,
+    ) -> None:
+        """Raises ValueError for an unknown scheme and for rows whose answer does not end in `#### N`.
+
+        Args:
+            instruction: what the system message says; None takes the scheme's own, "" sends none.
+        """
         if scheme not in INSTRUCTIONS:
             raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {scheme!r}")
         if not 0 <= format_reward < 1:
             raise ValueError(f"format_reward must be in [0, 1), got {format_reward}")
         self.scheme = scheme
         self.format_reward = format_reward
-        self._prompts = {split: [_prompt(split, i, row, scheme) for i, row in enumerate(rows[split])] for split in rows}
-        self._pool: WorkerPool | None = None
+        said = INSTRUCTIONS[scheme] if instruction is None else instruction
+        self._prompts = {split: [_prompt(split, i, row, said) for i, row in enumerate(rows[split])] for split in rows}
+        self._verifier = MathVerifier(limits)
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
@@ -93,32 +100,26 @@ class GSM8K:
                 if isinstance(reward, Failure) or reward.value != 1.0:
                     raise ValueError(f"{prompt.id}: the gold answer {prompt.columns['gold']!r} scores {reward}")
 
+    def difficulty(self, prompt: Prompt) -> int | None:
+        """The row's level, where it has one; GSM8K itself has none."""
+        level = prompt.columns["level"]
+        return level if isinstance(level, int) else None
+
+    def metrics(self) -> dict[str, float]:
+        """Calls of math-verify, and how many were ended for time or crashed."""
+        return self._verifier.metrics()
+
     def close(self) -> None:
         """End the worker processes that ran math-verify, if any. Also done when the environment is collected."""
-        if self._pool is not None:
-            self._pool.close()
+        self._verifier.close()
 
     async def _score(self, completion: str, gold: str) -> Reward | Failure:
         if self.scheme in TEXT_SCHEMES:
             return TEXT_SCHEMES[self.scheme](completion, gold)
         if self.scheme == "trl":
-            value = await self._math(trl_accuracy, {"completion": completion, "gold": gold})
-            if value is None:
-                return Failure(f"math-verify cannot read the gold answer {gold!r}")
-            return value if isinstance(value, Failure) else Reward(value, {"correct": value})
-        verdict: Any = compare(completion, gold)
-        if isinstance(verdict, Answer):
-            verdict = await self._math(symbolic_equal, {"answer": verdict.text, "gold": gold})
-        return verdict if isinstance(verdict, Failure) else covey_reward(completion, bool(verdict), self.format_reward)
-
-    async def _math(self, function: Callable[..., Any], keywords: Mapping[str, str]) -> Any:
-        """Call math-verify where it can be killed. An answer it does not survive is wrong (0.0), not a failure."""
-        if self._pool is None:
-            self._pool = WorkerPool(
-                MATH_FUNCTIONS, WorkerSettings(num_workers=2, timeout=MATH_TIMEOUT, preload=MATH_MODULES)
-            )
-        result = await self._pool.call(MATH_FUNCTIONS.index(function), keywords)
-        return 0.0 if isinstance(result, Failure) and not result.reason.startswith(NO_WORKER) else result
+            return await self._verifier.trl(completion, gold)
+        right = await self._verifier.is_right(completion, gold)
+        return right if isinstance(right, Failure) else covey_reward(completion, right, self.format_reward)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
@@ -141,12 +142,8 @@ def verl_flexible_reward(completion: str, gold: str) -> Reward:
 
 
 def torchrl_reward(completion: str, gold: str) -> Reward:
-    answer, thought = _ANSWER.search(completion), _THINK.search(completion)
-    text = answer[1].strip() if answer is not None else ""
-    right = text != "" and _torchrl_normalised(text) == _torchrl_normalised(gold)
-    value = 1.0 if right else FORMAT_REWARD_TORCHRL if text else 0.0
-    has_thought = thought is not None and thought[1].strip() != ""
-    return Reward(value, {"correct": float(right), "answer": float(text != ""), "think": float(has_thought)})
+    is_right = _torchrl_normalised(first_block(completion, "answer")) == _torchrl_normalised(gold)
+    return torchrl_scale(completion, is_right)
 
 
 def _torchrl_normalised(text: str) -> str:
@@ -154,19 +151,15 @@ def _torchrl_normalised(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _prompt(split: Split, index: int, row: Row, scheme: str) -> Prompt:
+def _prompt(split: Split, index: int, row: Row, instruction: str) -> Prompt:
     try:
         question, (solution, gold) = row["question"], split_answer(row["answer"])
     except KeyError as error:
         raise ValueError(f"{split} row {index} has no column {error} (has: {', '.join(row)})") from error
     except ValueError as error:
         raise ValueError(f"{split} row {index}: {error}") from error
-    columns = {"question": question, "solution": solution, "gold": gold}
-    return Prompt(f"{split}-{index}", "gsm8k", _messages(question, scheme), columns)
-
-
-def _messages(question: str, scheme: str) -> tuple[Message, ...]:
-    return ({"role": "system", "content": INSTRUCTIONS[scheme]}, {"role": "user", "content": question})
+    columns = {"question": question, "solution": solution, "gold": gold, "level": row.get("level")}
+    return Prompt(f"{split}-{index}", "gsm8k", conversation(question, instruction), columns)
 
 
 def _hash_form(solution: str, gold: str) -> str:
@@ -204,5 +197,3 @@ TEXT_SCHEMES: dict[str, Callable[[str, str], Reward]] = {
     "verl_flexible": verl_flexible_reward,
     "torchrl": torchrl_reward,
 }
-MATH_MODULES = ("math_verify", "sympy")
-MATH_FUNCTIONS: list[Callable[..., Any]] = [symbolic_equal, trl_accuracy]

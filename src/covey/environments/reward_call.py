@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
+from covey.environments.worker_process import Prepares
+
 RewardCallable = Callable[..., Any]
 """def reward(prompts, completions, **columns) -> list[float | None], plain or async."""
 
@@ -39,6 +41,13 @@ class _Array(Protocol):
 @runtime_checkable
 class _Named(Protocol):
     __name__: str
+
+
+@runtime_checkable
+class NeedsWholeGroups(Protocol):
+    """A reward function that compares the completions of a prompt, so that it says nothing about one alone."""
+
+    needs_whole_groups: bool
 
 
 def unwrapped(function: RewardCallable) -> RewardCallable:
@@ -100,10 +109,17 @@ class RewardCall:
     """A reward function made safe to call: it always ends in an Outcome.
 
     Where it raises on several completions it is called once more for each alone (its contract allows that: it may not
-    assume whole groups), so that one bad completion does not take the others with it.
+    assume whole groups), so that one bad completion does not take the others with it. One that needs whole groups is
+    not: its error is that of them all.
     """
 
     function: RewardCallable
+
+    def prepare(self) -> None:
+        """Have the function load what it needs."""
+        inner = unwrapped(self.function)
+        if isinstance(inner, Prepares):
+            inner.prepare()
 
     def __call__(self, count: int, keywords: Mapping[str, Any]) -> Outcome:
         """Call it here, in a thread without a running event loop."""
@@ -116,8 +132,8 @@ class RewardCall:
         try:
             outcome = judged(self.function(**_with_hooks(keywords, metrics)), count)
         except (Exception, SystemExit) as error:
-            if count == 1:
-                outcome = failed(_raised(error), 1)
+            if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
+                outcome = failed(_raised(error), count)
             else:
                 outcome = merged([self._sync(1, _only(keywords, i, count)) for i in range(count)])
         outcome["metrics"].extend(metrics)
@@ -130,8 +146,8 @@ class RewardCall:
             call: Coroutine[Any, Any, Any] = self.function(**_with_hooks(keywords, metrics))
             outcome = judged(await call, count)
         except (Exception, SystemExit) as error:
-            if count == 1:
-                outcome = failed(_raised(error), 1)
+            if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
+                outcome = failed(_raised(error), count)
             else:
                 alone = (self.awaited(1, _only(keywords, i, count)) for i in range(count))
                 outcome = merged(await asyncio.gather(*alone))

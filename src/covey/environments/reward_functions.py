@@ -15,12 +15,9 @@ too long cannot be interrupted here, so that it ends the run.
 
 import asyncio
 import copy
-import importlib
-import operator
-import os
-import sys
+import functools
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +25,9 @@ from covey.deadlines import Watchdog
 from covey.environments.base import RunStopped, Split
 from covey.environments.call_thread import CallThread
 from covey.environments.reward_call import Outcome, RewardCall, RewardCallable, failed, is_async, name_of
+from covey.environments.reward_specs import load_reward
 from covey.environments.workers import WorkerPool, WorkerSettings
+from covey.rewards.texts import final_text
 from covey.types import Failure, Message, Prompt, Reward
 
 Row = Mapping[str, Any]
@@ -69,38 +68,16 @@ class RewardSettings:
             raise ValueError(f"max_failure_rate must be in [0, 1], got {self.max_failure_rate}")
 
 
-def load_function(spec: str) -> RewardCallable:
-    """The function that `module:function` names; modules of the current directory are found too.
-
-    Raises ValueError that says which part is wrong.
-    """
-    module_name, colon, attribute = spec.partition(":")
-    if not (module_name and colon and attribute):
-        raise ValueError(f"a reward function must be module:function, got {spec!r}")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ValueError(f"reward function {spec}: cannot import {module_name}: {error}") from error
-    try:
-        function = operator.attrgetter(attribute)(module)
-    except AttributeError as error:
-        raise ValueError(f"reward function {spec}: module {module_name} has no {attribute!r}") from error
-    if not callable(function):
-        raise ValueError(f"reward function {spec} is a {type(function).__name__}, not a function")
-    return function
-
-
 def reward_functions(
-    functions: Sequence[str | RewardCallable], weights: Sequence[float] = ()
+    functions: Sequence[str | Mapping[str, Any] | RewardCallable], weights: Sequence[float] = ()
 ) -> tuple[RewardFunction, ...]:
-    """Functions with weights (all 1 where none are given) and unique names: the second `f` is `f_2`."""
+    """Functions, or entries that name them, with weights (all 1 where none are given) and unique names: the second `f`
+    is `f_2`."""
     if not functions:
         raise ValueError("environment=reward_functions needs rewards=[module:function], got none")
     if weights and len(weights) != len(functions):
         raise ValueError(f"reward_weights must have one entry for each of {len(functions)} rewards, got {len(weights)}")
-    loaded = [load_function(function) if isinstance(function, str) else function for function in functions]
+    loaded = [load_reward(entry) if isinstance(entry, str | Mapping) else entry for entry in functions]
     seen: defaultdict[str, int] = defaultdict(int)
     result = []
     for function, weight in zip(loaded, weights or [1.0] * len(loaded), strict=True):
@@ -129,12 +106,16 @@ class RewardFunctions:
         self.settings = settings or RewardSettings()
         self._functions = tuple(functions)
         self._prompts = {split: _prompts(split, rows[split], prompt_column) for split in rows}
+        _check_arguments(self._functions, {name for some in rows.values() for row in some for name in row})
         self._calls = [RewardCall(reward.function) for reward in self._functions]
         self._pool: WorkerPool | None = None
         self._thread = CallThread()
         self._watchdog = Watchdog()
         if not self.settings.in_process:
             self._pool = WorkerPool(self._calls, self.settings.workers)
+        else:
+            for call in self._calls:
+                call.prepare()
         self._recent: deque[bool] = deque(maxlen=FAILURE_WINDOW)
         self._metrics: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -144,6 +125,16 @@ class RewardFunctions:
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Prompts with the column `completion` of their rows, as in TRL's data for supervised training.
+
+        Raises ValueError where no row has one.
+        """
+        shown = [(p, p.columns["completion"]) for p in self._prompts[split] if p.columns.get("completion") is not None]
+        if not shown:
+            raise ValueError("cold_start.enabled=true needs rows with a column 'completion', got none")
+        return [(prompt, final_text(completion)) for prompt, completion in shown]
 
     @property
     def part_weights(self) -> dict[str, float]:
@@ -244,6 +235,15 @@ class RewardFunctions:
 
 _DOES_NOT_APPLY = Failure("no reward function applied")
 """All functions said None: left out of the group like a failure, but nobody's fault, so not counted as one."""
+
+
+def _check_arguments(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
+    """A column would silently take the place of an argument of the same name."""
+    for reward in functions:
+        function = reward.function
+        both = sorted(set(function.keywords).intersection(columns)) if isinstance(function, functools.partial) else []
+        if both:
+            raise ValueError(f"rows have the column {both[0]!r}, which args of {reward.name} set too; rename one")
 
 
 def _prompts(split: Split, rows: Sequence[Row], prompt_column: str) -> tuple[Prompt, ...]:

@@ -1,7 +1,8 @@
 """Answers that are mathematics but not plain numbers, compared by math-verify.
 
-Its time is not bounded and its own time limits work in a main thread only, so they are off here: call these functions
-in a worker process with a deadline (`workers`). For that this module imports nothing heavy until it is called.
+Neither its time nor its memory is bounded, and its own time limits are alarms that work in a main thread only, so they
+are off here: `math_verification` calls these functions in worker processes that can be killed. For that this module
+imports nothing heavy until it is called.
 """
 
 import logging
@@ -25,12 +26,18 @@ def same_spelling(answer: str, gold: str) -> bool:
     return spellings[0] == spellings[1] != ""
 
 
-def symbolic_equal(answer: str, gold: str) -> bool:
-    """Exactly equal as mathematics. Long texts and towers of powers are refused (False)."""
+def equal_at_sight(answer: str, gold: str) -> bool | None:
+    """The verdict that needs no algebra: equal as text, or refused (long texts, towers of powers); None without one."""
     if same_spelling(answer, gold):
         return True
-    if max(len(answer), len(gold)) > MAX_SYMBOLIC or _TOWER.search(answer):
-        return False
+    return False if max(len(answer), len(gold)) > MAX_SYMBOLIC or _TOWER.search(answer) else None
+
+
+def symbolic_equal(answer: str, gold: str) -> bool:
+    """Exactly equal as mathematics. Long texts and towers of powers are refused (False)."""
+    at_sight = equal_at_sight(answer, gold)
+    if at_sight is not None:
+        return at_sight
     import sympy
     from math_verify import parse, verify
 
@@ -52,16 +59,24 @@ def _exactly(expression: object, value: Fraction) -> bool:
 
 
 def trl_accuracy(completion: str, gold: str) -> float | None:
-    """TRL's accuracy_reward for one completion (huggingface/trl f2cd5771): None where the gold does not parse.
+    """TRL's accuracy_reward of a completion where the gold answer is bare LaTeX."""
+    return trl_verdict(completion, f"${gold}$")
 
-    The gold is read by math-verify's defaults. Of the completion only LaTeX counts, a box first, and only one with an
-    anchor (a box, or an environment after the word answer); the first match decides.
+
+def trl_verdict(
+    completion: str, solution: str, *, parse_seconds: int | None = None, verify_seconds: int | None = None
+) -> float | None:
+    """TRL's accuracy_reward for one completion (huggingface/trl f2cd5771): None where the solution does not parse.
+
+    The solution is read by math-verify's defaults. Of the completion only LaTeX counts, a box first, and only one with
+    an anchor (a box, or an environment after the word answer); the first match decides. The limits are alarms, for
+    which this must be the main thread.
     """
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
     _silence()
-    expected = parse(f"${gold}$", parsing_timeout=None)
+    expected = parse(solution, parsing_timeout=parse_seconds)
     if not expected:
         return None
     latex = LatexExtractionConfig(
@@ -69,8 +84,29 @@ def trl_accuracy(completion: str, gold: str) -> float | None:
         boxed_match_priority=0,
         try_extract_without_anchor=False,
     )
-    found = parse(completion, extraction_config=[latex], extraction_mode="first_match", parsing_timeout=None)
-    return float(verify(expected, found, timeout_seconds=None))
+    found = parse(completion, extraction_config=[latex], extraction_mode="first_match", parsing_timeout=parse_seconds)
+    return float(verify(expected, found, timeout_seconds=verify_seconds))
+
+
+def math_verify_accuracy(completion: str, gold: str) -> float:
+    """What math-verify says with its own settings: 1 or 0."""
+    from math_verify import parse, verify
+
+    _silence()
+    expected = parse(f"${gold}$", parsing_timeout=None)
+    return float(verify(expected, parse(completion, parsing_timeout=None), timeout_seconds=None))
+
+
+def torchrl_equal(answer: str, gold: str) -> bool:
+    """TorchRL's comparison of an answer tag with the content of a box (pytorch/rl ae9719f1).
+
+    The answer is math-verify's reference there and the gold its candidate, and neither is marked as mathematics; so
+    LaTeX is read only where it brings its own dollar signs, and else the last number of each side decides.
+    """
+    from math_verify import parse, verify
+
+    _silence()
+    return bool(verify(parse(answer, parsing_timeout=None), parse(gold, parsing_timeout=None), timeout_seconds=None))
 
 
 def _silence() -> None:

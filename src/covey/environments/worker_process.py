@@ -16,9 +16,16 @@ import sys
 import traceback
 import types
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 _PR_SET_PDEATHSIG = 1
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A function with something to load, which is done at the start and takes no call's time."""
+
+    def prepare(self) -> None: ...
 
 
 def die_with_parent(parent: int) -> None:
@@ -47,7 +54,28 @@ def load(setup: bytes) -> list[Any]:
     for module in instructions["preload"]:
         importlib.import_module(module)
     functions: list[Any] = pickle.loads(instructions["functions"])
+    if instructions["address_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (instructions["address_bytes"],) * 2)
     return functions
+
+
+def prepare(functions: list[Any]) -> int:
+    """Let functions load what they need; how many bytes of memory they then hold."""
+    before = resident_bytes("self")
+    for function in functions:
+        if isinstance(function, Prepares):
+            function.prepare()
+    return max(0, resident_bytes("self") - before)
+
+
+def resident_bytes(process: int | str) -> int:
+    """Memory a process holds now; 0 where the system does not say."""
+    try:
+        with open(f"/proc/{process}/statm") as file:
+            pages = file.read().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * resource.getpagesize()
 
 
 def describe(error: BaseException) -> str:
@@ -78,10 +106,11 @@ def main(descriptor: int, parent: int) -> None:
     connection = Connection(descriptor)
     try:
         functions = load(connection.recv_bytes())
+        held = prepare(functions)
     except (Exception, SystemExit) as error:
         connection.send_bytes(json.dumps({"error": describe(error)}).encode())
         return
-    connection.send_bytes(b'{"result": "ready"}')
+    connection.send_bytes(json.dumps({"result": "ready", "held": held}).encode())
     while True:
         try:
             request = connection.recv_bytes()

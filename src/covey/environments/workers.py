@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import pickle
-import resource
 import signal
 import subprocess
 import sys
@@ -25,10 +24,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from covey.environments.worker_process import resident_bytes
 from covey.types import Failure
 
 NO_WORKER = "no worker process"
 """How the reason of a Failure begins that is not the function's doing."""
+TOO_LONG = "took longer than"
+"""How it begins where a call was ended for its time."""
 
 _CHILD = Path(__file__).with_name("worker_process.py")
 
@@ -45,7 +47,10 @@ class WorkerSettings:
     max_calls: int = 500
     """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
     max_bytes: int = 2 << 30
-    """Resident memory above which a worker is replaced after its call; on Linux, where it can be known."""
+    """Resident memory above which a worker is replaced after its call; on Linux, where it can be known. What functions
+    loaded before their first call is not counted: the next worker would hold it too."""
+    address_bytes: int | None = None
+    """Address space a worker may have: beyond it a call raises MemoryError or ends its process. None: no limit."""
     preload: tuple[str, ...] = ()
     """Modules that functions import when they are called, imported at the start instead: it takes no call's time."""
 
@@ -60,6 +65,8 @@ class WorkerSettings:
             raise ValueError(f"max_calls must be >= 1, got {self.max_calls}")
         if self.max_bytes < 1:
             raise ValueError(f"max_bytes must be >= 1, got {self.max_bytes}")
+        if self.address_bytes is not None and self.address_bytes < 1:
+            raise ValueError(f"address_bytes must be >= 1, got {self.address_bytes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,8 @@ class _Process:
         self._lock = threading.Lock()
         self._is_reaped = False
         self.num_calls = 0
+        self.held_bytes = 0
+        """What its functions loaded at the start."""
         with contextlib.suppress(OSError):  # it has ended already: noticed when its answer is read
             self._connection.send_bytes(setup)
 
@@ -111,7 +120,7 @@ class _Process:
         if answer is not None and not state["expired"]:
             return answer
         self.kill()
-        return {"failure": f"took longer than {timeout:g} s" if state["expired"] else self._how_it_ended()}
+        return {"failure": f"{TOO_LONG} {timeout:g} s" if state["expired"] else self._how_it_ended()}
 
     def _how_it_ended(self) -> str:
         """Only after `kill`, which leaves the status of a process that had already ended as it was."""
@@ -123,12 +132,8 @@ class _Process:
         return not self._is_reaped and not self._connection.poll(0)
 
     def resident_bytes(self) -> int:
-        """Memory it holds now; 0 where the system does not say."""
-        try:
-            pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        except (OSError, IndexError):
-            return 0
-        return int(pages) * resource.getpagesize()
+        """Memory it holds now, besides what its functions loaded; 0 where the system does not say."""
+        return max(0, resident_bytes(self._process.pid) - self.held_bytes)
 
     def kill(self) -> None:
         """Kill the process with its children. Never after it was reaped: its number may belong to another by then."""
@@ -206,6 +211,7 @@ class _Worker:
         answer = self._exchange(None, self._settings.start_timeout)
         self._is_ready = answer.get("result") == "ready"
         if self._is_ready:
+            self._process.held_bytes = answer["held"]
             return None
         return {"failure": f"{NO_WORKER}: it did not start: {answer.get('error') or answer.get('failure')}"}
 
@@ -243,7 +249,7 @@ class WorkerPool:
     def __init__(self, functions: Sequence[Callable[..., Any]], settings: WorkerSettings | None = None) -> None:
         """Raises ValueError where a function cannot be pickled."""
         settings = settings or WorkerSettings()
-        setup = _setup(functions, settings.preload)
+        setup = _setup(functions, settings)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._workers = [_Worker(self._jobs, setup, settings) for _ in range(settings.num_workers)]
         self.close = weakref.finalize(self, _close, self._jobs, self._workers)
@@ -261,7 +267,7 @@ class WorkerPool:
         return await asyncio.wrap_future(job.future)
 
 
-def _setup(functions: Sequence[Callable[..., Any]], preload: tuple[str, ...]) -> bytes:
+def _setup(functions: Sequence[Callable[..., Any]], settings: WorkerSettings) -> bytes:
     for function in functions:
         try:
             pickle.dumps(function)
@@ -272,7 +278,8 @@ def _setup(functions: Sequence[Callable[..., Any]], preload: tuple[str, ...]) ->
             ) from error
     pickled = pickle.dumps(list(functions))
     main = _main_module() if b"__main__" in pickled else None
-    return pickle.dumps({"path": sys.path, "main": main, "preload": preload, "functions": pickled})
+    instructions = {"path": sys.path, "main": main, "preload": settings.preload, "functions": pickled}
+    return pickle.dumps(instructions | {"address_bytes": settings.address_bytes})
 
 
 def _main_module() -> tuple[str, str | None]:

@@ -1,0 +1,126 @@
+"""The 25 kinds of instruction, and one instruction with its arguments, refused where it makes no sense.
+
+The rules are those of the IFEval paper's checkers (arXiv 2311.07911, google-research/instruction_following_eval).
+Departures, which no prompt of the benchmark can tell: keywords are taken literally, not as patterns, and an argument
+that is missing or out of range is refused, where the official code draws one at random.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.ifeval import format_checks, language_checks, languages, text_checks
+from covey.tables import check_options
+
+Check = Callable[..., bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction of a prompt; made by `instruction`, which checks it.
+
+    >>> Instruction("keywords:existence", {"keywords": ["lantern", "harbor"]}).holds("Lanterns in the harbor.")
+    True
+    """
+
+    id: str
+    arguments: Mapping[str, Any]
+
+    def holds(self, text: str) -> bool:
+        """Whether the text follows it. A blank text follows nothing."""
+        return bool(text.strip()) and CHECKS[self.id](text, **self.arguments)
+
+
+def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Instruction:
+    """The instruction that a row of IFEval's form names; null arguments are absent ones.
+
+    ValueError for an unknown kind, and for arguments it does not take, lacks or cannot mean.
+    """
+    if instruction_id not in CHECKS:
+        raise ValueError(f"instruction must be one of {', '.join(CHECKS)}, got {instruction_id!r}")
+    given = {name: value for name, value in (arguments or {}).items() if value is not None}
+    check_options(CHECKS[instruction_id], given, setting=f"kwargs of {instruction_id}")
+    checked = {name: _checked(instruction_id, name, value) for name, value in given.items()}
+    if checked.get("nth_paragraph", 1) > checked.get("num_paragraphs", 1):
+        raise ValueError(
+            f"nth_paragraph of {instruction_id} must be <= num_paragraphs={checked['num_paragraphs']}, "
+            f"got {checked['nth_paragraph']}"
+        )
+    if instruction_id in NEED_LANGDETECT:
+        languages.check_installed()
+    return Instruction(instruction_id, checked)
+
+
+def _checked(instruction_id: str, name: str, value: Any) -> Any:
+    """An argument in the type its check takes. ValueError where it cannot be had."""
+    where = f"{name} of {instruction_id}"
+    if name in COUNTS:
+        return _count(where, value, at_least=name == "nth_paragraph")
+    if name in WORD_LISTS:
+        if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
+            raise ValueError(f"{where} must be a list of words, got {value!r}")
+        return list(value)
+    if name.endswith("relation") and value not in text_checks.RELATIONS:
+        raise ValueError(f"{where} must be one of {', '.join(text_checks.RELATIONS)}, got {value!r}")
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{where} must be a text that is not blank, got {value!r}")
+    if name == "letter" and len(value.strip()) != 1:
+        raise ValueError(f"{where} must be one character, got {value!r}")
+    if name == "postscript_marker":
+        _check_pattern(where, value)
+    return value
+
+
+def _count(where: str, value: Any, at_least: int) -> int:
+    """Parquet and JSON may hold a whole number as a fraction."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < at_least:
+        raise ValueError(f"{where} must be a whole number >= {int(at_least)}, got {value!r}")
+    return int(value)
+
+
+def _check_pattern(where: str, value: str) -> None:
+    try:
+        re.compile(value.strip().lower())
+    except re.error as error:
+        raise ValueError(f"{where} must be a pattern, got {value!r}: {error}") from error
+
+
+COUNTS = frozenset({
+    "frequency", "let_frequency", "num_sentences", "num_words", "num_paragraphs", "nth_paragraph",
+    "num_placeholders", "num_bullets", "num_highlights", "num_sections", "capital_frequency",
+})  # fmt: skip
+"""Arguments that are whole numbers."""
+WORD_LISTS = frozenset({"keywords", "forbidden_words"})
+NEED_LANGDETECT = frozenset(
+    {"language:response_language", "change_case:english_capital", "change_case:english_lowercase"}
+)
+
+CHECKS: dict[str, Check] = {
+    "keywords:existence": text_checks.existence,
+    "keywords:frequency": text_checks.frequency,
+    "keywords:forbidden_words": text_checks.forbidden_words,
+    "keywords:letter_frequency": text_checks.letter_frequency,
+    "language:response_language": language_checks.response_language,
+    "length_constraints:number_sentences": text_checks.number_sentences,
+    "length_constraints:number_paragraphs": text_checks.number_paragraphs,
+    "length_constraints:number_words": text_checks.number_words,
+    "length_constraints:nth_paragraph_first_word": text_checks.nth_paragraph_first_word,
+    "detectable_content:number_placeholders": format_checks.number_placeholders,
+    "detectable_content:postscript": format_checks.postscript,
+    "detectable_format:number_bullet_lists": format_checks.number_bullet_lists,
+    "detectable_format:constrained_response": format_checks.constrained_response,
+    "detectable_format:number_highlighted_sections": format_checks.number_highlighted_sections,
+    "detectable_format:multiple_sections": format_checks.multiple_sections,
+    "detectable_format:json_format": format_checks.json_format,
+    "detectable_format:title": format_checks.title,
+    "combination:two_responses": text_checks.two_responses,
+    "combination:repeat_prompt": text_checks.repeat_prompt,
+    "startend:end_checker": text_checks.end_checker,
+    "startend:quotation": text_checks.quotation,
+    "change_case:capital_word_frequency": language_checks.capital_word_frequency,
+    "change_case:english_capital": language_checks.english_capital,
+    "change_case:english_lowercase": language_checks.english_lowercase,
+    "punctuation:no_comma": text_checks.no_comma,
+}
+"""Kind to its check: (text, *, arguments) -> whether the text follows it."""

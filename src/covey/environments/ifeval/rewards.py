@@ -1,0 +1,116 @@
+"""What verdicts are worth.
+
+| scheme       | judges                                   | reward                                              |
+|--------------|------------------------------------------|-----------------------------------------------------|
+| strict       | the response less its thoughts           | 1 where every instruction is followed strictly      |
+| strict_share | the response less its thoughts           | the share of instructions followed strictly         |
+| loose        | the response less its thoughts           | 1 where every instruction is followed loosely       |
+| loose_share  | the response less its thoughts           | the share of instructions followed loosely          |
+| torchrl      | the first closed answer block, untrimmed | a weighted sum of the four, and bonuses for format  |
+
+The last is the default reward of TorchRL's IfEvalScorer (pytorch/rl ae9719f1), 0 to 1.15.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from covey.environments.ifeval.instructions import Instruction
+from covey.environments.ifeval.verdicts import Verdicts, judge
+from covey.environments.ifeval.words import count_words
+from covey.types import Reward
+
+ASK_TAGS = "Think inside <think></think> tags, then write your whole answer inside <answer></answer> tags."
+THINK_END = "</think>"
+_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How verdicts become a reward. ValueError for an unknown name and for weights that are not four."""
+
+    name: str = "strict_share"
+    measure_weights: Sequence[float] = (0.4, 0.3, 0.2, 0.1)
+    """Of all strictly, share strictly, all loosely, share loosely (torchrl)."""
+    answer_bonus: float = 0.1
+    """For exactly one closed answer block (torchrl)."""
+    think_bonus: float = 0.05
+    """For exactly one closed think block (torchrl)."""
+    min_words: int = 0
+    """An answer with fewer words follows nothing."""
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEMES:
+            raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.name!r}")
+        if len(self.measure_weights) != 4:
+            raise ValueError(f"measure_weights must be four numbers, got {list(self.measure_weights)}")
+
+    @property
+    def instruction(self) -> str:
+        """What the policy is told about the form of an answer."""
+        return ASK_TAGS if self.name == "torchrl" else ""
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """What each part of the reward counts."""
+        if self.name != "torchrl":
+            return {measure: float(measure == PLAIN[self.name]) for measure in PLAIN.values()}
+        measured = dict(zip(MEASURES, self.measure_weights, strict=True))
+        return measured | {"answer_block": self.answer_bonus, "think_block": self.think_bonus}
+
+    def reward(self, completion: str, instructions: Sequence[Instruction]) -> Reward:
+        """The reward of a completion; its parts are what it is made of, and which kinds were followed strictly."""
+        text, blocks = self._judged(completion)
+        enough = self.min_words == 0 or count_words(text) >= self.min_words
+        verdicts = judge(text if enough else "", instructions)
+        parts = measures(verdicts) | blocks
+        value = math.fsum(weight * parts[name] for name, weight in self.part_weights.items())
+        return Reward(value, parts | _followed(instructions, verdicts))
+
+    def in_form(self, answer: str) -> str:
+        """An answer as the scheme wants it written."""
+        return f"<think>{answer[:40]}</think>\n<answer>{answer}</answer>" if self.name == "torchrl" else answer
+
+    def _judged(self, completion: str) -> tuple[str, dict[str, float]]:
+        """The text that is judged, and which blocks are there."""
+        if self.name != "torchrl":
+            return without_thoughts(completion), {}
+        answers, thoughts = _ANSWER.findall(completion), _THINK.findall(completion)
+        blocks = {"answer_block": float(len(answers) == 1), "think_block": float(len(thoughts) == 1)}
+        return answers[0] if answers else "", blocks
+
+
+def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
+    """Kind of each instruction, without its group, to whether it was followed."""
+    found: dict[str, float] = {}
+    for asked, followed in zip(instructions, verdicts.strict, strict=True):
+        name = asked.id.partition(":")[2]
+        found[name] = min(found.get(name, 1.0), float(followed))
+    return found
+
+
+def measures(verdicts: Verdicts) -> dict[str, float]:
+    """The four measures of following, each from 0 to 1."""
+    found = (verdicts.all_strict, verdicts.share_strict, verdicts.all_loose, verdicts.share_loose)
+    return dict(zip(MEASURES, found, strict=True))
+
+
+def without_thoughts(completion: str) -> str:
+    """What follows the last `</think>`, trimmed; nothing where a thought never ends; else the completion as it is."""
+    if THINK_END in completion:
+        return completion.rpartition(THINK_END)[2].strip()
+    return "" if completion.lstrip().startswith("<think>") else completion
+
+
+MEASURES = ("all_strict", "share_strict", "all_loose", "share_loose")
+"""In the order of TorchRL's weights."""
+PLAIN = {
+    "strict": "all_strict",
+    "strict_share": "share_strict",
+    "loose": "all_loose",
+    "loose_share": "share_loose",
+}
+"""The measure that is the reward."""
+SCHEMES = (*PLAIN, "torchrl")

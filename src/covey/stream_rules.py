@@ -1,0 +1,83 @@
+"""Rules of the settings that say which prompts come next: curriculum, group sizes, parts of a mixture."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from covey.config import Config, DataConfig, part_configs
+from covey.environment_config import ENVIRONMENT_SETTINGS, READS_DATA, MixtureConfig
+from covey.needs import shown
+
+Rule = Callable[[Config], None]
+
+
+def check_curriculum(config: Config) -> None:
+    """Ranges of more than one number."""
+    curriculum = config.curriculum
+    window = curriculum.window
+    if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
+        raise ValueError(f"curriculum.window must be two rates, 0 <= from < to <= 1, got {shown(window)}")
+    for name in ("explore", "earlier_share", "decay"):
+        if not 0 <= vars(curriculum)[name] < 1:
+            raise ValueError(f"curriculum.{name} must be in [0, 1), got {vars(curriculum)[name]}")
+    if not 0 < curriculum.promote_at <= 1:
+        raise ValueError(f"curriculum.promote_at must be in (0, 1], got {curriculum.promote_at}")
+    if curriculum.demote_below is not None and not 0 < curriculum.demote_below < curriculum.promote_at:
+        raise ValueError(
+            f"curriculum.demote_below={curriculum.demote_below} needs curriculum.promote_at > that > 0, "
+            f"got curriculum.promote_at={curriculum.promote_at}"
+        )
+
+
+def check_group_sizes(config: Config, least: int) -> None:
+    """Every group size, also of later steps, is at least `least`, and every step of the schedule is reached."""
+    if config.group_size < least:
+        raise ValueError(f"group_size must be >= {least}, got {config.group_size}")
+    before = 0
+    for entry in config.group_size_schedule:
+        if entry.group_size < least:
+            raise ValueError(f"group_size_schedule: group_size must be >= {least}, got {entry.group_size}")
+        if entry.step <= before:
+            raise ValueError(f"group_size_schedule: steps must rise from 1 on, got {entry.step} after {before}")
+        if entry.step >= config.num_steps:
+            raise ValueError(f"group_size_schedule: step {entry.step} needs num_steps > that, got {config.num_steps}")
+        before = entry.step
+
+
+def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
+    """The parts are there, and each obeys the rules as if it were alone."""
+    mixture = config.environment
+    assert isinstance(mixture, MixtureConfig), "check_environment calls this"
+    if not mixture.parts:
+        raise ValueError("environment=mixture needs environment.parts={NAME: {...}, ...}, got none")
+    for setting, named in (("weights", mixture.weights), ("data", mixture.data)):
+        unknown = sorted(set(named) - set(mixture.parts))
+        if unknown:
+            parts = ", ".join(mixture.parts)
+            raise ValueError(f"environment.{setting}.{unknown[0]} needs a part of that name, got {parts}")
+    for name, weight in mixture.weights.items():
+        if not 0 < weight < math.inf:
+            raise ValueError(f"environment.weights.{name} must be > 0, got {weight}")
+    kinds = {name: part.name for name, part in mixture.parts.items()}
+    if config.rewards and "reward_functions" not in kinds.values():
+        raise ValueError(f"rewards={shown(config.rewards)} needs a part with name: reward_functions, got none")
+    sharing = [name for name, kind in kinds.items() if kind in READS_DATA and name not in mixture.data]
+    for setting, value in vars(config.data).items():
+        if not sharing and value != vars(DataConfig())[setting]:
+            raise ValueError(f"data.{setting}={shown(value)} needs a part that reads it, got none")
+    for name, part in part_configs(config).items():
+        _check_part(name, part, rules)
+
+
+def _check_part(name: str, config: Config, rules: Sequence[Rule]) -> None:
+    """The rules on one part, without what belongs to others."""
+    kind = config.environment.name
+    if kind not in ENVIRONMENT_SETTINGS or kind == "mixture":
+        raise ValueError(f"environment.parts.{name} must be an environment that is no mixture, got {kind}")
+    if kind != "reward_functions":
+        config = replace(config, rewards=[], reward_weights=[])
+    for rule in rules:
+        try:
+            rule(config)
+        except ValueError as error:
+            raise ValueError(f"environment.parts.{name}: {error}") from error

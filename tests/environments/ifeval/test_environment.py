@@ -1,0 +1,201 @@
+"""The environment: its prompts, where they come from, and what it says about training on the benchmark."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.config import Config, DataConfig, validate
+from covey.environment_config import IfevalConfig
+from covey.environments import ENVIRONMENTS
+from covey.environments.base import Demonstrates, Graded, HasGold, Weighs
+from covey.environments.ifeval.environment import IFEval
+from covey.environments.ifeval.prompts import from_rows
+from covey.types import Reward
+
+
+def row(key: int, prompt: str = "Write. No commas.", **kwargs: Any) -> dict[str, Any]:
+    return {
+        "key": key,
+        "prompt": f"{prompt} {key}",
+        "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [kwargs],
+    }
+
+
+def built(data: DataConfig | None = None, **settings: Any) -> IFEval:
+    small = {"num_train": 40, "num_test": 10} if data is None else {}
+    config = Config(environment=IfevalConfig(**(small | settings)), data=data or DataConfig())
+    validate(config)
+    environment = ENVIRONMENTS["ifeval"](config.environment, config)
+    assert isinstance(environment, IFEval)
+    return environment
+
+
+def written(folder: Path, name: str, rows: list[dict[str, Any]]) -> str:
+    path = folder / name
+    path.write_text("".join(json.dumps(found) + "\n" for found in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_without_data_prompts_are_generated() -> None:
+    environment = built()
+    assert (len(environment.prompts("train")), len(environment.prompts("test"))) == (40, 10)
+    prompt = environment.prompts("train")[0]
+    assert [message["role"] for message in prompt.text] == ["user"]
+    assert set(prompt.columns) == {"topic", "style", "instruction_id_list", "kwargs"}
+
+
+def test_a_completion_is_judged_by_the_instructions_of_its_prompt() -> None:
+    environment = IFEval({"train": from_rows([row(1)], "train"), "test": []})
+    (prompt,) = environment.prompts("train")
+    good, bad, blank = asyncio.run(environment.score(prompt, ["so it is", "so, it is", " "]))
+    assert isinstance(good, Reward)
+    assert [reward.value for reward in (good, bad, blank) if isinstance(reward, Reward)] == [1.0, 0.0, 0.0]
+    assert good.parts["no_comma"] == 1.0
+
+
+@pytest.mark.parametrize("scheme", ["strict", "loose_share", "torchrl"])
+def test_gold_answers_and_demonstrations_get_full_marks(scheme: str) -> None:
+    environment = built(scheme=scheme, style="short")
+    assert isinstance(environment, HasGold)
+    assert isinstance(environment, Demonstrates)
+    for prompt, answer in environment.demonstrations("train"):
+        (reward,) = asyncio.run(environment.score(prompt, [answer]))
+        assert isinstance(reward, Reward)
+        assert round(reward.value, 9) == (1.15 if scheme == "torchrl" else 1.0), (prompt, answer)
+
+
+def test_the_torchrl_scheme_asks_for_its_blocks_and_one_may_say_it_in_other_words() -> None:
+    assert "<answer></answer>" in built(scheme="torchrl").prompts("train")[0].text[0]["content"]
+    own = built(scheme="torchrl", instruction="Mind the tags.").prompts("train")[0]
+    assert own.text[0] == {"role": "system", "content": "Mind the tags."}
+    assert len(built(scheme="torchrl", instruction="").prompts("train")[0].text) == 1
+
+
+def test_difficulty_is_the_number_of_instructions_and_only_the_reward_weighs() -> None:
+    environment = built(max_instructions=2)
+    assert isinstance(environment, Graded)
+    assert isinstance(environment, Weighs)
+    assert {environment.difficulty(prompt) for prompt in environment.prompts("train")} == {1, 2}
+    counted = {name: weight for name, weight in environment.part_weights.items() if weight}
+    assert counted == {"share_strict": 1.0}
+    assert environment.part_weights["no_comma"] == 0.0
+
+
+def test_rows_are_read_without_their_nulls(tmp_path: Path) -> None:
+    rows = [row(n, num_words=None, keywords=None) for n in range(10)]
+    environment = built(DataConfig(path=written(tmp_path, "rows.jsonl", rows)))
+    prompts = [*environment.prompts("train"), *environment.prompts("test")]
+    assert len(prompts) == 10
+    assert {json.dumps(prompt.columns["kwargs"]) for prompt in prompts} == {"[{}]"}
+    assert sorted(prompt.columns["key"] for prompt in prompts) == list(range(10))
+    assert environment.gold(prompts[0]) is None
+    with pytest.raises(ValueError, match="demonstrations of generated prompts only"):
+        environment.demonstrations("train")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"key": 1, "prompt": "x", "kwargs": []}, "line 1 has no column 'instruction_id_list'"),
+        (row(1) | {"instruction_id_list": ["no:such"]}, "train row 0: instruction must be one of .*, got 'no:such'"),
+        (row(1) | {"kwargs": []}, "train row 0: a prompt needs .* got 1 instructions and 0 kwargs"),
+        (row(1, num_words=3), "train row 0: kwargs of punctuation:no_comma must be empty"),
+    ],
+)
+def test_a_row_that_makes_no_sense_is_named(tmp_path: Path, bad: dict[str, Any], message: str) -> None:
+    written(tmp_path, "train.jsonl", [bad])
+    written(tmp_path, "test.jsonl", [row(2)])
+    with pytest.raises(ValueError, match=message):
+        built(DataConfig(path=str(tmp_path)))
+
+
+# ------------------------------------------------------------------------------------------------ the benchmark
+
+
+def test_training_on_the_benchmark_itself_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path, "rows.jsonl", [row(key) for key in (1000, 2500, 3757, 5000, 999, 7)] * 2)
+    with caplog.at_level(logging.WARNING):
+        built(DataConfig(path=path, test_fraction=0.01))
+    (said,) = caplog.messages
+    assert "training rows of" in said
+    assert "look like IFEval's own 541 prompts" in said
+    assert "data.path=null" in said
+
+
+@pytest.mark.parametrize(("key", "num_warnings"), [(999, 0), (1000, 1), (3757, 1), (3758, 0)])
+def test_the_keys_of_the_benchmark_are_1000_to_3757(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: int, num_warnings: int
+) -> None:
+    written(tmp_path, "train.jsonl", [row(key)])
+    written(tmp_path, "test.jsonl", [row(1)])
+    with caplog.at_level(logging.WARNING):
+        built(DataConfig(path=str(tmp_path)))
+    assert len(caplog.messages) == num_warnings
+
+
+def test_rows_of_ones_own_are_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(key) for key in (999, 3758, 12)] + [row(1) | {"key": "1500"}, row(2) | {"key": True}]
+    with caplog.at_level(logging.WARNING):
+        built(DataConfig(path=written(tmp_path, "rows.jsonl", rows)))
+    assert caplog.messages == []
+
+
+def test_a_data_set_called_ifeval_is_warned_of_whatever_its_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "IFEval"
+    folder.mkdir()
+    written(folder, "train.jsonl", [row(1), row(2)])
+    with caplog.at_level(logging.WARNING):
+        built(DataConfig(path=str(folder)))
+    assert caplog.messages[0].startswith("1 of 1 training rows of")
+
+
+def test_generated_prompts_can_be_evaluated_on_a_benchmark(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All its rows are the test split, in the order of their keys, and there is nothing to warn of."""
+    path = written(tmp_path, "benchmark.jsonl", [row(key) for key in (3000, 1000, 2000)])
+    small = {"num_train": 40, "benchmark": path}
+    config = Config(environment=IfevalConfig(**small))
+    validate(config)
+    with caplog.at_level(logging.WARNING):
+        environment = ENVIRONMENTS["ifeval"](config.environment, config)
+    assert [prompt.columns["key"] for prompt in environment.prompts("test")] == [1000, 2000, 3000]
+    assert len(environment.prompts("train")) == 40
+    assert caplog.messages == []
+
+
+def test_training_rows_that_are_in_the_benchmark_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rows").mkdir()
+    written(tmp_path / "rows", "train.jsonl", [row(1), row(2), row(3), row(4) | {"prompt": "Write.  No\ncommas. 2"}])
+    written(tmp_path / "rows", "test.jsonl", [row(9)])
+    benchmark = written(tmp_path, "benchmark.jsonl", [row(2), row(5)])
+    with caplog.at_level(logging.WARNING):
+        environment = built(DataConfig(path=str(tmp_path / "rows")), benchmark=benchmark)
+    assert [prompt.columns["key"] for prompt in environment.prompts("train")] == [1, 3]
+    assert [prompt.columns["key"] for prompt in environment.prompts("test")] == [2, 5]
+    assert caplog.messages == [f"2 training rows left out: their prompts are in {benchmark}"]
+
+
+@pytest.mark.shared
+def test_the_benchmark_is_recognised(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        built(DataConfig(path=str(shared / "data" / "ifeval" / "prompts.jsonl")))
+    assert len(caplog.messages) == 1
+    assert "look like IFEval's own 541 prompts" in caplog.messages[0]
+
+
+def test_settings_that_nothing_would_read_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.jsonl", [row(1), row(2)])
+    for settings, data, message in (
+        ({"answer_bonus": 0.2}, DataConfig(), "environment.answer_bonus=0.2 needs environment.scheme = torchrl"),
+        ({"style": "short"}, DataConfig(path=path), "environment.style=short needs data.path = null"),
+        ({"num_test": 5, "benchmark": path}, DataConfig(), "environment.num_test=5 needs environment.benchmark = null"),
+        ({}, DataConfig(max_rows=3), "data.max_rows=3 needs data.path set"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            validate(Config(environment=IfevalConfig(**settings), data=data))

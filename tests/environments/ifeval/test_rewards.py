@@ -1,0 +1,108 @@
+"""What verdicts are worth: the plain schemes and TorchRL's."""
+
+import pytest
+
+from covey.environments.ifeval.instructions import instruction
+from covey.environments.ifeval.rewards import SCHEMES, Scheme, without_thoughts
+
+ASKED = (
+    instruction("punctuation:no_comma", {}),
+    instruction("startend:end_checker", {"end_phrase": "bye"}),
+)
+THINK, RIGHT, HALF, LOOSE = "<think>so, yes</think>", "a bye", "a, bye", "a *bye*"
+
+
+def value(scheme: Scheme, completion: str) -> float:
+    return round(scheme.reward(completion, ASKED).value, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "worth"),
+    [
+        ("strict", (1.0, 0.0, 0.0)),
+        ("strict_share", (1.0, 0.5, 0.5)),
+        ("loose", (1.0, 0.0, 1.0)),
+        ("loose_share", (1.0, 0.5, 1.0)),
+    ],
+)
+def test_a_plain_reward_is_one_of_the_four_measures(name: str, worth: tuple[float, ...]) -> None:
+    assert tuple(value(Scheme(name), text) for text in (RIGHT, HALF, LOOSE)) == worth
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        (f"{THINK}<answer>{RIGHT}</answer>", 1.15),
+        (f"<answer>{RIGHT}</answer>", 1.10),
+        (f"{THINK}<answer>a, b</answer>", 0.15),  # wrong in full format
+        (THINK, 0.05),  # no answer
+        (RIGHT, 0.0),  # nothing but the answer block is judged
+        ("", 0.0),
+        (f"{THINK}<answer>{HALF}</answer>", 0.15 + 0.3 * 0.5 + 0.1 * 0.5),
+        (f"{THINK}<answer>{LOOSE}</answer>", 0.15 + 0.3 * 0.5 + 0.2 + 0.1),
+        (f"{THINK}{THINK}<answer>{RIGHT}</answer>", 1.10),
+        (f"{THINK}<answer>{RIGHT}</answer><answer>x</answer>", 1.05),  # the first counts, the bonus is for exactly one
+        (f"<think>hm <answer>{RIGHT}</answer></think>", 1.15),  # an answer inside a thought is an answer
+        (f"{THINK}<answer>{RIGHT}", 0.05),  # never closed
+        (f"{THINK}<answer>Sure:\n\n{RIGHT}\n</answer>", 1.15),  # lines around are part of it
+        (f"{THINK}<answer></answer>", 0.15),
+    ],
+)
+def test_the_torchrl_reward_is_a_weighted_sum_and_bonuses(completion: str, reward: float) -> None:
+    assert value(Scheme("torchrl"), completion) == round(reward, 10)
+
+
+def test_weights_and_bonuses_of_torchrl_can_be_changed_and_switched_off() -> None:
+    answer = f"{THINK}<answer>{HALF}</answer>"
+    assert value(Scheme("torchrl", answer_bonus=0, think_bonus=0), answer) == 0.2
+    assert value(Scheme("torchrl", (0, 1, 0, 0), 0, 0), answer) == 0.5
+    assert value(Scheme("torchrl", (0, 0, 0, 0)), answer) == 0.15
+    assert Scheme("torchrl", answer_bonus=0, think_bonus=0).reward(f"<answer>{RIGHT}</answer>", ASKED).value == 1.0
+
+
+def test_the_parts_say_what_the_reward_is_made_of() -> None:
+    reward = Scheme("torchrl").reward(f"<answer>{HALF}</answer>", ASKED)
+    assert reward.parts == {
+        **{"all_strict": 0.0, "share_strict": 0.5, "all_loose": 0.0, "share_loose": 0.5},
+        **{"answer_block": 1.0, "think_block": 0.0, "no_comma": 0.0, "end_checker": 1.0},
+    }
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_reward_is_its_weighted_parts(name: str) -> None:
+    scheme = Scheme(name)
+    reward = scheme.reward(f"{THINK}<answer>{HALF}</answer>", ASKED)
+    total = sum(weight * reward.parts[part] for part, weight in scheme.part_weights.items())
+    assert reward.value == pytest.approx(total, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_an_answer_in_form_gets_full_marks(name: str) -> None:
+    scheme = Scheme(name)
+    assert value(scheme, scheme.in_form(RIGHT)) == sum(scheme.part_weights.values())
+
+
+def test_thoughts_are_not_judged_by_the_plain_schemes() -> None:
+    assert without_thoughts("<think>a, b</think>\n\n x") == "x"
+    assert without_thoughts("a</think> b </think> c\n") == "c"
+    assert without_thoughts(" <think>never ends") == ""
+    assert without_thoughts(" as it is \n") == " as it is \n"
+    assert value(Scheme("strict"), f"{THINK}\n{RIGHT}") == 1.0
+
+
+def test_short_answers_follow_nothing_where_a_length_is_asked_for() -> None:
+    assert value(Scheme("strict", min_words=2), "a bye") == 1.0
+    assert value(Scheme("strict", min_words=3), "a bye") == 0.0
+    assert value(Scheme("loose_share", min_words=3), "a bye") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "plain"}, "scheme must be one of strict, strict_share, loose, loose_share, torchrl, got 'plain'"),
+        ({"measure_weights": (1.0,)}, r"measure_weights must be four numbers, got \[1.0\]"),
+    ],
+)
+def test_impossible_schemes_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Scheme(**settings)

@@ -1,0 +1,27 @@
+"""What settings of environment=ifeval may change: prompts, and the worth of answers in and out of form."""
+
+import asyncio
+from typing import Any
+
+from covey.config import Config
+
+from .settings_observed import environment_of
+
+IFEVAL: dict[str, Any] = {
+    "environment.name": "ifeval",
+    "environment.num_train": 24,
+    "environment.num_test": 8,
+    "environment.kinds": ["punctuation:no_comma"],
+    "environment.max_instructions": 1,
+}
+FEW = IFEVAL | {"environment.num_train": 4, "environment.num_test": 2}
+TORCHRL = IFEVAL | {"environment.scheme": "torchrl"}
+ROWS = {"environment.name": "ifeval", "data.path": "instructions.jsonl"}
+ANSWERS = ("so it is", "so, it is", "<think>hm</think><answer>so it is</answer>", "<answer>so, yes\nit is</answer>")
+
+
+def rewards(config: Config) -> list[float]:
+    """Of answers to a prompt that asks for no commas."""
+    with environment_of(config) as environment:
+        prompt = environment.prompts("train")[0]
+        return [verdict.value for verdict in asyncio.run(environment.score(prompt, ANSWERS))]
