@@ -128,7 +128,7 @@ class Host:
         return folder
 
     def end(self, program: Program) -> None:
-        """Killed now; gone by the next `tidy`."""
+        """Killed; gone by the next `tidy`."""
         self.living.end_soon(program.pid)
         program.close()
         if program.folder is not None:
@@ -141,8 +141,7 @@ class Host:
             folders.remove(self._leftovers.pop())
 
     def prepare(self, limits: dict[str, Any]) -> None:
-        """While the caller is busy: clears up, and has a process ready for the next program."""
-        self.tidy()
+        """While the caller is busy: has a process ready for the next program."""
         if self._num_runs >= RUNS_PER_ZYGOTE and self._spare is None:
             self.living.close()
             self._open_zygote()
@@ -240,7 +239,9 @@ def main(control: int) -> None:
         wire.send(control, describe(host))
         while True:
             request = wire.receive(control)
-            wire.send(control, run(host, request))
+            answer = run(host, request)
+            host.tidy()  # first, so that a caller who has the answer finds nothing of the program
+            wire.send(control, answer)
             host.prepare(request["limits"])
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
