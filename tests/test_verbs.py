@@ -190,11 +190,11 @@ def test_a_second_cold_start_says_where_the_first_one_lies(capsys: pytest.Captur
     assert paths[0] == paths[1]
 
 
-def test_an_environment_without_demonstrations_cannot_be_warmed_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_without_demonstrations_cannot_be_warmed_up(capsys: pytest.CaptureFixture[str]) -> None:
     command = own_rewards("varied", environment__in_process=True)
     assert main(["cold-start", *command[1:]]) == 2
     assert capsys.readouterr().err.endswith(
-        "covey: cold_start.enabled=true needs an environment with demonstrations, got environment=reward_functions\n"
+        "covey: cold_start.enabled=true needs rows with a column 'completion', got none\n"
     )
     assert summary()["status"] == "failed"
 
