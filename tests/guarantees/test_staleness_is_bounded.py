@@ -104,6 +104,9 @@ class Late:
     def take_drops(self) -> dict[str, int]:
         return self.inner.take_drops()
 
+    def take_metrics(self) -> dict[str, float]:
+        return self.inner.take_metrics()
+
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
 
