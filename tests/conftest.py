@@ -5,6 +5,8 @@ import os
 # Before torch is imported: many small tests are faster on one thread, and threads that spin slow their neighbours.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# No test needs the hub; without a network its client tries again and again.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from pathlib import Path
 

@@ -3,11 +3,8 @@
 import asyncio
 import functools
 import re
-import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,6 @@ import torch
 
 from covey.environments.reward_functions import (
     RewardFailureRate,
-    RewardFunction,
     RewardFunctions,
     RewardSettings,
     reward_functions,
@@ -299,44 +295,6 @@ def test_logged_metrics_are_averaged_and_handed_out_once() -> None:
     assert made.metrics() == {}
 
 
-USER_MODULE = """
-    import asyncio
-
-    def exact(prompts, completions, answer, **kwargs):
-        return [float(text == str(right)) for text, right in zip(completions, answer, strict=True)]
-
-    async def judge(completions, **kwargs):
-        await asyncio.sleep(0.01)
-        return [0.5 for _ in completions]
-
-    class Length:
-        def __call__(self, completions, **kwargs):
-            return [len(text) for text in completions]
-
-    length = Length()
-"""
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "users_rewards.py").write_text(textwrap.dedent(USER_MODULE))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "users_rewards", raising=False)
-    return "users_rewards"
-
-
-def test_functions_of_the_current_directory_run_in_workers(module: str) -> None:
-    functions = reward_functions([f"{module}:exact", f"{module}:judge", f"{module}:length"])
-    made = RewardFunctions({"train": [ROW], "test": []}, functions, RewardSettings(WorkerSettings(timeout=10.0)))
-    scores = score(made, ["4", "55"])
-    made.close()
-    assert scores == [
-        Reward(2.5, {"exact": 1.0, "judge": 0.5, "Length": 1.0}),
-        Reward(2.5, {"exact": 0.0, "judge": 0.5, "Length": 2.0}),
-    ]
-
-
 def test_weights_must_match_the_functions() -> None:
     with pytest.raises(ValueError, match="reward_weights must have one entry for each of 2 rewards, got 1"):
         reward_functions([length, later], [1.0])
@@ -362,18 +320,6 @@ def test_rows_that_cannot_be_prompts_are_refused(row: dict, message: str) -> Non
 def test_a_column_may_not_take_the_place_of_an_argument() -> None:
     with pytest.raises(ValueError, match=r"^rows have the column 'answer', which args of weighted set too; rename"):
         environment(functools.partial(weighted, factor=1.0, answer=3))
-
-
-def test_rows_with_completions_show_how_it_is_done() -> None:
-    chat = {"prompt": CHAT["prompt"], "completion": [{"role": "assistant", "content": "four"}]}
-    rows = {"train": [{"prompt": "a", "completion": "b"}, {"prompt": "c"}, chat], "test": [ROW]}
-    made = RewardFunctions(rows, reward_functions([length]), HERE)
-    assert [(prompt.id, text) for prompt, text in made.demonstrations("train")] == [
-        ("train-0", "b"),
-        ("train-2", "four"),
-    ]
-    with pytest.raises(ValueError, match="needs rows with a column 'completion', got none"):
-        made.demonstrations("test")
 
 
 class Loads:
@@ -410,13 +356,6 @@ def test_a_function_that_compares_is_not_asked_again_about_one_completion_alone(
     assert len(set(found)) == 1
     assert str(found[0]).startswith('reward function "Compares" raised RuntimeError: the judge is away (')
     assert "for completion" not in str(found[0])
-
-
-def test_prompts_keep_their_order_and_have_unique_ids() -> None:
-    rows = {"train": [ROW, ROW], "test": [CHAT]}
-    made = RewardFunctions(rows, [RewardFunction("length", length)], HERE, prompt_column="prompt")
-    ids = [prompt.id for split in ("train", "test") for prompt in made.prompts(split)]
-    assert ids == ["train-0", "train-1", "test-0"]
 
 
 def test_an_impossible_failure_rate_is_refused() -> None:

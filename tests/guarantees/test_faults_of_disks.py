@@ -77,6 +77,7 @@ def test_a_full_disk_of_checkpoints_stops_the_run_with_one_line_and_the_run_goes
 
 
 @mounted
+@pytest.mark.slow
 def test_a_run_that_is_to_go_on_over_a_full_disk_of_checkpoints_trains_to_its_end_and_then_says_what_is_missing(
     reference: Path, checkpoint_size: int
 ) -> None:
@@ -95,7 +96,7 @@ def test_a_run_that_is_to_go_on_over_a_full_disk_of_checkpoints_trains_to_its_en
 
 
 @mounted
-@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", pytest.param("rollouts.jsonl", marks=pytest.mark.slow)])
 def test_a_full_disk_of_rows_stops_the_run_with_one_line_and_no_row_is_missing_afterwards(
     reference: Path, name: str
 ) -> None:
@@ -263,6 +264,7 @@ def test_checkpoints_that_find_no_room_any_more_stop_the_run_also_where_nothing_
 
 
 @mounted
+@pytest.mark.slow
 def test_checkpoints_that_become_read_only_stop_the_run_and_are_as_they_were(reference: Path) -> None:
     run = reference / "read-only"
     with small_disk(run / "checkpoints", 10_000):

@@ -78,7 +78,7 @@ def stop_and_resume(folder: Path, name: str, signals: list[signal.Signals], seed
     assert fingerprint(run) == fingerprint(folder / "whole")
 
 
-@pytest.mark.parametrize("name", list(SIGNALS))
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow), "two SIGINTs"])
 def test_a_signal_saves_the_last_finished_step_leaves_no_process_and_changes_nothing(
     reference: Path, name: str
 ) -> None:

@@ -104,6 +104,7 @@ def kill_again_and_again(folder: Path, name: str, seconds: tuple[float, float], 
     return most
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_gets_on_by_its_checkpoints(reference: Path) -> None:
     assert kill_again_and_again(reference, "harassed", (0.0, 0.1), most=2) == 2
     assert fingerprint(reference / "harassed") == fingerprint(reference / "whole")
@@ -130,6 +131,7 @@ def test_a_run_whose_newest_checkpoint_is_torn_goes_on_from_the_one_before_and_e
     assert fingerprint(run) == fingerprint(reference / "whole")
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_a_curriculum_draws_the_prompts_it_would_have_drawn(reference: Path) -> None:
     finish_well(new_run(reference, "taught", settings=CURRICULUM))
     run = reference / "taught-killed"

@@ -109,6 +109,7 @@ def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
         assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_two_processes_with_a_curriculum_draw_the_prompts_of_one(folder: Path) -> None:
     uneven = [word for word in UNEVEN if not word.startswith("num_steps")]
     finish_well(start_alone(folder, *CURRICULUM, *uneven, "hydra.run.dir=taught"))
@@ -149,7 +150,7 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path
     assert [row["step"] for row in rows(folder / "changing")] == [row["step"] for row in rows(folder / "alone")]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(
     folder: Path, strategy: str, request: pytest.FixtureRequest
 ) -> None:

@@ -70,6 +70,7 @@ def test_two_processes_make_the_update_of_one_under_ddp_and_fsdp(of_two: Updates
     assert_same_update(of_two, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_four_processes_make_the_update_of_one_also_where_some_have_no_loss_token(of_four: Updates, name: str) -> None:
     assert_same_update(of_four, name)

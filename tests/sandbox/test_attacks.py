@@ -13,7 +13,7 @@ from covey.sandbox import AssertTest, CallTest, Limits, OutputTest, Sandbox, San
 
 from . import attack_run, hostile
 
-LIMITS = Limits(wall_seconds=2.0, total_seconds=4.0)
+LIMITS = Limits(wall_seconds=1.0, total_seconds=1.5)
 SLOW = {"infinite_loop", "sleep_ignoring_signals", "huge_power", "recursion_limit_segfault", "hang_on_one_input"}
 NOBODY = 65534
 

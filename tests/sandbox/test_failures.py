@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,6 +97,33 @@ def test_a_closed_sandbox_runs_nothing_and_has_no_processes(others: set[int]) ->
         sandbox.run_blocking(HONEST, TESTS, "f")
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_closing_ends_what_is_running_and_leaves_no_folder(tier: Tier, others: set[int]) -> None:
+    sandbox = opened(tier, 2)
+    folders = own_folders(sandbox)
+    assert len(folders) == (tier == "landlock")
+    code = "import os\nwhile True: open(os.urandom(4).hex(), 'w').close()"
+
+    def run() -> None:
+        with pytest.raises(SandboxFailed):
+            sandbox.run_blocking(code, TESTS, "f")
+
+    running = threading.Thread(target=run)
+    running.start()
+    (judge,) = judges(others)
+    while len(attack_run.descendants(judge)) < 2:
+        time.sleep(0.01)
+    started = {judge, *attack_run.descendants(judge)}
+    sandbox.close()
+    running.join(30)
+    assert not running.is_alive()
+    deadline = time.monotonic() + 30
+    while living(started) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert living(started) == []
+    assert [folder for folder in folders if folder.exists()] == []
+
+
 CALLER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -121,7 +149,7 @@ def test_a_caller_that_is_killed_leaves_no_process() -> None:
     assert living(children) == []
 
 
-def living(pids: list[int]) -> list[int]:
+def living(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
@@ -144,11 +172,11 @@ def leave_nothing(tier: Tier, number: int, allowed_growth: int) -> None:
     with opened(tier, 2) as sandbox:
         for index in range(30):
             sandbox.run_blocking(codes[index % 3], TESTS, "f")
-        before = state(others)
+        before = state(sandbox, others)
         for index in range(number):
             report = sandbox.run_blocking(codes[index % 3], TESTS, "f")
             assert report.fraction == (1.0 if index % 3 == 0 else 0.0)
-        after = state(others)
+        after = state(sandbox, others)
     assert after["processes"] <= before["processes"] + 2  # programs that are being made or ended
     assert after["descriptors"] <= before["descriptors"] + 20
     assert after["folders"] <= before["folders"] + 4
@@ -156,13 +184,18 @@ def leave_nothing(tier: Tier, number: int, allowed_growth: int) -> None:
     assert set(attack_run.descendants(os.getpid())) <= others
 
 
-def state(others: set[int]) -> dict[str, int]:
+def own_folders(sandbox: Sandbox) -> list[Path]:
+    """Where the folders of its programs are; none in the namespace tier."""
+    return [Path(one._folder) for one in sandbox._slots if one._folder is not None]
+
+
+def state(sandbox: Sandbox, others: set[int]) -> dict[str, int]:
     """Of this process, its judges and their zygotes."""
     pids = [os.getpid(), *(set(attack_run.descendants(os.getpid())) - others)]
     return {
         "processes": len(pids),
         "descriptors": sum(num_descriptors(pid) for pid in pids),
-        "folders": len(list(Path("/tmp").glob("covey-sandbox-*/*"))) + len(list(Path("/tmp").glob("covey-bait-*"))),
+        "folders": sum(len(list(folder.iterdir())) for folder in own_folders(sandbox)),
         "memory": sum(attack_run.resident(pid) for pid in pids),
     }
 

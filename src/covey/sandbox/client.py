@@ -4,9 +4,9 @@ import asyncio
 import atexit
 import os
 import platform
-import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -40,10 +40,8 @@ class Sandbox:
         first = start_first(tier, self._omit)
         self.tier: Tier = first.tier
         self._num_slots = num_slots or len(os.sched_getaffinity(0)) + 1
-        self._idle: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
-        self._idle.put(first)
-        for _ in range(self._num_slots - 1):
-            self._idle.put(None)  # started when it is first needed
+        self._idle = deque([first])
+        """The others are started when they are first needed."""
         self._executor = ThreadPoolExecutor(self._num_slots, thread_name_prefix="sandbox")
         self._described = first.described
         self._slots = {first}
@@ -98,22 +96,35 @@ class Sandbox:
         return self._executor.submit(self._run, order, limits)
 
     def _run(self, order: dict[str, Any], limits: Limits) -> Report:
-        slot = self._idle.get()
+        """In a thread of its own, of which there are as many as slots."""
         try:
-            for is_last in (False, True):  # a slot that fails is replaced, once for each program
-                try:
-                    slot = slot or self._start_slot()
-                    return report_of(slot.run(order, limits.total_seconds))
-                except SlotLost as error:
-                    self._forget(slot)
-                    slot = None
-                    if is_last or self._is_closed:
-                        raise SandboxFailed(str(error)) from error
-            raise AssertionError("either a report or an error")
-        finally:
-            self._idle.put(slot)
+            answer = self._ask(order, limits)
+        except SlotLost:  # it is replaced, once for each program
+            try:
+                answer = self._ask(order, limits)
+            except SlotLost as error:
+                raise SandboxFailed(str(error)) from error
+        return report_of(answer)
+
+    def _ask(self, order: dict[str, Any], limits: Limits) -> dict[str, Any]:
+        slot = self._take_slot()
+        try:
+            answer = slot.run(order, limits.total_seconds)
+        except SlotLost:
+            self._forget(slot)
+            raise
+        self._idle.append(slot)
+        return answer
+
+    def _take_slot(self) -> Slot:
+        try:
+            return self._idle.popleft()
+        except IndexError:
+            return self._start_slot()
 
     def _start_slot(self) -> Slot:
+        if self._is_closed:
+            raise SlotLost("the sandbox was closed")
         slot = Slot(self.tier, self._omit, proves=False)
         with self._lock:
             self._slots.add(slot)
@@ -122,11 +133,10 @@ class Sandbox:
             slot.close()
         return slot
 
-    def _forget(self, slot: Slot | None) -> None:
-        if slot is not None:
-            slot.close()
-            with self._lock:
-                self._slots.discard(slot)
+    def _forget(self, slot: Slot) -> None:
+        slot.close()
+        with self._lock:
+            self._slots.discard(slot)
 
 
 def check_choice(num_slots: int | None, tier: str) -> None:

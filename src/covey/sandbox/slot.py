@@ -14,6 +14,8 @@ from covey.sandbox.types import Tier
 START_SECONDS = 120.0
 GRACE_SECONDS = 60.0
 """For judging, beyond the time of the program's own tests."""
+CLOSE_SECONDS = 1.0
+"""For clearing up; a judge that is waiting for a program is killed, and takes zygote and program with it."""
 
 
 class SlotLost(Exception):
@@ -60,7 +62,7 @@ class Slot:
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
         try:
-            self._process.wait(GRACE_SECONDS)
+            self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
