@@ -123,12 +123,14 @@ def make(
     budget: int = 10_000,
     advantages: Sequence[Sequence[float]] | None = None,
     keep: Callable[[Sequence[Sequence[Row]]], Sequence[Sequence[Row]]] = list,
+    attention: str = "blocks",
 ) -> Batch:
     """The groups as a batch; `keep` may leave rows out of the work, which stay in the counts."""
     rows = make_rows(groups, advantages or [[0.0] * len(g.rollouts) for g in groups])
     tokens, sequences = count(rows)
     totals = (tokens, sequences, sum(len(g.rollouts) for g in groups))
-    return make_batch(keep(rows), packing=packing, micro_batch_tokens=budget, totals=totals, device=CPU)
+    how: dict[str, Any] = {"packing": packing, "micro_batch_tokens": budget, "attention": attention}
+    return make_batch(keep(rows), totals=totals, device=CPU, **how)
 
 
 def byte_batch() -> Batch:

@@ -165,7 +165,7 @@ def test_the_largest_micro_batch_is_the_budget_a_whole_step_or_one_long_rollout(
 
 @pytest.mark.parametrize(("packing", "expected"), [("shared", 89), ("packed", 90), ("padded", 90)])
 def test_a_synthetic_micro_batch_is_filled_with_rollouts_of_full_length(packing: str, expected: int) -> None:
-    shape = Shape((5, 6, 7), 8, 3, packing, num_tokens=100, several=True)
+    shape = Shape((5, 6, 7), 8, 3, packing, "blocks", num_tokens=100, several=True)
     batch = synthetic(shape, 95, CPU)
     assert len(batch.micro_batches) == 2
     assert batch.micro_batches[0].input_ids_BT.numel() == expected

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from covey.policy import distribution
 from covey.policy.attention import DENSE, Layout
+from covey.policy.flex import flex_layout
 from covey.policy.packing import Segment, packed_layout
 from covey.policy.policy import Policy
 from covey.types import Batch, Group, MicroBatch, Rollout
@@ -74,16 +75,17 @@ def make_batch(
     micro_batch_tokens: int,
     totals: tuple[int, int, int],
     device: torch.device,
+    attention: str = "blocks",
 ) -> Batch:
     """Pack the rows of each group into micro-batches of at most `micro_batch_tokens` tokens.
 
     `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the step, over all ranks; they
     may exceed what `rows` hold where rows without gradient were left out. A single rollout longer than the budget
-    gets a micro-batch of its own.
+    gets a micro-batch of its own. `attention` says how packed streams attend (`ATTENTIONS`).
     """
     lay_out = LAYOUTS[packing]
     parts = _split(rows, packing, micro_batch_tokens)
-    return Batch(tuple(_tensors(part, lay_out(part), device) for part in parts), *totals)
+    return Batch(tuple(_tensors(part, lay_out(part), device, attention) for part in parts), *totals)
 
 
 def evened(batch: Batch, policy: Policy) -> Batch:
@@ -210,14 +212,14 @@ def _branch_offset(start: int, prefix: int, branch_start: int) -> Callable[[int]
     return lambda position: start + position if position < prefix else branch_start + position - prefix
 
 
-def _tensors(part: Part, stream: Stream, device: torch.device) -> MicroBatch:
+def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -> MicroBatch:
     rows = [row for group in part for row in group]
     entries = [
         (offset(position), row.rollout.target_ids[position], index, column, row.rollout.sampler_logprobs[position])
         for index, (row, offset) in enumerate(zip(rows, stream.offsets, strict=True))
         for column, position in enumerate(p for p, chosen in enumerate(row.rollout.loss_mask) if chosen)
     ]
-    layout: Layout = packed_layout(stream.segments, device) if stream.segments else DENSE
+    layout: Layout = ATTENTIONS[attention](stream.segments, device) if stream.segments else DENSE
     source, target, row_index, column, sampler = zip(*entries, strict=True)
     advantages = [value for row in rows for value in row.advantages]
     return MicroBatch(
@@ -261,4 +263,8 @@ LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
     "shared": shared_layout,
     "packed": whole_layout,
     "padded": padded_layout,
+}
+ATTENTIONS: Mapping[str, Callable[[Sequence[Segment], torch.device], Layout]] = {
+    "blocks": packed_layout,
+    "flex": flex_layout,
 }

@@ -204,7 +204,8 @@ def _trainer_settings(config: Config) -> TrainerSettings:
 def _key(config: Config, demonstrations: Sequence[Demonstration]) -> str:
     """Everything the warmed policy depends on, as a hash."""
     model = asdict(full_precision(config.model))
-    del model["device"], model["gradient_checkpointing"], model["activation_offload"]
+    for name in ("device", "gradient_checkpointing", "activation_offload", "attention"):
+        del model[name]
     del model["lora_alpha"], model["lora_dropout"], model["lora_targets"]
     settings = asdict(config.cold_start)
     del settings["cache_dir"], settings["enabled"]

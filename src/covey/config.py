@@ -43,6 +43,8 @@ class ModelConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     activation_offload: bool = False
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
+    attention: str = "blocks"
+    """How packed rollouts attend in training: blocks (batched by length), or flex (FlexAttention, needs a GPU)."""
     linear: str = "auto"
     """Library of float32 linear layers on a CPU: onednn, torch, or auto (torch on Intel and for small layers)."""
     device: str = "auto"

@@ -227,6 +227,7 @@ NEEDS: tuple[Needs, ...] = (
         ("algorithm.group_filter",),
         _is_set,
     ),
+    Needs(("model.attention",), "packing = shared or packed", ("packing",), lambda packing: packing != "padded"),
     Needs(LORA_SETTINGS, "model.lora_rank > 0", ("model.lora_rank",), _positive),
     Needs(names_of(ModelConfig, "model", "nano_"), "model.name = nano", ("model.name",), lambda name: name == "nano"),
     Needs(("model.revision",), "model.name = a hub name", ("model.name",), _is_on_hub),
@@ -382,7 +383,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
     ),
     "evaluate": (
         *TRAINING_SETTINGS,
-        *("micro_batch_tokens", "packing", "logprob_chunk", "cold_start", "preflight"),
+        *("micro_batch_tokens", "packing", "model.attention", "logprob_chunk", "cold_start", "preflight"),
         *("deadlines.cold_start", "deadlines.update"),
     ),
     "cold-start": (

@@ -37,6 +37,7 @@ class Shape:
     max_tokens: int
     group_size: int
     packing: str
+    attention: str
     num_tokens: int
     several: bool
     """A step has more than one: the gradients of the first are there during the second."""
@@ -64,6 +65,7 @@ def largest_shape(subject: Subject, num_groups: int) -> Shape:
         config.sampling.max_tokens,
         group_size,
         config.packing,
+        config.model.attention,
         num_tokens=max(rollout, min(config.micro_batch_tokens, num_groups * group)),
         several=num_groups * group > config.micro_batch_tokens,
     )
@@ -109,6 +111,7 @@ def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
         micro_batch_tokens=num_tokens,
         totals=(num_rollouts * length, num_rollouts, num_rollouts),
         device=device,
+        attention=shape.attention,
     )
     return replace(batch, micro_batches=batch.micro_batches[:1] * (2 if shape.several else 1))
 

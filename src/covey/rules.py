@@ -334,6 +334,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "curriculum.name": ("none", "success", "difficulty"),
     "curriculum.per": ("prompt", "difficulty"),
     "model.precision": ("float32", "bfloat16", "float16", "float64"),
+    "model.attention": ("blocks", "flex"),
     "model.linear": ("auto", "onednn", "torch"),
     "model.nano_architecture": ("qwen2", "qwen3", "llama", "mistral"),
     "data.bad_rows": ("error", "skip"),

@@ -130,6 +130,7 @@ CASES: dict[str, Case | Refused] = {
     "model.lora_targets": Case(see.policy, ["q_proj"], LORA),
     "model.linear": Case(see.linear_layers, "onednn"),
     "model.gradient_checkpointing": Case(see.work, True, keeps=see.update),
+    "model.attention": Refused("flex", "model.attention=flex needs a GPU, got model.device=cpu"),
     "model.activation_offload": Refused(True, "model.activation_offload=true needs a GPU, got model.device=cpu"),
     "model.device": Refused("nowhere", "model.device must be auto, cpu, cuda or cuda:N, got nowhere"),
     "model.nano_architecture": Case(see.policy, "llama"),
@@ -329,6 +330,7 @@ SECOND_READERS: dict[str, Case] = {
 """Settings that another part reads too: they are no less accepted, and read, where only that part is there."""
 
 OFF: dict[str, Settings] = {
+    "packing = shared or packed": {"packing": "padded"},
     "algorithm.kl_in = loss": {"algorithm.kl_coef": 1.0, "algorithm.kl_in": "reward", "algorithm.kl_estimator": "k1"},
     "a sampled algorithm.kl_estimator such as k3": {"algorithm.kl_coef": 1.0, "algorithm.kl_estimator": "full"},
     "a KL penalty with an exponential (k3 or is_weighted)": {

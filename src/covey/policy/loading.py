@@ -36,6 +36,8 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     device = choose_device(settings.device)
     if settings.activation_offload and device.type == "cpu":
         raise ValueError("model.activation_offload=true needs a GPU, got model.device=cpu")
+    if settings.attention == "flex" and device.type == "cpu":
+        raise ValueError("model.attention=flex needs a GPU, got model.device=cpu")
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
     model, tokenizer = _load_model(replace(settings, name=base), device, seed)
