@@ -1,9 +1,10 @@
-"""Do attacks among the completions slow training down? python -m benchmarks.attack_mix FILE [--size S] [--steps N]
+"""Do attacks among the completions slow training down? python -m benchmarks.attack_mix FILE [--size S]
 
 FILE holds programs as JSON lines: `code`, `function`, `tests`, `reward` (the share of tests that is due), and `needs`
 where the host must be prepared first; those are left out. Two runs sample and train alike, a step of each in turn, with
 programs put in place of what their random policies wrote: in one all are honest, in the other every tenth comes from
-FILE. Limits are equal, verdicts are not kept, and every reward of FILE is compared with what is due.
+FILE. Limits are equal, verdicts are not kept, and every reward is compared with what is due. Both train on the same
+numbers, made from the completions: with the rewards themselves, the honest run would have nothing to learn.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import torch
 from benchmarks.covey_steps import config_of, one_step
 from benchmarks.models import saved_model
 from benchmarks.worker import Meter
-from benchmarks.workloads import Job, Workload, to_text
+from benchmarks.workloads import Job, Workload, reward_of, to_text
 from covey.build import build_run
 from covey.environments.base import Split
 from covey.environments.code import Code, CodeSettings
@@ -51,15 +52,15 @@ class Replaced:
         return [Prompt(f"{split}-{index}", "replaced", text, {}) for index, text in enumerate(texts)]
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return list(await asyncio.gather(*(self._one() for _ in completions)))
+        await asyncio.gather(*(self._one() for _ in completions))
+        return [Reward(reward_of(text), {}) for text in completions]
 
-    async def _one(self) -> Reward | Failure:
+    async def _one(self) -> None:
         prompt, text, due = next(self._programs)
         (verdict,) = await self._code.score(prompt, [text])
         self.num_scored += 1
         if not isinstance(verdict, Reward) or verdict.value != due:
             self.wrong.append((text[:60], verdict))
-        return verdict
 
 
 def due_of(fraction: float) -> float:
@@ -84,8 +85,10 @@ def programs_of(attacks: Sequence[tuple[Problem, str, float]], num_programs: int
 class Arm:
     """One of the two runs."""
 
-    def __init__(self, job: Job, sandbox: Sandbox, programs: Sequence[tuple[Problem, str, float]]) -> None:
-        how = CodeSettings(PARTIAL_WEIGHT, recheck_rate=0.0, cache_size=0, limits=Limits(2.0, 4.0))
+    def __init__(
+        self, job: Job, sandbox: Sandbox, programs: Sequence[tuple[Problem, str, float]], limits: Limits
+    ) -> None:
+        how = CodeSettings(PARTIAL_WEIGHT, recheck_rate=0.0, cache_size=0, limits=limits)
         code = Code({"train": [problem for problem, _, _ in programs]}, sandbox, how)
         rows = zip(code.prompts("train"), programs, strict=True)
         texts = [to_text(prompt) for prompt in job.workload.prompts()]
@@ -108,15 +111,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--size", default="S")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--wall", type=float, default=2.0, help="seconds for a test; twice as many for a program")
     arguments = parser.parse_args(argv)
+    limits = Limits(arguments.wall, 2 * arguments.wall)
     torch.manual_seed(0)
     workload = Workload(arguments.size, (256,) * 8)
     num_programs = workload.num_rollouts * (arguments.steps + 1)
     with tempfile.TemporaryDirectory() as folder, Sandbox() as sandbox:
         job = Job("covey", workload, model_dir=saved_model(workload, Path(folder)))
         attacks = read_attacks(arguments.file)
-        arms = {"honest": Arm(job, sandbox, programs_of([], num_programs))}
-        arms["one in ten attacks"] = Arm(job, sandbox, programs_of(attacks, num_programs))
+        arms = {"honest": Arm(job, sandbox, programs_of([], num_programs), limits)}
+        arms["one in ten attacks"] = Arm(job, sandbox, programs_of(attacks, num_programs), limits)
         for step in range(arguments.steps + 1):
             for arm in arms.values():
                 arm.step(counts=step > 0)
