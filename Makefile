@@ -14,7 +14,7 @@ BENCH ?=
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all test test-slow bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines test test-slow bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -31,6 +31,9 @@ demo: $(STAMP)  ## watch a small model learn to add, in about three minutes (SEE
 
 demo-all: $(STAMP)  ## every recipe that runs offline, three seeds each, into one table (an hour)
 	$(BIN)/python -m benchmarks.demo_all
+
+demo-machines: $(STAMP)  ## cars and catapults from nothing but physics, three seeds each (seven minutes)
+	$(BIN)/python -m benchmarks.demo_machines
 
 test: $(STAMP)  ## all tests that run in minutes
 	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile

@@ -146,6 +146,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
     assert numbers["rollouts_per_step"] == 24
     assert numbers["rollouts_in_all"] == 240
     assert numbers["groups_per_rank"] == 2
+    assert (numbers["rollouts_per_rank"], numbers["micro_batches_per_rank"]) == (8, 1)
     assert numbers["optimizer_steps"] == 20
     assert numbers["buffer_groups"] == 6
     assert numbers["most_completion_tokens_per_step"] == 2400

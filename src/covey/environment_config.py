@@ -169,6 +169,47 @@ class IfevalConfig(EnvironmentConfig):
 
 
 @dataclass
+class MachinesConfig(EnvironmentConfig):
+    """Machines of blocks, worth what they do in a physics simulation (MuJoCo)."""
+
+    name: str = "machines"
+    stages: list[str] = field(default_factory=lambda: ["car"])
+    """What is asked for, in turn: valid, small_car, budget_car, car, arm, catapult (docs/machines.md)."""
+    form: str = "tree"
+    """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
+    score: str = "strict"
+    """What a machine is worth: strict, paper or repo."""
+    transform: str = "none"
+    """Of the score, before it is a reward: none, sqrt or log1p. Logged scores are never transformed."""
+    file_reward: float = 0.0
+    """Added for an answer that is a construction tree."""
+    placed_reward: float = 0.0
+    """Added for a machine that is valid altogether."""
+    max_blocks: int = 48
+    """Most blocks of a machine, the root among them, where its stage allows so many."""
+    instruction: str | None = None
+    """What the system message says; null takes the form's own, "" sends none."""
+    num_train: int = 256
+    """Training prompts; those of a stage and a block budget are worded alike."""
+    num_test: int = 16
+    """Held-out prompts."""
+    num_demonstrations: int = 1500
+    """Machines that a cold start learns from."""
+    family_share: float = 0.5
+    """Share of rule-based designs among them; the others are grown at random."""
+    demonstration_cap: float = 1.0
+    """Of each family, only this share is shown, those with the lowest scores: 0.75 leaves the best quarter out."""
+    problem_seed: int = 0
+    """Which problems and demonstrations are drawn."""
+    num_workers: int = 2
+    """Processes that simulate."""
+    timeout: float = 5.0
+    """Seconds one simulation may take on the clock before its worker is killed; the worst machine needs 0.2."""
+    cache_size: int = 65536
+    """Outcomes kept, so that equal machines are simulated once; 0 keeps none."""
+
+
+@dataclass
 class RewardFunctionsConfig(EnvironmentConfig):
     """Your own rows (`data`) and your own reward functions (`rewards`)."""
 
@@ -209,6 +250,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "countdown": CountdownConfig,
     "code": CodeConfig,
     "ifeval": IfevalConfig,
+    "machines": MachinesConfig,
     "reward_functions": RewardFunctionsConfig,
     "mixture": MixtureConfig,
 }

@@ -1,4 +1,4 @@
-"""The command: covey train | cold-start | evaluate | check | config, with Hydra's overrides.
+"""The command: covey train | cold-start | evaluate | check | config, with Hydra's overrides; and covey machines.
 
 Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
 """
@@ -76,6 +76,11 @@ def _dispatch(words: list[str]) -> int:
         raise ValueError(f'no verb "{verb}"{_near(verb, usage.VERBS)}; verbs: {", ".join(usage.VERBS)}')
     if "--help" in rest or "-h" in rest:
         print(usage.verb_help(verb))
+        return 0
+    if verb == "machines":
+        from covey.environments.machines.command import run_command
+
+        run_command(rest)
         return 0
     _check_flags(verb, rest)
     return _run(verb, rest)

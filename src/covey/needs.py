@@ -7,7 +7,7 @@ from typing import Any
 
 from covey.config import AlgorithmConfig, ColdStartConfig, Config, ModelConfig, OptimizerConfig, PreflightConfig
 from covey.curriculum_config import CurriculumConfig
-from covey.environment_config import CodeConfig, CountdownConfig, IfevalConfig, RewardFunctionsConfig
+from covey.environment_config import CodeConfig, CountdownConfig, IfevalConfig, MachinesConfig, RewardFunctionsConfig
 from covey.tables import names_function
 
 
@@ -141,6 +141,7 @@ PREFLIGHT_SETTINGS = tuple(name for name in names_of(PreflightConfig, "preflight
 COLD_START_SETTINGS = (
     *(name for name in names_of(ColdStartConfig, "cold_start", "") if name[11:] != "enabled"),
     "deadlines.cold_start",
+    *names_of(MachinesConfig, "environment", "num_demonstrations", "family_share", "demonstration_cap"),
 )
 
 NEEDS: tuple[Needs, ...] = (

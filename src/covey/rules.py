@@ -16,10 +16,12 @@ from covey.environment_config import (
     ENVIRONMENT_SETTINGS,
     READS_DATA,
     CodeConfig,
+    MachinesConfig,
     MathConfig,
     MixtureConfig,
     RewardFunctionsConfig,
 )
+from covey.machine_rules import check_machines
 from covey.needs import check_needs, read, shown
 from covey.stream_rules import check_curriculum, check_group_sizes, check_mixture
 
@@ -95,6 +97,8 @@ def check_environment(config: Config) -> None:
         )
     if schema is CodeConfig:
         check_code(config)
+    if schema is MachinesConfig:
+        check_machines(config)
 
 
 def check_rewards(config: Config) -> None:
@@ -255,7 +259,7 @@ def _check_sizes(config: Config) -> None:
             raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
 
 
-OWN_DATA = ("arithmetic",)
+OWN_DATA = ("arithmetic", "machines")
 """Environments that make their own problems; others may read `data`."""
 MAY_READ_DATA = ("countdown", "code", "ifeval")
 """Environments that make their own problems where data.path is null."""

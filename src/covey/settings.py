@@ -4,6 +4,7 @@ Imports Hydra and OmegaConf, so only what composes or prints a configuration imp
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from covey import launch, memory_plan
 from covey.config import AlgorithmConfig, Config, DataConfig, validate
 from covey.curriculum_config import group_size_at
 from covey.environment_config import ENVIRONMENT_SETTINGS, MixtureConfig
+from covey.units import memory
 
 CONF = Path(__file__).resolve().parent / "conf"
 """The folder of YAML that only chooses among what the dataclasses allow."""
@@ -131,16 +134,20 @@ def to_yaml(config: Config) -> str:
 def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
     """Numbers that follow from the settings; never set, only shown. `num_ranks` None reads WORLD_SIZE, else 1.
 
-    Evaluations are smaller where the held-out split has fewer prompts.
+    Evaluations are smaller where the held-out split has fewer prompts. Micro-batches are counted as if every completion
+    had its full length, without prompts.
     """
     ranks = num_ranks or int(os.environ.get("WORLD_SIZE", "1"))
     sizes = [group_size_at(step, config.group_size, config.group_size_schedule) for step in range(config.num_steps)]
     rollouts = config.groups_per_step * max(sizes)
+    of_rank = -(-config.groups_per_step // ranks) * max(sizes)
     evaluations = 2 + (max(0, config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 0)
     return {
         "rollouts_per_step": rollouts,
         "rollouts_in_all": config.groups_per_step * sum(sizes),
         "groups_per_rank": -(-config.groups_per_step // ranks),
+        "rollouts_per_rank": of_rank,
+        "micro_batches_per_rank": -(-of_rank // max(1, config.micro_batch_tokens // config.sampling.max_tokens)),
         "optimizer_steps": config.num_steps * config.updates_per_batch,
         "buffer_groups": (config.max_staleness + 1) * config.groups_per_step,
         "most_completion_tokens_per_step": rollouts * config.sampling.max_tokens,
@@ -151,9 +158,13 @@ def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
 
 
 def report(config: Config) -> str:
-    """What `covey config` prints: YAML, with the derived numbers as comments at its end."""
-    numbers = "\n".join(f"#   {name}: {value}" for name, value in derived(config).items())
-    return f"{to_yaml(config)}# derived:\n{numbers}\n"
+    """What `covey config` prints: YAML, and as comments at its end the derived numbers and what memory a GPU needs."""
+    parts: list[tuple[str, Mapping[str, int | str]]] = [("derived", derived(config))]
+    if planned := memory_plan.plan(config, launch.world_size()):
+        sizes = {name: memory(count) for name, count in planned.items()}
+        parts.append(("memory of each GPU, estimated from the shape of the model; `covey check` measures", sizes))
+    lines = [line for title, found in parts for line in (f"# {title}:", *(f"#   {k}: {v}" for k, v in found.items()))]
+    return f"{to_yaml(config)}{chr(10).join(lines)}\n"
 
 
 def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:

@@ -14,6 +14,7 @@ VERBS = {
     "evaluate": "measure a policy on held-out prompts",
     "check": "try engine, trainer, tokenizer, rewards and memory on your model, without training it",
     "config": "print every setting of a run, resolved, without running it",
+    "machines": "draw and simulate a machine in a file, or show the best ones of a run",
 }
 
 EXAMPLES = {
@@ -28,6 +29,11 @@ EXAMPLES = {
     "evaluate": ("covey evaluate recipe=arithmetic model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",),
     "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
     "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
+    "machines": (
+        "covey machines show car.json",
+        "covey machines simulate car.json --film car.gif",
+        "covey machines gallery outputs/DATE/TIME --best 12",
+    ),
 }
 
 FLAGS = {
@@ -36,6 +42,17 @@ FLAGS = {
     "--multirun, -m": "one run for each combination of values separated by commas",
     "--cfg job, --info all, --hydra-help": "look into the composition (Hydra's own flags)",
     "--help, -h": "this help; `covey config --help` lists every setting",
+}
+
+MACHINES = {
+    "show FILE": "say what a machine is made of, and draw it from four sides",
+    "simulate FILE": "say where it goes and what it is worth under each rule, and draw that",
+    "gallery FOLDER": "draw the machines with the highest scores among the rollouts a run has kept",
+    "--out PICTURE.png": "where to draw; beside the file, or in the run folder",
+    "--film FILM.gif": "simulate, gallery: also film it (the best one)",
+    "--task car|catapult": "simulate: whose walls and rules; catapult for a machine with a boulder",
+    "--best N": "gallery: how many",
+    "--help, -h": "this help",
 }
 
 OVERVIEW = """\
@@ -62,6 +79,8 @@ def overview() -> str:
 
 def verb_help(verb: str) -> str:
     """`covey VERB --help`: flags, groups and settings; for config every setting, else those of the top level."""
+    if verb == "machines":
+        return _machines_help()
     parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
     parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))
     parts.append("flags:\n" + _columns(FLAGS, 37))
@@ -75,6 +94,12 @@ def verb_help(verb: str) -> str:
         described = {f"{s.name} = {s.default}": s.explanation for s in settings}
         parts.append(f"{title}\n" + _columns(described, 44))
     return "\n\n".join(parts)
+
+
+def _machines_help() -> str:
+    examples = "\n".join(f"  {line}" for line in EXAMPLES["machines"])
+    usage = "usage: covey machines show|simulate FILE.json [flags]\n       covey machines gallery FOLDER [flags]"
+    return f"{usage}\n\n{VERBS['machines']}\n\nexamples:\n{examples}\n\n{_columns(MACHINES, 22)}"
 
 
 def group_choices() -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ from covey.environment_config import ArithmeticConfig, Gsm8kConfig
 
 from . import settings_code as code
 from . import settings_ifeval as ifeval
+from . import settings_machines as machines
 from . import settings_observed as see
 from . import settings_watched as watch
 
@@ -190,6 +191,16 @@ CASES: dict[str, Case | Refused] = {
     "environment.remote_margin": Case(
         code.patience, 0.1, code.HASTY | {"environment.total_seconds": 1.0, "environment.remote_url": code.REMOTE_URL}
     ),
+    "environment.stages": Case(see.prompts, ["valid"], machines.MACHINES),
+    "environment.form": Case(see.prompts, "global", machines.MACHINES),
+    "environment.score": Case(machines.throws, "paper", machines.THROWING),
+    "environment.transform": Case(machines.rewards, "sqrt", machines.COMPACT),
+    "environment.file_reward": Case(machines.rewards, 0.5, machines.COMPACT),
+    "environment.placed_reward": Case(machines.rewards, 0.5, machines.COMPACT),
+    "environment.max_blocks": Case(see.prompts, 6, machines.MACHINES),
+    "environment.num_demonstrations": Case(machines.demonstrations, 11, machines.COMPACT),
+    "environment.family_share": Case(machines.demonstrations, 0.0, machines.COMPACT),
+    "environment.demonstration_cap": Case(machines.demonstrations, 0.5, machines.COMPACT),
     "data.path": Case(see.prompts, "more.jsonl", HERE),
     "data.subset": Case(see.prompts, "small", HERE | {"data.path": "some/rows"}),
     "data.train_split": Case(see.prompts, "extra", HERE | {"data.path": "splits"}),
@@ -321,6 +332,8 @@ CASES: dict[str, Case | Refused] = {
 SECOND_READERS: dict[str, Case] = {
     "environment.scheme": Case(see.verdicts, "verl", MATHEMATICS),
     "environment.instruction": Case(see.prompts, "", COUNTDOWN),
+    "environment.timeout": Case(machines.rewards, 1e-4, machines.COMPACT),
+    "environment.cache_size": Case(machines.simulated, 0, machines.COMPACT),
     "environment.num_workers": Case(see.processes, 1, MATHEMATICS | {"environment.scheme": "math_verify"}),
     "algorithm.kl_aggregation": trains("seq_sum", algorithm__sampler_kl_coef=1.0),
     "algorithm.kl_clamp": trains(1e-3, algorithm__sampler_kl_coef=1.0),

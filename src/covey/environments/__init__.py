@@ -11,12 +11,14 @@ if TYPE_CHECKING:
         CountdownConfig,
         Gsm8kConfig,
         IfevalConfig,
+        MachinesConfig,
         MathConfig,
         MixtureConfig,
         RewardFunctionsConfig,
     )
     from covey.environments.base import Environment, Split
     from covey.environments.data import RowSettings
+    from covey.environments.machines.environment import MachineSettings
     from covey.sandbox import Limits, Runner, Tier
     from covey.types import Prompt
 
@@ -139,6 +141,42 @@ def build_ifeval(settings: "IfevalConfig", config: "Config") -> "Environment":
     return IFEval(load(source, generated, ask), scheme)
 
 
+def build_machines(settings: "MachinesConfig", config: "Config") -> "Environment":
+    import random
+
+    from covey.environments.machines.demonstrations import Wanted
+    from covey.environments.machines.environment import Machines
+    from covey.environments.machines.score_cache import CachedSimulators
+    from covey.environments.machines.simulators import Simulators, SimulatorSettings
+    from covey.environments.machines.stages import draw_problems
+
+    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+    most, seed = settings.max_blocks, settings.problem_seed
+    problems = {
+        split: draw_problems(settings.stages, count, most, random.Random(f"machines {split} {seed}"))
+        for split, count in counts.items()
+    }
+    wanted = Wanted(tuple(settings.stages), settings.num_demonstrations, most, settings.family_share, seed)
+    simulators = Simulators(SimulatorSettings(settings.num_workers, settings.timeout))
+    cached = CachedSimulators(simulators, settings.cache_size)
+    return Machines(problems, wanted, cached, machine_settings(settings))
+
+
+def machine_settings(settings: "MachinesConfig") -> "MachineSettings":
+    """How machines are written and judged. ValueError for names that are not there."""
+    from covey.environments.machines.environment import MachineSettings
+
+    return MachineSettings(
+        form=settings.form,
+        score=settings.score,
+        transform=settings.transform,
+        file_reward=settings.file_reward,
+        placed_reward=settings.placed_reward,
+        instruction=settings.instruction,
+        demonstration_cap=settings.demonstration_cap,
+    )
+
+
 def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") -> "Environment":
     from covey.environments.data import load_rows
     from covey.environments.reward_functions import RewardFunctions, RewardSettings, reward_functions
@@ -188,6 +226,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, Config], Environment]]" = {
     "countdown": build_countdown,
     "code": build_code,
     "ifeval": build_ifeval,
+    "machines": build_machines,
     "reward_functions": build_reward_functions,
     "mixture": build_mixture,
 }

@@ -1,0 +1,135 @@
+"""GRPO beside the Pass@k family on cars: mean and best score, entropy and different machines, step by step.
+
+    python -m benchmarks.machines_passk            # five estimators, three seeds each; a quarter of an hour
+
+Every run of a seed begins with the same cold start. Curves are kept in benchmarks/results/machines_passk.json and drawn
+into docs/machines_passk.svg.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.demo import HERE, machine
+
+RESULTS = HERE / "results" / "machines_passk.json"
+FIGURE = HERE.parent / "docs" / "machines_passk.svg"
+ESTIMATORS: Mapping[str, tuple[str, ...]] = {
+    "GRPO": (),
+    "Pass@8, analytic": ("algorithm=pass_at_k_analytic", "algorithm.advantage_options.k=8"),
+    "Pass@8, PKPO": ("algorithm=pass_at_k", "algorithm.advantage_options.k=8"),
+    "best minus second": ("algorithm=best_minus_second",),
+    "GRPO on the top 8": ("algorithm.selection=top_k", "+algorithm.selection_options.k=8"),
+}
+CURVES = {
+    "environment/score_mean": "mean score, m",
+    "environment/best_at_64": "best of a group, m",
+    "entropy": "entropy, nats a token",
+    "environment/unique_machines": "different machines of 64",
+}
+LONGEST = 1200.0
+
+
+def run(words: Sequence[str], seed: int, num_steps: int, parent: Path) -> dict[str, Any]:
+    """The curves of one run, and what it ended with."""
+    folder = parent / f"run-{len(list(parent.iterdir()))}"
+    typed = ["recipe=machines_nano", f"seed={seed}", f"num_steps={num_steps}", *words, f"hydra.run.dir={folder}"]
+    quiet = ["output.progress=false", "preflight.enabled=false", f"cold_start.cache_dir={parent / 'cache'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "covey", "train", *typed, *quiet],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(typed)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps, looks = ([row for row in rows if row["kind"] == kind] for kind in ("train", "evaluate"))
+    return {
+        **{name: [step.get(name) for step in steps] for name in CURVES},
+        "seen": max(row["environment/score_max"] for row in rows),
+        "before": looks[0]["environment/best_at_1"],
+        "after": looks[-1]["environment/best_at_1"],
+        "after_best": looks[-1]["environment/best_at_32"],
+    }
+
+
+def draw(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """A panel for each curve; a thin line for each seed, a thick one for their mean."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(CURVES), figsize=(4 * len(CURVES), 3.6), layout="constrained")
+    for panel, (curve, label) in zip(panels, CURVES.items(), strict=True):
+        for index, (name, of_seed) in enumerate(results.items()):
+            lines = [carried(result[curve]) for result in of_seed.values()]
+            for line in lines:
+                panel.plot(line, color=f"C{index}", alpha=0.25, linewidth=0.8)
+            panel.plot([fmean(at) for at in zip(*lines, strict=True)], color=f"C{index}", linewidth=2, label=name)
+        panel.set(xlabel="step", title=label)
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    figure.savefig(FIGURE, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def carried(values: Sequence[float | None]) -> list[float]:
+    """A curve without gaps: steps without a signal have no entropy, and the last one stays."""
+    found: list[float] = []
+    for value in values:
+        found.append(value if value is not None else (found[-1] if found else 0.0))
+    return found
+
+
+def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Rows for docs/machines.md: each seed's figures, in the order of the seeds."""
+    lines = [
+        "| estimator | mean score after | best of 32 after | best seen | entropy at the end | machines at the end |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    for name, of_seed in results.items():
+        every = [of_seed[seed] for seed in sorted(of_seed)]
+        cells = [
+            name,
+            ", ".join(f"{result['after']:.1f}" for result in every),
+            ", ".join(f"{result['after_best']:.1f}" for result in every),
+            ", ".join(f"{result['seen']:.1f}" for result in every),
+            ", ".join(f"{carried(result['entropy'])[-1]:.2f}" for result in every),
+            ", ".join(f"{result['environment/unique_machines'][-1]:.0f}" for result in every),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args(arguments)
+    results: dict[str, dict[str, Any]] = {name: {} for name in ESTIMATORS}
+    with tempfile.TemporaryDirectory() as parent:
+        for seed in options.seeds:
+            for name, words in ESTIMATORS.items():
+                found = run(words, seed, options.steps, Path(parent))
+                results[name][str(seed)] = found
+                print(f"{name}, seed {seed}: {found['after']:.1f} m, best {found['seen']:.1f} m", flush=True)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+    draw(results)
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The environment: machines are asked for, read, placed, simulated and scored.
+
+R = R_valid * R_task: what is no machine scores 0, everything else what physics says (arXiv 2510.14980).
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.base import Split
+from covey.environments.machines.demonstrations import Design, Wanted, capped, make_designs
+from covey.environments.machines.place import place
+from covey.environments.machines.prompts import FORMS, make_prompt, read_answer, write_answer
+from covey.environments.machines.score_cache import CachedSimulators
+from covey.environments.machines.scores import TRANSFORMS, find_score
+from covey.environments.machines.stages import STAGES, Problem, check_problem
+from covey.environments.machines.tally import Tally
+from covey.environments.machines.types import Invalid, Machine
+from covey.tables import one_of
+from covey.types import Failure, Prompt, Reward
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings:
+    """How machines are written and judged; what `MachinesConfig` explains."""
+
+    form: str = "tree"
+    score: str = "strict"
+    transform: str = "none"
+    file_reward: float = 0.0
+    placed_reward: float = 0.0
+    instruction: str | None = None
+    demonstration_cap: float = 1.0
+
+    def __post_init__(self) -> None:
+        one_of("form", self.form, FORMS)
+        one_of("transform", self.transform, TRANSFORMS)
+        if self.file_reward < 0 or self.placed_reward < 0:
+            shown = f"{self.file_reward} and {self.placed_reward}"
+            raise ValueError(f"file_reward and placed_reward must be >= 0, got {shown}")
+        if not 0 < self.demonstration_cap <= 1:
+            raise ValueError(f"demonstration_cap must be in (0, 1], got {self.demonstration_cap}")
+        if self.form == "compact" and self.instruction:
+            raise ValueError("instruction needs environment.form=tree or global, got environment.form=compact")
+
+
+class Machines:
+    """Environment of machines.
+
+    >>> problems = {"train": draw_problems(["car"], 4, 48, random.Random(0)), "test": []}
+    >>> Machines(problems, wanted, CachedSimulators(Simulators(), 65536), MachineSettings())
+    """
+
+    def __init__(
+        self,
+        problems: Mapping[Split, Sequence[Problem]],
+        wanted: Wanted,
+        simulators: CachedSimulators,
+        settings: MachineSettings | None = None,
+    ) -> None:
+        """Takes over the simulators: `close` closes them. `wanted` are the demonstrations it can give."""
+        self._settings = settings or MachineSettings()
+        self._wanted = wanted
+        self._simulators = simulators
+        self._scores = {stage: find_score(STAGES[stage].task, self._settings.score) for stage in wanted.stages}
+        self._prompts = {
+            split: [self._prompt(split, index, problem) for index, problem in enumerate(problems[split])]
+            for split in problems
+        }
+        self._tally = Tally()
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        problem: Problem = prompt.columns["problem"]
+        found = [self._machine(completion, problem) for completion in completions]
+        judged = await asyncio.gather(*(self._judged(machine, problem) for machine in found))
+        self._tally.add(found, judged)
+        return [
+            score if isinstance(score, Failure) else self._reward(machine, score)
+            for machine, score in zip(found, judged, strict=True)
+        ]
+
+    def difficulty(self, prompt: Prompt) -> int:
+        """Of its stage."""
+        problem: Problem = prompt.columns["problem"]
+        return STAGES[problem.stage].difficulty
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Designs written out; none of them is a good answer on purpose."""
+        designs = make_designs(self._wanted)
+        if self._settings.demonstration_cap < 1:
+            designs = capped(designs, asyncio.run(self._raw_scores(designs)), self._settings.demonstration_cap)
+        form = self._settings.form
+        return [
+            (
+                self._prompt(split, index, design.problem, "demonstration-"),
+                write_answer(design.tree, design.problem, form),
+            )
+            for index, design in enumerate(designs)
+        ]
+
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        """What each part of the reward counts; `score` is the raw one."""
+        shaping = {"file_valid": self._settings.file_reward, "machine_valid": self._settings.placed_reward}
+        return shaping | {"performance": 1.0, "score": 0.0, "nonzero": 0.0}
+
+    def metrics(self) -> dict[str, float]:
+        """Of all machines since this was last asked: validity in space, scores, best of N, how many differ."""
+        asked, simulated = self._simulators.take_counts()
+        found = self._tally.take()
+        return found | {"simulated_fraction": simulated / asked} if asked else found
+
+    def facts(self) -> dict[str, Any]:
+        """What scores depend on."""
+        scores = {stage: score.name for stage, score in self._scores.items()}
+        return {"physics_version": self._simulators.version, "scores": scores}
+
+    def close(self) -> None:
+        self._simulators.close()
+
+    def _prompt(self, split: Split, index: int, problem: Problem, kind: str = "") -> Prompt:
+        name, how = self._scores[problem.stage].name, self._settings
+        made = make_prompt(split, index, problem, how.form, name, how.instruction)
+        return Prompt(kind + made.id, made.environment, made.text, made.columns)
+
+    def _machine(self, completion: str, problem: Problem) -> Machine | Invalid:
+        tree = read_answer(completion, problem, self._settings.form)
+        if isinstance(tree, Invalid):
+            return tree
+        return check_problem(tree, problem) or place(tree, problem.rules)
+
+    async def _judged(self, machine: Machine | Invalid, problem: Problem) -> float | Failure:
+        """R_valid * R_task, not transformed."""
+        stage = STAGES[problem.stage]
+        if isinstance(machine, Invalid) or len(machine.tree) < stage.min_blocks:
+            return 0.0
+        if stage.pays_validity:
+            return 1.0
+        score = self._scores[problem.stage]
+        outcome = await self._simulators.run(machine.tree, score.world)
+        return outcome if isinstance(outcome, Failure) else score.of(outcome)
+
+    async def _raw_scores(self, designs: Sequence[Design]) -> list[float]:
+        """A design whose simulation failed counts as one without a score."""
+        found = [place(design.tree, design.problem.rules) for design in designs]
+        pairs = zip(found, designs, strict=True)
+        judged = await asyncio.gather(*(self._judged(machine, design.problem) for machine, design in pairs))
+        return [0.0 if isinstance(score, Failure) else score for score in judged]
+
+    def _reward(self, machine: Machine | Invalid, score: float) -> Reward:
+        has_file = not isinstance(machine, Invalid) or machine.stage != "file"
+        parts = {
+            "file_valid": float(has_file),
+            "machine_valid": float(isinstance(machine, Machine)),
+            "performance": TRANSFORMS[self._settings.transform](score),
+            "score": score,
+            "nonzero": float(score > 0),
+        }
+        return Reward(sum(weight * parts[name] for name, weight in self.part_weights.items()), parts)

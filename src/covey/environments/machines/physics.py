@@ -1,0 +1,180 @@
+"""Simulates a machine in MuJoCo. The one place that imports it.
+
+A simulation depends on the machine, the world and the constants only: each has a model and a state of its own, the
+step is fixed and nothing is carried over, so its bits do not depend on what ran before it, or in which process.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from covey.environments.machines.assembly import Assembly, assemble
+from covey.environments.machines.blocks import BLOCKS, BOULDER
+from covey.environments.machines.constants import (
+    MAX_FREEDOM,
+    MAX_SPEED,
+    MISSING,
+    PHYSICS,
+    SHOW_EVERY,
+    WATCH_STEPS,
+    Physics,
+)
+from covey.environments.machines.mjcf import model_text, motor_speeds
+from covey.environments.machines.place import place
+from covey.environments.machines.trajectory import Array, Outcome, Recording, Trajectory, summarize, without_motion
+from covey.environments.machines.tree import canonical
+from covey.environments.machines.types import Block, Invalid, Machine, Rules, Tree
+from covey.environments.machines.worlds import WORLDS, World
+
+try:
+    import mujoco
+except ImportError as error:
+    raise ValueError(MISSING) from error
+
+# Unless told otherwise, MuJoCo writes warnings to a file in the current folder. `MjData` counts them anyway.
+mujoco.set_mju_user_warning(lambda message: None)
+
+TOUCHES_GROUND = 0.05
+"""The boulder has landed when less than this is between it and the ground, in metres. A look every 0.02 s cannot miss
+it: contact is soft, and lasts longer."""
+TO_GAME = [1, 2, 0]
+"""Which of MuJoCo's axes are the game's x, y and z."""
+BOULDER_RADIUS = BLOCKS[BOULDER].size[0] / 2
+BROKEN = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+
+
+@dataclass(slots=True)
+class Simulation:
+    """A machine in motion."""
+
+    model: "mujoco.MjModel"
+    data: "mujoco.MjData"
+    assembly: Assembly
+    physics: Physics
+    num_looks: int = 0
+
+    def watch(self) -> None:
+        """Go on to the next look, with the power on when it is time."""
+        if self.num_looks == round(self.physics.power_time / (WATCH_STEPS * self.physics.timestep)):
+            self.data.ctrl[:] = motor_speeds(self.assembly, self.physics)
+            self.model.tendon_stiffness[:] = self.bands()
+        mujoco.mj_step(self.model, self.data, WATCH_STEPS)
+        self.num_looks += 1
+
+    def bands(self) -> list[float]:
+        """Stiffness of each line when the power is on."""
+        return [self.physics.band_stiffness if line.kind == "band" else 0.0 for line in self.assembly.acting_lines]
+
+    def place(self, body: int) -> tuple[float, float, float]:
+        """Of a body that moves freely, in the game's axes."""
+        first = self.model.jnt_qposadr[self.model.body_jntadr[body + 1]]  # body 0 is the world
+        z, x, y = self.data.qpos[first : first + 3].tolist()
+        return x, y, z
+
+    def is_broken(self) -> bool:
+        """Whether it has diverged."""
+        speeds = self.data.qvel
+        return (
+            not bool(np.isfinite(self.data.qpos).all() and (np.abs(speeds) <= MAX_SPEED).all())  # NaN compares false
+            or any(self.data.warning[kind].number > 0 for kind in BROKEN)
+        )
+
+    def is_held(self) -> bool:
+        """Whether anything touches the boulder."""
+        assert self.assembly.boulder is not None
+        owners = self.model.geom_bodyid[self.data.contact.geom]
+        return bool((owners == self.assembly.boulder + 1).any())
+
+
+def begin(machine: Machine, world: World, physics: Physics = PHYSICS) -> Simulation:
+    """A machine at rest, in its world."""
+    assembly = assemble(machine, physics)
+    model = mujoco.MjModel.from_xml_string(model_text(machine, assembly, WORLDS[world], physics))
+    model.tendon_stiffness[:] = 0.0
+    return Simulation(model, mujoco.MjData(model), assembly, physics)
+
+
+def simulate(
+    machine: Machine, world: World, physics: Physics = PHYSICS, seen: Callable[[Simulation], None] | None = None
+) -> Trajectory:
+    """What becomes of a machine: 5 s, and until a boulder in the air lands (8 s at most). `seen` is called at every
+    look, the start among them."""
+    simulation = begin(machine, world, physics)
+    if simulation.model.nv > MAX_FREEDOM:
+        return without_motion("too_free")
+    boulder = simulation.assembly.boulder
+    rows: list[tuple[float, ...]] = []
+    landing: int | None = None
+    goes_on = True
+    while goes_on:
+        rows.append(simulation.place(0) + (() if boulder is None else simulation.place(boulder)))
+        if seen is not None:
+            seen(simulation)
+        if boulder is not None and landing is None and _is_down(rows[-1][4]):
+            landing = simulation.num_looks
+        goes_on = _goes_on(simulation, has_landed=landing is not None)
+        if (simulation.num_looks % SHOW_EVERY == 0 or not goes_on) and simulation.is_broken():
+            return without_motion("unstable")
+        if goes_on:
+            simulation.watch()
+    places: Array = np.array(rows)
+    times_T: Array = np.arange(len(rows), dtype=np.float64) * (WATCH_STEPS * physics.timestep)
+    return Trajectory("complete", times_T, places[:, :3], None if boulder is None else places[:, 3:], landing)
+
+
+def _is_down(height: float) -> bool:
+    return height - BOULDER_RADIUS < TOUCHES_GROUND
+
+
+def _goes_on(simulation: Simulation, has_landed: bool) -> bool:
+    """Until the time of the task is over; longer for a boulder in the air."""
+    physics, looks = simulation.physics, simulation.num_looks
+    each = WATCH_STEPS * physics.timestep
+    if looks < round(physics.duration / each):
+        return True
+    if simulation.assembly.boulder is None or has_landed or looks >= round(physics.longest / each):
+        return False
+    return not simulation.is_held()
+
+
+def record(machine: Machine, world: World, physics: Physics = PHYSICS) -> Recording:
+    """A simulation with every body's way: the same bits, and what pictures need besides."""
+    positions: list[Array] = []
+    rotations: list[Array] = []
+
+    def keep(simulation: Simulation) -> None:
+        mujoco.mj_kinematics(simulation.model, simulation.data)
+        positions.append(simulation.data.xpos[1:, TO_GAME])
+        rotations.append(simulation.data.xmat[1:].reshape(-1, 3, 3)[:, TO_GAME][:, :, TO_GAME])
+
+    trajectory = simulate(machine, world, physics, seen=keep)
+    return Recording(machine, world, trajectory, np.array(positions), np.array(rotations))
+
+
+def outcome(machine: Machine, world: World, physics: Physics = PHYSICS) -> Outcome:
+    """The numbers that scores are made of."""
+    last = round(physics.duration / (WATCH_STEPS * physics.timestep))
+    return summarize(simulate(machine, world, physics), last, SHOW_EVERY)
+
+
+def outcome_of(tree: Tree, world: World) -> Outcome:
+    """The same for a valid tree, in its canonical order: the order of its blocks would change the last bits."""
+    return outcome(standing(tree), world)
+
+
+def standing(tree: Tree) -> Machine:
+    """A valid tree in its canonical order, in space; no rule limits it here."""
+    machine = place(canonical(tree), ANYTHING)
+    assert not isinstance(machine, Invalid), machine
+    return machine
+
+
+def run(rows: Sequence[Sequence[Any]], world: World) -> dict[str, Any]:
+    """What a worker process does: a tree as rows of numbers in, the data of an `Outcome` out."""
+    return outcome_of(tuple(Block(*row) for row in rows), world).to_data()
+
+
+ANYTHING = Rules(frozenset(BLOCKS), max_blocks=10**6, max_linear=10**6, size_limit=(math.inf,) * 3)

@@ -1,0 +1,73 @@
+"""Machines written out block by block. Faces: of the root Front, Back, Left, Right, Up, Down; of a beam Front, then
+those to the Left, to the Right, Up and Down, from its back to its front."""
+
+from covey.environments.machines.blocks import BLOCKS
+from covey.environments.machines.place import place
+from covey.environments.machines.types import ROOT, Block, Invalid, Machine, Rules, Tree
+
+ANY = Rules(frozenset(BLOCKS))
+
+CAR: Tree = (
+    ROOT,
+    Block(63, 0, 0),  # a log forward, a log back
+    Block(63, 0, 1),
+    Block(2, 1, 3),  # powered wheels at their ends, left and right
+    Block(2, 1, 6),
+    Block(2, 2, 3),
+    Block(2, 2, 6),
+)
+"""Four driven wheels."""
+
+SMALL_CAR: Tree = (ROOT, Block(1, 0, 0), Block(2, 0, 2), Block(2, 0, 3))
+
+CROSS: Tree = (
+    ROOT,
+    Block(63, 0, 0),
+    Block(63, 0, 1),
+    Block(63, 0, 2),
+    Block(63, 0, 3),
+    Block(35, 1, 0),
+    Block(35, 2, 0),
+    Block(35, 3, 0),
+    Block(35, 4, 0),
+)
+"""Four logs on the ground with ballast at their ends: what stands firmly."""
+
+ROTOR_CATAPULT: Tree = (
+    *CROSS,
+    Block(1, 0, 4),  # a tower
+    Block(1, 9, 0),
+    Block(22, 10, 4),  # at its right, a rotating block
+    Block(1, 11, 2),  # on that, an arm backwards
+    Block(30, 12, 6),  # on that, the bowl
+    Block(36, 13, 0),
+)
+
+BAND_CATAPULT: Tree = (
+    *CROSS,
+    Block(1, 0, 4),  # a tower
+    Block(1, 9, 0),
+    Block(5, 9, 5),  # at its back, a hinge
+    Block(1, 11, 0),  # on that, an arm backwards
+    Block(1, 12, 0),
+    Block(30, 13, 6),  # on that, the bowl
+    Block(36, 14, 0),
+    Block(9, 13, 0, 10, 0),  # from the end of the arm to the top of the tower
+)
+
+GALLOWS: Tree = (
+    *CROSS,
+    Block(1, 0, 4),  # a tower
+    Block(1, 9, 0),
+    Block(1, 10, 0),
+    Block(63, 11, 6),  # a beam backwards
+    Block(44, 12, 12),  # under its end, a ball joint
+    Block(63, 13, 0),  # and a log that hangs from it
+)
+
+
+def machine(tree: Tree) -> Machine:
+    """In space; the trees here are valid."""
+    found = place(tree, ANY)
+    assert not isinstance(found, Invalid), found
+    return found
