@@ -29,6 +29,7 @@ RECIPES = (
     "gsm8k_nano",
     "math_nano",
     "ifeval_nano",
+    "infill_nano",
     "tldr_nano",
 )
 RESULTS = HERE / "results" / "demo_all.json"

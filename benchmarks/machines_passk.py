@@ -1,9 +1,11 @@
 """GRPO beside the Pass@k family on cars: mean and best score, entropy and different machines, step by step.
 
-    python -m benchmarks.machines_passk            # five estimators, three seeds each; a quarter of an hour
+    python -m benchmarks.machines_passk                     # five estimators, three seeds each; a quarter of an hour
+    python -m benchmarks.machines_passk --estimators GRPO --seeds 3
+    python -m benchmarks.machines_passk --estimators        # draw what is kept
 
-Every run of a seed begins with the same cold start. Curves are kept in benchmarks/results/machines_passk.json and drawn
-into docs/machines_passk.svg.
+Every run of a seed begins with the same cold start. Curves are kept in benchmarks/results/machines_passk.json, by
+estimator and seed, and drawn into docs/machines_passk.svg.
 """
 
 import argparse
@@ -52,6 +54,11 @@ def run(words: Sequence[str], seed: int, num_steps: int, parent: Path) -> dict[s
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(typed)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return found_in(folder)
+
+
+def found_in(folder: Path) -> dict[str, Any]:
+    """The curves of a run folder."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps, looks = ([row for row in rows if row["kind"] == kind] for kind in ("train", "evaluate"))
     return {
@@ -112,20 +119,32 @@ def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def kept() -> dict[str, dict[str, Any]]:
+    """By estimator and seed, in the order of the table."""
+    results = json.loads(RESULTS.read_text())["results"] if RESULTS.is_file() else {}
+    return {name: results.get(name, {}) for name in ESTIMATORS}
+
+
+def keep(name: str, seed: int, found: Mapping[str, Any]) -> None:
+    results = kept()
+    results[name][str(seed)] = dict(found)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--estimators", nargs="*", choices=list(ESTIMATORS), default=list(ESTIMATORS))
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args(arguments)
-    results: dict[str, dict[str, Any]] = {name: {} for name in ESTIMATORS}
     with tempfile.TemporaryDirectory() as parent:
         for seed in options.seeds:
-            for name, words in ESTIMATORS.items():
-                found = run(words, seed, options.steps, Path(parent))
-                results[name][str(seed)] = found
+            for name in options.estimators:
+                found = run(ESTIMATORS[name], seed, options.steps, Path(parent))
+                keep(name, seed, found)
                 print(f"{name}, seed {seed}: {found['after']:.1f} m, best {found['seen']:.1f} m", flush=True)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+    results = kept()
     draw(results)
     print(table(results))
     return 0

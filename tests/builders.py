@@ -1,6 +1,7 @@
 """Tiny random policies, groups of random rollouts, batches and trainers of them."""
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
 
 from covey.batch import Row, count, make_batch, make_rows
 from covey.config import AlgorithmConfig, ModelConfig, OptimizerConfig
@@ -18,11 +19,13 @@ from covey.policy.attention import ATTENTION, DENSE, register
 from covey.policy.loading import load_policy
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.nano import nano_tokenizer
+from covey.policy.nano_masked import nano_masked_tokenizer
 from covey.policy.policy import Policy
 from covey.policy.probe import remove_dropout
 from covey.policy.reference import Reference
+from covey.rollout import filled_rollout
 from covey.trainer import Trainer, TrainerSettings
-from covey.types import Batch, Group, MicroBatch, Prompt, Reward, Rollout
+from covey.types import Batch, Completion, Group, MicroBatch, Prompt, Reward, Rollout
 
 VOCABULARY = 40
 CPU = torch.device("cpu")
@@ -33,6 +36,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 5},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0},
 }
+MASKED: dict[str, dict[str, Any]] = {"bert": {}, "roberta": {}, "modernbert": {"global_attn_every_n_layers": 2}}
+"""Architectures that fill in; every second layer of ModernBERT sees only what is near."""
+MASK_ID = 39
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -49,6 +55,8 @@ SHAPE: dict[str, Any] = {
 
 def make_policy(architecture: str, dtype: torch.dtype = torch.float32, seed: int = 3) -> Policy:
     """Weights four times as large as usual: what a model starts from is nearly uniform."""
+    if architecture in MASKED:
+        return make_masked_policy(architecture, dtype, seed)
     register()
     extra = ARCHITECTURES[architecture]
     shape = extra if architecture == "gpt2" else {**SHAPE, **extra}
@@ -61,6 +69,29 @@ def make_policy(architecture: str, dtype: torch.dtype = torch.float32, seed: int
             parameter.mul_(4.0) if parameter.dim() > 1 else None
     remove_dropout(model)
     return Policy(model=model, tokenizer=nano_tokenizer(), precision=dtype, plain_head=True)
+
+
+def make_masked_policy(architecture: str, dtype: torch.dtype = torch.float32, seed: int = 3) -> Policy:
+    """The same of a masked policy, whose mask token is the last of the vocabulary."""
+    register()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        chosen = masked_config(architecture, local_attention=6)
+        model = AutoModelForMaskedLM.from_config(chosen, attn_implementation=ATTENTION).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0) if parameter.dim() > 1 else None
+    remove_dropout(model)
+    first = 1 if architecture == "roberta" else 0
+    return Policy(model, nano_masked_tokenizer(), dtype, plain_head=True, mask_id=MASK_ID, first_position=first)
+
+
+def masked_config(architecture: str, vocab_size: int = VOCABULARY, **more: Any) -> PreTrainedConfig:
+    """Of a tiny masked model, with transformers' own defaults for all that is not size."""
+    special = {"cls_token_id": 0, "sep_token_id": 0}
+    shape = {name: value for name, value in SHAPE.items() if name not in ("num_key_value_heads", "head_dim")}
+    more = more if architecture == "modernbert" else {}
+    return AutoConfig.for_model(architecture, vocab_size=vocab_size, **shape, **special, **MASKED[architecture], **more)
 
 
 def nano(seed: int = 0, **settings: Any) -> Policy:
@@ -111,6 +142,29 @@ def rollout_of(prompt: Sequence[int], completion: Sequence[int]) -> Rollout:
     ids = (*prompt, *completion)
     mask = (False,) * (len(prompt) - 1) + (True,) * len(completion)
     return Rollout(ids[:-1], ids[1:], mask, (0.0,) * len(mask), Reward(0.0, {}), "", "stop", policy_version=0)
+
+
+def as_fills(groups: Sequence[Group], seed: int = 0) -> list[Group]:
+    """Groups of as many fills, some in several passes; what had no loss token has none."""
+    chance = random.Random(f"fills/{seed}")
+    return [replace(group, rollouts=_fills(group, chance)) for group in groups]
+
+
+def _fills(group: Group, chance: random.Random) -> tuple[Rollout, ...]:
+    longest = max((rollout.target_ids for rollout in group.rollouts), key=len)
+    text = [min(token_id, MASK_ID - 1) for token_id in (*longest, *longest[:1])]
+    masked = sorted(chance.sample(range(len(text)), chance.randint(1, min(12, len(text) - 1))))
+    given = [MASK_ID if position in masked else token_id for position, token_id in enumerate(text)]
+    made = []
+    for rollout in group.rollouts:
+        tokens = tuple(chance.randrange(1, MASK_ID) for _ in masked)
+        most = chance.choice((1, 1, 3))
+        passes = tuple(chance.randrange(min(most, len(masked))) for _ in masked)
+        completion = Completion(tokens, (0.0,) * len(tokens), "stop", 0, passes)
+        fill = filled_rollout(given, MASK_ID, completion, rollout.reward, "")
+        silent = replace(fill, loss_mask=(False,) * len(fill.loss_mask))
+        made.append(fill if any(rollout.loss_mask) else silent)
+    return tuple(made)
 
 
 ADVANTAGES = ((1.0, -0.5, 0.25), (-1.5, 0.75), (0.5, -1.0, 2.0, -0.25))

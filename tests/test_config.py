@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from covey import settings
 from covey.config import Config, validate
-from covey.environment_config import ArithmeticConfig, Gsm8kConfig, RewardFunctionsConfig
+from covey.environment_config import ArithmeticConfig, Gsm8kConfig, InfillConfig, RewardFunctionsConfig
 from covey.explain import explain
 from covey.main import main
 from covey.usage import all_settings, group_choices
@@ -77,8 +77,9 @@ NEEDED = {
 
 @pytest.mark.parametrize("name", group_choices()["recipe"])
 def test_every_recipe_composes_with_the_model_that_needs_no_download(name: str) -> None:
-    config = composed(f"recipe={name}", "model=nano", *NEEDED.get(name, []))
-    assert config.model.name == "nano"
+    model = "nano-masked" if name.startswith("infill") else "nano"
+    config = composed(f"recipe={name}", f"model={model}", *NEEDED.get(name, []))
+    assert config.model.name == model
 
 
 @pytest.mark.parametrize("group", ["model", "engine", "algorithm", "optimizer"])
@@ -87,9 +88,21 @@ def test_every_choice_of_a_group_is_valid(group: str) -> None:
         chosen = OmegaConf.load(settings.CONF / group / f"{choice}.yaml")
         assert isinstance(chosen, DictConfig)
         chosen.pop("defaults", None)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), {group: chosen}))
+        merged = OmegaConf.merge(OmegaConf.structured(Config), {group: chosen})
+        for name, value in MASKED.get(choice, {}).items():
+            OmegaConf.update(merged, name, value)
+        config = OmegaConf.to_object(merged)
         assert isinstance(config, Config)
+        if choice in MASKED:
+            config.environment = InfillConfig()
         validate(config)
+
+
+MASKED: dict[str, dict[str, str]] = {
+    "nano-masked": {"engine.name": "fill"},
+    "fill": {"model.name": "nano-masked", "model.kind": "masked", "model.nano_architecture": "bert"},
+}
+"""What a masked policy and its engine need of each other."""
 
 
 def test_each_environment_brings_its_own_settings() -> None:

@@ -186,7 +186,7 @@ def test_the_reward_of_the_readme_trains(workbench: Path, capsys: pytest.Capture
     run_folder = {path.name for path in (workbench / "run").rglob("*")}
     table = TEXTS[SETTINGS_PAGE].partition("## The run folder")[2].partition("```")[0]
     named = {cell.rpartition("/")[2] for cell in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)}
-    assert named - {"cold_start.json"} <= run_folder
+    assert named - {"cold_start.json", "judge.json"} <= run_folder
 
 
 def test_the_environment_of_the_rewards_page_trains_and_shows_how_it_is_done(workbench: Path) -> None:

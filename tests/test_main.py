@@ -75,7 +75,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.endswith("HEAVY []\n")
-    for verb in ("train", "cold-start", "evaluate", "check", "config", "machines"):
+    for verb in ("train", "cold-start", "judge", "evaluate", "check", "config", "machines"):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -114,7 +114,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "line"),
     [
         (["trian"], 'no verb "trian"; did you mean train?; '
-                    "verbs: train, cold-start, evaluate, check, config, machines"),
+                    "verbs: train, cold-start, judge, evaluate, check, config, machines"),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),
@@ -194,7 +194,7 @@ def test_a_run_gets_its_config_and_a_folder_by_date_and_time(
     assert Path.cwd() == tmp_path
 
 
-@pytest.mark.parametrize("verb", ["train", "cold-start", "evaluate", "check"])
+@pytest.mark.parametrize("verb", ["train", "cold-start", "judge", "evaluate", "check"])
 def test_each_verb_does_its_own_work(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = do(monkeypatch, nothing, verb)
     assert main([verb, "model=nano"]) == 0
@@ -336,8 +336,8 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("covey ", {"train", "cold-start", "evaluate", "check", "config", "machines"}),
-        ("covey tr", {"train", "cold-start", "evaluate", "check", "config", "machines"}),
+        ("covey ", {"train", "cold-start", "judge", "evaluate", "check", "config", "machines"}),
+        ("covey tr", {"train", "cold-start", "judge", "evaluate", "check", "config", "machines"}),
         ("covey train environment=", {f"environment={name}" for name in group_choices()["environment"]}),
         ("covey train recipe=co", {f"recipe={name}" for name in group_choices()["recipe"] if name.startswith("co")}),
         ("covey config environment=gsm8k environment.sch", {"environment.scheme="}),

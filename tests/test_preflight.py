@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from covey.batch import LAYOUTS, Part, Stream, whole_layout
 from covey.environments.arithmetic import Arithmetic
-from covey.policy.packing import Segment
+from covey.policy.packing import Segment, packed_layout
 from covey.preflight import _agreed, examine, refuse
 from covey.preflight_policy import _entries
 from covey.preflight_types import Check
@@ -133,7 +134,8 @@ def test_log_probs_that_are_not_finite_are_refused_by_the_prompt(build: Build, m
 def test_a_layout_that_lets_rollouts_see_each_other_is_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     def leaking(part: Part) -> Stream:
         stream = whole_layout(part)
-        return replace(stream, segments=(Segment(0, len(stream.input_ids[0]), ()),))
+        walls = (Segment(0, len(stream.input_ids[0]), ()),)
+        return replace(stream, layout=partial(packed_layout, walls))
 
     monkeypatch.setitem(LAYOUTS, "packed", leaking)
     subject = build()

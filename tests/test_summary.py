@@ -43,6 +43,8 @@ class Evaluation:
     num_prompts: int = 4
     num_samples: int = 8
     parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
+    reward_parts: Mapping[str, Estimate] = field(default_factory=dict)
+    mean_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 BEFORE = Evaluation((0, 0, 0, 1), (0.1, 0.2, 0.3, 0.4))

@@ -62,6 +62,8 @@ class AlgorithmConfig:
     """k1_forward or k3, estimates of KL(sampler || policy)."""
     target_kl: float | None = None
     """Steer kl_coef so that the measured KL comes to this; null keeps kl_coef fixed."""
+    max_kl: float | None = None
+    """Stop the run where the KL to the reference, mean of the tokens, exceeds this many nats; null never does."""
     kl_controller: str = "proportional"
     """proportional (Ziegler et al.) or doubling (PPO); used with target_kl."""
     kl_horizon: int = 10000

@@ -6,12 +6,15 @@ same context, and the denominators are counted once, over all micro-batches and 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from covey.policy import distribution
 from covey.policy.attention import DENSE, Layout
+from covey.policy.bidirectional import WholeLayout, inputs_layout
 from covey.policy.flex import flex_layout
 from covey.policy.packing import Segment, packed_layout
 from covey.policy.policy import Policy
@@ -32,8 +35,10 @@ class Row:
 
     @property
     def prefix_length(self) -> int:
-        """Tokens up to and including the one that predicts the first loss token: the same in the whole group."""
-        return self.rollout.loss_mask.index(True) + 1
+        """Tokens that are the same in the whole group: those up to and including the one that predicts the first loss
+        token; of a masked policy the input it begins with."""
+        length = self.rollout.input_length
+        return self.rollout.loss_mask.index(True) + 1 if length is None else length
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,12 @@ class Stream:
 
     input_ids: list[list[int]]
     position_ids: list[list[int]]
-    segments: tuple[Segment, ...]
-    """What the one sequence consists of; empty where every rollout is a sequence of its own."""
+    layout: Callable[[torch.device], Layout]
+    """Who attends to whom, on a device."""
     offsets: list[Callable[[int], int]]
     """For each row: position in the rollout -> index into the flattened stream."""
+    segments: tuple[Segment, ...] = ()
+    """Of a packed stream of a causal policy, which may attend in several ways (`ATTENTIONS`)."""
 
 
 def make_rows(
@@ -83,7 +90,8 @@ def make_batch(
     may exceed what `rows` hold where rows without gradient were left out. A single rollout longer than the budget
     gets a micro-batch of its own. `attention` says how packed streams attend (`ATTENTIONS`).
     """
-    lay_out = LAYOUTS[packing]
+    fills = any(row.rollout.input_length is not None for group in rows for row in group)
+    lay_out = (FILL_LAYOUTS if fills else LAYOUTS)[packing]
     parts = _split(rows, packing, micro_batch_tokens)
     return Batch(tuple(_tensors(part, lay_out(part), device, attention) for part in parts), *totals)
 
@@ -123,6 +131,8 @@ def count(rows: Sequence[Sequence[Row]]) -> tuple[int, int]:
 
 Part = list[list[Row]]
 """The rows of one micro-batch, grouped by prompt."""
+Input = tuple[int, ...]
+"""Token ids that a masked policy reads in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +191,7 @@ def shared_layout(part: Part) -> Stream:
             ids.extend(row.rollout.input_ids[prefix:])
             positions.extend(range(prefix, row.num_tokens))
         segments.append(Segment(start, prefix, tuple(row.num_tokens - prefix for row in group)))
-    return Stream([ids], [positions], tuple(segments), offsets)
+    return Stream([ids], [positions], partial(packed_layout, tuple(segments)), offsets, tuple(segments))
 
 
 def whole_layout(part: Part) -> Stream:
@@ -195,7 +205,7 @@ def whole_layout(part: Part) -> Stream:
         offsets.append(_branch_offset(len(ids), row.num_tokens, len(ids)))
         ids.extend(row.rollout.input_ids)
         positions.extend(range(row.num_tokens))
-    return Stream([ids], [positions], tuple(segments), offsets)
+    return Stream([ids], [positions], partial(packed_layout, tuple(segments)), offsets, tuple(segments))
 
 
 def padded_layout(part: Part) -> Stream:
@@ -205,11 +215,73 @@ def padded_layout(part: Part) -> Stream:
     ids = [[*row.rollout.input_ids, *[0] * (longest - row.num_tokens)] for row in rows]
     positions = [list(range(longest)) for _ in rows]
     offsets = [_branch_offset(index * longest, longest, 0) for index in range(len(rows))]
-    return Stream(ids, positions, (), offsets)
+    return Stream(ids, positions, lambda device: DENSE, offsets)
 
 
 def _branch_offset(start: int, prefix: int, branch_start: int) -> Callable[[int], int]:
     return lambda position: start + position if position < prefix else branch_start + position - prefix
+
+
+def shared_inputs(part: Part) -> Stream:
+    """Each different input of a masked policy once for its whole group: what is filled in differs, not what is read."""
+    inputs: list[Input] = []
+    places: list[list[int]] = []
+    for group in part:
+        known: dict[Input, int] = {}
+        for row in group:
+            for each in _inputs(row):
+                if each not in known:
+                    known[each] = len(inputs)
+                    inputs.append(each)
+            places.append([known[each] for each in _inputs(row)])
+    return _stream(inputs, places)
+
+
+def whole_inputs(part: Part) -> Stream:
+    """Each rollout with inputs of its own, one after the other, without padding."""
+    return _stream(*_own_inputs(part))
+
+
+def padded_inputs(part: Part) -> Stream:
+    """Each input a row of its own, padded on the right to the longest."""
+    inputs, places = _own_inputs(part)
+    longest = max(map(len, inputs))
+    ids = [[*each, *[0] * (longest - len(each))] for each in inputs]
+    positions = [list(range(longest)) for _ in inputs]
+    real = [[True] * len(each) + [False] * (longest - len(each)) for each in inputs]
+    offsets = [_input_offset([longest * place for place in own], len(inputs[own[0]])) for own in places]
+    return Stream(ids, positions, lambda device: WholeLayout(torch.tensor(real, device=device)), offsets)
+
+
+def _inputs(row: Row) -> list[Input]:
+    """What a masked policy reads in each pass."""
+    ids, length = row.rollout.input_ids, row.rollout.input_length
+    assert length is not None, "a masked policy's rollouts say how long an input is"
+    return [ids[start : start + length] for start in range(0, len(ids), length)]
+
+
+def _own_inputs(part: Part) -> tuple[list[Input], list[list[int]]]:
+    """The inputs of all rows, one after the other, and which are whose."""
+    inputs: list[Input] = []
+    places: list[list[int]] = []
+    for row in (row for group in part for row in group):
+        own = _inputs(row)
+        places.append(list(range(len(inputs), len(inputs) + len(own))))
+        inputs.extend(own)
+    return inputs, places
+
+
+def _stream(inputs: Sequence[Input], places: Sequence[Sequence[int]]) -> Stream:
+    """The inputs as one sequence; `places` says which each row reads."""
+    starts = list(accumulate(map(len, inputs), initial=0))
+    ids = [token_id for each in inputs for token_id in each]
+    positions = [position for each in inputs for position in range(len(each))]
+    offsets = [_input_offset([starts[place] for place in own], len(inputs[own[0]])) for own in places]
+    return Stream([ids], [positions], partial(inputs_layout, [len(each) for each in inputs]), offsets)
+
+
+def _input_offset(starts: Sequence[int], length: int) -> Callable[[int], int]:
+    return lambda position: starts[position // length] + position % length
 
 
 def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -> MicroBatch:
@@ -219,7 +291,7 @@ def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -
         for index, (row, offset) in enumerate(zip(rows, stream.offsets, strict=True))
         for column, position in enumerate(p for p, chosen in enumerate(row.rollout.loss_mask) if chosen)
     ]
-    layout: Layout = ATTENTIONS[attention](stream.segments, device) if stream.segments else DENSE
+    layout = ATTENTIONS[attention](stream.segments, device) if stream.segments else stream.layout(device)
     source, target, row_index, column, sampler = zip(*entries, strict=True)
     advantages = [value for row in rows for value in row.advantages]
     return MicroBatch(
@@ -264,6 +336,12 @@ LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
     "packed": whole_layout,
     "padded": padded_layout,
 }
+FILL_LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
+    "shared": shared_inputs,
+    "packed": whole_inputs,
+    "padded": padded_inputs,
+}
+"""The same for rollouts of a masked policy."""
 ATTENTIONS: Mapping[str, Callable[[Sequence[Segment], torch.device], Layout]] = {
     "blocks": packed_layout,
     "flex": flex_layout,

@@ -63,7 +63,7 @@ def build_run(config: Config, environment: Environment, timer: PhaseTimer) -> Ru
         if isinstance(part, Watchable):
             part.watched_by(timer.watchdog)
     stages = Stages(timer.watchdog, config.deadlines.scoring)
-    sampler = Sampler(engine, environment, policy.tokenizer, stages)
+    sampler = Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
     source = build_source(config, sampler, usable_prompts(config, sampler, policy.max_length, "train"))
     tests = _spread(usable_prompts(config, sampler, policy.max_length, "test"), config.evaluation.num_prompts)
     credit = CreditAssigner(config.algorithm, environment.part_weights if isinstance(environment, Weighs) else {})
@@ -108,7 +108,8 @@ def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Spl
     prompts = sampler.environment.prompts(split)
     if config.data.bad_rows == "error":
         return prompts
-    return fitting(prompts, sampler.tokenizer, max_length - config.sampling.max_tokens)
+    added = config.sampling.max_tokens if sampler.mask_id is None else 0
+    return fitting(prompts, sampler.tokenizer, max_length - added)
 
 
 def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:
@@ -135,7 +136,17 @@ def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
 def training_sampling(config: Config) -> Sampling:
     """The distribution rollouts are drawn from."""
     s = config.sampling
-    return Sampling(s.temperature, s.top_k, s.top_p, s.min_p, s.max_tokens, tuple(s.stop), config.seed)
+    return Sampling(
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        min_p=s.min_p,
+        max_tokens=s.max_tokens,
+        stop=tuple(s.stop),
+        num_passes=s.num_passes,
+        likelihood=s.likelihood,
+        seed=config.seed,
+    )
 
 
 def _spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:

@@ -22,14 +22,14 @@ from covey.batch import count, evened, make_batch, make_rows
 from covey.checkpoint import save_policy
 from covey.config import AlgorithmConfig, Config, ModelConfig, OptimizerConfig
 from covey.disk import writing
+from covey.engine import sampling_engine
 from covey.engine.base import Sampling
-from covey.engine.native import NativeEngine
 from covey.environments.base import Demonstrates, Environment
 from covey.objective import build_objective
 from covey.policy import distribution, sharding
 from covey.policy.loading import load_policy
 from covey.policy.policy import Policy
-from covey.rollout import Sampler, causal_rollout, encode_prompt
+from covey.rollout import Sampler, encode_prompt, finished_rollout
 from covey.source import LocalSource, PromptStream
 from covey.trainer import Trainer, TrainerSettings
 from covey.types import Batch, Completion, Group, Prompt, Reward
@@ -71,7 +71,7 @@ def ensure(config: Config, environment: Environment, say: Callable[[str], None])
     return _train_into(folder, config, environment, demonstrations, say)
 
 
-Demonstration = tuple[Prompt, str]
+Demonstration = tuple[Prompt, str | Sequence[int]]
 
 
 def _train_into(
@@ -139,10 +139,9 @@ def warm_up(
         )
     trainer = Trainer(policy, _trainer_settings(config))
     sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
-    engine = NativeEngine(policy, config.engine.cache_bytes, config.engine.max_rows)
-    source = LocalSource(
-        Sampler(engine, environment, policy.tokenizer), PromptStream([p for p, _ in held_back], 0, False), 1, sampling
-    )
+    engine = sampling_engine(policy, config.engine.cache_bytes, config.engine.max_rows)
+    sampler = Sampler(engine, environment, policy.tokenizer, mask_id=policy.mask_id)
+    source = LocalSource(sampler, PromptStream([p for p, _ in held_back], 0, False), 1, sampling)
     groups = [demonstration_group(policy, p, text) for p, text in shown]
     order = random.Random(f"{config.seed}/cold-start/order")
     accuracy = 0.0
@@ -160,14 +159,13 @@ def warm_up(
     return settings.num_steps, accuracy
 
 
-def demonstration_group(policy: Policy, prompt: Prompt, text: str) -> Group:
-    """A demonstration as a group of one rollout; the end-of-sequence token is part of what is learned."""
+def demonstration_group(policy: Policy, prompt: Prompt, shown: str | Sequence[int]) -> Group:
+    """A demonstration as a group of one rollout; of a causal policy the end-of-sequence token is learned with it."""
     prompt_ids = encode_prompt(policy.tokenizer, prompt)
-    token_ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    end = policy.tokenizer.eos_token_id
-    ids = (*token_ids, end)
-    completion = Completion(ids, (0.0,) * len(ids), "stop", policy_version=0)
-    return Group(prompt, (causal_rollout(prompt_ids, completion, Reward(0.0, {}), text),), ())
+    ids = policy.tokenizer(shown, add_special_tokens=False)["input_ids"] if isinstance(shown, str) else shown
+    end = () if policy.mask_id is not None else (policy.tokenizer.eos_token_id,)
+    completion = Completion((*ids, *end), (0.0,) * (len(ids) + len(end)), "stop", policy_version=0)
+    return Group(prompt, (finished_rollout(policy.mask_id, prompt_ids, completion, Reward(0.0, {}), ""),), ())
 
 
 def _batch(groups: Sequence[Group], config: Config, policy: Policy) -> Batch:

@@ -4,19 +4,12 @@ Unknown keys fail. No key appears twice, no default depends on another field; de
 Components take plain parameters, not these objects (`train` and the builders in `build.py` are the exceptions).
 """
 
-import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from covey.algorithm_config import AlgorithmConfig
 from covey.curriculum_config import CurriculumConfig, GroupSizeStep
-from covey.environment_config import READS_DATA, ArithmeticConfig, MixtureConfig
-
-
-def cache_folder() -> str:
-    """Where covey keeps what it can make again: $COVEY_CACHE, else ~/.cache/covey."""
-    return os.environ.get("COVEY_CACHE") or str(Path.home() / ".cache" / "covey")
+from covey.environment_config import READS_DATA, ArithmeticConfig, MixtureConfig, cache_folder
 
 
 @dataclass
@@ -24,7 +17,9 @@ class ModelConfig:
     """The policy."""
 
     name: str = "nano"
-    """"nano" (built from nothing), a directory, or a hub name of a decoder-only causal LM."""
+    """"nano" or "nano-masked" (built from nothing), a directory, or a hub name of a causal or a masked LM."""
+    kind: str = "causal"
+    """What the policy does: causal (continues a prompt) or masked (fills in the masked tokens of its input)."""
     revision: str | None = None
     """Hub revision; null takes the default branch."""
     precision: str = "float32"
@@ -50,7 +45,7 @@ class ModelConfig:
     device: str = "auto"
     """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
     nano_architecture: str = "qwen2"
-    """Architecture of the nano policy: qwen2, qwen3, llama or mistral."""
+    """Architecture of the nano policy: qwen2, qwen3, llama or mistral; of nano-masked modernbert, bert or roberta."""
     nano_hidden_size: int = 128
     """Width of the nano policy."""
     nano_num_layers: int = 4
@@ -86,7 +81,7 @@ class EngineConfig:
     """How tokens are sampled."""
 
     name: str = "native"
-    """native (in process, on the trainer's weights) or fake (scripted, for tests)."""
+    """native or fill (in process, on the trainer's weights; fill is for model.kind=masked) or fake (scripted)."""
     cache_bytes: int = 1073741824
     """Bytes of memory for cached keys and values; admission of prompts waits for room."""
     max_rows: int = 512
@@ -109,6 +104,11 @@ class SamplingConfig:
     """Longest completion, in tokens."""
     stop: list[str] = field(default_factory=list)
     """Stop strings, besides the model's own stop tokens."""
+    num_passes: int = 1
+    """Passes in which a masked policy fills an input, the most certain tokens first; 1 fills all at once."""
+    likelihood: str = "trajectory"
+    """Log-probs of a fill in several passes: trajectory (of each pass, exact) or one_step (all from the first, biased;
+    diffu-GRPO, arXiv 2504.12216)."""
 
 
 @dataclass

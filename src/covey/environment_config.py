@@ -1,7 +1,14 @@
 """The settings of each environment; part of the schema in config.py."""
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+
+def cache_folder() -> str:
+    """Where covey keeps what it can make again: $COVEY_CACHE, else ~/.cache/covey."""
+    return os.environ.get("COVEY_CACHE") or str(Path.home() / ".cache" / "covey")
 
 
 @dataclass
@@ -210,6 +217,56 @@ class MachinesConfig(EnvironmentConfig):
 
 
 @dataclass
+class InfillConfig(EnvironmentConfig):
+    """Texts with masked tokens, scored by a learned judge: generated sentences, a text file or rows from `data`."""
+
+    name: str = "infill"
+    text_column: str = "text"
+    """Column that holds the text, where `data` has rows."""
+    window: int = 64
+    """Most tokens of a text."""
+    masking: str = "random"
+    """Which tokens are masked: random (each by itself) or spans."""
+    mask_ratios: list[float] = field(default_factory=lambda: [0.3])
+    """Shares of tokens masked, in equal parts; several are the stages that curriculum.name=difficulty climbs."""
+    span_length: int = 4
+    """Tokens of a span."""
+    num_train: int = 4096
+    """Training prompts."""
+    num_test: int = 512
+    """Held-out prompts."""
+    problem_seed: int = 0
+    """Which texts are drawn and what is masked in them."""
+    judge: str = "nano-judge"
+    """What scores a text: nano-judge (trained by covey), a folder or a hub name of a sequence classifier."""
+    judge_floor: float = 0.75
+    """Share of held-out texts that a judge must rank above their corrupted versions, or it is refused."""
+    judge_device: str = "auto"
+    """Where judges run: auto, cpu, cuda, cuda:1, ..."""
+    judge_batch_size: int = 64
+    """Texts that a judge reads at a time."""
+    judge_output: str = "probability"
+    """The score: probability (in [0, 1]) or logit."""
+    judge_label: int = 0
+    """Which output of the judge is the score."""
+    judge_num_steps: int = 300
+    """Optimiser steps in which nano-judge is trained."""
+    judge_pairs: int = 32
+    """Real and corrupted texts of such a step."""
+    judge_lr: float = 2e-3
+    """Peak learning rate of nano-judge; it falls to 0."""
+    judge_hidden_size: int = 64
+    """Width of nano-judge."""
+    judge_num_layers: int = 2
+    """Layers of nano-judge."""
+    judge_cache_dir: str = field(default_factory=cache_folder)
+    """Where trained judges are kept, by content."""
+    watch: list[str] = field(default_factory=lambda: ["second_judge"])
+    """Logged, never trained on: grammar (exact, of generated sentences), second_judge (trained independently), ngram
+    (nats a character by a model of counts)."""
+
+
+@dataclass
 class RewardFunctionsConfig(EnvironmentConfig):
     """Your own rows (`data`) and your own reward functions (`rewards`)."""
 
@@ -251,6 +308,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "code": CodeConfig,
     "ifeval": IfevalConfig,
     "machines": MachinesConfig,
+    "infill": InfillConfig,
     "reward_functions": RewardFunctionsConfig,
     "mixture": MixtureConfig,
 }

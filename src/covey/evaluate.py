@@ -41,6 +41,10 @@ class Evaluation:
     """NaN for a prompt without any scored sample."""
     parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
     """The same of the prompts of each environment, by its name, where there are several."""
+    reward_parts: Mapping[str, Estimate] = field(default_factory=dict)
+    """Mean of each part that the rewards of sampled completions have."""
+    mean_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """The same of each prompt; NaN for one without any."""
 
 
 def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
@@ -52,6 +56,7 @@ def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
             "reward_mean": Estimate(**values["reward_mean"]),
             "pass_at_k": {k: Estimate(**estimate) for k, estimate in values["pass_at_k"].items()},
             "parts": {name: evaluation_from(part) for name, part in values.get("parts", {}).items()},
+            "reward_parts": {name: Estimate(**found) for name, found in values.get("reward_parts", {}).items()},
         }
     )
 
@@ -75,15 +80,18 @@ def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: Evalua
     """What one greedy and several sampled completions of each prompt come to."""
     correct = tuple(float(_num_correct(group, settings.correct_above) > 0) for group in greedy)
     rewards = tuple(fmean(group.rewards) if group.rewards else math.nan for group in sampled)
+    mean_parts = _mean_parts(sampled)
     return Evaluation(
         accuracy=wilson(sum(correct), len(correct), settings.confidence),
-        reward_mean=mean_interval([r for r in rewards if not math.isnan(r)], settings.confidence),
+        reward_mean=_mean_of(rewards, settings.confidence),
         pass_at_k={k: _pass_at_k(sampled, k, settings) for k in settings.k},
         num_prompts=len(greedy),
         num_samples=settings.num_samples,
         num_unscored=sum(len(group.failures) for group in (*greedy, *sampled)),
         correct_greedy=correct,
         mean_reward=rewards,
+        reward_parts={name: _mean_of(found, settings.confidence) for name, found in mean_parts.items()},
+        mean_parts=mean_parts,
     )
 
 
@@ -122,6 +130,21 @@ def share_interval(values: Sequence[float], confidence: float) -> Estimate:
     p, variance = fmean(values), pvariance(values) / len(values)
     trials = p * (1 - p) / variance if variance > 0 else len(values)
     return wilson(p * trials, trials, confidence)
+
+
+def _mean_of(values: Sequence[float], confidence: float) -> Estimate:
+    return mean_interval([value for value in values if not math.isnan(value)], confidence)
+
+
+def _mean_parts(groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
+    """Of each prompt, by the name of the part."""
+    names = dict.fromkeys(name for group in groups for r in group.rollouts for name in r.reward.parts)
+
+    def mean(group: Group, name: str) -> float:
+        found = [r.reward.parts[name] for r in group.rollouts if name in r.reward.parts]
+        return fmean(found) if found else math.nan
+
+    return {name: tuple(mean(group, name) for group in groups) for name in names}
 
 
 def _of(groups: Sequence[Group], environment: str) -> list[Group]:

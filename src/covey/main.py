@@ -1,4 +1,4 @@
-"""The command: covey train | cold-start | evaluate | check | config, with Hydra's overrides; and covey machines.
+"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides; covey machines.
 
 Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
 """
@@ -236,6 +236,12 @@ def _cold_start(config: "Config", folder: "Path") -> None:
     run(config, folder)
 
 
+def _judge(config: "Config", folder: "Path") -> None:
+    from covey.verbs import run_judge as run
+
+    run(config, folder)
+
+
 def _evaluate(config: "Config", folder: "Path") -> None:
     from covey.verbs import run_evaluate as run
 
@@ -251,6 +257,7 @@ def _check(config: "Config", folder: "Path") -> None:
 WORK: dict[str, Callable[["Config", "Path"], None]] = {
     "train": _train,
     "cold-start": _cold_start,
+    "judge": _judge,
     "evaluate": _evaluate,
     "check": _check,
 }

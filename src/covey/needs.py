@@ -1,13 +1,14 @@
 """Settings that only mean something beside another one: nothing that is set is ignored."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from covey.config import AlgorithmConfig, ColdStartConfig, Config, ModelConfig, OptimizerConfig, PreflightConfig
 from covey.curriculum_config import CurriculumConfig
-from covey.environment_config import CodeConfig, CountdownConfig, IfevalConfig, MachinesConfig, RewardFunctionsConfig
+from covey.environment_config import MachinesConfig
+from covey.environment_needs import ENVIRONMENT_NEEDS
+from covey.need import Needs, is_set, names_of
 from covey.tables import names_function
 
 
@@ -32,22 +33,6 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Settings that only mean something under a condition, and are refused where it does not hold.
-
-    >>> Needs(("reward_weights",), "rewards set", ("rewards",), bool)
-    """
-
-    settings: tuple[str, ...]
-    condition: str
-    """In words: "algorithm.kl_coef > 0"."""
-    partners: tuple[str, ...]
-    """The settings the condition is about."""
-    holds: Callable[..., bool]
-    """Takes the partners' values."""
-
-
 def check_needs(config: Config) -> None:
     """Refuse a setting that differs from its default while nothing would read it."""
     defaults = Config(environment=type(config.environment)())
@@ -69,24 +54,15 @@ def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: 
     """
     names = [word.lstrip("+").partition("=")[0] for word in typed]
     idle = [name for name in names if name in COLD_START_SETTINGS]
-    if verb not in ("evaluate", "cold-start") and idle and not config.cold_start.enabled:
+    if verb not in ("evaluate", "cold-start", "judge") and idle and not config.cold_start.enabled:
         value = shown(read(config, idle[0]))
         raise ValueError(f"{idle[0]}={value} needs cold_start.enabled=true, got cold_start.enabled=false")
     unread = (*UNREAD.get(verb, ()), *(RANK_SETTINGS if num_processes == 1 else ()))
     return [name for name in names if any(name == other or name.startswith(f"{other}.") for other in unread)]
 
 
-def names_of(section: type, prefix: str, *chosen: str) -> tuple[str, ...]:
-    """Dotted names of fields of a section whose names begin with one of `chosen`."""
-    return tuple(f"{prefix}.{field.name}" for field in fields(section) if field.name.startswith(chosen))
-
-
 def _positive(value: float) -> bool:
     return value > 0
-
-
-def _is_set(value: Any) -> bool:
-    return value is not None
 
 
 def _has_kl_in_loss(kl_coef: float, kl_in: str, sampler_kl_coef: float) -> bool:
@@ -103,11 +79,11 @@ def _reads_advantages(loss: str, off_policy_mask_delta: float | None) -> bool:
 
 
 def _is_on_hub(name: str) -> bool:
-    return name != "nano" and not Path(name).is_dir()
+    return name not in NANO and not Path(name).is_dir()
 
 
 def _has_own_weights(name: str, cold_start: bool) -> bool:
-    return name != "nano" or cold_start
+    return name not in NANO or cold_start
 
 
 def _samples(engine: str, cold_start: bool) -> bool:
@@ -122,14 +98,14 @@ def _is_data_on_hub(path: str | None) -> bool:
     return path is None or not (Path(path).expanduser().exists() or names_function(path))
 
 
+NANO = ("nano", "nano-masked")
+"""The embedded policies."""
 WITHOUT_RATIO = ("reinforce", "reinforce_ratio", "nll")
 """Losses that compare the policy with no other."""
 WITHOUT_EXPONENTIAL = (*WITHOUT_RATIO, "dro")
 """Losses that never form exp(log ratio)."""
 WITHOUT_CLAMP = ("k1", "k2", "abs", "k1_forward", "full")
 """KL estimators without an exponential of the log ratio."""
-WITHOUT_MATH_VERIFY = ("verl", "verl_dapo")
-"""Schemes of environment=math that compare texts."""
 
 KL_SETTINGS = tuple(f"algorithm.kl_{name}" for name in ("estimator", "gradient", "in"))
 STEERING_SETTINGS = tuple(f"algorithm.kl_{name}" for name in ("controller", "horizon", "coef_min", "coef_max"))
@@ -168,7 +144,8 @@ NEEDS: tuple[Needs, ...] = (
         ),
         _exponentiates,
     ),
-    Needs(STEERING_SETTINGS, "algorithm.target_kl set", ("algorithm.target_kl",), _is_set),
+    Needs(("algorithm.max_kl",), "algorithm.kl_coef > 0", ("algorithm.kl_coef",), _positive),
+    Needs(STEERING_SETTINGS, "algorithm.target_kl set", ("algorithm.target_kl",), is_set),
     Needs(
         ("algorithm.kl_horizon",),
         "algorithm.kl_controller = proportional",
@@ -182,7 +159,7 @@ NEEDS: tuple[Needs, ...] = (
         ("algorithm.reference_refresh_alpha",),
         "algorithm.reference_refresh_every set",
         ("algorithm.reference_refresh_every",),
-        _is_set,
+        is_set,
     ),
     Needs(
         ("algorithm.ratio_denominator",),
@@ -220,17 +197,17 @@ NEEDS: tuple[Needs, ...] = (
         ("algorithm.correction",),
         lambda mode: mode != "none",
     ),
-    Needs(("algorithm.rejection_thresholds",), "algorithm.rejection set", ("algorithm.rejection",), _is_set),
-    Needs(("algorithm.selection_options",), "algorithm.selection set", ("algorithm.selection",), _is_set),
+    Needs(("algorithm.rejection_thresholds",), "algorithm.rejection set", ("algorithm.rejection",), is_set),
+    Needs(("algorithm.selection_options",), "algorithm.selection set", ("algorithm.selection",), is_set),
     Needs(
         names_of(AlgorithmConfig, "algorithm", "group_filter_"),
         "algorithm.group_filter set",
         ("algorithm.group_filter",),
-        _is_set,
+        is_set,
     ),
     Needs(("model.attention",), "packing = shared or packed", ("packing",), lambda packing: packing != "padded"),
     Needs(LORA_SETTINGS, "model.lora_rank > 0", ("model.lora_rank",), _positive),
-    Needs(names_of(ModelConfig, "model", "nano_"), "model.name = nano", ("model.name",), lambda name: name == "nano"),
+    Needs(names_of(ModelConfig, "model", "nano_"), "model.name = nano", ("model.name",), lambda name: name in NANO),
     Needs(("model.revision",), "model.name = a hub name", ("model.name",), _is_on_hub),
     Needs(
         ("model.load_in_4bit",),
@@ -244,6 +221,20 @@ NEEDS: tuple[Needs, ...] = (
         ("engine.name", "cold_start.enabled"),
         _samples,
     ),
+    Needs(("engine.cache_bytes",), "model.kind = causal", ("model.kind",), lambda kind: kind == "causal"),
+    Needs(
+        ("sampling.stop", "algorithm.mask_truncated"),
+        "a policy that continues its prompts, model.kind = causal",
+        ("model.kind",),
+        lambda kind: kind == "causal",
+    ),
+    Needs(
+        ("sampling.num_passes",),
+        "a policy that fills in, model.kind = masked",
+        ("model.kind",),
+        lambda kind: kind == "masked",
+    ),
+    Needs(("sampling.likelihood",), "sampling.num_passes > 1", ("sampling.num_passes",), lambda passes: passes > 1),
     Needs(("data.subset",), "data.path = a hub name", ("data.path",), _is_data_on_hub),
     Needs(
         ("data.train_split", "data.test_split"),
@@ -275,7 +266,7 @@ NEEDS: tuple[Needs, ...] = (
     Needs(("deadlines.tracker",), "output.trackers set", ("output.trackers",), bool),
     Needs(("output.max_rollout_rows",), "output.rollouts_per_step > 0", ("output.rollouts_per_step",), _positive),
     Needs(("reward_weights",), "rewards set", ("rewards",), bool),
-    Needs(("resume_changes",), "resume set", ("resume",), _is_set),
+    Needs(("resume_changes",), "resume set", ("resume",), is_set),
     Needs(
         names_of(CurriculumConfig, "curriculum", "window", "per", "decay", "explore"),
         "curriculum.name = success",
@@ -291,75 +282,6 @@ NEEDS: tuple[Needs, ...] = (
     Needs(PREFLIGHT_SETTINGS, "preflight.enabled = true", ("preflight.enabled",), bool),
 )
 """Who reads a setting. One that nothing would read is refused, never ignored."""
-
-ENVIRONMENT_NEEDS: dict[str, tuple[Needs, ...]] = {
-    "gsm8k": (
-        Needs(
-            ("environment.format_reward",),
-            "environment.scheme = covey",
-            ("environment.scheme",),
-            lambda scheme: scheme == "covey",
-        ),
-    ),
-    "math": (
-        Needs(
-            ("environment.format_reward",),
-            "environment.scheme = covey",
-            ("environment.scheme",),
-            lambda scheme: scheme == "covey",
-        ),
-        Needs(
-            ("environment.timeout", "environment.num_workers"),
-            "a scheme that asks math-verify",
-            ("environment.scheme",),
-            lambda scheme: scheme not in WITHOUT_MATH_VERIFY,
-        ),
-    ),
-    "countdown": (
-        Needs(
-            names_of(CountdownConfig, "environment", "num_", "max_", "operators", "problem_seed"),
-            "data.path = null",
-            ("data.path",),
-            lambda path: path is None,
-        ),
-    ),
-    "code": (
-        Needs(
-            names_of(CodeConfig, "environment", "problem", "difficulty", "num_train", "num_test"),
-            "problems made up, data.path = null",
-            ("data.path",),
-            lambda path: path is None,
-        ),
-        Needs(("environment.tier",), "environment.remote_url = null", ("environment.remote_url",), lambda url: not url),
-        Needs(("environment.remote_margin",), "environment.remote_url set", ("environment.remote_url",), _is_set),
-    ),
-    "ifeval": (
-        Needs(
-            ("environment.measure_weights", "environment.answer_bonus", "environment.think_bonus"),
-            "environment.scheme = torchrl",
-            ("environment.scheme",),
-            lambda scheme: scheme == "torchrl",
-        ),
-        Needs(
-            names_of(IfevalConfig, "environment", "style", "kinds", "max_instructions", "num_", "problem_seed"),
-            "data.path = null, so that prompts are generated",
-            ("data.path",),
-            lambda path: path is None,
-        ),
-        Needs(
-            ("environment.num_test",), "environment.benchmark = null", ("environment.benchmark",), lambda path: not path
-        ),
-    ),
-    "reward_functions": (
-        Needs(
-            names_of(RewardFunctionsConfig, "environment", "num_workers", "start_timeout", "worker_"),
-            "environment.in_process = false",
-            ("environment.in_process",),
-            lambda in_process: not in_process,
-        ),
-    ),
-}
-"""The same for the settings of one environment, by its name."""
 
 RANK_SETTINGS = ("distribution", "deadlines.ranks")
 """What a single process does not read."""
@@ -381,6 +303,10 @@ UNREAD: dict[str, tuple[str, ...]] = {
         *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
         *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
         *(name for name in TRAINING_SETTINGS if name.startswith("output.")),
+    ),
+    "judge": (
+        *("num_steps", "groups_per_step", "group_size", "updates_per_batch"),
+        *("micro_batch_tokens", "packing", "logprob_chunk", "optimizer", "preflight"),
     ),
     "evaluate": (
         *TRAINING_SETTINGS,

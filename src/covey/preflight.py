@@ -22,6 +22,7 @@ from covey.config import Config
 from covey.disk import writing
 from covey.environments.base import Logs
 from covey.policy import distribution
+from covey.preflight_fill import check_frozen, check_kl, check_rewards
 from covey.preflight_memory import check_memory
 from covey.preflight_policy import check_gradient, check_logprobs
 from covey.preflight_text import check_completions, check_gold, check_lengths, check_tokenizer
@@ -59,12 +60,17 @@ def examine(subject: Subject) -> list[Check]:
     checks: dict[str, Check] = {}
     watchdog = subject.run.trainer.timer.watchdog
     with leaving_no_trace(subject.run):
-        for stage in STAGES:
+        for stage in stages_of(subject):
             missing = [name for name in stage.needs if not checks[name].passed]
             with watchdog.waiting(f"the preflight check of {stage.name}", "deadlines.update"):
                 check = _unmade(stage, missing[0]) if missing else _made(stage, subject)
                 checks[stage.name] = _agreed(distribution.all_gather(check))
     return list(checks.values())
+
+
+def stages_of(subject: Subject) -> tuple[Stage, ...]:
+    """Those of a policy of this kind."""
+    return STAGES if subject.run.policy.mask_id is None else (*STAGES, *FILL_STAGES)
 
 
 def refuse(checks: Sequence[Check]) -> None:
@@ -143,3 +149,10 @@ STAGES: tuple[Stage, ...] = (
     Stage("gradient", check_gradient, ("lengths", "memory")),
 )
 """In this order: what others build on comes first, and no pass is made that memory has no room for."""
+
+FILL_STAGES: tuple[Stage, ...] = (
+    Stage("frozen models", check_frozen),
+    Stage("KL at the start", check_kl, ("lengths", "memory")),
+    Stage("rewards vary", check_rewards, ("lengths", "memory")),
+)
+"""Besides, of a masked policy."""

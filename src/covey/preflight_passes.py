@@ -16,7 +16,7 @@ from covey.curriculum_config import group_sizes
 from covey.policy import distribution
 from covey.preflight_policy import leave_gradient
 from covey.preflight_types import Subject
-from covey.rollout import causal_rollout
+from covey.rollout import finished_rollout
 from covey.trainer import Trainer
 from covey.types import Batch, Completion, Group, Prompt, Reward
 
@@ -41,6 +41,8 @@ class Shape:
     num_tokens: int
     several: bool
     """A step has more than one: the gradients of the first are there during the second."""
+    mask_id: int | None = None
+    """Of a masked policy: the token it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,13 @@ class Point:
 def largest_shape(subject: Subject, num_groups: int) -> Shape:
     """Of a step of so many groups with the longest prompt and completions as long as they may become."""
     config, prompt_ids = subject.config, tuple(subject.longest[1])
-    rollout = len(prompt_ids) + config.sampling.max_tokens
+    mask_id = subject.run.policy.mask_id
+    added = config.sampling.max_tokens
+    if mask_id is not None:  # what later passes read
+        added = 0 if config.sampling.likelihood == "one_step" else (config.sampling.num_passes - 1) * len(prompt_ids)
+    rollout = len(prompt_ids) + added
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
-    group = group_size * rollout
-    if config.packing == "shared":
-        group = len(prompt_ids) + group_size * config.sampling.max_tokens
+    group = len(prompt_ids) + group_size * added if config.packing == "shared" else group_size * rollout
     return Shape(
         prompt_ids,
         config.sampling.max_tokens,
@@ -68,6 +72,7 @@ def largest_shape(subject: Subject, num_groups: int) -> Shape:
         config.model.attention,
         num_tokens=max(rollout, min(config.micro_batch_tokens, num_groups * group)),
         several=num_groups * group > config.micro_batch_tokens,
+        mask_id=mask_id,
     )
 
 
@@ -99,10 +104,13 @@ def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
     """The first micro-batch, as the run would fill it, of groups with the longest prompt; twice where a step has
     several. Completions are cut where not even one would fit."""
     length = max(1, min(shape.max_tokens, num_tokens - len(shape.prompt_ids)))
+    if shape.mask_id is not None:
+        length = max(1, shape.prompt_ids.count(shape.mask_id))
     tokens = (shape.prompt_ids * (1 + length // len(shape.prompt_ids)))[:length]
     completion = Completion(tokens, (0.0,) * length, "length", policy_version=0)
-    rollout = causal_rollout(shape.prompt_ids, completion, Reward(0.0, {}), "")
-    num_groups = 1 + num_tokens // (shape.group_size * length)
+    rollout = finished_rollout(shape.mask_id, shape.prompt_ids, completion, Reward(0.0, {}), "")
+    # Shared inputs are read once for a group; as many groups as it takes even so.
+    num_groups = 1 + num_tokens // (len(shape.prompt_ids) if shape.mask_id is not None else shape.group_size * length)
     groups = [Group(Prompt(str(i), "", "", {}), (rollout,) * shape.group_size, ()) for i in range(num_groups)]
     num_rollouts = num_groups * shape.group_size
     batch = make_batch(

@@ -46,7 +46,7 @@ def check_logprobs(subject: Subject) -> Finding:
     config = subject.config
     if config.engine.name == "fake":
         return Finding(True, "engine=fake samples from a script, not from the policy", "")
-    batch = _batch(subject, _rows(subject.groups, 1.0), config.packing, config.micro_batch_tokens)
+    batch = whole_batch(subject)
     scoring = Scoring(subject.run.source.sampling, config.logprob_chunk)
     policy = subject.run.policy
     with inference(policy.model):
@@ -183,6 +183,12 @@ def _variants(rows: Sequence[Sequence[Row]]) -> list[tuple[str, int]]:
     flat = [row for group in rows for row in group]
     whole = len(flat) * max(row.num_tokens for row in flat)
     return [(packing, budget) for packing in LAYOUTS for budget in (whole, whole // 3)]
+
+
+def whole_batch(subject: Subject) -> Batch:
+    """The sampled groups as the run lays them out."""
+    config = subject.config
+    return _batch(subject, _rows(subject.groups, 1.0), config.packing, config.micro_batch_tokens)
 
 
 def _batch(subject: Subject, rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Batch:

@@ -19,14 +19,22 @@ from covey.types import Message, Prompt, Rollout
 def check_tokenizer(subject: Subject) -> Finding:
     """Every prompt survives tokenizer and chat template, and there is a token that ends a completion."""
     policy = subject.run.policy
-    faults = [*_stop_faults(policy), *(fault for prompt in subject.prompts for fault in _prompt_faults(policy, prompt))]
+    faults = [
+        *_token_faults(policy),
+        *(fault for prompt in subject.prompts for fault in _prompt_faults(policy, prompt)),
+    ]
     if faults:
         return Finding(False, faults[0], "no difference", "take another tokenizer or template, or mend the prompt")
     return Finding(True, f"{len(subject.prompts)} prompts come back unchanged", "no difference")
 
 
-def _stop_faults(policy: Policy) -> Iterator[str]:
+def _token_faults(policy: Policy) -> Iterator[str]:
+    """What a policy of its kind cannot do without: a token that ends a completion, or one that is filled in."""
     size = vocabulary_size(policy)
+    if policy.mask_id is not None:
+        if policy.mask_id >= size:
+            yield f"mask token {policy.mask_id} has no embedding, there are {size}"
+        return
     if not policy.stop_ids:
         yield "the policy knows no stop token (eos_token of the tokenizer or of the generation config)"
     for token_id in sorted(policy.stop_ids):
@@ -46,6 +54,8 @@ def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
     except Exception as error:  # the template is foreign code: Jinja, with errors of its own making
         yield f"prompt {prompt.id}: the chat template raises {type(error).__name__}: {error}"
         return
+    if policy.mask_id is not None and policy.mask_id not in ids:
+        yield f"prompt {prompt.id} has no masked token ({policy.tokenizer.mask_token})"
     if encode_prompt(policy.tokenizer, prompt) != ids:
         yield f"prompt {prompt.id} gives other tokens the second time"
     if max(ids) >= vocabulary_size(policy):
@@ -113,15 +123,24 @@ def check_completions(subject: Subject) -> Finding:
 
 def _completion_faults(subject: Subject, prompt: Prompt, rollout: Rollout) -> Iterator[str]:
     policy, where = subject.run.policy, f"a completion of prompt {prompt.id}"
-    ids = [t for t, chosen in zip(rollout.target_ids, rollout.loss_mask, strict=True) if chosen]
+    ids = _written_ids(rollout)
     plain = [token_id for token_id in ids if token_id not in set(policy.tokenizer.all_special_ids)]
     if str(policy.tokenizer.decode(plain)) != rollout.text:
         yield f"{where} reads {rollout.text[:40]!r} without special tokens, its tokens without them are other text"
+    if policy.mask_id is not None:
+        return
     if set(ids[:-1]) & policy.stop_ids:
         yield f"{where} goes on after a stop token"
     by_text = any(stop in _decode(policy, ids) for stop in subject.config.sampling.stop)
     if rollout.finish_reason == "stop" and ids[-1] not in policy.stop_ids and not by_text:
         yield f"{where} ended without a stop token"
+
+
+def _written_ids(rollout: Rollout) -> list[int]:
+    """The tokens of the completion in the order of the text; several passes fill them in another."""
+    length = rollout.input_length or len(rollout.target_ids)
+    places = [index for index, chosen in enumerate(rollout.loss_mask) if chosen]
+    return [rollout.target_ids[index] for index in sorted(places, key=lambda index: index % length)]
 
 
 # ------------------------------------------------------------------------------------------------ lengths
@@ -131,9 +150,11 @@ def check_lengths(subject: Subject) -> Finding:
     """The longest prompt, with a whole completion, fits into the policy's positions and the engine's cache."""
     policy, max_tokens = subject.run.policy, subject.config.sampling.max_tokens
     prompt, num_tokens = subject.longest[0], len(subject.longest[1])
-    needed = num_tokens + max_tokens
+    needed = policy.num_positions(num_tokens, max_tokens)
     limit, setting = _room(subject)
-    figure = f"prompt {prompt.id} has {num_tokens:,} tokens, {needed:,} with sampling.max_tokens={max_tokens}"
+    figure = f"prompt {prompt.id} has {num_tokens:,} tokens"
+    if needed > num_tokens:
+        figure += f", {needed:,} with sampling.max_tokens={max_tokens}"
     values = {"longest_prompt": float(num_tokens), "needed": float(needed)}
     if needed <= min(limit, policy.max_length):
         return Finding(True, figure, f"{min(limit, policy.max_length):,} tokens", values=values)
@@ -176,7 +197,8 @@ def check_gold(subject: Subject) -> Finding:
 def _score(subject: Subject, prompt: Prompt, gold: str) -> float | str:
     """The reward of the gold answer as a completion, or why it could not be scored."""
     source, policy = subject.run.source, subject.run.policy
-    ids = [*policy.tokenizer(gold, add_special_tokens=False)["input_ids"], *sorted(policy.stop_ids)[:1]]
+    ids = list(policy.tokenizer(gold, add_special_tokens=False)["input_ids"])
+    ids += sorted(policy.stop_ids)[: int(policy.mask_id is None)]
     engine = FakeEngine(_always(ids), vocab_size=len(policy.tokenizer))
     looking = replace(source, sampler=replace(source.sampler, engine=engine))
     try:

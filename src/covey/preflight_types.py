@@ -94,7 +94,9 @@ class Subject:
         """A few completions of each prompt, really sampled, cut at preflight.max_tokens; the rewards mean nothing."""
         source = self.run.source
         looking = replace(source, sampler=replace(source.sampler, environment=Unscored()))
-        max_tokens = min(source.sampling.max_tokens, self.config.preflight.max_tokens)
+        max_tokens = source.sampling.max_tokens
+        if self.run.policy.mask_id is None:  # a fill is as long as its gaps
+            max_tokens = min(max_tokens, self.config.preflight.max_tokens)
         num_samples = min(NUM_SAMPLES, self.config.group_size)
         return looking.run(self.prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
 

@@ -26,7 +26,7 @@ from covey.evaluate import Evaluation, evaluation_from
 from covey.launch import log_name
 from covey.policy import distribution, sharding
 from covey.progress import Progress, Silent, make_progress
-from covey.rollout_metrics import means, rollout_metrics
+from covey.rollout_metrics import fill_metrics, means, rollout_metrics
 from covey.summary import RunFacts, peak_memory_bytes, summary, versions, write_summary
 from covey.timing import PhaseTimer
 from covey.tracker import Many, RolloutLog, Tracker, make_trackers
@@ -137,6 +137,8 @@ class Record:
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
+        if self.run.policy.mask_id is not None:
+            row |= fill_metrics(groups, credit, row)
         self._tracker.log(step + 1, row)
         LOGGER.info("step %d: reward %.4f, loss %.4g", step + 1, row.get("reward_mean", 0.0), row.get("loss", 0.0))
         if self._rollouts is not None:
@@ -163,7 +165,8 @@ class Record:
             metrics |= {f"accuracy/{name}": part.accuracy.value, f"reward_mean/{name}": part.reward_mean.value}
         self._evaluations.append(found)
         self.evaluated_at = step
-        row = {**metrics, "num_unscored": found.num_unscored, **self._environment_metrics()}
+        of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
+        row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
         self._tracker.log(step, row, kind="evaluate")
         LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)

@@ -28,6 +28,8 @@ class Sampler:
     tokenizer: PreTrainedTokenizerBase
     stages: Stages = field(default_factory=Stages)
     """What the prompts under way wait for."""
+    mask_id: int | None = None
+    """Of a masked policy: the token it replaces (`Policy.mask_id`)."""
 
 
 async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Group:
@@ -42,7 +44,7 @@ async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling:
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id}: {error}") from error
     attempts: list[tuple[Turn, ...]] = [(Turn((), completion),) for completion in completions]
-    if isinstance(sampler.environment, Replies):
+    if sampler.mask_id is None and isinstance(sampler.environment, Replies):
         attempts = await _second_turns(sampler, prompt, prompt_ids, attempts, sampling)
     final = [turns[-1].completion for turns in attempts]
     texts = [_decoded(sampler.tokenizer, completion.token_ids) for completion in final]
@@ -54,7 +56,7 @@ async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling:
         elif not math.isfinite(sum(sum(turn.completion.logprobs) for turn in turns)):
             failures.append(Failure("the engine sampled with log-probs that are not finite"))  # the draw meant nothing
         else:
-            rollouts.append(_rollout(sampler.tokenizer, prompt_ids, turns, verdict, text))
+            rollouts.append(_rollout(sampler, prompt_ids, turns, verdict, text))
     for reason, count in Counter(failure.reason for failure in failures).items():
         LOGGER.info("prompt %s: %d of %d completions were not scored: %s", prompt.id, count, len(texts), reason)
     return Group(prompt, tuple(rollouts), tuple(failures))
@@ -99,13 +101,64 @@ def causal_rollout(
     )
 
 
-def _rollout(
-    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], turns: Sequence[Turn], reward: Reward, text: str
+def filled_rollout(
+    prompt_ids: Sequence[int], mask_id: int, completion: Completion, reward: Reward, text: str
 ) -> Rollout:
+    """A masked policy's rollout: nothing is shifted, a masked position predicts its own token.
+
+    After several passes, what each of them read stands one after the other; a token is learnt where it was filled in.
+    """
+    masked = masked_positions(prompt_ids, mask_id)
+    assert len(masked) == len(completion.token_ids), f"{len(masked)} masked, {len(completion.token_ids)} filled in"
+    passes = completion.passes or (0,) * len(masked)
+    ids: list[int] = []
+    targets: list[int] = []
+    logprobs: list[float] = []
+    mask: list[bool] = []
+    for number in range(max(passes, default=0) + 1):
+        given, filled = list(prompt_ids), list(prompt_ids)
+        chosen, found = [False] * len(given), [0.0] * len(given)
+        fills = zip(masked, completion.token_ids, completion.logprobs, passes, strict=True)
+        for position, token_id, logprob, filled_in in fills:
+            filled[position] = token_id
+            if filled_in < number:
+                given[position] = token_id
+            elif filled_in == number:
+                chosen[position], found[position] = True, logprob
+        ids, targets, logprobs, mask = ids + given, targets + filled, logprobs + found, mask + chosen
+    return Rollout(
+        input_ids=tuple(ids),
+        target_ids=tuple(targets),
+        loss_mask=tuple(mask),
+        sampler_logprobs=tuple(logprobs),
+        reward=reward,
+        text=text,
+        finish_reason=completion.finish_reason,
+        policy_version=completion.policy_version,
+        input_length=len(prompt_ids),
+    )
+
+
+def masked_positions(prompt_ids: Sequence[int], mask_id: int) -> list[int]:
+    """Where a masked policy fills in."""
+    return [position for position, token_id in enumerate(prompt_ids) if token_id == mask_id]
+
+
+def finished_rollout(
+    mask_id: int | None, prompt_ids: Sequence[int], completion: Completion, reward: Reward, text: str
+) -> Rollout:
+    """A completion of one turn as a rollout of the kind of policy that made it (`Policy.mask_id`)."""
+    if mask_id is None:
+        return causal_rollout(prompt_ids, completion, reward, text)
+    return filled_rollout(prompt_ids, mask_id, completion, reward, text)
+
+
+def _rollout(sampler: Sampler, prompt_ids: Sequence[int], turns: Sequence[Turn], reward: Reward, text: str) -> Rollout:
     """Its text is what was judged; after several turns, everything since the prompt."""
-    if len(turns) > 1:
-        text = _decoded(tokenizer, [token for turn in turns for token in (*turn.reply_ids, *turn.completion.token_ids)])
-    return causal_rollout(prompt_ids, turns[0].completion, reward, text, turns[1:])
+    if len(turns) == 1:
+        return finished_rollout(sampler.mask_id, prompt_ids, turns[0].completion, reward, text)
+    ids = [token for turn in turns for token in (*turn.reply_ids, *turn.completion.token_ids)]
+    return causal_rollout(prompt_ids, turns[0].completion, reward, _decoded(sampler.tokenizer, ids), turns[1:])
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
+from covey.credit import Credit
 from covey.policy import distribution
 from covey.types import Group
 
@@ -35,6 +37,21 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     return metrics | {f"reward/{name}": mean for name, mean in parts.items()}
 
 
+def fill_metrics(groups: Sequence[Group], credit: Credit, row: Mapping[str, float]) -> dict[str, float]:
+    """What the infill document logs, by its own names; `loss` is there already."""
+    own = [sum(rollout.sampler_logprobs) for group in groups for rollout in group.rollouts]
+    log_probs = [value for of_rank in distribution.all_gather(own) for value in of_rank]
+    given = [value for group in credit.advantages for value in group]
+    advantages = [value for of_rank in distribution.all_gather(given) for value in of_rank]
+    rewards = [float(reward) for reward in credit.scores.rewards_N if reward == reward]
+    found = {ours: row.get(name, 0.0) for ours, name in DOCUMENT_NAMES.items()}
+    return found | {
+        "std_reward": stdev(rewards) if len(rewards) > 1 else 0.0,
+        "mean_advantage": fmean(advantages) if advantages else 0.0,
+        "mean_log_prob": fmean(log_probs) if log_probs else 0.0,
+    }
+
+
 def means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Of each name over the rows that have it, in the order of their first appearance.
 
@@ -54,3 +71,12 @@ def _facts(groups: Sequence[Group]) -> list[RolloutFact]:
         for group in groups
         for r in group.rollouts
     ]
+
+
+DOCUMENT_NAMES = {
+    "pg_loss": "policy_loss",
+    "kl_penalty": "kl_loss",
+    "mean_reward": "reward_mean",
+    "mean_kl": "kl_sequence_mean",
+}
+"""The infill document's name of a metric -> ours."""

@@ -16,11 +16,13 @@ from covey.environment_config import (
     ENVIRONMENT_SETTINGS,
     READS_DATA,
     CodeConfig,
+    InfillConfig,
     MachinesConfig,
     MathConfig,
     MixtureConfig,
     RewardFunctionsConfig,
 )
+from covey.infill_rules import check_infill, check_kind
 from covey.machine_rules import check_machines
 from covey.needs import check_needs, read, shown
 from covey.stream_rules import check_curriculum, check_group_sizes, check_mixture
@@ -99,6 +101,8 @@ def check_environment(config: Config) -> None:
         check_code(config)
     if schema is MachinesConfig:
         check_machines(config)
+    if schema is InfillConfig:
+        check_infill(config)
 
 
 def check_rewards(config: Config) -> None:
@@ -261,7 +265,7 @@ def _check_sizes(config: Config) -> None:
 
 OWN_DATA = ("arithmetic", "machines")
 """Environments that make their own problems; others may read `data`."""
-MAY_READ_DATA = ("countdown", "code", "ifeval")
+MAY_READ_DATA = ("countdown", "code", "ifeval", "infill")
 """Environments that make their own problems where data.path is null."""
 
 AT_LEAST: dict[str, float] = {
@@ -280,6 +284,7 @@ AT_LEAST: dict[str, float] = {
     "sampling.top_k": 0,
     "sampling.min_p": 0,
     "sampling.max_tokens": 1,
+    "sampling.num_passes": 1,
     "algorithm.group_filter_rounds": 0,
     "algorithm.norm_length": 1,
     "algorithm.kl_coef": 0,
@@ -313,6 +318,7 @@ ABOVE: dict[str, float] = {
     "data.test_fraction": 0,
     "algorithm.advantage_clip": 0,
     "algorithm.kl_clamp": 0,
+    "algorithm.max_kl": 0,
     "algorithm.reference_refresh_alpha": 0,
     "optimizer.lr": 0,
     "optimizer.eps": 0,
@@ -340,9 +346,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.precision": ("float32", "bfloat16", "float16", "float64"),
     "model.attention": ("blocks", "flex"),
     "model.linear": ("auto", "onednn", "torch"),
-    "model.nano_architecture": ("qwen2", "qwen3", "llama", "mistral"),
+    "model.kind": ("causal", "masked"),
+    "model.nano_architecture": ("qwen2", "qwen3", "llama", "mistral", "modernbert", "bert", "roberta"),
     "data.bad_rows": ("error", "skip"),
-    "engine.name": ("native", "fake"),
+    "engine.name": ("native", "fill", "fake"),
+    "sampling.likelihood": ("trajectory", "one_step"),
     "algorithm.correction": ("none", "truncate", "mask"),
     "optimizer.name": ("adamw", "adamw8bit", "sgd"),
     "distribution.strategy": ("ddp", "fsdp"),
@@ -364,6 +372,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_choices,
     check_extras,
     check_model,
+    check_kind,
     check_environment,
     check_rewards,
     check_deadlines,

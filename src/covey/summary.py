@@ -108,6 +108,7 @@ def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
         "num_prompts": evaluation.num_prompts,
         "num_samples": evaluation.num_samples,
         "parts": {name: describe(part) for name, part in evaluation.parts.items()},
+        "reward_parts": {name: _estimate(estimate) for name, estimate in evaluation.reward_parts.items()},
     }
 
 
@@ -122,7 +123,11 @@ def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: f
     accuracy = paired_accuracy_gain(before.correct_greedy, after.correct_greedy, confidence)
     reward = paired_mean_gain(before.mean_reward, after.mean_reward, confidence)
     parts = {name: gains(part, after.parts.get(name), confidence) for name, part in before.parts.items()}
-    return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward), "parts": parts}
+    both = [name for name in before.mean_parts if name in after.mean_parts]
+    of_parts = {
+        name: asdict(paired_mean_gain(before.mean_parts[name], after.mean_parts[name], confidence)) for name in both
+    }
+    return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward), "parts": parts, "reward_parts": of_parts}
 
 
 def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:

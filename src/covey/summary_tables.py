@@ -53,6 +53,9 @@ def before_after(content: Mapping[str, Any]) -> Table:
     for k in looks[-1]["pass_at_k"]:
         table.add_row(f"pass@{k}, %", *(_interval(look["pass_at_k"][k], _percent) for look in looks))
     table.add_row("mean reward", *_row(looks, gain, "reward_mean", _number))
+    for name in (content["environment"] or {}).get("watch", []):
+        of_looks = [{name: look["reward_parts"][name]} for look in looks]
+        table.add_row(f"{name} (not trained on)", *_row(of_looks, gain.get("reward_parts", {}), name, _number))
     for name in looks[-1].get("parts", {}):
         of_looks, of_gain = [look["parts"][name] for look in looks], gain["parts"][name] if gain else {}
         table.add_row(f"{name}, %", *_row(of_looks, of_gain, "accuracy", _percent))

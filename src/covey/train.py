@@ -15,7 +15,7 @@ from covey.checkpoint import load_state, load_weights
 from covey.config import Config
 from covey.credit import Credit
 from covey.disk import CannotWrite
-from covey.environments.base import Environment
+from covey.environments.base import Environment, Judges
 from covey.evaluate import evaluate
 from covey.policy import distribution, sharding
 from covey.preflight import before_training
@@ -38,8 +38,7 @@ def train(config: Config, output_dir: Path) -> None:
     checkpoint = found_checkpoint(config, output_dir)
     stopper = Stopper(config.output.grace_seconds, distribution.all_max_int if distribution.is_distributed() else None)
     with stopper.installed(), Record(config, output_dir) as record, farewell(record):
-        with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"):
-            environment = build_environment(config)
+        environment = made_environment(config, record)
         warm = warmed(config, environment, record)
         with record.watchdog.waiting(f"the model {warm.model.name} to be loaded", "deadlines.loading"):
             run = build_run(warm, environment, record.timer)
@@ -144,6 +143,15 @@ def take(run: Run, config: Config, record: Record, step: int) -> list[Group]:
 def due(step: int, every: int, num_steps: int) -> bool:
     """Whether something that is done every so many steps follows this one; the end of the run has its own turn."""
     return every > 0 and (step + 1) % every == 0 and step + 1 < num_steps
+
+
+def made_environment(config: Config, record: Record) -> Environment:
+    """The environment, and a word about its judges where it has some."""
+    with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"):
+        environment = build_environment(config)
+    if isinstance(environment, Judges):
+        record.say(environment.story)
+    return environment
 
 
 def warmed(config: Config, environment: Environment, record: Record) -> Config:

@@ -282,6 +282,12 @@ class Trainer:
         """Coefficients and reference move once a batch."""
         algorithm = self._settings.algorithm
         measured = metrics["skipped"] == 0
+        found, limit = metrics.get("kl_sequence_mean", 0.0), algorithm.max_kl
+        if measured and limit is not None and found > limit:
+            raise RunStopped(
+                f"KL to the reference is {found:.3g} nats a token, algorithm.max_kl={limit:g}: it explodes; "
+                "raise algorithm.kl_coef or lower optimizer.lr"
+            )
         if measured and "kl_sequence_mean" in metrics:
             self.controller = update(self.controller, metrics["kl_sequence_mean"], batch.num_sequences)
         if measured and algorithm.target_entropy is not None and "entropy" in metrics:

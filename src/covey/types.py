@@ -50,6 +50,8 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int
     """Optimiser steps behind the weights that produced the oldest token."""
+    passes: tuple[int, ...] = ()
+    """Of a masked policy's fill in several passes: the pass in which each token was filled in, 0 first."""
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs), f"{len(self.token_ids)} tokens, {len(self.logprobs)} logprobs"
@@ -95,8 +97,12 @@ class Rollout:
     """The completion, decoded without special tokens."""
     finish_reason: FinishReason
     policy_version: int
+    input_length: int | None = None
+    """Of a masked policy: the lists hold inputs of this many tokens, one for each pass, each read in both directions.
+    None: they are read from left to right."""
 
     def __post_init__(self) -> None:
+        assert self.input_length is None or len(self.input_ids) % self.input_length == 0, "inputs of one length"
         lengths = {len(self.input_ids), len(self.target_ids), len(self.loss_mask), len(self.sampler_logprobs)}
         assert len(lengths) == 1, f"four lists of one length, got lengths {sorted(lengths)}"
 

@@ -11,6 +11,7 @@ HERE = Path(__file__).resolve().parent
 VERBS = {
     "train": "GRPO from verifiable rewards: the whole run, evaluated before and after",
     "cold-start": "only the supervised warm-up on an environment's demonstrations",
+    "judge": "train the judges of environment=infill, and say how often they are right",
     "evaluate": "measure a policy on held-out prompts",
     "check": "try engine, trainer, tokenizer, rewards and memory on your model, without training it",
     "config": "print every setting of a run, resolved, without running it",
@@ -26,6 +27,7 @@ EXAMPLES = {
         "covey train --config-dir my_conf --config-name my_run",
     ),
     "cold-start": ("covey cold-start recipe=arithmetic cold_start.num_steps=50",),
+    "judge": ("covey judge recipe=infill_nano environment.judge_num_steps=1000",),
     "evaluate": ("covey evaluate recipe=arithmetic model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",),
     "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
     "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),

@@ -1,5 +1,6 @@
 """What the command does besides `train`: the cold start, an evaluation or the preflight alone."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,17 +9,18 @@ from rich.console import Console
 from covey import cold_start, preflight
 from covey.build import build_environment, build_run
 from covey.config import Config
+from covey.environment_config import InfillConfig
+from covey.environments.base import Describes
 from covey.policy import distribution
 from covey.record import Record
 from covey.stopping import Stopper
-from covey.train import look, warmed
+from covey.train import look, made_environment, warmed
 
 
 def run_cold_start(config: Config, output_dir: Path) -> None:
     """Warm a policy up and say where it lies; `model.name` takes that path."""
     with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
-        with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"):
-            environment = build_environment(config)
+        environment = made_environment(config, record)
         waiting = record.watchdog.waiting("the cold start", "deadlines.cold_start")
         with record.timer.phase("cold_start"), waiting:
             start = cold_start.ensure(config, environment, record.say)
@@ -36,13 +38,23 @@ def run_evaluate(config: Config, output_dir: Path) -> None:
         look(run, config, record, step=0)
 
 
+def run_judge(config: Config, output_dir: Path) -> None:
+    """Train the judges that are not there yet, measure all, and say where they lie; ValueError below their floor."""
+    if not isinstance(config.environment, InfillConfig):
+        raise ValueError(f"covey judge needs environment=infill, got environment={config.environment.name}")
+    with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
+        with record.timer.phase("judge"):
+            environment = made_environment(config, record)
+        assert isinstance(environment, Describes)
+        (record.folder / "judge.json").write_text(json.dumps(dict(environment.facts()), indent=2) + "\n")
+
+
 def run_check(config: Config, output_dir: Path) -> None:
     """The checks that precede a training run, on the policy it would train; ValueError where one fails."""
     if not config.preflight.enabled:
         raise ValueError("covey check needs preflight.enabled=true, got preflight.enabled=false")
     with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
-        with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"):
-            environment = build_environment(config)
+        environment = made_environment(config, record)
         warm = warmed(config, environment, record)
         with record.watchdog.waiting(f"the model {warm.model.name} to be loaded", "deadlines.loading"):
             run = build_run(warm, environment, record.timer)

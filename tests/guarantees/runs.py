@@ -63,6 +63,11 @@ CURRICULUM = (
     "group_size_schedule=[{step: 20, group_size: 3}]",
 )
 """The same with all that decides which prompts come next: environments in turn, success rates, another group size."""
+MASKED = (
+    *("model=nano-masked", "engine=fill", "algorithm=infill_document", "model.nano_architecture=bert"),
+    *("data.path=gaps.jsonl", "sampling.temperature=0.8", "sampling.top_p=0.95", "sampling.num_passes=2"),
+)
+"""What makes the same a run of a policy that fills in, in two passes, with a reference."""
 TIMES = ("seconds", "tokens_per_second")
 PATIENCE = 180.0
 """Seconds that a small run may take on a loaded machine."""
@@ -75,6 +80,8 @@ def prepare(folder: Path) -> None:
     (folder / "varied_reward.py").write_text(REWARDS)
     rows = [json.dumps({"prompt": f"number {n}: "}) for n in range(20)]
     (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    gaps = [json.dumps({"prompt": f"<mask>umber {n}<mask><mask>: <mask>"}) for n in range(20)]
+    (folder / "gaps.jsonl").write_text("\n".join(gaps) + "\n")
 
 
 def start(folder: Path, *words: str, environment: dict[str, Any] | None = None, **options: Any) -> Process:

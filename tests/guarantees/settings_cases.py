@@ -10,6 +10,7 @@ from covey.environment_config import ArithmeticConfig, Gsm8kConfig
 
 from . import settings_code as code
 from . import settings_ifeval as ifeval
+from . import settings_infill as infill
 from . import settings_machines as machines
 from . import settings_observed as see
 from . import settings_watched as watch
@@ -95,6 +96,7 @@ PREFLIGHT = {"preflight.enabled": True}
 SAVING = HERE | {"num_steps": 3, "output.save_every": 1}
 
 CASES: dict[str, Case | Refused] = {
+    **{name: Case(*given) for name, given in infill.CHANGES.items()},
     "seed": Case(see.rollouts, 1),
     "num_steps": Case(see.run_folder, 3),
     "groups_per_step": Case(see.rollouts, 3),
@@ -122,6 +124,7 @@ CASES: dict[str, Case | Refused] = {
     "reward_weights": Case(see.rollouts, [0.5], HERE),
     # ---------------------------------------------------------------------------------------------- model
     "model.name": Case(see.policy, "policy"),
+    "model.kind": Refused("masked", "model.name=nano needs model.kind=causal, got model.kind=masked"),
     "model.revision": Case(see.policy, "other", {"model.name": "some/one"}),
     "model.precision": Case(see.policy, "bfloat16"),
     "model.load_in_4bit": Case(see.policy, True, {"model.name": "policy", **LORA}),
@@ -367,6 +370,7 @@ OFF: dict[str, Settings] = {
     "model.name = nano": {"model.name": "policy"},
     "saved weights, or a cold start that saves some": LORA,
     "an engine that samples": {"engine.name": "fake"},
+    **infill.OFF,
     "data.path = a hub name": HERE,
     "data.path = a folder or a hub name": HERE,
     "optimizer.warmup_steps < num_steps": {"optimizer.warmup_steps": 2},

@@ -11,6 +11,8 @@ import pytest
 
 from covey.config import Config, ModelConfig, validate
 from covey.environment_config import ENVIRONMENT_SETTINGS
+from covey.policy.nano import NanoShape
+from covey.policy.nano_masked import nano_judge_model, nano_masked_tokenizer
 from covey.settings import to_yaml
 from covey.train import train
 
@@ -53,6 +55,9 @@ def make_world(folder: Path) -> None:
         policy = nano(seed=seed, nano_hidden_size=192)
         policy.model.save_pretrained(folder / name)  # type: ignore[operator]
         policy.tokenizer.save_pretrained(folder / name)
+    tokenizer = nano_masked_tokenizer()
+    nano_judge_model(NanoShape("modernbert", 16, 1, 2), tokenizer, seed=5).save_pretrained(folder / "judge")
+    tokenizer.save_pretrained(folder / "judge")
     (folder / HUB / "refs").mkdir()
     (folder / HUB / "refs" / "main").write_text("0")
     (folder / HUB / "refs" / "other").write_text("1")
@@ -95,7 +100,7 @@ def configured(settings: Mapping[str, Any]) -> Config:
     small: dict[str, Any] = {"environment": schema(), "preflight.enabled": False}
     if schema().name == "arithmetic":
         small |= {"environment.num_train": 16, "environment.num_test": 8}
-    if settings.get("model.name", "nano") != "nano":
+    if settings.get("model.name", "nano") not in ("nano", "nano-masked"):
         usual = ModelConfig()
         small |= {f"model.{key}": value for key, value in vars(usual).items() if key.startswith("nano_")}
     config = small_config(**{key.replace(".", "__"): value for key, value in (small | dict(settings)).items()})

@@ -42,6 +42,7 @@ from .settings_cases import (
     Refused,
     Settings,
 )
+from .settings_infill import INFILL, judges
 from .settings_observed import alike, evaluation, policy, warm_up
 from .settings_watched import checks
 from .settings_world import configured, connect, make_world
@@ -162,6 +163,7 @@ VERBS: dict[str, tuple[Observation, Settings]] = {
     "check": (checks, PREFLIGHT),
     "evaluate": (evaluation, {}),
     "cold-start": (warm_up, COLD),
+    "judge": (judges, INFILL),
 }
 UNREAD_NAMES = [(verb, name) for verb, names in UNREAD.items() for name in covered(names)]
 

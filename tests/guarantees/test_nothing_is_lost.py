@@ -11,8 +11,10 @@ import pytest
 
 from .runs import (
     CURRICULUM,
+    MASKED,
     NUM_STEPS,
     SAVE_EVERY,
+    SETTINGS,
     Process,
     fingerprint,
     finish,
@@ -143,6 +145,20 @@ def test_a_killed_run_with_a_curriculum_draws_the_prompts_it_would_have_drawn(re
     finish_well(process)
     assert fingerprint(run) == fingerprint(reference / "taught")
     assert [row["group_size"] for row in rows(run) if row["kind"] == "train"] == [4.0] * 20 + [3.0] * 20
+
+
+def test_a_killed_run_of_a_policy_that_fills_in_ends_with_the_same_weights(reference: Path) -> None:
+    settings = (*SETTINGS, *MASKED)
+    finish_well(new_run(reference, "filled", settings=settings))
+    run = reference / "filled-killed"
+    process = new_run(reference, run.name, settings=settings, environment=SLOWLY)
+    for step in (7, 23):
+        assert wait_until(lambda step=step: num_trained(run) >= step and saved_step(run) > 0, process)  # type: ignore[misc]
+        kill(process)
+        process = resume(reference, run.name, environment=SLOWLY)
+    finish_well(process)
+    assert fingerprint(run) == fingerprint(reference / "filled")
+    assert all(row["kl"] > 0 for row in rows(run) if row["kind"] == "train" and row["step"] > 1)
 
 
 # -------------------------------------------------------------------------------------------------------- the demo

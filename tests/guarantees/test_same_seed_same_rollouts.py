@@ -21,13 +21,14 @@ from covey.engine import scheduler
 from covey.engine.base import Sampling
 from covey.engine.native import NativeEngine
 from covey.engine.sampler import row_key
+from covey.environments.scripted import Scripted
 from covey.policy.policy import Policy
 from covey.timing import PhaseTimer
 from covey.train import train
 from covey.types import Completion, Group
 
 from ..engine.tiny import tiny_policy
-from ..small import rows, scripted, small_config, use
+from ..small import rows, scripted, small_config, use, varied
 
 GENEROUS = 1 << 26
 SLOT_BYTES = 2 * 2 * 32 * 8
@@ -218,19 +219,42 @@ def written(folder: Path, **changes: Any) -> list[tuple[str, str, float]]:
     return [(row["prompt_id"], row["completion"], row["reward"]) for row in rows(folder / "rollouts.jsonl")]
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "masked": {
+        "model__name": "nano-masked",
+        "model__kind": "masked",
+        "model__nano_architecture": "bert",
+        "engine__name": "fill",
+        "sampling__num_passes": 2,
+    },
+}
+
+
+def environment_of(kind: str) -> Scripted:
+    """Prompts that are continued, or that have gaps."""
+    if kind == "causal":
+        return scripted()
+    texts = [f"<mask>ompt {index}<mask><mask>" for index in range(6)]
+    return Scripted({"train": texts, "test": ["te<mask>t a:", "t<mask>st b:", "t<mask>"]}, varied)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, scripted())
-    whole = written(tmp_path / "whole")
+    use(monkeypatch, environment_of(kind))
+    chosen = KINDS[kind]
+    whole = written(tmp_path / "whole", **chosen)
     with seeded(5):
-        written(tmp_path / "halves", num_steps=3)
+        written(tmp_path / "halves", num_steps=3, **chosen)
     with seeded(6):
-        resumed = written(tmp_path / "halves", resume=str(tmp_path / "halves"))
+        resumed = written(tmp_path / "halves", resume=str(tmp_path / "halves"), **chosen)
     assert resumed == whole
     assert len(whole) == 48
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "change",
     [
@@ -243,8 +267,8 @@ def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
     ids=",".join,
 )
 def test_while_the_weights_stand_still_a_run_samples_the_same_however_it_is_cut(
-    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, scripted())
-    frozen = {"optimizer__lr": 0.0}
+    use(monkeypatch, environment_of(kind))
+    frozen = {"optimizer__lr": 0.0, **KINDS[kind]}
     assert written(tmp_path / "b", **frozen, **change) == written(tmp_path / "a", **frozen)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from .runs import (
     CURRICULUM,
+    MASKED,
     SETTINGS,
     TIMES,
     Process,
@@ -43,6 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare(made)
     finish_well(start_alone(made, *SETTINGS, *UNEVEN, "hydra.run.dir=alone"))
     return made
+
+
+@pytest.fixture(scope="module")
+def filled(folder: Path) -> Path:
+    """The run of one process whose policy fills in masked tokens."""
+    finish_well(start_alone(folder, *SETTINGS, *UNEVEN, *MASKED, "hydra.run.dir=filled"))
+    return folder / "filled"
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +114,17 @@ def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
     ours, theirs = rows(folder / strategy), rows(folder / "alone")
     assert len(ours) == len(theirs) == 12 + 3
     for mine, other in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_make_the_run_of_one_that_fills_in(folder: Path, filled: Path, strategy: str) -> None:
+    run = folder / f"filled-{strategy}"
+    words = (*SETTINGS, *UNEVEN, *MASKED, f"distribution.strategy={strategy}", f"hydra.run.dir={run.name}")
+    finish_well(launch(folder, *words))
+    expected, got = weights(filled), weights(run)
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+    for mine, other in zip(rows(run), rows(filled), strict=True):
         assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
 
 

@@ -42,7 +42,11 @@ PLACES = [
     ("qwen2", torch.float32, FLOAT32),
     ("qwen3", torch.float32, FLOAT32),
     ("mistral", torch.float32, FLOAT32),
+    ("bert", torch.float64, EXACT),
+    ("roberta", torch.float64, EXACT),
+    ("modernbert", torch.float32, FLOAT32),
 ]
+"""The last three fill in masked tokens."""
 EVERYWHERE = pytest.mark.parametrize(
     ("architecture", "dtype", "tolerance", "lora_rank"),
     [
@@ -50,7 +54,7 @@ EVERYWHERE = pytest.mark.parametrize(
             *place,
             lora_rank,
             id=f"{place[0]}-{'lora' if lora_rank else 'full'}",
-            marks=[pytest.mark.slow] if lora_rank and place[0] in ("llama", "mistral") else [],
+            marks=[pytest.mark.slow] if lora_rank and place[0] in ("llama", "mistral", "bert") else [],
         )
         for place in PLACES
         for lora_rank in (0, 4)
@@ -98,7 +102,8 @@ def plain_gradient(case: UpdateCase) -> Tensor:
 
 def plain_logprob(policy: Policy, rollout: Rollout, temperature: float) -> Tensor:
     """Of the tokens the policy wrote, summed."""
-    logits_TV = policy.model(input_ids=torch.tensor([rollout.input_ids])).logits[0] / temperature
+    inputs = torch.tensor(rollout.input_ids).view(-1, rollout.input_length or len(rollout.input_ids))
+    logits_TV = policy.model(input_ids=inputs).logits.flatten(0, 1) / temperature
     logprob_T = logits_TV.log_softmax(-1).gather(1, torch.tensor(rollout.target_ids)[:, None])[:, 0]
     return logprob_T[torch.tensor(rollout.loss_mask)].sum()
 

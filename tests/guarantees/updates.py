@@ -27,7 +27,18 @@ from covey.policy.reference import Reference
 from covey.trainer import Trainer
 from covey.types import Batch, Group, Prompt, Reward, Rollout
 
-from ..builders import ADVANTAGES, CPU, copied, gradient, make_policy, make_trainer, random_groups, sampled_by
+from ..builders import (
+    ADVANTAGES,
+    CPU,
+    MASKED,
+    as_fills,
+    copied,
+    gradient,
+    make_policy,
+    make_trainer,
+    random_groups,
+    sampled_by,
+)
 
 SAMPLING = Sampling(temperature=0.8)
 MOVING = OptimizerConfig(name="sgd", lr=0.02, max_grad_norm=0.0)
@@ -117,6 +128,7 @@ def make_case(
     Without `groups` those of `builders.random_groups`; without `advantages` numbers that are never 0.
     """
     given = groups if groups is not None else random_groups()
+    given = as_fills(given) if architecture in MASKED else given
     if advantages is None:
         advantages = ADVANTAGES if groups is None else numbers(given)
     scored = sampled_by(policy_of(architecture, dtype, lora_rank), given, sampling, noise=0.3)

@@ -24,5 +24,21 @@ def build_fake(policy: "Policy", cache_bytes: int, max_rows: int) -> Engine:
     return FakeEngine(random_script(vocab_size, length=8), vocab_size)
 
 
-ENGINES: dict[str, Callable[["Policy", int, int], Engine]] = {"native": build_native, "fake": build_fake}
+def build_fill(policy: "Policy", cache_bytes: int, max_rows: int) -> Engine:
+    """In process, on the weights of a masked policy; it caches nothing."""
+    from covey.engine.fill import FillEngine
+
+    return FillEngine(policy, max_rows)
+
+
+def sampling_engine(policy: "Policy", cache_bytes: int, max_rows: int) -> Engine:
+    """The engine in process for a policy of its kind."""
+    return (build_native if policy.mask_id is None else build_fill)(policy, cache_bytes, max_rows)
+
+
+ENGINES: dict[str, Callable[["Policy", int, int], Engine]] = {
+    "native": build_native,
+    "fill": build_fill,
+    "fake": build_fake,
+}
 """Engine name -> builder (policy, cache_bytes, max_rows)."""

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from covey.types import Completion
 
+LIKELIHOODS = ("trajectory", "one_step")
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -28,6 +30,10 @@ class Sampling:
     """Stop strings; the token that completes one is the last token of the completion."""
     seed: int = 0
     """Random numbers are a pure function of (seed, sample index, position)."""
+    num_passes: int = 1
+    """Passes in which a masked policy fills an input."""
+    likelihood: str = "trajectory"
+    """Of a fill in several passes: `trajectory` or `one_step`."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -40,6 +46,10 @@ class Sampling:
             raise ValueError(f"min_p must be in [0, 1), got {self.min_p}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if self.num_passes < 1:
+            raise ValueError(f"num_passes must be >= 1, got {self.num_passes}")
+        if self.likelihood not in LIKELIHOODS:
+            raise ValueError(f"likelihood must be one of {', '.join(LIKELIHOODS)}, got {self.likelihood}")
         if "" in self.stop:
             raise ValueError("stop strings must not be empty, got an empty one")
 

@@ -54,6 +54,14 @@ def kept_mask(
     return _kept(_scaled(logits_RV, temperature), top_k, top_p, min_p)
 
 
+def kept_with(logits_RV: Tensor, token_R: Tensor, sampling: Sampling) -> Tensor:
+    """True (R, V) for the tokens that may be drawn, and for `token_R`, whose log-prob is asked for, in any case."""
+    kept_RV = kept_mask(logits_RV, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    if kept_RV is None:
+        return torch.ones_like(logits_RV, dtype=torch.bool)
+    return kept_RV.scatter(1, token_R[:, None], True)
+
+
 def filter_logits(
     logits_RV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         CountdownConfig,
         Gsm8kConfig,
         IfevalConfig,
+        InfillConfig,
         MachinesConfig,
         MathConfig,
         MixtureConfig,
@@ -177,6 +178,13 @@ def machine_settings(settings: "MachinesConfig") -> "MachineSettings":
     )
 
 
+def build_infill(settings: "InfillConfig", config: "Config") -> "Environment":
+    from covey.environments.infill_build import build
+
+    columns = () if config.data.path is None else (settings.text_column,)
+    return build(settings, config.model, config.data.path, _row_settings(config, columns), config.seed)
+
+
 def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") -> "Environment":
     from covey.environments.data import load_rows
     from covey.environments.reward_functions import RewardFunctions, RewardSettings, reward_functions
@@ -227,6 +235,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, Config], Environment]]" = {
     "code": build_code,
     "ifeval": build_ifeval,
     "machines": build_machines,
+    "infill": build_infill,
     "reward_functions": build_reward_functions,
     "mixture": build_mixture,
 }

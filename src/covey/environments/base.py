@@ -28,8 +28,9 @@ class Environment(Protocol):
 class Demonstrates(Protocol):
     """An environment that can show how it is done: the material of a cold start."""
 
-    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """(prompt, good completion text) pairs. The end-of-sequence token is added by the cold start."""
+    def demonstrations(self, split: Split) -> Sequence[tuple[Prompt, str | Sequence[int]]]:
+        """(prompt, good completion) pairs, as text or as tokens. The end-of-sequence token is added by the cold
+        start."""
         ...
 
 
@@ -77,6 +78,21 @@ class Logs(Protocol):
 
     def metrics(self) -> Mapping[str, float]:
         """What there is to log since this was last asked."""
+        ...
+
+
+@runtime_checkable
+class Judges(Protocol):
+    """An environment whose reward is what a learned judge says."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing of the judge can be trained."""
+        ...
+
+    @property
+    def story(self) -> str:
+        """In one line, how often it is right."""
         ...
 
 

@@ -82,7 +82,7 @@ class Mixture:
         """Of each part that has some, by its name."""
         return {name: part.facts() for name, part in self._parts.items() if isinstance(part, Describes)}
 
-    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str | Sequence[int]]]:
         """Of the parts that have some; ValueError where none has."""
         able = {name: part for name, part in self._parts.items() if isinstance(part, Demonstrates)}
         silent = [name for name in self._parts if name not in able]

@@ -24,7 +24,7 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
         target_modules="all-linear" if settings.lora_targets == ALL_LINEAR else list(settings.lora_targets),
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if settings.kind == "causal" else None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -50,7 +50,9 @@ def attention(
         raise ValueError(f"attention with {unsupported[0]} is not supported, got {type(module).__name__}")
     scaling = keywords.get("scaling")
     rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, keywords.get("sliding_window"))
-    return layout.attend(int(module.layer_idx), query, key, value, rule).transpose(1, 2), None  # type: ignore[arg-type]
+    # Some encoders do not number their layers; only a cache of keys and values needs the number.
+    layer = vars(module).get("layer_idx", id(module))
+    return layout.attend(layer, query, key, value, rule).transpose(1, 2), None
 
 
 def register() -> None:

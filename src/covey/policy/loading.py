@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -20,9 +21,10 @@ from covey.config import ModelConfig
 from covey.policy import linear
 from covey.policy.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.attention import ATTENTION, register
-from covey.policy.nano import NANO, nano_model, nano_tokenizer
+from covey.policy.nano import NANO, NanoShape, nano_model, nano_tokenizer
+from covey.policy.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.policy import DTYPES, Policy
-from covey.policy.probe import has_plain_head, remove_dropout
+from covey.policy.probe import probed, remove_dropout
 
 
 def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> Policy:
@@ -44,20 +46,39 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     remove_dropout(model)
     if device.type == "cpu":
         linear.choose_library(model, settings.linear)
-    plain_head = has_plain_head(model)
+    precision = DTYPES[settings.precision]
+    bare = probed(Policy(model, tokenizer, precision, plain_head=False, mask_id=_mask_id(settings, tokenizer)))
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    precision = DTYPES[settings.precision]
     wrapped: nn.Module = model
     if saved is not None:
         wrapped = load_adapters(model, settings, saved)
     elif settings.lora_rank > 0 and trainable:
         wrapped = add_adapters(model, settings, seed)
     offload = settings.activation_offload and trainable
-    policy = Policy(wrapped, tokenizer, precision, plain_head, offload=offload)
+    policy = replace(bare, model=wrapped, offload=offload)
     if not trainable:
         wrapped.requires_grad_(False)
     return policy
+
+
+def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
+    """The policy's tokenizer alone, without its weights."""
+    if settings.name in NANO_TOKENIZERS:
+        return NANO_TOKENIZERS[settings.name]()
+    try:
+        return _load_tokenizer(settings)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"model.name={settings.name} has no tokenizer ({_line(error)})") from error
+
+
+def _mask_id(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token a masked policy replaces; None for a causal one."""
+    if settings.kind == "causal":
+        return None
+    if tokenizer.mask_token_id is None:
+        raise ValueError(f"model.kind=masked needs a tokenizer with a mask token, {settings.name} has none")
+    return int(tokenizer.mask_token_id)
 
 
 def choose_device(name: str) -> torch.device:
@@ -75,10 +96,12 @@ def choose_device(name: str) -> torch.device:
 def _load_model(
     settings: ModelConfig, device: torch.device, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if settings.name == NANO:
-        tokenizer = nano_tokenizer()
-        shape = (settings.nano_architecture, settings.nano_hidden_size, settings.nano_num_layers)
-        model = nano_model(*shape, settings.nano_num_heads, tokenizer, seed)
+    if settings.name in NANO_TOKENIZERS:
+        shape = NanoShape(
+            settings.nano_architecture, settings.nano_hidden_size, settings.nano_num_layers, settings.nano_num_heads
+        )
+        tokenizer = NANO_TOKENIZERS[settings.name]()
+        model = (nano_model if settings.name == NANO else nano_masked_model)(shape, tokenizer, seed)
         return _move(model, device, _storage_type(settings)), tokenizer
     return _load_pretrained(settings, device)
 
@@ -91,12 +114,14 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         keywords["quantization_config"] = _four_bit(settings)
         keywords["device_map"] = {"": device}
     try:
-        model = AutoModelForCausalLM.from_pretrained(settings.name, **keywords)
+        model = KINDS[settings.kind].from_pretrained(settings.name, **keywords)
         tokenizer = _load_tokenizer(settings)
     except (OSError, ValueError, KeyError) as error:
         what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
         reason = "its attention cannot be replaced" if error.args == (ATTENTION,) else _line(error)
-        raise ValueError(f"model.name={settings.name} is no {what} of a causal language model ({reason})") from error
+        raise ValueError(
+            f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return (model if settings.load_in_4bit else _move(model, device, _storage_type(settings))), tokenizer
@@ -139,3 +164,8 @@ def _four_bit(settings: ModelConfig) -> Any:
 
 def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
+KINDS = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
+NANO_TOKENIZERS = {NANO: nano_tokenizer, NANO_MASKED: nano_masked_tokenizer}
+"""The embedded policies, which are built from nothing."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from covey.engine.base import Sampling
-from covey.engine.sampler import kept_mask
+from covey.engine.sampler import kept_with
 from covey.kl import full_kl
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
@@ -114,7 +114,7 @@ def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[
     rows_LC = _head_input(policy, batch)
     chunk = scoring.chunk or max(len(batch.target_L), 1)
     for rows, target in zip(rows_LC.split(chunk), batch.target_L.split(chunk), strict=True):
-        mask_LV = _kept_with_target(_logits(policy, rows), target, scoring.sampling)
+        mask_LV = kept_with(_logits(policy, rows), target, scoring.sampling)
         entries.append(mask_LV.nonzero()[:, 1])
         counts.append(mask_LV.sum(dim=1))
     return torch.cat(entries), torch.cat(counts)
@@ -179,11 +179,4 @@ def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor,
 def _mask(chunk: Chunk, logits_LV: Tensor, sampling: Sampling) -> Tensor:
     if chunk.kept is not None:
         return chunk.kept.mask(logits_LV.shape[-1])
-    return _kept_with_target(logits_LV.detach(), chunk.target_L, sampling)
-
-
-def _kept_with_target(logits_LV: Tensor, target_L: Tensor, sampling: Sampling) -> Tensor:
-    mask_LV = kept_mask(logits_LV, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    if mask_LV is None:
-        return torch.ones_like(logits_LV, dtype=torch.bool)
-    return mask_LV.scatter(1, target_L[:, None], True)
+    return kept_with(logits_LV.detach(), chunk.target_L, sampling)

@@ -3,11 +3,15 @@
 It makes every recipe run offline on a laptop; a cold start teaches it enough to earn rewards.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from covey.policy.attention import ATTENTION
+from covey.tables import one_of
 
 NANO = "nano"
 # AutoTokenizer takes Qwen2's own class for this architecture, which would add this end token if it were missing.
@@ -21,15 +25,39 @@ CHAT_TEMPLATE = (
 )
 
 
-def nano_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each byte, so that any text goes in and comes out unchanged; four special tokens besides."""
+@dataclass(frozen=True, slots=True)
+class NanoShape:
+    """What a model made from nothing looks like."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % (2 * self.num_heads) != 0:
+            raise ValueError(f"model.nano_hidden_size must be a multiple of 2 x nano_num_heads, got {self.hidden_size}")
+
+    @property
+    def initializer_range(self) -> float:
+        """The usual 0.02 suits wide models; a narrow one learns several times faster from a start of unit scale."""
+        return float(0.7 * self.hidden_size**-0.5)
+
+
+def byte_tokenizer(special: Sequence[str]) -> Tokenizer:
+    """One token for each byte, so that any text goes in and comes out unchanged; the special tokens come first."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([PAD, END, START_TURN, END_TURN, *alphabet])}
+    vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def nano_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, four special tokens and a chat template."""
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=byte_tokenizer([PAD, END, START_TURN, END_TURN]),
         pad_token=PAD,
         eos_token=END,
         extra_special_tokens=[START_TURN, END_TURN],
@@ -40,27 +68,21 @@ def nano_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def nano_model(
-    architecture: str, hidden_size: int, num_layers: int, num_heads: int, tokenizer: PreTrainedTokenizerFast, seed: int
-) -> PreTrainedModel:
+def nano_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
     """Random weights, a pure function of the arguments; the global random state is left as it was."""
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"model.nano_architecture must be one of {', '.join(ARCHITECTURES)}, got {architecture}")
-    if hidden_size % (2 * num_heads) != 0:
-        raise ValueError(f"model.nano_hidden_size must be a multiple of 2 x nano_num_heads, got {hidden_size}")
+    one_of("model.nano_architecture", shape.architecture, ARCHITECTURES)
     config = AutoConfig.for_model(
-        architecture,
+        shape.architecture,
         vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=8 * (hidden_size // 3),
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
-        head_dim=hidden_size // num_heads,
+        hidden_size=shape.hidden_size,
+        intermediate_size=8 * (shape.hidden_size // 3),
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_heads,
+        head_dim=shape.hidden_size // shape.num_heads,
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
-        # The usual 0.02 suits wide models; a narrow one learns several times faster from a start of unit scale.
-        initializer_range=0.7 * hidden_size**-0.5,
+        initializer_range=shape.initializer_range,
         sliding_window=None,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

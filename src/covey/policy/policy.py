@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens, L chosen positions, V vocabulary, C hidden width.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Policy:
-    """A causal language model being trained, sampled or held as reference."""
+    """A language model being trained, sampled or held as reference: causal, or masked, which fills in."""
 
     model: nn.Module
     """What is trained: a PreTrainedModel, or peft's wrapper around one."""
@@ -30,11 +30,16 @@ class Policy:
     precision: torch.dtype
     """What the forward pass computes in (autocast where weights are of another type)."""
     plain_head: bool
-    """Logits are exactly output_embedding(last hidden state); else the head must run inside the model."""
+    """Logits are exactly what the modules behind the base model make of a last hidden state, position by position;
+    else the head must run inside the model."""
     sharded: bool = False
     """Weights are shared out over the ranks (`policy.sharding`): every pass is collective."""
     offload: bool = False
     """Activations wait for the backward pass in the host's memory."""
+    mask_id: int | None = None
+    """Of a masked policy: the token it replaces. None: the policy continues its prompts."""
+    first_position: int = 0
+    """The number its position encoding gives to the first token of a sequence."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -50,7 +55,11 @@ class Policy:
     @property
     def max_length(self) -> int:
         """Longest sequence the position encoding knows, in tokens."""
-        return int(self.causal_lm.config.max_position_embeddings)
+        return int(self.causal_lm.config.max_position_embeddings) - self.first_position
+
+    def num_positions(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Positions that a prompt and its completion take: what is filled in stands in the prompt already."""
+        return num_prompt_tokens + (max_tokens if self.mask_id is None else 0)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -78,27 +87,35 @@ class Policy:
     ) -> Tensor:
         """Logits in the model's type: of all positions (B * T, V), or of positions keep_T of every sequence."""
         with self.autocast():
-            out = self.causal_lm(
-                input_ids=input_ids_BT,
-                position_ids=position_ids_BT,
-                layout=layout,
-                use_cache=False,
-                logits_to_keep=0 if keep_T is None else keep_T,
-            )
+            place = self._place(input_ids_BT, position_ids_BT, layout)
+            if self.mask_id is not None:
+                logits_BTV = self.causal_lm(**place).logits
+                return (logits_BTV if keep_T is None else logits_BTV[:, keep_T]).flatten(0, 1)
+            out = self.causal_lm(**place, logits_to_keep=0 if keep_T is None else keep_T)
         return out.logits.flatten(0, 1)
 
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (B, T, C), after the final norm."""
         with self.autocast(), offloaded(self.device) if self.offload else nullcontext():
-            out = self.causal_lm.base_model(
-                input_ids=input_ids_BT, position_ids=position_ids_BT, layout=layout, use_cache=False
-            )
+            out = self.causal_lm.base_model(**self._place(input_ids_BT, position_ids_BT, layout))
         return out.last_hidden_state
 
     def head(self, hidden_LC: Tensor) -> Tensor:
         """Logits (L, V) of hidden states; only where `plain_head`."""
         with self.autocast():
-            return self.causal_lm.get_output_embeddings()(hidden_LC)
+            for module in head_modules(self.causal_lm):
+                hidden_LC = module(hidden_LC)
+            return hidden_LC
+
+    def _place(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> dict[str, Any]:
+        """What a pass is given; an encoder has no cache to switch off."""
+        place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}
+        return place if self.mask_id is not None else place | {"use_cache": False}
+
+
+def head_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """What a model does after its base model, in order: the output embedding, or a masked model's prediction head."""
+    return [module for module in model.children() if module is not model.base_model]
 
 
 def is_adapted(model: nn.Module) -> bool:

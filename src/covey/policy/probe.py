@@ -1,13 +1,14 @@
 """What an architecture can do, found out by running it on a few tokens; what a layout would get wrong is refused."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from covey.policy.attention import DENSE, Layout, Rule
-from covey.policy.policy import inference
+from covey.policy.bidirectional import WHOLE
+from covey.policy.policy import Policy, inference
 
 NUM_TOKENS = 8
 NOISE = 1e-2
@@ -16,13 +17,14 @@ NOISE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Plain causal attention that notes which layers asked for it."""
+    """Attention of another layout that notes which layers asked for it."""
 
+    layout: Layout
     layers: set[int] = field(default_factory=set)
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         self.layers.add(layer)
-        return DENSE.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
+        return self.layout.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
 
 
 def remove_dropout(model: nn.Module) -> None:
@@ -38,19 +40,21 @@ def remove_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether logits are just the output embedding of the last hidden state (no scaling, no soft cap).
+def probed(policy: Policy) -> Policy:
+    """The policy with what a few tokens show of its architecture: whether its head is plain, where positions begin.
 
     ValueError for an architecture that covey cannot train: where a layer mixes tokens by other means than attention
     handed over by transformers, packed rollouts would see each other; where training mode is noisy, the policy that is
     trained is not the one that was sampled.
     """
-    kind = type(model).__name__
-    recorder = Recorder()
+    model = policy.causal_lm
+    kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
+    recorder = Recorder(layout)
     with inference(model):
         try:
-            logits = _logits(model, recorder)
-            hidden = model.base_model(**_keywords(model, DENSE)).last_hidden_state
+            found = replace(policy, first_position=_first_position(policy, layout))
+            logits_TV = _logits(found, recorder)
+            hidden_TC = found.hidden(*_probe(policy), layout)[0]
         except ValueError:
             raise
         except Exception as error:  # foreign code, which may trip over the layout in any way
@@ -61,15 +65,40 @@ def has_plain_head(model: PreTrainedModel) -> bool:
                 f"model.name needs attention in every layer, {kind} has it in {len(recorder.layers)} of {num_layers}"
             )
         model.train()
-        if not torch.allclose(_logits(model, DENSE), logits, rtol=0.0, atol=NOISE * float(logits.std())):
+        if not torch.allclose(_logits(found, layout), logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std())):
             raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
-        return bool(torch.equal(model.get_output_embeddings()(hidden), logits))
+        return replace(found, plain_head=_is_plain(found, hidden_TC, logits_TV))
 
 
-def _logits(model: PreTrainedModel, layout: Layout) -> Tensor:
-    return model(**_keywords(model, layout)).logits
+def _first_position(policy: Policy, layout: Layout) -> int:
+    """Where a masked model's position encoding begins: RoBERTa and its kin leave room for the padding token."""
+    model = policy.causal_lm
+    if policy.mask_id is None:
+        return 0
+    expected_TV = model(input_ids=_probe(policy)[0], layout=layout).logits[0]
+    padding = model.config.pad_token_id
+    for first in dict.fromkeys((0, 0 if padding is None else padding + 1)):
+        if torch.equal(_logits(replace(policy, first_position=first), layout), expected_TV):
+            return first
+    raise ValueError(f"model.name needs positions that are counted through, {type(model).__name__} has others")
 
 
-def _keywords(model: PreTrainedModel, layout: Layout) -> dict[str, object]:
-    probe = torch.arange(min(NUM_TOKENS, model.config.vocab_size), device=model.device)[None]
-    return {"input_ids": probe, "position_ids": probe, "layout": layout, "use_cache": False}
+def _is_plain(policy: Policy, hidden_TC: Tensor, logits_TV: Tensor) -> bool:
+    try:
+        return bool(torch.equal(policy.head(hidden_TC), logits_TV))
+    except (TypeError, RuntimeError):  # modules that take something else, or stand in another order
+        return False
+
+
+def _logits(policy: Policy, layout: Layout) -> Tensor:
+    return policy.logits(*_probe(policy), layout)
+
+
+def _probe(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Token ids and positions of a short input; masked models may give padding tokens positions of their own."""
+    config, device = policy.causal_lm.config, policy.causal_lm.device
+    ids: Sequence[int] = range(config.vocab_size)
+    if policy.mask_id is not None:
+        ids = [token_id for token_id in ids if token_id != config.pad_token_id]
+    chosen = torch.tensor([list(ids[:NUM_TOKENS])], device=device)
+    return chosen, torch.arange(chosen.shape[1], device=device)[None]

@@ -147,6 +147,8 @@ def _sharded_modules(model: nn.Module) -> "Iterator[FSDPModule]":
 
 
 def _layers(root: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers: what transformers never splits over devices."""
+    """The layers: what transformers never splits over devices. Embeddings, which encoders list there too, stay with the
+    head that may share their weight."""
     names = set(root._no_split_modules or [])
-    return [module for module in root.modules() if type(module).__name__ in names]
+    found = [module for module in root.modules() if type(module).__name__ in names]
+    return [layer for layer in found if not any(isinstance(module, nn.Embedding) for module in layer.modules())]

@@ -15,7 +15,9 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class Loaded:
+    """A model that scores texts, frozen."""
+
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
 
@@ -48,7 +50,7 @@ class RewardModel:
         self.model, self.revision = model, revision
         self.precision, self.device = precision, device
         self.batch_size, self.label = batch_size, label
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker process loads the weights itself."""
@@ -76,7 +78,7 @@ class RewardModel:
             raise ValueError(f"the reward model {self.model} has no chat template; its prompts must be text")
         return str(tokenizer.apply_chat_template([*prompt, *completion], tokenize=False))
 
-    def _scores(self, loaded: _Loaded, texts: Sequence[str]) -> list[float]:
+    def _scores(self, loaded: Loaded, texts: Sequence[str]) -> list[float]:
         import torch
 
         # The template has written the special tokens already; text prompts get none either, as in TRL.
@@ -89,24 +91,31 @@ class RewardModel:
             raise ValueError(f"label must be < {logits.shape[1]} for the reward model {self.model}, got {self.label}")
         return [float(score) for score in logits[:, self.label].float()]
 
-    def _load(self) -> _Loaded:
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    def _load(self) -> Loaded:
+        loaded = load_scorer(self.model, self.revision, self.precision, self.device)
+        if loaded.tokenizer.pad_token_id is None:
+            loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+        loaded.model.config.get_text_config().pad_token_id = loaded.tokenizer.pad_token_id
+        return loaded
 
-        from covey.policy.loading import choose_device
 
-        keywords: dict[str, Any] = {} if self.revision is None else {"revision": self.revision}
-        try:
-            model, loading = AutoModelForSequenceClassification.from_pretrained(
-                self.model, dtype=self.precision, output_loading_info=True, **keywords
-            )
-            tokenizer = AutoTokenizer.from_pretrained(self.model, **keywords)
-        except (OSError, ValueError, KeyError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-            raise ValueError(f"{self.model} is no directory or reachable hub reward model ({reason})") from error
-        if loading["missing_keys"]:
-            missing = ", ".join(sorted(loading["missing_keys"])[:3])
-            raise ValueError(f"{self.model} is no reward model: its files have no weights for {missing}")
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return _Loaded(model.eval().to(choose_device(self.device)), tokenizer)
+def load_scorer(name: str, revision: str | None, precision: str, device: str) -> Loaded:
+    """A sequence classifier, frozen, with its tokenizer. ValueError where there is none with a trained head."""
+    from transformers import AutoModelForSequenceClassification
+
+    from covey.config import ModelConfig
+    from covey.policy.loading import choose_device, load_tokenizer
+
+    keywords: dict[str, Any] = {} if revision is None else {"revision": revision}
+    try:
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype=precision, output_loading_info=True, **keywords
+        )
+        tokenizer = load_tokenizer(ModelConfig(name=name, revision=revision))
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        raise ValueError(f"{name} is no directory or reachable hub reward model ({reason})") from error
+    if loading["missing_keys"]:
+        missing = ", ".join(sorted(loading["missing_keys"])[:3])
+        raise ValueError(f"{name} is no reward model: its files have no weights for {missing}")
+    return Loaded(model.requires_grad_(False).eval().to(choose_device(device)), tokenizer)

@@ -240,6 +240,12 @@ def test_metrics_tell_validity_in_space_and_how_many_machines_differ() -> None:
     assert made.metrics() == {}
 
 
+def test_a_machine_built_in_another_order_is_no_other_machine() -> None:
+    made = environment()
+    rewards(made, CAR_TEXT, "Ba0Wb4Wb1", "Wa2Ba0")
+    assert made.metrics()["unique_machines"] == 2.0
+
+
 def test_the_best_of_n_is_the_bootstraps_expectation() -> None:
     assert best_of([0.0, 4.0], 1) == 2.0
     assert best_of([0.0, 4.0], 2) == 3.0

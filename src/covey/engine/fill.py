@@ -1,0 +1,260 @@
+"""The engine of a masked policy: fills in the masked tokens of an input, all at once or in several passes.
+
+Concurrent calls of generate() share passes; the fills of one input share its first. In each pass the positions of which
+the policy is most certain are filled, before anything is drawn, so the order follows from the weights alone.
+
+Shapes: S different positions of the inputs of a pass, F positions filled in by it (one for each row), V vocabulary.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from covey.deadlines import Watchdog
+from covey.engine.base import EngineStats, Sampling
+from covey.engine.sampler import filtered_logprobs, kept_with, partition, random_uniform, row_key, sample
+from covey.policy.bidirectional import inputs_layout
+from covey.policy.policy import Policy, inference
+from covey.types import Completion
+
+
+@dataclass(eq=False)
+class Fill:
+    """One sample under way."""
+
+    request: "Request"
+    key: int
+    input_ids: list[int]
+    """As the next pass reads it."""
+    open: list[int]
+    """Positions still masked."""
+    filled: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+    """Position -> token, log-probability, pass."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One call of generate()."""
+
+    prompt_ids: tuple[int, ...]
+    masked: list[int]
+    n: int
+    sampling: Sampling
+    version: int
+    future: asyncio.Future[list[Completion]]
+
+    def fills(self) -> list[Fill]:
+        keys = [row_key(self.sampling.seed, index) for index in range(self.n)]
+        return [Fill(self, key, list(self.prompt_ids), list(self.masked)) for key in keys]
+
+    def completion(self, fill: Fill) -> Completion:
+        chosen = [fill.filled[position] for position in self.masked]
+        passes = tuple(number for _, _, number in chosen)
+        several = any(passes) and self.sampling.likelihood == "trajectory"
+        return Completion(
+            token_ids=tuple(token_id for token_id, _, _ in chosen),
+            logprobs=tuple(logprob for _, logprob, _ in chosen),
+            finish_reason="stop",
+            policy_version=self.version,
+            passes=passes if several else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one pass said."""
+
+    logits_SV: Tensor
+    place: dict[tuple[tuple[int, ...], int], int]
+    """(input, position) -> row of the logits."""
+
+    def rows(self, wanted: Sequence[tuple[Fill, int]]) -> Tensor:
+        """Logits (F, V) of a position of each fill."""
+        index = [self.place[tuple(fill.input_ids), position] for fill, position in wanted]
+        return self.logits_SV[torch.tensor(index, dtype=torch.int64, device=self.logits_SV.device)]
+
+
+class FillEngine:
+    """Samples from the very weights that are trained. `version` is what completions carry."""
+
+    def __init__(self, policy: Policy, max_rows: int) -> None:
+        """max_rows bounds the completions filled in at the same time; one call is never split."""
+        if max_rows < 1:
+            raise ValueError(f"max_rows must be >= 1, got {max_rows}")
+        if policy.mask_id is None:
+            raise ValueError("engine.name=fill needs model.kind=masked, got model.kind=causal")
+        self.version = 0
+        self._policy = policy
+        self._mask_id = policy.mask_id
+        self._max_rows = max_rows
+        self._waiting: list[Request] = []
+        self._driver: asyncio.Task[None] | None = None
+        self._stats = EngineStats()
+        self._watchdog = Watchdog()
+
+    def watched_by(self, watchdog: Watchdog) -> None:
+        """Name the engine's work to the watchdog."""
+        self._watchdog = watchdog
+
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+        """n fills of one input, in sample order: the tokens of its masked positions, from left to right.
+
+        An input without masked tokens has empty completions. ValueError where the input is too long.
+        """
+        loop = asyncio.get_running_loop()
+        request = self._request(prompt_ids, n, sampling, loop.create_future())
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
+            self._waiting.clear()  # of a loop that was closed
+            self._driver = loop.create_task(self._drive())
+        self._waiting.append(request)
+        return await request.future
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the new version; the tensors are not looked at: the engine samples from the policy that is trained."""
+        self.version = version
+
+    def take_stats(self) -> EngineStats:
+        """Statistics since the last call."""
+        stats, self._stats = self._stats, EngineStats()
+        return stats
+
+    def _request(
+        self, prompt_ids: Sequence[int], n: int, sampling: Sampling, future: asyncio.Future[list[Completion]]
+    ) -> Request:
+        if n < 1:
+            raise ValueError(f"n must be >= 1, got {n}")
+        if not prompt_ids:
+            raise ValueError("a prompt must hold at least one token, got none")
+        if len(prompt_ids) > self._policy.max_length:
+            raise ValueError(
+                f"an input of {len(prompt_ids)} tokens, the policy has {self._policy.max_length} positions"
+            )
+        masked = [position for position, token_id in enumerate(prompt_ids) if token_id == self._mask_id]
+        if len(masked) > sampling.max_tokens:
+            raise ValueError(
+                f"{len(masked)} masked tokens need max_tokens >= that, got max_tokens={sampling.max_tokens}"
+            )
+        return Request(tuple(prompt_ids), masked, n, sampling, self.version, future)
+
+    async def _drive(self) -> None:
+        """Fill in while calls wait. A failure is handed to every waiting call: none waits for ever."""
+        taken: list[Request] = []
+        try:
+            await asyncio.sleep(0)  # calls made at the same time are answered together
+            while self._waiting:
+                taken = self._next()
+                with self._watchdog.waiting("the engine to fill in", "deadlines.sampling"):
+                    self._answer(taken)
+                await asyncio.sleep(0)
+        except BaseException as error:
+            for request in (*taken, *self._waiting):
+                if not request.future.done():
+                    request.future.set_exception(error) if isinstance(error, Exception) else request.future.cancel()
+            self._waiting.clear()
+            if not isinstance(error, Exception):
+                raise
+
+    def _next(self) -> list[Request]:
+        taken, num_rows = [self._waiting.pop(0)], 0
+        num_rows = taken[0].n
+        while self._waiting and num_rows + self._waiting[0].n <= self._max_rows:
+            taken.append(self._waiting.pop(0))
+            num_rows += taken[-1].n
+        return taken
+
+    def _answer(self, requests: Sequence[Request]) -> None:
+        started = time.perf_counter()
+        fills = [(request, request.fills()) for request in requests]
+        with inference(self._policy.model):
+            fill_in(self._policy, [fill for _, own in fills for fill in own])
+        for request, own in fills:
+            if not request.future.done():
+                request.future.set_result([request.completion(fill) for fill in own])
+        self._stats = replace(
+            self._stats,
+            prompt_tokens=self._stats.prompt_tokens + sum(len(request.prompt_ids) for request in requests),
+            sampled_tokens=self._stats.sampled_tokens + sum(r.n * len(r.masked) for r in requests),
+            seconds=self._stats.seconds + time.perf_counter() - started,
+            peak_rows=max(self._stats.peak_rows, sum(request.n for request in requests)),
+        )
+
+
+def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
+    """Run the passes that the fills ask for, and fill them in."""
+    first: Read | None = None
+    number = 0
+    while any(fill.open for fill in fills):
+        read = _read(policy, [fill for fill in fills if fill.open])
+        first = first or read
+        wanted = [(fill, position) for fill in fills for position in _surest(read, fill, number)]
+        token_F, logprob_F = _draw(read, wanted)
+        for (fill, position), token_id, logprob in zip(wanted, token_F.tolist(), logprob_F.tolist(), strict=True):
+            fill.filled[position] = (token_id, logprob, number)
+        for fill, position in wanted:
+            fill.input_ids[position] = fill.filled[position][0]
+            fill.open.remove(position)
+        number += 1
+    if first is not None and number > 1:
+        _score_in_one_step(first, [fill for fill in fills if fill.request.sampling.likelihood == "one_step"])
+
+
+def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
+    """One pass over the different inputs; logits of their masked positions."""
+    inputs = {tuple(fill.input_ids): fill.open for fill in fills}
+    place: dict[tuple[tuple[int, ...], int], int] = {}
+    sources: list[int] = []
+    start = 0
+    for ids, masked in inputs.items():
+        for position in masked:
+            place[ids, position] = len(sources)
+            sources.append(start + position)
+        start += len(ids)
+    stream = [token_id for ids in inputs for token_id in ids]
+    positions = [position for ids in inputs for position in range(len(ids))]
+    ids_1T, position_1T, source_S = (torch.tensor(v, device=policy.device) for v in ([stream], [positions], sources))
+    layout = inputs_layout([len(ids) for ids in inputs], policy.device)
+    if policy.plain_head:
+        hidden_SC = policy.hidden(ids_1T, position_1T, layout)[0].index_select(0, source_S)
+        return Read(policy.head(hidden_SC), place)
+    return Read(policy.logits(ids_1T, position_1T, layout).index_select(0, source_S), place)
+
+
+def _surest(read: Read, fill: Fill, number: int) -> list[int]:
+    """The positions that this pass fills: an equal share for each pass that is left, the most certain first."""
+    share = -(-len(fill.open) // max(1, fill.request.sampling.num_passes - number))
+    if share >= len(fill.open):
+        return list(fill.open)
+    sampling = fill.request.sampling
+    logits = read.rows([(fill, position) for position in fill.open])
+    certainty = filtered_logprobs(logits, sampling.temperature).amax(dim=-1)
+    order = torch.sort(certainty, descending=True, stable=True).indices[:share].tolist()
+    return sorted(fill.open[index] for index in order)
+
+
+def _draw(read: Read, wanted: Sequence[tuple[Fill, int]]) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probabilities (F,): random numbers are a function of seed, sample and position."""
+    logits_FV = read.rows(wanted)
+    device = logits_FV.device
+    key_F = torch.tensor([fill.key for fill, _ in wanted], device=device)
+    position_F = torch.tensor([position for _, position in wanted], device=device)
+    parts = partition((fill.request.sampling for fill, _ in wanted), device)
+    return sample(logits_FV, parts, random_uniform(key_F, position_F))
+
+
+def _score_in_one_step(first: Read, fills: Sequence[Fill]) -> None:
+    """Give every token the log-probability that the first pass, which saw no fill, gave it (arXiv 2504.12216)."""
+    for fill in fills:
+        sampling, masked = fill.request.sampling, fill.request.masked
+        fill.input_ids = list(fill.request.prompt_ids)
+        token_F = torch.tensor([fill.filled[position][0] for position in masked], device=first.logits_SV.device)
+        logits_FV = first.rows([(fill, position) for position in masked])
+        scaled_FV = filtered_logprobs(logits_FV, sampling.temperature)
+        if sampling.filters:
+            scaled_FV = scaled_FV.masked_fill(~kept_with(logits_FV, token_F, sampling), -torch.inf).log_softmax(-1)
+        logprobs = scaled_FV.gather(1, token_F[:, None])[:, 0].tolist()
+        for position, logprob in zip(masked, logprobs, strict=True):
+            fill.filled[position] = (fill.filled[position][0], logprob, 0)

@@ -1,0 +1,149 @@
+"""Text to fill in: generated sentences, a plain text file, or rows of a data set; as inputs with masked tokens.
+
+What is masked are tokens of the policy's own tokenizer, found by their places in the text, so an input stays a text.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from covey.environments.base import Split
+from covey.environments.data import READERS, RowSettings, load_rows
+from covey.environments.grammar import sentences
+from covey.environments.masking import MASKINGS, num_masked
+from covey.tables import names_function
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+CHARACTERS_PER_TOKEN = 8
+"""More than tokens of running text have on average."""
+NUM_SENTENCES = {"train": 4096, "test": 1024}
+
+
+class Texts(Protocol):
+    """Where pieces of text come from. Pieces of the two splits have nothing in common."""
+
+    def draw(self, split: Split, count: int, seed: str) -> list[str]:
+        """A pure function of its arguments; pieces may come again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Texts one by one: generated sentences, or rows."""
+
+    splits: Mapping[Split, Sequence[str]]
+
+    def draw(self, split: Split, count: int, seed: str) -> list[str]:
+        pieces, chance = self.splits[split], random.Random(f"{seed}/{split}")
+        return [text for start in range(0, count, len(pieces)) for text in chance.sample(pieces, len(pieces))][:count]
+
+
+@dataclass(frozen=True)
+class Running:
+    """One long text, of which the last part is held out; pieces begin anywhere."""
+
+    splits: Mapping[Split, str]
+    piece_length: int
+    """In characters."""
+
+    def draw(self, split: Split, count: int, seed: str) -> list[str]:
+        text, chance = self.splits[split], random.Random(f"{seed}/{split}")
+        starts = [chance.randint(0, max(0, len(text) - self.piece_length)) for _ in range(count)]
+        return [text[start : start + self.piece_length] for start in starts]
+
+
+def load_texts(path: str | None, column: str, window: int, rows: RowSettings) -> Texts:
+    """Generated sentences where `path` is null; a plain text file; else rows with a column of text.
+
+    ValueError for a file that is no text, or too short for a piece in each split.
+    """
+    if path is None:
+        return Pieces({split: sentences(NUM_SENTENCES[split], "infill", held_out=split == "test") for split in SPLITS})
+    file = Path(path).expanduser()
+    if names_function(path) or not file.is_file() or file.suffix in READERS:
+        found = load_rows(path, rows)
+        return Pieces({split: [str(row[column]) for row in found.splits[split]] for split in SPLITS})
+    if rows.max_rows is not None:
+        raise ValueError(f"data.max_rows={rows.max_rows} needs data.path with rows, got {path}")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 (byte {error.start})") from error
+    cut = round(len(text) * (1 - rows.test_fraction))
+    parts: dict[Split, str] = {"train": text[:cut], "test": text[cut:]}
+    if min(map(len, parts.values())) < window:
+        raise ValueError(f"{path} has {len(text)} characters, too few for environment.window={window} in each split")
+    return Running(parts, CHARACTERS_PER_TOKEN * window)
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A piece of text some of whose tokens are masked."""
+
+    text: str
+    """With the tokenizer's mask token in the place of each."""
+    hidden: tuple[int, ...]
+    """The tokens that stood there."""
+
+
+class Masker:
+    """Cuts text into inputs of a policy and masks them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, window: int, masking: str, span_length: int) -> None:
+        self._tokenizer = tokenizer
+        self._window = window
+        self._choose = MASKINGS[masking]
+        self._span_length = span_length
+
+    def cut(self, text: str) -> str:
+        """The first `window` tokens of a text."""
+        units = self._units(text)
+        return text[: units[-1].stop] if units else ""
+
+    def mask(self, text: str, ratio: float, seed: str) -> Masked | None:
+        """The text with about this share of its tokens masked; None where it has too few, or tokenizes otherwise with
+        gaps in it."""
+        units = self._units(text)
+        if len(units) < 2:
+            return None
+        chance = random.Random(seed)
+        chosen = self._choose(len(units), num_masked(len(units), ratio), self._span_length, chance)
+        pieces: list[str] = []
+        hidden: list[int] = []
+        end = 0
+        for index in chosen:
+            unit = units[index]
+            pieces += [text[end : unit.start], self._tokenizer.mask_token * len(unit.token_ids)]
+            hidden += unit.token_ids
+            end = unit.stop
+        masked = "".join([*pieces, text[end : units[-1].stop]])
+        found = self._tokenizer(masked)["input_ids"].count(self._tokenizer.mask_token_id)
+        return Masked(masked, tuple(hidden)) if found == len(hidden) else None
+
+    def _units(self, text: str) -> list["_Unit"]:
+        """Tokens that can be told apart in the text: those of one character that is several tokens stay together."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        units: list[_Unit] = []
+        for token_id, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            if units and start < units[-1].stop:
+                last = units.pop()
+                units.append(_Unit(last.start, max(stop, last.stop), (*last.token_ids, token_id)))
+            else:
+                units.append(_Unit(start, stop, (token_id,)))
+        num_tokens = 0
+        for index, unit in enumerate(units):
+            num_tokens += len(unit.token_ids)
+            if num_tokens > self._window:
+                return units[:index]
+        return units
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    start: int
+    stop: int
+    token_ids: tuple[int, ...]

@@ -1,0 +1,237 @@
+"""The engine of masked policies: what it fills in, in which order, and with which log-probs."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.engine.base import Sampling
+from covey.engine.fill import FillEngine
+from covey.masked_policy import fill_entropy, fill_kl, fill_log_probs
+from covey.policy.bidirectional import WHOLE
+from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.policy import Policy
+from covey.policy.reference import Reference
+from covey.rollout import filled_rollout
+from covey.types import Completion, Group, Prompt, Reward
+
+from ..builders import MASK_ID, MASKED, logprobs, make, make_masked_policy, make_policy
+
+M = MASK_ID
+INPUTS = ((5, M, 20, M, 7), (17, 3, M, M, M, 25, 31, M, 29, 12, 6), (M, 33), (1, 2, 3, M, 5, 6, 7))
+DOCUMENT = Sampling(temperature=0.8, top_p=0.95)
+SAMPLINGS = {
+    "plain": Sampling(),
+    "document": DOCUMENT,
+    "top_k": Sampling(temperature=0.7, top_k=8),
+    "three passes": replace(DOCUMENT, num_passes=3),
+    "one step": replace(DOCUMENT, num_passes=3, likelihood="one_step"),
+    "one step, plain": Sampling(num_passes=2, likelihood="one_step"),
+}
+Tokens = list[list[tuple[int, ...]]]
+
+
+def sampled(engine: FillEngine, inputs: Sequence[Sequence[int]], sampling: Sampling, n: int = 4) -> list[Any]:
+    """All inputs at the same time, each with a seed of its own."""
+
+    async def run() -> list[Any]:
+        calls = (engine.generate(ids, n, replace(sampling, seed=sum(ids))) for ids in inputs)
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(run())
+
+
+def groups_of(inputs: Sequence[Sequence[int]], completions: Sequence[Sequence[Completion]]) -> list[Group]:
+    return [
+        Group(
+            Prompt(f"p{index}", "test", "", {}),
+            tuple(filled_rollout(ids, M, completion, Reward(0.0, {}), "") for completion in group),
+            (),
+        )
+        for index, (ids, group) in enumerate(zip(inputs, completions, strict=True))
+    ]
+
+
+def recorded(groups: Sequence[Group]) -> Tensor:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return torch.tensor([v for r in rollouts for v, mine in zip(r.sampler_logprobs, r.loss_mask, strict=True) if mine])
+
+
+@pytest.mark.parametrize("architecture", MASKED)
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_the_log_probs_of_engine_and_trainer_agree_in_every_layout(architecture: str, name: str) -> None:
+    policy, sampling = make_masked_policy(architecture), SAMPLINGS[name]
+    groups = groups_of(INPUTS, sampled(FillEngine(policy, 16), INPUTS, sampling))
+    assert float(recorded(groups).std()) > 0.2
+    for packing, budget in (("shared", 10_000), ("shared", 20), ("packed", 30), ("padded", 30)):
+        scored = logprobs(policy, make(groups, packing, budget).micro_batches, Scoring(sampling, 3))
+        assert float((scored - recorded(groups)).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", MASKED)
+def test_scores_are_the_formulas_of_the_masked_policy(architecture: str) -> None:
+    """Those that the golden values check: log-probs, entropy and exact KL over masked positions."""
+    policy, other = make_masked_policy(architecture), make_masked_policy(architecture, seed=4)
+    sampling = Sampling(temperature=0.8)
+    groups = groups_of(INPUTS, sampled(FillEngine(policy, 16), INPUTS, sampling))
+    reference = Reference(other, None)
+    for ids, group in zip(INPUTS, groups, strict=True):
+        (batch,) = make([group]).micro_batches
+        with torch.no_grad():
+            scores = score_tokens(policy, batch, Scoring(sampling, 0), None, reference)
+        place = (torch.tensor([ids]), torch.arange(len(ids))[None], WHOLE)
+        with torch.no_grad():
+            logits, ref_logits = (p.logits(*place)[None] for p in (policy, other))
+        positions = torch.tensor([[index for index, token_id in enumerate(ids) if token_id == M]])
+        samples = torch.tensor([[[r.target_ids[p] for p in positions[0].tolist()] for r in group.rollouts]])
+        expected = fill_log_probs(logits, positions, samples, temperature=0.8)
+        torch.testing.assert_close(scores.logprob_L, expected.flatten(), rtol=0, atol=1e-5)
+        assert scores.full_kl_L is not None
+        kl, entropy = (
+            fill_kl(logits, ref_logits, positions, temperature=0.8),
+            fill_entropy(logits, positions, temperature=0.8),
+        )
+        torch.testing.assert_close(scores.full_kl_L, kl.repeat(4, 1).flatten(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(scores.entropy_L, entropy.repeat(4, 1).flatten(), rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ the same seed
+
+
+def tokens(found: Sequence[Sequence[Completion]]) -> Tokens:
+    return [[completion.token_ids for completion in group] for group in found]
+
+
+@pytest.mark.parametrize("name", ["document", "three passes"])
+def test_the_same_seed_gives_the_same_fills_whatever_is_filled_beside_them(name: str) -> None:
+    policy, sampling = make_masked_policy("bert", torch.float64), SAMPLINGS[name]
+    expected = [tokens(sampled(FillEngine(policy, 64), [ids], sampling))[0] for ids in INPUTS]
+    assert tokens(sampled(FillEngine(policy, 64), INPUTS, sampling)) == expected
+    assert tokens(sampled(FillEngine(policy, 1), INPUTS, sampling)) == expected
+    assert tokens(sampled(FillEngine(policy, 64), INPUTS[::-1], sampling)) == expected[::-1]
+    assert tokens(sampled(FillEngine(policy, 64), INPUTS, sampling, n=2)) == [group[:2] for group in expected]
+    assert len({fill for group in expected for fill in group}) > 8
+
+
+def test_another_seed_gives_other_fills() -> None:
+    policy = make_masked_policy("bert")
+    engine = FillEngine(policy, 64)
+
+    async def run(seed: int) -> list[Completion]:
+        return await engine.generate(INPUTS[1], 4, replace(DOCUMENT, seed=seed))
+
+    first, again, other = (asyncio.run(run(seed)) for seed in (1, 1, 2))
+    assert tokens([first]) == tokens([again]) != tokens([other])
+
+
+# ------------------------------------------------------------------------------------------------ passes
+
+
+def passes_of(policy: Policy, call: Any) -> list[tuple[int, ...]]:
+    """The shape of each pass through the model that `call` makes."""
+    shapes: list[tuple[int, ...]] = []
+    handle = policy.causal_lm.base_model.register_forward_pre_hook(
+        lambda module, given, named: shapes.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
+    call()
+    handle.remove()
+    return shapes
+
+
+def test_one_pass_over_each_input_serves_all_fills_of_all_calls() -> None:
+    policy = make_masked_policy("bert")
+    engine = FillEngine(policy, 64)
+    shapes = passes_of(policy, lambda: sampled(engine, INPUTS, DOCUMENT, n=8))
+    assert shapes == [(1, sum(map(len, INPUTS)))]
+    assert engine.take_stats().sampled_tokens == 8 * (2 + 4 + 1 + 1)
+
+
+def test_several_passes_fill_equal_shares_the_most_certain_first() -> None:
+    policy = make_masked_policy("bert")
+    ids = INPUTS[1]
+    ((fill,),) = sampled(FillEngine(policy, 64), [ids], replace(DOCUMENT, num_passes=2, temperature=1.0), n=1)
+    assert sorted(fill.passes) == [0, 0, 1, 1]
+    place = (torch.tensor([ids]), torch.arange(len(ids))[None], WHOLE)
+    with torch.no_grad():
+        certainty = policy.logits(*place).softmax(-1).amax(-1)
+    masked = [index for index, token_id in enumerate(ids) if token_id == M]
+    order = sorted(range(4), key=lambda index: -float(certainty[masked[index]]))
+    assert {index for index, number in enumerate(fill.passes) if number == 0} == set(order[:2])
+
+
+def test_more_passes_than_gaps_fill_one_token_each() -> None:
+    ((fill,),) = sampled(FillEngine(make_masked_policy("bert"), 64), [INPUTS[0]], Sampling(num_passes=9), n=1)
+    assert sorted(fill.passes) == [0, 1]
+
+
+def test_log_probs_in_one_step_are_those_of_the_first_pass_and_the_rollout_reads_only_that() -> None:
+    policy = make_masked_policy("bert")
+    sampling = Sampling(num_passes=3, likelihood="one_step")
+    found = sampled(FillEngine(policy, 64), INPUTS, sampling)
+    exact = sampled(FillEngine(policy, 64), INPUTS, replace(sampling, likelihood="trajectory"))
+    assert tokens(found) == tokens(exact)
+    assert all(fill.passes == () for group in found for fill in group)
+    rollouts = [rollout for group in groups_of(INPUTS, found) for rollout in group.rollouts]
+    assert all(len(rollout.input_ids) == rollout.input_length for rollout in rollouts)
+    gaps = [
+        max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
+        for one, other in zip(found[1], exact[1], strict=True)
+    ]
+    assert max(gaps) > 0.05
+
+
+# ------------------------------------------------------------------------------------------------ edges
+
+
+def test_an_input_without_gaps_has_empty_fills() -> None:
+    engine = FillEngine(make_masked_policy("bert"), 64)
+    assert [completion.token_ids for completion in sampled(engine, [(5, 6, 7)], DOCUMENT, n=2)[0]] == [(), ()]
+
+
+def test_greedy_takes_the_most_likely_token_of_each_gap() -> None:
+    policy = make_masked_policy("roberta")
+    (first, second) = sampled(FillEngine(policy, 64), [INPUTS[1]], Sampling(temperature=0.0), n=2)[0]
+    ids = INPUTS[1]
+    with torch.no_grad():
+        logits = policy.logits(torch.tensor([ids]), torch.arange(len(ids))[None], WHOLE)
+    best = [int(logits[index].argmax()) for index, token_id in enumerate(ids) if token_id == M]
+    assert list(first.token_ids) == list(second.token_ids) == best
+
+
+@pytest.mark.parametrize(
+    ("ids", "n", "sampling", "line"),
+    [
+        ((M,), 0, DOCUMENT, "n must be >= 1, got 0"),
+        ((), 1, DOCUMENT, "a prompt must hold at least one token, got none"),
+        ((M,) * 5, 1, Sampling(max_tokens=4), "5 masked tokens need max_tokens >= that, got max_tokens=4"),
+        ((M,) * 200, 1, DOCUMENT, "an input of 200 tokens, the policy has 128 positions"),
+    ],
+)
+def test_what_cannot_be_filled_is_one_line(ids: tuple[int, ...], n: int, sampling: Sampling, line: str) -> None:
+    engine = FillEngine(make_masked_policy("bert"), 64)
+    with pytest.raises(ValueError) as refused:
+        asyncio.run(engine.generate(ids, n, sampling))
+    assert str(refused.value) == line
+
+
+def test_a_policy_that_continues_its_prompts_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^engine\.name=fill needs model\.kind=masked, got model.kind=causal"):
+        FillEngine(make_policy("gpt2"), 64)
+
+
+def test_a_failure_reaches_every_call_that_waits_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_masked_policy("bert")
+    engine = FillEngine(policy, 4)
+
+    async def run() -> list[Any]:
+        calls = (engine.generate(ids, 4, DOCUMENT) for ids in INPUTS)
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("covey.engine.fill.fill_in", lambda policy, fills: 1 / 0)
+        assert all(isinstance(found, ZeroDivisionError) for found in asyncio.run(run()))
+    assert [len(found) for found in asyncio.run(run())] == [4, 4, 4, 4]

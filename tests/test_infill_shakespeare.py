@@ -1,0 +1,29 @@
+"""Fill-in on real text: what the judge pays for is no worse under a model that shares nothing with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from covey.main import main
+
+from .small import logging_as_it_was
+
+SETTINGS = (
+    *("recipe=infill_nano", "num_steps=40", "environment.window=32", "environment.num_train=2048"),
+    *("environment.watch=[ngram,second_judge]", "environment.judge_floor=0.6", "output.progress=false"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+@pytest.mark.timeout(1800)
+def test_perplexity_of_fills_of_shakespeare_under_an_independent_model_does_not_get_worse(
+    tmp_path: Path, shared: Path
+) -> None:
+    text = shared / "data" / "text" / "tinyshakespeare.txt"
+    with logging_as_it_was():
+        assert main(["train", *SETTINGS, f"data.path={text}", f"hydra.run.dir={tmp_path}/run"]) == 0
+    gain = json.loads((tmp_path / "run" / "summary.json").read_text())["gain"]
+    assert gain["reward_mean"]["low"] > 0
+    assert gain["reward_parts"]["ngram"]["value"] > 0  # nats a character: perplexity is exp of their negative
