@@ -192,6 +192,8 @@ def test_a_script_may_leave_as_it_likes_but_not_raise(sandbox: Sandbox) -> None:
         ("sys.exit(3)", "passed"),
         ("os._exit(1)", "passed"),
         ("raise ValueError('b')", "error"),
+        ("raise EOFError", "error"),
+        ("input()", "error"),
         ("print('b')", "wrong"),
         ("atexit.register(print, 'b')", "wrong"),
         ("threading.Timer(0.1, print, ('b',)).start()", "wrong"),

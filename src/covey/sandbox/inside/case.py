@@ -128,4 +128,5 @@ def error_text(frame: dict[str, Any]) -> str:
     name, text = frame["err"], frame["text"]
     if type(name) is not str or type(text) is not str:
         raise Violation("an error without a name")
-    return f"{name[:100]}: {text[:400]}" if text else name[:100]
+    between = " " if text.startswith("(line ") else ": "
+    return f"{name[:100]}{between}{text[:400]}" if text else name[:100]

@@ -59,10 +59,8 @@ def serve(limits: dict[str, Any]) -> NoReturn:
         else:
             function = load(order["code"], order["entry_point"])
             answers.send({"loaded": True})
-            while True:
-                answer(answers, function)
-    except EOFError:
-        pass
+            while (call := next_call()) is not None:
+                answer(answers, function, call)
     except BaseException as error:  # SystemExit as well: where a program is to define a function, leaving is failing
         answers.send_error(error, **({"i": 0} if order["is_script"] else {}))
     os._exit(0)
@@ -140,13 +138,20 @@ def run_script(code: str) -> None:
     sys.stdout.flush()
 
 
-def answer(answers: Answers, function: Callable[..., Any]) -> None:
-    """One call; EOFError after the last."""
-    call = codec.loads(read_frame(JOB))
+def next_call() -> dict[str, Any] | None:
+    """What is to be called with, encoded; None after the last."""
+    try:
+        frame = read_frame(JOB)
+    except EOFError:
+        return None
+    return dict(codec.loads(frame))
+
+
+def answer(answers: Answers, function: Callable[..., Any], call: dict[str, Any]) -> None:
+    """One call."""
     index = call["i"]
     try:
-        arguments, keywords = codec.decode(call["args"]), codec.decode(call["kwargs"])
-        call = None
+        arguments, keywords = codec.decode(call.pop("args")), codec.decode(call.pop("kwargs"))
         answers.send_value(index, function(*arguments, **keywords))
     except BaseException as error:
         answers.send_error(error, i=index)
