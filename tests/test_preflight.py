@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from covey.batch import LAYOUTS, Part, Stream, whole_layout
+from covey.batch import LAYOUTS, Part, Stream, attending, whole_layout
 from covey.environments.arithmetic import Arithmetic
-from covey.policy.packing import Segment, packed_layout
+from covey.policy.packing import Segment
 from covey.preflight import _agreed, examine, refuse
 from covey.preflight_policy import _entries
 from covey.preflight_types import Check
@@ -135,7 +135,7 @@ def test_a_layout_that_lets_rollouts_see_each_other_is_refused(build: Build, mon
     def leaking(part: Part) -> Stream:
         stream = whole_layout(part)
         walls = (Segment(0, len(stream.input_ids[0]), ()),)
-        return replace(stream, layout=partial(packed_layout, walls))
+        return replace(stream, layout=partial(attending, walls))
 
     monkeypatch.setitem(LAYOUTS, "packed", leaking)
     subject = build()

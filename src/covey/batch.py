@@ -47,12 +47,10 @@ class Stream:
 
     input_ids: list[list[int]]
     position_ids: list[list[int]]
-    layout: Callable[[torch.device], Layout]
-    """Who attends to whom, on a device."""
+    layout: Callable[[torch.device, str], Layout]
+    """Who attends to whom, on a device, computed as one of `ATTENTIONS` where there are several ways."""
     offsets: list[Callable[[int], int]]
     """For each row: position in the rollout -> index into the flattened stream."""
-    segments: tuple[Segment, ...] = ()
-    """Of a packed stream of a causal policy, which may attend in several ways (`ATTENTIONS`)."""
 
 
 def make_rows(
@@ -191,7 +189,7 @@ def shared_layout(part: Part) -> Stream:
             ids.extend(row.rollout.input_ids[prefix:])
             positions.extend(range(prefix, row.num_tokens))
         segments.append(Segment(start, prefix, tuple(row.num_tokens - prefix for row in group)))
-    return Stream([ids], [positions], partial(packed_layout, tuple(segments)), offsets, tuple(segments))
+    return Stream([ids], [positions], partial(attending, tuple(segments)), offsets)
 
 
 def whole_layout(part: Part) -> Stream:
@@ -205,7 +203,12 @@ def whole_layout(part: Part) -> Stream:
         offsets.append(_branch_offset(len(ids), row.num_tokens, len(ids)))
         ids.extend(row.rollout.input_ids)
         positions.extend(range(row.num_tokens))
-    return Stream([ids], [positions], partial(packed_layout, tuple(segments)), offsets, tuple(segments))
+    return Stream([ids], [positions], partial(attending, tuple(segments)), offsets)
+
+
+def attending(segments: Sequence[Segment], device: torch.device, attention: str) -> Layout:
+    """The layout of a packed stream, computed in one of several ways."""
+    return ATTENTIONS[attention](segments, device)
 
 
 def padded_layout(part: Part) -> Stream:
@@ -215,7 +218,7 @@ def padded_layout(part: Part) -> Stream:
     ids = [[*row.rollout.input_ids, *[0] * (longest - row.num_tokens)] for row in rows]
     positions = [list(range(longest)) for _ in rows]
     offsets = [_branch_offset(index * longest, longest, 0) for index in range(len(rows))]
-    return Stream(ids, positions, lambda device: DENSE, offsets)
+    return Stream(ids, positions, lambda device, attention: DENSE, offsets)
 
 
 def _branch_offset(start: int, prefix: int, branch_start: int) -> Callable[[int], int]:
@@ -250,7 +253,7 @@ def padded_inputs(part: Part) -> Stream:
     positions = [list(range(longest)) for _ in inputs]
     real = [[True] * len(each) + [False] * (longest - len(each)) for each in inputs]
     offsets = [_input_offset([longest * place for place in own], len(inputs[own[0]])) for own in places]
-    return Stream(ids, positions, lambda device: WholeLayout(torch.tensor(real, device=device)), offsets)
+    return Stream(ids, positions, lambda device, attention: WholeLayout(torch.tensor(real, device=device)), offsets)
 
 
 def _inputs(row: Row) -> list[Input]:
@@ -277,7 +280,8 @@ def _stream(inputs: Sequence[Input], places: Sequence[Sequence[int]]) -> Stream:
     ids = [token_id for each in inputs for token_id in each]
     positions = [position for each in inputs for position in range(len(each))]
     offsets = [_input_offset([starts[place] for place in own], len(inputs[own[0]])) for own in places]
-    return Stream([ids], [positions], partial(inputs_layout, [len(each) for each in inputs]), offsets)
+    lengths = [len(each) for each in inputs]
+    return Stream([ids], [positions], lambda device, attention: inputs_layout(lengths, device), offsets)
 
 
 def _input_offset(starts: Sequence[int], length: int) -> Callable[[int], int]:
@@ -291,13 +295,12 @@ def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -
         for index, (row, offset) in enumerate(zip(rows, stream.offsets, strict=True))
         for column, position in enumerate(p for p, chosen in enumerate(row.rollout.loss_mask) if chosen)
     ]
-    layout = ATTENTIONS[attention](stream.segments, device) if stream.segments else stream.layout(device)
     source, target, row_index, column, sampler = zip(*entries, strict=True)
     advantages = [value for row in rows for value in row.advantages]
     return MicroBatch(
         input_ids_BT=_int(stream.input_ids, device),
         position_ids_BT=_int(stream.position_ids, device),
-        layout=layout,
+        layout=stream.layout(device, attention),
         source_L=_int(source, device),
         target_L=_int(target, device),
         row_L=_int(row_index, device),
