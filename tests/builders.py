@@ -78,9 +78,11 @@ def make_masked_policy(architecture: str, dtype: torch.dtype = torch.float32, se
         torch.manual_seed(seed)
         chosen = masked_config(architecture, local_attention=6)
         model = AutoModelForMaskedLM.from_config(chosen, attn_implementation=ATTENTION).to(dtype).eval()
+    # ModernBERT starts with larger weights than the others.
+    scale = 3.0 if architecture == "modernbert" else 4.0
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(4.0) if parameter.dim() > 1 else None
+            parameter.mul_(scale) if parameter.dim() > 1 else None
     remove_dropout(model)
     first = 1 if architecture == "roberta" else 0
     return Policy(model, nano_masked_tokenizer(), dtype, plain_head=True, mask_id=MASK_ID, first_position=first)

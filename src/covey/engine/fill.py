@@ -218,8 +218,11 @@ def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
     ids_1T, position_1T, source_S = (torch.tensor(v, device=policy.device) for v in ([stream], [positions], sources))
     layout = inputs_layout([len(ids) for ids in inputs], policy.device)
     if policy.plain_head:
-        hidden_SC = policy.hidden(ids_1T, position_1T, layout)[0].index_select(0, source_S)
-        return Read(policy.head(hidden_SC), place)
+
+        def make() -> Tensor:
+            return policy.head(policy.hidden(ids_1T, position_1T, layout)[0].index_select(0, source_S))
+
+        return Read(policy.as_pass(make), place)
     return Read(policy.logits(ids_1T, position_1T, layout).index_select(0, source_S), place)
 
 
