@@ -119,6 +119,7 @@ def test_a_full_disk_of_rows_stops_the_run_with_one_line_and_no_row_is_missing_a
         assert (run / "rollouts.jsonl").read_text() == (reference / "whole" / "rollouts.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_is_said_once_and_stops_nothing(reference: Path) -> None:
     run = reference / "full-log"
     run.mkdir()
@@ -297,6 +298,7 @@ def test_a_run_that_is_to_go_on_saves_again_once_its_checkpoints_are_writable_ag
         assert fingerprint(run) == fingerprint(reference / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_is_moved_away_stops_the_run_and_once_it_is_back_nothing_is_missing(reference: Path) -> None:
     run = reference / "moved"
     status, output = struck(reference, run.name, "mv moved elsewhere")

@@ -78,7 +78,9 @@ def stop_and_resume(folder: Path, name: str, signals: list[signal.Signals], seed
     assert fingerprint(run) == fingerprint(folder / "whole")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow), "two SIGINTs"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in SIGNALS if "INT" in name)]
+)
 def test_a_signal_saves_the_last_finished_step_leaves_no_process_and_changes_nothing(
     reference: Path, name: str
 ) -> None:

@@ -106,7 +106,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
     finish_well(launch(folder, *SETTINGS, *UNEVEN, f"distribution.strategy={strategy}", f"hydra.run.dir={strategy}"))
     expected, got = weights(folder / "alone"), weights(folder / strategy)
@@ -117,7 +117,7 @@ def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
         assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_make_the_run_of_one_that_fills_in(folder: Path, filled: Path, strategy: str) -> None:
     run = folder / f"filled-{strategy}"
     words = (*SETTINGS, *UNEVEN, *MASKED, f"distribution.strategy={strategy}", f"hydra.run.dir={run.name}")
@@ -139,6 +139,7 @@ def test_two_processes_with_a_curriculum_draw_the_prompts_of_one(folder: Path) -
         assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_accelerate_launch_makes_the_run_of_one(folder: Path) -> None:
     finish_well(launch(folder, *SETTINGS, *UNEVEN, "hydra.run.dir=accelerated", launcher=ACCELERATE))
     expected, got = weights(folder / "alone"), weights(folder / "accelerated")
