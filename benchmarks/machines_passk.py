@@ -5,7 +5,7 @@
     python -m benchmarks.machines_passk --estimators        # draw what is kept
 
 Every run of a seed begins with the same cold start. Curves are kept in benchmarks/results/machines_passk.json, by
-estimator and seed, and drawn into docs/machines_passk.svg.
+estimator and seed, and drawn into docs/machines_passk.png.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.demo import HERE, machine
 
 RESULTS = HERE / "results" / "machines_passk.json"
-FIGURE = HERE.parent / "docs" / "machines_passk.svg"
+FIGURE = HERE.parent / "docs" / "machines_passk.png"
 ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "GRPO": (),
     "Pass@8, analytic": ("algorithm=pass_at_k_analytic", "algorithm.advantage_options.k=8"),
@@ -87,7 +87,7 @@ def draw(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         panel.set(xlabel="step", title=label)
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=8)
-    figure.savefig(FIGURE, metadata={"Date": None})
+    figure.savefig(FIGURE, dpi=90)
     pyplot.close(figure)
 
 
