@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from covey.environments.base import Judges
 from covey.forward import Forward, objective_inputs, prepare
+from covey.policy import sharding
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import inference
 from covey.preflight_policy import whole_batch
@@ -58,7 +59,8 @@ def check_rewards(subject: Subject) -> Finding:
     """Fills of the same input are not all worth the same, or there is nothing to learn from."""
     run, config = subject.run, subject.config
     sampling = replace(run.source.sampling, seed=config.seed)
-    groups = run.source.run(subject.prompts, max(2, config.group_size), sampling)
+    with sharding.gathered(run.policy):
+        groups = run.source.run(subject.prompts, max(2, config.group_size), sampling)
     scored = [group.rewards for group in groups if group.rewards]
     varied = sum(max(rewards) - min(rewards) > SPREAD for rewards in scored)
     figure = f"the rewards of {varied} of {len(scored)} groups vary"

@@ -10,6 +10,7 @@ import torch
 from covey.build import Run
 from covey.config import Config
 from covey.environments.base import Split
+from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.preflight_room import available_bytes
 from covey.rollout import encode_prompt
@@ -98,7 +99,8 @@ class Subject:
         if self.run.policy.mask_id is None:  # a fill is as long as its gaps
             max_tokens = min(max_tokens, self.config.preflight.max_tokens)
         num_samples = min(NUM_SAMPLES, self.config.group_size)
-        return looking.run(self.prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
+        with sharding.gathered(self.run.policy):  # ranks sample on their own
+            return looking.run(self.prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
 
 
 def vocabulary_size(policy: Policy) -> int:

@@ -66,7 +66,7 @@ def recorded(groups: Sequence[Group]) -> Tensor:
 def test_the_log_probs_of_engine_and_trainer_agree_in_every_layout(architecture: str, name: str) -> None:
     policy, sampling = make_masked_policy(architecture), SAMPLINGS[name]
     groups = groups_of(INPUTS, sampled(FillEngine(policy, 16), INPUTS, sampling))
-    assert float(recorded(groups).std()) > 0.2
+    assert float(recorded(groups).std()) > 0.1  # ten thousand times the bound below
     for packing, budget in (("shared", 10_000), ("shared", 20), ("packed", 30), ("padded", 30)):
         scored = logprobs(policy, make(groups, packing, budget).micro_batches, Scoring(sampling, 3))
         assert float((scored - recorded(groups)).abs().max()) < 1e-5
