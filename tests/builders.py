@@ -45,7 +45,7 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
+    "head_dim": 16,
     "max_position_embeddings": 128,
     "bos_token_id": 0,
     "eos_token_id": 0,

@@ -58,7 +58,8 @@ def build_run(config: Config, environment: Environment, timer: PhaseTimer) -> Ru
     policy = load_policy(config.model, seed=config.seed)
     policy, reference = sharding.distributed(policy, build_reference(config, policy), config.distribution.strategy)
     trainer = build_trainer(config, policy, reference, timer)
-    engine: Engine = ENGINES[config.engine.name](policy, config.engine.cache_bytes, config.engine.max_rows)
+    settings = config.engine
+    engine: Engine = ENGINES[settings.name](policy, settings.cache_bytes, settings.max_rows, settings.attention)
     for part in (engine, environment):
         if isinstance(part, Watchable):
             part.watched_by(timer.watchdog)

@@ -216,12 +216,17 @@ NEEDS: tuple[Needs, ...] = (
         _has_own_weights,
     ),
     Needs(
-        ("engine.cache_bytes", "engine.max_rows", "sampling.stop"),
+        ("engine.cache_bytes", "engine.max_rows", "engine.attention", "sampling.stop"),
         "an engine that samples",
         ("engine.name", "cold_start.enabled"),
         _samples,
     ),
-    Needs(("engine.cache_bytes",), "model.kind = causal", ("model.kind",), lambda kind: kind == "causal"),
+    Needs(
+        ("engine.cache_bytes", "engine.attention"),
+        "model.kind = causal",
+        ("model.kind",),
+        lambda kind: kind == "causal",
+    ),
     Needs(
         ("sampling.stop", "algorithm.mask_truncated"),
         "a policy that continues its prompts, model.kind = causal",

@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from covey.compiling import compiler_version
+
 if TYPE_CHECKING:  # covey.evaluate imports torch; reading a summary must not
     from covey.evaluate import Estimate, Evaluation
 
@@ -182,13 +184,15 @@ def peak_memory_bytes(device: str = "cpu") -> int:
 
 
 def versions() -> dict[str, str]:
-    """Python, platform, installed packages and, in a checkout, the git commit (with "+" where files differ from it)."""
+    """Python, platform, packages, the C compiler and, in a checkout, the commit ("+" where files differ from it)."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
+    if compiler := compiler_version():
+        found["compiler"] = compiler
     commit = _git_commit(Path(__file__).resolve().parent)
     return found | ({"git_commit": commit} if commit else {})
 

@@ -46,17 +46,20 @@ def _rotary(**more: Any) -> dict[str, Any]:
 
 
 def config_of(architecture: str) -> Any:
-    """A config with 2 layers and 4 heads; "-window" variants see only the last 5 tokens in some or all layers."""
+    """A config with 2 layers and 4 heads; "-window" variants see only the last 5 tokens in some or all layers.
+
+    Heads are 16 wide, as compiled attention needs them, for some and 8 wide for others.
+    """
     gpt2 = {"n_positions": MAX_LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
     configs = {
-        "llama": lambda: LlamaConfig(**_rotary()),
+        "llama": lambda: LlamaConfig(**_rotary(head_dim=16)),
         "qwen2": lambda: Qwen2Config(**_rotary()),
         "qwen2-window": lambda: Qwen2Config(
             **_rotary(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
         ),
-        "qwen3": lambda: Qwen3Config(**_rotary(head_dim=8)),
+        "qwen3": lambda: Qwen3Config(**_rotary(head_dim=16)),
         "mistral": lambda: MistralConfig(**_rotary(sliding_window=None)),
-        "mistral-window": lambda: MistralConfig(**_rotary(sliding_window=WINDOW)),
+        "mistral-window": lambda: MistralConfig(**_rotary(sliding_window=WINDOW, head_dim=16)),
         "gpt2": lambda: GPT2Config(vocab_size=len(TOKENIZER), bos_token_id=None, eos_token_id=None, **gpt2),
     }
     return configs[architecture]()

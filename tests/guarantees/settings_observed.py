@@ -186,6 +186,12 @@ def rows_at_once(config: Config) -> int:
         return run.source.sampler.engine.take_stats().peak_rows
 
 
+def decode_attention(config: Config) -> str:
+    """What the engine attends through."""
+    with built(config) as run:
+        return run.source.sampler.engine.attention
+
+
 def prompts(config: Config) -> Any:
     """Of both splits; the refusal, where the rows are refused."""
     try:

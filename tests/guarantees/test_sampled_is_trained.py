@@ -105,7 +105,7 @@ def test_the_engine_s_log_probs_are_the_trainer_s(architecture: str, name: str, 
 
 def test_a_cache_so_small_that_rows_wait_changes_no_log_prob() -> None:
     policy, sampling = make_policy("qwen2"), SAMPLINGS["all"]
-    slot_bytes = 2 * 2 * 2 * 8 * 4
+    slot_bytes = 2 * 2 * 2 * 16 * 4
     engine = NativeEngine(policy, slot_bytes * 120, max_rows=64)
     groups = groups_of(sampled(engine, sampling))
     assert engine.take_stats().peak_rows < 6
@@ -239,9 +239,9 @@ MISMATCH = {
 }
 
 
-def never_reloaded(policy: Policy, cache_bytes: int, max_rows: int) -> Engine:
+def never_reloaded(policy: Policy, cache_bytes: int, max_rows: int, attention: str) -> Engine:
     """An engine that goes on sampling from the first weights."""
-    return NativeEngine(copied(policy), cache_bytes, max_rows)
+    return NativeEngine(copied(policy), cache_bytes, max_rows, attention)
 
 
 def test_an_engine_on_old_weights_is_seen_in_the_first_step_after_they_changed(

@@ -73,6 +73,8 @@ class Grid:
     width: int
     row_C: Tensor
     """Row in each of the G * W cells; unused cells hold row 0."""
+    only_row_C: Tensor
+    """The same; unused cells hold -1."""
     cell_R: Tensor
     """Cell of each row."""
     length_G: Tensor
@@ -91,11 +93,14 @@ class Grid:
         for group, rows in enumerate(rows_of):
             for column, row in enumerate(rows):
                 cell_of_row[row] = group * width + column
-        padded = [row for rows in rows_of for row in (*rows, *[0] * (width - len(rows)))]
+        only_row_C = torch.tensor(
+            [row for rows in rows_of for row in (*rows, *[-1] * (width - len(rows)))], device=device
+        )
         return Grid(
             num_groups=len(prompt_lengths),
             width=width,
-            row_C=torch.tensor(padded, device=device),
+            row_C=only_row_C.clamp(min=0),
+            only_row_C=only_row_C,
             cell_R=torch.tensor(cell_of_row, device=device),
             length_G=torch.tensor(prompt_lengths, device=device),
             length_R=torch.tensor([prompt_lengths[group] for group in group_of_row], device=device),

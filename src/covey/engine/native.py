@@ -14,6 +14,7 @@ from torch import Tensor
 from covey.deadlines import Watchdog
 from covey.engine.base import EngineStats, Sampling
 from covey.engine.cache import Cache
+from covey.engine.compiled import is_compiled
 from covey.engine.runner import Runner, cache_shape
 from covey.engine.scheduler import Limits, Request, Scheduler
 from covey.engine.twin import is_wanted, refresh, twin_of
@@ -27,11 +28,15 @@ TURN_SECONDS = 0.02
 class NativeEngine:
     """Samples by continuous batching; a prompt is encoded once and its keys and values are shared by its group.
 
-    `version` is what completions carry; set it (or call load_weights) when the weights change.
+    `version` is what completions carry; set it (or call load_weights) when the weights change. `attention` says what
+    decoding attends through, "compiled" or "torch".
     """
 
-    def __init__(self, policy: Policy, cache_bytes: int, max_rows: int) -> None:
-        """cache_bytes bounds all cached keys and values, max_rows the completions sampled at the same time."""
+    def __init__(self, policy: Policy, cache_bytes: int, max_rows: int, attention: str = "auto") -> None:
+        """cache_bytes bounds all cached keys and values, max_rows the completions sampled at the same time.
+
+        `attention` is "torch", "compiled" or "auto"; ValueError where compiled is not possible.
+        """
         if cache_bytes < 1:
             raise ValueError(f"cache_bytes must be >= 1, got {cache_bytes}")
         if max_rows < 1:
@@ -40,6 +45,7 @@ class NativeEngine:
         self._trained = policy
         self._policy = twin_of(policy) if is_wanted(policy) else policy
         self._shape = cache_shape(policy)
+        self.attention = "compiled" if is_compiled(attention, self._shape) else "torch"
         self._limits = Limits(max_rows, self._shape.max_slots(cache_bytes))
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
         self._driver: asyncio.Task[None] | None = None
@@ -183,7 +189,7 @@ class NativeEngine:
     def _reset(self) -> None:
         """Nothing in, nothing cached."""
         self._scheduler = Scheduler(self._limits)
-        self._runner = Runner(self._policy, Cache(self._shape, self._limits.max_slots))
+        self._runner = Runner(self._policy, Cache(self._shape, self._limits.max_slots), self.attention == "compiled")
 
 
 def _fail(future: "asyncio.Future[list[Completion]]", error: BaseException) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.cache import Cache, CacheShape, Need
+from covey.engine.compiled import CompiledDecodeLayout
 from covey.engine.layouts import DecodeLayout, Grid, PrefillLayout, ProbeLayout
 from covey.engine.sampler import Distribution, partition, random_uniform, sample
 from covey.engine.scheduler import Admission, Departure, Request, Row, Scheduler
@@ -33,8 +34,9 @@ class Draws:
 class Runner:
     """Owns the cache. Must be called without gradients (`policy.inference`)."""
 
-    def __init__(self, policy: Policy, cache: Cache) -> None:
+    def __init__(self, policy: Policy, cache: Cache, is_compiled: bool) -> None:
         self._policy = policy
+        self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
         self.cache = cache
         self._held: tuple[Request, Tensor] | None = None
         """The request that waits to start more rows (there is at most one), and the logits these begin with."""
@@ -66,7 +68,7 @@ class Runner:
         self.cache.fit(_need(scheduler))
         grid, draws = self._composition(scheduler)
         lengths = [len(row.token_ids) for row in rows]
-        layout = DecodeLayout(self.cache, grid, [length - 1 for length in lengths])
+        layout = self._decode_layout(self.cache, grid, [length - 1 for length in lengths])
         newest_R = torch.tensor([row.token_ids[-1] for row in rows], device=device)
         every_R = torch.arange(len(rows), device=device)
         logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)

@@ -1,0 +1,110 @@
+"""Decode attention as one call of C (decode_attention.c) in place of some twenty operations of torch a layer.
+
+Float32 on a CPU. The numbers are those of `layouts.DecodeLayout` but for rounding, and what a row gets does not depend
+on the rows beside it.
+
+Shapes: R rows, H query heads, K key/value heads, D head width.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from covey.compiling import NoCompilerError, library
+from covey.engine.cache import Cache, CacheShape
+from covey.engine.layouts import Grid
+from covey.policy.attention import Rule
+
+SOURCE = Path(__file__).with_name("decode_attention.c")
+LANES, MAX_WIDTH = 16, 256
+"""As in decode_attention.c."""
+
+NO_WINDOW = 2**40
+
+
+class Decode(ctypes.Structure):
+    """The struct of the same name in decode_attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "new_key", "new_value", "prompt_keys", "prompt_values")),
+        *((name, ctypes.c_void_p) for name in ("row_keys", "row_values", "out")),
+        *((name, ctypes.c_void_p) for name in ("row_of_cell", "prompt_lengths", "own_lengths")),
+        *((name, ctypes.c_int64 * 2) for name in ("query_strides", "key_strides", "value_strides")),
+        *((name, ctypes.c_int64) for name in ("num_groups", "group_width", "num_key_heads", "queries_per_key")),
+        *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "num_threads")),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class CompiledDecodeLayout:
+    """One token a row, in slot order; does what `layouts.DecodeLayout` does."""
+
+    def __init__(self, cache: Cache, grid: Grid, own_lengths: Sequence[int]) -> None:
+        self._cache = cache
+        self._own_R = torch.tensor(own_lengths)
+        self._grid = grid
+        self.position_R = grid.length_R + self._own_R
+        self._function = library(SOURCE).covey_decode_attention
+        self._call = Decode(
+            row_of_cell=grid.only_row_C.data_ptr(),
+            prompt_lengths=grid.length_G.data_ptr(),
+            own_lengths=self._own_R.data_ptr(),
+            num_groups=grid.num_groups,
+            group_width=grid.width,
+            prompt_slots=cache.prompts.length,
+            row_slots=cache.rows.length,
+            num_threads=torch.get_num_threads(),
+        )
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        prompts, rows, call = self._cache.prompts, self._cache.rows, self._call
+        _, num_heads, num_rows, width = query_BHTD.shape
+        out_RHD = query_BHTD.new_empty(num_rows, num_heads, width)
+        # Held until the call is done: a copy made here would be freed before.
+        given = [_with_dense_heads(tensor) for tensor in (query_BHTD, key_BKTD, value_BKTD)]
+        call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in given)
+        strides = [(tensor.stride(2), tensor.stride(1)) for tensor in given]
+        call.query_strides, call.key_strides, call.value_strides = strides
+        call.prompt_keys, call.prompt_values = prompts.keys[layer].data_ptr(), prompts.values[layer].data_ptr()
+        call.row_keys, call.row_values = rows.keys[layer].data_ptr(), rows.values[layer].data_ptr()
+        call.out = out_RHD.data_ptr()
+        call.num_key_heads, call.width = key_BKTD.shape[1], width
+        call.queries_per_key = num_heads // call.num_key_heads
+        call.window = NO_WINDOW if rule.window is None else rule.window
+        call.scaling = rule.scaling
+        self._function(ctypes.byref(call))
+        return out_RHD.transpose(0, 1)[None]
+
+
+def is_compiled(choice: str, shape: CacheShape) -> bool:
+    """Whether decoding attends through C: `auto` where it can, `compiled` where it must, `torch` never.
+
+    ValueError where it must and cannot.
+    """
+    if choice == "torch":
+        return False
+    reason = _obstacle(shape)
+    if reason and choice == "compiled":
+        raise ValueError(f"engine.attention=compiled is not possible here: {reason}; auto takes torch then")
+    return not reason
+
+
+def _obstacle(shape: CacheShape) -> str:
+    """Why there is no compiled attention for such keys and values; empty where there is."""
+    if shape.dtype != torch.float32 or shape.device.type != "cpu":
+        return f"it computes float32 on a CPU, got {str(shape.dtype).removeprefix('torch.')} on {shape.device.type}"
+    widths = {width for layer in shape.layers for width in (layer.key_width, layer.value_width)}
+    if len(widths) > 1 or max(widths) > MAX_WIDTH or max(widths) % LANES:
+        return f"heads must be {LANES}, {2 * LANES}, ... {MAX_WIDTH} wide, got {', '.join(map(str, sorted(widths)))}"
+    try:
+        library(SOURCE)
+    except NoCompilerError as error:
+        return str(error)
+    return ""
+
+
+def _with_dense_heads(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(3) == 1 else tensor.contiguous()

@@ -1,0 +1,98 @@
+"""Libraries of C are made once, kept by what they are made of, and their absence is said in one line."""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covey.compiling import NoCompilerError, compiler_version, library
+from covey.engine.native import NativeEngine
+
+from .engine.tiny import tiny_policy
+
+ANSWER = "int answer(void) { return 42; }\n"
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """What was found before is looked for again, here and after."""
+    for found in (library, compiler_version):
+        found.cache_clear()
+    yield
+    for found in (library, compiler_version):
+        found.cache_clear()
+
+
+@pytest.fixture(name="source")
+def _source(tmp_path: Path) -> Path:
+    source = tmp_path / "code" / "answer.c"
+    source.parent.mkdir()
+    source.write_text(ANSWER)
+    return source
+
+
+def only_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A PATH with one program on it, called gcc."""
+    folder.mkdir()
+    (folder / "gcc").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "gcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def made(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_library_is_made_beside_its_source_once(source: Path) -> None:
+    assert library(source).answer() == 42
+    (name,) = made(source.parent / "__pycache__")
+    before = (source.parent / "__pycache__" / name).stat().st_mtime_ns
+    library.cache_clear()
+    assert isinstance(library(source), ctypes.CDLL)
+    assert (source.parent / "__pycache__" / name).stat().st_mtime_ns == before
+
+
+def test_another_source_is_another_library(source: Path) -> None:
+    library(source)
+    source.write_text(ANSWER.replace("42", "43"))
+    library.cache_clear()
+    assert library(source).answer() == 43
+    assert len(made(source.parent / "__pycache__")) == 2
+
+
+def test_where_nothing_can_be_written_beside_the_source_the_cache_takes_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source.parent / "__pycache__").write_text("a file is in the way")
+    monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "cache"))
+    assert library(source).answer() == 42
+    assert len(made(tmp_path / "cache" / "compiled")) == 1
+
+
+def test_code_that_does_not_compile_is_named(source: Path) -> None:
+    source.write_text("int answer(void) { return }\n")
+    with pytest.raises(NoCompilerError, match=r"gcc ended with 1: .*answer.c"):
+        library(source)
+
+
+def test_without_a_compiler_the_engine_attends_through_torch_and_says_why_it_cannot_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    policy = tiny_policy("llama")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler_version() == ""
+    assert NativeEngine(policy, 1 << 24, 8).attention == "torch"
+    with pytest.raises(ValueError, match="not possible here: none of gcc, cc, clang is on the PATH"):
+        NativeEngine(policy, 1 << 24, 8, "compiled")
+
+
+def test_a_compiler_that_fails_or_makes_what_cannot_be_loaded_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_compiler(tmp_path / "failing", monkeypatch, "echo no licence >&2; exit 3")
+    with pytest.raises(NoCompilerError, match="gcc ended with 3: no licence"):
+        library(source)
+    only_compiler(tmp_path / "strange", monkeypatch, 'for last; do :; done; [ "$1" = --version ] || : > "${8}"')
+    with pytest.raises(NoCompilerError, match="strange/gcc: "):
+        library(source)
