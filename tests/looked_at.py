@@ -97,7 +97,7 @@ class Spoilt:
 
 
 def use_engine(monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
-    def spoilt(policy: Policy, cache_bytes: int, max_rows: int, attention: str) -> Spoilt:
-        return Spoilt(NativeEngine(policy, cache_bytes, max_rows, attention), **how)
+    def spoilt(policy: Policy, cache_bytes: int, max_rows: int, kernels: str) -> Spoilt:
+        return Spoilt(NativeEngine(policy, cache_bytes, max_rows, kernels), **how)
 
     monkeypatch.setitem(ENGINES, "native", spoilt)

@@ -82,7 +82,7 @@ def test_without_a_compiler_the_engine_attends_through_torch_and_says_why_it_can
     policy = tiny_policy("llama")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compiler_version() == ""
-    assert NativeEngine(policy, 1 << 24, 8).attention == "torch"
+    assert NativeEngine(policy, 1 << 24, 8).kernels == "torch"
     with pytest.raises(ValueError, match="not possible here: none of gcc, cc, clang is on the PATH"):
         NativeEngine(policy, 1 << 24, 8, "compiled")
 

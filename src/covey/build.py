@@ -59,7 +59,7 @@ def build_run(config: Config, environment: Environment, timer: PhaseTimer) -> Ru
     policy, reference = sharding.distributed(policy, build_reference(config, policy), config.distribution.strategy)
     trainer = build_trainer(config, policy, reference, timer)
     settings = config.engine
-    engine: Engine = ENGINES[settings.name](policy, settings.cache_bytes, settings.max_rows, settings.attention)
+    engine: Engine = ENGINES[settings.name](policy, settings.cache_bytes, settings.max_rows, settings.kernels)
     for part in (engine, environment):
         if isinstance(part, Watchable):
             part.watched_by(timer.watchdog)

@@ -140,7 +140,7 @@ def warm_up(
     trainer = Trainer(policy, _trainer_settings(config))
     sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
     limits = config.engine
-    engine = sampling_engine(policy, limits.cache_bytes, limits.max_rows, limits.attention)
+    engine = sampling_engine(policy, limits.cache_bytes, limits.max_rows, limits.kernels)
     sampler = Sampler(engine, environment, policy.tokenizer, mask_id=policy.mask_id)
     source = LocalSource(sampler, PromptStream([p for p, _ in held_back], 0, False), 1, sampling)
     groups = [demonstration_group(policy, p, text) for p, text in shown]

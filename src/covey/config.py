@@ -86,8 +86,8 @@ class EngineConfig:
     """Bytes of memory for cached keys and values; admission of prompts waits for room."""
     max_rows: int = 512
     """Most completions sampled at the same time."""
-    attention: str = "auto"
-    """Attention to the cache: compiled (C, float32 on a CPU), torch, or auto (compiled where it can be)."""
+    kernels: str = "auto"
+    """Decoding between products: compiled (C, float32 on a CPU), torch, or auto (compiled where it can be)."""
 
 
 @dataclass

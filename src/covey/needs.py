@@ -216,13 +216,13 @@ NEEDS: tuple[Needs, ...] = (
         _has_own_weights,
     ),
     Needs(
-        ("engine.cache_bytes", "engine.max_rows", "engine.attention", "sampling.stop"),
+        ("engine.cache_bytes", "engine.max_rows", "engine.kernels", "sampling.stop"),
         "an engine that samples",
         ("engine.name", "cold_start.enabled"),
         _samples,
     ),
     Needs(
-        ("engine.cache_bytes", "engine.attention"),
+        ("engine.cache_bytes", "engine.kernels"),
         "model.kind = causal",
         ("model.kind",),
         lambda kind: kind == "causal",

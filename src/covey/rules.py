@@ -350,7 +350,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.nano_architecture": ("qwen2", "qwen3", "llama", "mistral", "modernbert", "bert", "roberta"),
     "data.bad_rows": ("error", "skip"),
     "engine.name": ("native", "fill", "fake"),
-    "engine.attention": ("auto", "compiled", "torch"),
+    "engine.kernels": ("auto", "compiled", "torch"),
     "sampling.likelihood": ("trajectory", "one_step"),
     "algorithm.correction": ("none", "truncate", "mask"),
     "optimizer.name": ("adamw", "adamw8bit", "sgd"),

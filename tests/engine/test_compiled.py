@@ -130,7 +130,7 @@ def test_tiny_numbers_of_the_process_are_not_rounded_to_zero_once_the_library_is
 def test_an_engine_samples_the_same_through_c(architecture: str) -> None:
     policy, sampling = tiny_policy(architecture), Sampling(max_tokens=20, seed=3)
     engines = [NativeEngine(policy, GENEROUS, 64, attention) for attention in ("torch", "compiled", "auto")]
-    assert [engine.attention for engine in engines] == ["torch", "compiled", "compiled"]
+    assert [engine.kernels for engine in engines] == ["torch", "compiled", "compiled"]
     plain, compiled, _ = (one(engine, PROMPTS[1], 4, sampling) for engine in engines)
     for theirs, mine in zip(plain, compiled, strict=True):
         assert mine.token_ids == theirs.token_ids
@@ -140,9 +140,9 @@ def test_an_engine_samples_the_same_through_c(architecture: str) -> None:
 
 def test_what_it_is_not_made_for_goes_through_torch_or_is_refused() -> None:
     exact, narrow = tiny_policy("llama", torch.float64), tiny_policy("qwen2")
-    assert NativeEngine(exact, GENEROUS, 8).attention == "torch"
-    assert NativeEngine(narrow, GENEROUS, 8).attention == "torch"
-    refusal = "engine.attention=compiled is not possible here: it computes float32 on a CPU, got float64 on cpu; auto"
+    assert NativeEngine(exact, GENEROUS, 8).kernels == "torch"
+    assert NativeEngine(narrow, GENEROUS, 8).kernels == "torch"
+    refusal = "engine.kernels=compiled is not possible here: it computes float32 on a CPU, got float64 on cpu; auto"
     with pytest.raises(ValueError, match=refusal):
         NativeEngine(exact, GENEROUS, 8, "compiled")
     with pytest.raises(ValueError, match=r"heads must be 16, 32, ... 256 wide, got 8; auto takes torch then"):

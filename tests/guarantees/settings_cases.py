@@ -215,7 +215,7 @@ CASES: dict[str, Case | Refused] = {
     # ---------------------------------------------------------------------------------------------- sampling
     "engine.name": Case(see.rollouts, "fake"),
     "engine.cache_bytes": Case(see.rows_at_once, 4000, keeps=see.rollouts),
-    "engine.attention": Case(see.decode_attention, "torch", {"model.nano_num_heads": 1}),
+    "engine.kernels": Case(see.kernels, "torch", {"model.nano_num_heads": 1}),
     "engine.max_rows": Case(see.rows_at_once, 3, keeps=see.rollouts),
     "sampling.temperature": Case(see.rollouts, 0.5),
     "sampling.top_k": Case(see.rollouts, 2),

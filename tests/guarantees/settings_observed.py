@@ -186,10 +186,10 @@ def rows_at_once(config: Config) -> int:
         return run.source.sampler.engine.take_stats().peak_rows
 
 
-def decode_attention(config: Config) -> str:
-    """What the engine attends through."""
+def kernels(config: Config) -> str:
+    """What the engine decodes through."""
     with built(config) as run:
-        return run.source.sampler.engine.attention
+        return run.source.sampler.engine.kernels
 
 
 def prompts(config: Config) -> Any:

@@ -239,9 +239,9 @@ MISMATCH = {
 }
 
 
-def never_reloaded(policy: Policy, cache_bytes: int, max_rows: int, attention: str) -> Engine:
+def never_reloaded(policy: Policy, cache_bytes: int, max_rows: int, kernels: str) -> Engine:
     """An engine that goes on sampling from the first weights."""
-    return NativeEngine(copied(policy), cache_bytes, max_rows, attention)
+    return NativeEngine(copied(policy), cache_bytes, max_rows, kernels)
 
 
 def test_an_engine_on_old_weights_is_seen_in_the_first_step_after_they_changed(

@@ -1,4 +1,4 @@
-"""Decode attention as one call of C (decode_attention.c) in place of some twenty operations of torch a layer.
+"""Decode attention as one call of C (decode.c) in place of some twenty operations of torch a layer.
 
 Float32 on a CPU. The numbers are those of `layouts.DecodeLayout` but for rounding, and what a row gets does not depend
 on the rows beside it.
@@ -18,15 +18,15 @@ from covey.engine.cache import Cache, CacheShape
 from covey.engine.layouts import Grid
 from covey.policy.attention import Rule
 
-SOURCE = Path(__file__).with_name("decode_attention.c")
+SOURCE = Path(__file__).with_name("decode.c")
 LANES, MAX_WIDTH = 16, 256
-"""As in decode_attention.c."""
+"""As in decode.c."""
 
 NO_WINDOW = 2**40
 
 
 class Decode(ctypes.Structure):
-    """The struct of the same name in decode_attention.c."""
+    """The struct of the same name in decode.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "new_key", "new_value", "prompt_keys", "prompt_values")),
@@ -88,7 +88,7 @@ def is_compiled(choice: str, shape: CacheShape) -> bool:
         return False
     reason = _obstacle(shape)
     if reason and choice == "compiled":
-        raise ValueError(f"engine.attention=compiled is not possible here: {reason}; auto takes torch then")
+        raise ValueError(f"engine.kernels=compiled is not possible here: {reason}; auto takes torch then")
     return not reason
 
 

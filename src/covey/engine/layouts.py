@@ -24,9 +24,11 @@ class ProbeLayout:
     """Learns what a model caches, from a pass over any stream."""
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
+    rules: dict[int, Rule] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        self.rules[layer] = rule
         self.layers[layer] = LayerShape(key_BKTD.shape[1], key_BKTD.shape[3], value_BKTD.shape[3])
         # Under autocast rotary embedding leaves keys in float32; values are what products are computed in.
         self.dtype = value_BKTD.dtype

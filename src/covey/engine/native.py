@@ -28,14 +28,14 @@ TURN_SECONDS = 0.02
 class NativeEngine:
     """Samples by continuous batching; a prompt is encoded once and its keys and values are shared by its group.
 
-    `version` is what completions carry; set it (or call load_weights) when the weights change. `attention` says what
-    decoding attends through, "compiled" or "torch".
+    `version` is what completions carry; set it (or call load_weights) when the weights change. `kernels` says what
+    decoding goes through, "compiled" or "torch".
     """
 
-    def __init__(self, policy: Policy, cache_bytes: int, max_rows: int, attention: str = "auto") -> None:
+    def __init__(self, policy: Policy, cache_bytes: int, max_rows: int, kernels: str = "auto") -> None:
         """cache_bytes bounds all cached keys and values, max_rows the completions sampled at the same time.
 
-        `attention` is "torch", "compiled" or "auto"; ValueError where compiled is not possible.
+        `kernels` is "torch", "compiled" or "auto"; ValueError where compiled is not possible.
         """
         if cache_bytes < 1:
             raise ValueError(f"cache_bytes must be >= 1, got {cache_bytes}")
@@ -43,9 +43,10 @@ class NativeEngine:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
         self._trained = policy
-        self._policy = twin_of(policy) if is_wanted(policy) else policy
-        self._shape = cache_shape(policy)
-        self.attention = "compiled" if is_compiled(attention, self._shape) else "torch"
+        self._shape, rules = cache_shape(policy)
+        self.kernels = "compiled" if is_compiled(kernels, self._shape) else "torch"
+        fusable = rules if self.kernels == "compiled" else {}
+        self._policy = twin_of(policy, fusable) if is_wanted(policy, fusable) else policy
         self._limits = Limits(max_rows, self._shape.max_slots(cache_bytes))
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
         self._driver: asyncio.Task[None] | None = None
@@ -189,7 +190,7 @@ class NativeEngine:
     def _reset(self) -> None:
         """Nothing in, nothing cached."""
         self._scheduler = Scheduler(self._limits)
-        self._runner = Runner(self._policy, Cache(self._shape, self._limits.max_slots), self.attention == "compiled")
+        self._runner = Runner(self._policy, Cache(self._shape, self._limits.max_slots), self.kernels == "compiled")
 
 
 def _fail(future: "asyncio.Future[list[Completion]]", error: BaseException) -> None:

@@ -4,16 +4,20 @@ every pass.
 In half precision they are cast: autocast keeps casts only within one pass, and a decode step is a pass. The numbers are
 autocast's own, bit for bit. In float32 on a CPU they are laid out for oneDNN where that computes the layer anyway. In
 whole precision adapters are merged into their layers: two products less, and rounding is all that differs (in half
-precision the merged weight would be rounded too coarsely).
+precision the merged weight would be rounded too coarsely). Where decoding goes through C, whole layers of a known form
+are fused (`fused.py`).
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from covey.engine.fused import FusedLayer, is_fusable, linear_layers
+from covey.policy.attention import Rule
 from covey.policy.linear import MergedLinear, OneDnnLinear, PackedLinear
 from covey.policy.policy import Policy, is_adapted
 
@@ -24,13 +28,16 @@ Held = PackedLinear | MergedLinear
 """What stands in the twin for a layer whose weight is held in another form."""
 
 
-def is_wanted(policy: Policy) -> bool:
+NOTHING: Mapping[int, Rule] = {}
+
+
+def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
     """Whether any weight is read in another form than it is trained in; each rank must hold them all."""
-    return not policy.sharded and own_bytes(policy) > 0
+    return not policy.sharded and (own_bytes(policy) > 0 or any(_fusable_layers(policy, rules)))
 
 
 def own_bytes(policy: Policy) -> int:
-    """What the twin's own weights take."""
+    """What the twin's own weights take, but for those of queries, keys and values that fused layers join."""
     held = dict(_held_layers(policy))
     inside = tuple(f"{name}." for name in held)
     cast = [
@@ -44,14 +51,20 @@ def own_bytes(policy: Policy) -> int:
     return sum(weight.numel() * policy.precision.itemsize for weight in (*cast, *weights))
 
 
-def twin_of(policy: Policy) -> Policy:
-    """The same policy for passes without gradient, all tensors shared but its own weights, which `refresh` renews."""
+def twin_of(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> Policy:
+    """The same policy for passes without gradient, all tensors shared but its own weights, which `refresh` renews.
+
+    `rules`, by layer, are given where layers may be fused.
+    """
     shared = [*policy.model.parameters(), *policy.model.buffers()]
     # deepcopy takes what it finds here for copied: modules are new, tensors are the policy's own.
     model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in shared})
-    for name, layer in _held_layers(policy):
+    fusable = _fusable_layers(policy, rules)
+    fused = {name: FusedLayer(layer, rules[layer.self_attn.layer_idx], _weight_of) for name, layer in fusable}
+    held = {name: _held(layer, policy.precision) for name, layer in _held_layers(policy) if not _is_inside(name, fused)}
+    for name, module in (held | fused).items():
         parent, _, own_name = name.rpartition(".")
-        setattr(model.get_submodule(parent), own_name, _held(layer, policy.precision))
+        setattr(model.get_submodule(parent), own_name, module)
     twin = replace(policy, model=model)
     refresh(twin, policy)
     return twin
@@ -62,18 +75,42 @@ def refresh(twin: Policy, policy: Policy) -> None:
     """Take the policy's weights as they are now."""
     for name, mine in twin.model.named_modules():
         theirs = policy.model.get_submodule(name)
-        if isinstance(mine, Held):
-            mine.take(_weight_of(theirs), _linear_of(theirs).bias)
+        if isinstance(mine, FusedLayer):
+            mine.take(theirs)
+        elif isinstance(mine, Held):
+            mine.take(*_weight_of(theirs))
+        else:
+            _take_parameters(mine, theirs, policy.precision)
+
+
+def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype) -> None:
+    """Share what is read as it is; copy what is cast."""
+    for name, parameter in theirs.named_parameters(recurse=False):
+        if not _is_cast(theirs, parameter, precision):
+            mine.register_parameter(name, parameter)
             continue
-        for parameter_name, parameter in theirs.named_parameters(recurse=False):
-            if not _is_cast(theirs, parameter, policy.precision):
-                mine.register_parameter(parameter_name, parameter)
-                continue
-            held = mine.get_parameter(parameter_name)
-            if held is parameter:
-                held = nn.Parameter(torch.empty_like(parameter, dtype=policy.precision), requires_grad=False)
-                mine.register_parameter(parameter_name, held)
-            held.copy_(parameter)
+        held = mine.get_parameter(name)
+        if held is parameter:
+            held = nn.Parameter(torch.empty_like(parameter, dtype=precision), requires_grad=False)
+            mine.register_parameter(name, held)
+        held.copy_(parameter)
+
+
+def _fusable_layers(policy: Policy, rules: Mapping[int, Rule]) -> Iterator[tuple[str, Any]]:
+    """Layers that are computed as a whole. Only where rules are given, which is in float32 on a CPU."""
+    if not rules:
+        return
+    for name, module in policy.model.named_modules():
+        if is_fusable(module) and all(_is_plain(linear, policy) for linear in linear_layers(module)):
+            yield name, module
+
+
+def _is_plain(linear: nn.Module, policy: Policy) -> bool:
+    return type(linear) in LINEAR or _is_mergeable(linear, policy)
+
+
+def _is_inside(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    return any(name.startswith(f"{outer}.") for outer in modules)
 
 
 def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
@@ -91,7 +128,7 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
 def _held(layer: nn.Module, precision: torch.dtype) -> Held:
     linear = _linear_of(layer)
     kind = PackedLinear if _is_packed(linear, precision) else MergedLinear
-    return kind(_weight_of(layer), linear.bias)
+    return kind(*_weight_of(layer))
 
 
 def _linear_of(layer: nn.Module) -> nn.Linear:
@@ -101,14 +138,14 @@ def _linear_of(layer: nn.Module) -> nn.Linear:
     return linear
 
 
-def _weight_of(layer: nn.Module) -> Tensor:
-    """The layer's weight, its adapter merged in."""
-    weight_OI = _linear_of(layer).weight
+def _weight_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The layer's weight, its adapter merged in, and its bias."""
+    weight_OI, bias_O = _linear_of(layer).weight, _linear_of(layer).bias
     if type(layer) in LINEAR:
-        return weight_OI
+        return weight_OI, bias_O
     (name,) = layer.active_adapters  # type: ignore[misc]
     delta_OI: Tensor = layer.get_delta_weight(name)  # type: ignore[operator]
-    return weight_OI + delta_OI.to(weight_OI.dtype)
+    return weight_OI + delta_OI.to(weight_OI.dtype), bias_O
 
 
 def _is_mergeable(module: nn.Module, policy: Policy) -> bool:

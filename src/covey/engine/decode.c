@@ -1,11 +1,14 @@
-/* Attention of one new token a row to its prompt, which the rows of a group share, and to the row's own tokens.
+/* What decoding does between products of matrices: norms, rotary positions, attention. Float32.
 
-   What layouts.py does in some twenty operations of torch, in one pass over keys and values: the softmax is computed
-   as blocks of keys go by (arXiv 1805.02867), so scores are never stored. A row's numbers depend on nothing but the
-   row: not on its neighbours, the number of threads, or the order of the work.
+   A row's numbers depend on nothing but the row: not on its neighbours, the number of threads, or the order of the
+   work. compiled.py calls covey_decode_attention and mirrors struct Decode, fused.py calls the other two.
 
-   Float32; heads are multiples of LANES wide, up to MAX_WIDTH. Compiled by compiled.py, which mirrors struct Decode. */
+   Attention is that of one new token a row, to its prompt, which the rows of a group share, and to the row's own tokens:
+   what layouts.py does in some twenty operations of torch, in one pass over keys and values. The softmax is computed as
+   blocks of keys go by (arXiv 1805.02867), so scores are never stored. Heads are multiples of LANES wide, up to
+   MAX_WIDTH. */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -13,6 +16,7 @@
 #define MAX_WIDTH 256
 #define TILE 8   /* queries that read the keys of a prompt together */
 #define BLOCK 64 /* keys between two looks at the largest score */
+#define WORTH_THREADS 65536 /* numbers from which small work is shared among threads */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
@@ -214,6 +218,47 @@ void covey_decode_attention(const Decode *d) {
         case 64: attend(d, group, key_head, first, 64); break;
         case 128: attend(d, group, key_head, first, 128); break;
         default: attend(d, group, key_head, first, d->width);
+        }
+    }
+}
+
+INLINE void norm(const float *x, const float *weight, float *out, int64_t width, float eps) {
+    float sum = 0.0f;
+    for (int64_t c = 0; c < width; c++) sum += x[c] * x[c];
+    const float scale = 1.0f / sqrtf(sum / (float)width + eps);
+    for (int64_t c = 0; c < width; c++) out[c] = x[c] * scale * weight[c];
+}
+
+/* out = x / sqrt(mean(x^2) + eps) * weight, row by row. */
+void covey_rms_norm(const float *x, const float *weight, float *out, int64_t rows, int64_t width, float eps,
+                    int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (rows * width > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) norm(x + row * width, weight, out + row * width, width, eps);
+}
+
+typedef struct {
+    float *heads;                          /* rows x (num_rotated + others) x width, changed in place */
+    const float *cosines, *sines;          /* rows x width */
+    const float *query_norm, *key_norm;    /* width each, or NULL for none */
+    int64_t rows, num_heads, num_queries, num_rotated, width, num_threads;
+    float eps;
+} Rotation;
+
+/* Norms of queries and keys, where there are any, and their rotary positions: halves of a head turn against each other. */
+void covey_rotate(const Rotation *r) {
+    const int64_t half = r->width / 2;
+#pragma omp parallel for num_threads(r->num_threads) if (r->rows * r->num_rotated * r->width > WORTH_THREADS)
+    for (int64_t row = 0; row < r->rows; row++) {
+        const float *cosine = r->cosines + row * r->width, *sine = r->sines + row * r->width;
+        for (int64_t head = 0; head < r->num_rotated; head++) {
+            float *x = r->heads + (row * r->num_heads + head) * r->width;
+            const float *weight = head < r->num_queries ? r->query_norm : r->key_norm;
+            if (weight) norm(x, weight, x, r->width, r->eps);
+            for (int64_t c = 0; c < half; c++) {
+                const float a = x[c], b = x[half + c];
+                x[c] = a * cosine[c] - b * sine[c];
+                x[half + c] = b * cosine[half + c] + a * sine[half + c];
+            }
         }
     }
 }
