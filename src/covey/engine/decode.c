@@ -58,6 +58,11 @@ INLINE void store(float *to, lanes value) { memcpy(to, &value, sizeof value); }
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Begin to read so many floats: what comes next is somewhere else in memory, where the processor does not look ahead. */
+INLINE void fetch(const float *from, int64_t count) {
+    for (int64_t c = 0; c < count; c += LANES) __builtin_prefetch(from + c, 0, 2);
+}
+
 /* exp for x <= 0, to 2e-7; Cephes' polynomial. NaN stays NaN. */
 INLINE float exponential(float x) {
     x = x < -87.0f ? -87.0f : x;
@@ -135,14 +140,21 @@ INLINE void absorb(Softmax *softmax, float *score, const float *values, int64_t 
     }
     for (int64_t from = 0; from < width; from += 4 * LANES) {
         const int64_t num = smaller((width - from) / LANES, 4);
-        lanes out[4] = {0};
+        lanes even[4] = {0}, odd[4] = {0}; /* two sums: the next product need not wait for the last one */
 #pragma GCC unroll 4
-        for (int j = 0; j < num; j++) out[j] = load(softmax->out + from + LANES * j) * shrink;
-        for (int64_t p = 0; p < count; p++)
+        for (int j = 0; j < num; j++) even[j] = load(softmax->out + from + LANES * j) * shrink;
+        int64_t p = 0;
+        for (; p + 1 < count; p += 2)
 #pragma GCC unroll 4
-            for (int j = 0; j < num; j++) out[j] += score[p] * load(values + p * width + from + LANES * j);
+            for (int j = 0; j < num; j++) {
+                even[j] += score[p] * load(values + p * width + from + LANES * j);
+                odd[j] += score[p + 1] * load(values + (p + 1) * width + from + LANES * j);
+            }
 #pragma GCC unroll 4
-        for (int j = 0; j < num; j++) store(softmax->out + from + LANES * j, out[j]);
+        for (int j = 0; j < num; j++) {
+            if (p < count) even[j] += score[p] * load(values + p * width + from + LANES * j);
+            store(softmax->out + from + LANES * j, even[j] + odd[j]);
+        }
     }
     softmax->sum = softmax->sum * shrink + sum;
     softmax->most = most;
@@ -189,6 +201,7 @@ INLINE void attend_to_own(const Decode *d, int64_t group, int64_t key_head, Quer
     /* Written anew for each of its queries, with the same bits. */
     memcpy(keys + own * width, d->new_key + row * d->key_strides[0] + key_head * d->key_strides[1], 4 * width);
     memcpy(values + own * width, d->new_value + row * d->value_strides[0] + key_head * d->value_strides[1], 4 * width);
+    fetch(values, smaller(own, BLOCK) * width);
     float score[BLOCK];
     for (int64_t from = larger(0, query->first - d->prompt_lengths[group]); from <= own; from += BLOCK) {
         const int64_t here = smaller(own + 1 - from, BLOCK);
@@ -203,7 +216,14 @@ INLINE void attend(const Decode *d, int64_t group, int64_t key_head, int64_t fir
     Query tile[TILE];
     const int64_t num = gather(d, group, key_head, first, tile);
     attend_to_prompt(d, group, key_head, tile, num, width);
-    for (int64_t i = 0; i < num; i++) attend_to_own(d, group, key_head, &tile[i], width);
+    for (int64_t i = 0; i < num; i++) {
+        if (i + 1 < num) {
+            const int64_t next = tile[i + 1].row;
+            fetch(d->row_keys + (next * d->num_key_heads + key_head) * d->row_slots * width,
+                  smaller(d->own_lengths[next], BLOCK) * width);
+        }
+        attend_to_own(d, group, key_head, &tile[i], width);
+    }
 }
 
 void covey_decode_attention(const Decode *d) {

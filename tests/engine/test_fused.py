@@ -1,0 +1,116 @@
+"""Fused layers: the log-probs of transformers' layers, the weights as they are, and never for another form of layer."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.engine.base import Sampling
+from covey.engine.fused import FusedLayer
+from covey.engine.native import NativeEngine
+from covey.engine.runner import cache_shape
+from covey.engine.twin import is_wanted, twin_of
+from covey.policy.attention import DENSE
+from covey.policy.linear import use_onednn
+from covey.policy.policy import Policy, inference
+
+from ..builders import make_policy, nano
+from .test_native import GENEROUS, one
+from .tiny import tiny_policy
+
+IDS = tuple(range(5, 25))
+FAMILY = ["llama", "qwen2", "qwen3", "mistral"]
+
+
+def with_adapters() -> Policy:
+    """Its adapters do something: they begin with zeros."""
+    policy = nano(precision="float32", lora_rank=4)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            parameter.add_(0.3) if "lora_B" in name else None
+    return policy
+
+
+def through_onednn() -> Policy:
+    policy = make_policy("qwen2")
+    use_onednn(policy.model)
+    return policy
+
+
+KINDS: dict[str, Callable[[], Policy]] = {
+    **{name: lambda name=name: make_policy(name) for name in FAMILY},
+    **{f"{name}, window": lambda name=name: tiny_policy(f"{name}-window") for name in ("qwen2", "mistral")},
+    "adapters": with_adapters,
+    "onednn": through_onednn,
+}
+
+
+def fused_twin(policy: Policy) -> Policy:
+    return twin_of(policy, cache_shape(policy)[1])
+
+
+def num_fused(policy: Policy) -> int:
+    return len([module for module in policy.model.modules() if isinstance(module, FusedLayer)])
+
+
+def logprobs(policy: Policy) -> Tensor:
+    """Of one pass over a sequence, which is causal attention without any cache."""
+    ids = torch.tensor([IDS])
+    with inference(policy.model):
+        return policy.logits(ids, torch.arange(len(IDS))[None], DENSE).log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_layers_are_fused_and_the_log_probs_stay(kind: str) -> None:
+    policy = KINDS[kind]()
+    twin = fused_twin(policy)
+    assert num_fused(twin) == policy.causal_lm.config.num_hidden_layers
+    assert num_fused(policy) == 0
+    assert (logprobs(twin) - logprobs(policy)).abs().max() < 2e-5
+    assert not torch.equal(logprobs(twin), logprobs(policy))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_samples_from_the_weights_as_they_are_when_it_begins(kind: str) -> None:
+    policy, sampling = KINDS[kind](), Sampling(max_tokens=8, temperature=0.0)
+    engine = NativeEngine(policy, GENEROUS, 4)
+    before = one(engine, IDS, 1, sampling)[0]
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(-1.5)
+    after = one(engine, IDS, 1, sampling)[0]
+    assert after == one(NativeEngine(policy, GENEROUS, 4), IDS, 1, sampling)[0]
+    assert after.logprobs != before.logprobs
+
+
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_whatever_weight_changes_changes_a_fused_layer_as_it_changes_the_layer(architecture: str) -> None:
+    policy = make_policy(architecture)
+    before = logprobs(fused_twin(policy))
+    for name, parameter in policy.model.named_parameters():
+        if ".layers.1." not in name or name.endswith("k_proj.bias"):  # the same for all keys: softmax takes it away
+            continue
+        with torch.no_grad():
+            kept = parameter.clone()
+            parameter.mul_(1.5).add_(0.05)
+            changed = logprobs(fused_twin(policy))
+            assert (changed - logprobs(policy)).abs().max() < 2e-5, name
+            assert (changed - before).abs().max() > 1e-4, name
+            parameter.copy_(kept)
+
+
+def test_layers_of_another_form_are_left_alone() -> None:
+    gelu = make_policy("llama")
+    for layer in gelu.causal_lm.base_model.layers:
+        layer.mlp.act_fn = torch.nn.GELU()
+    for policy in (gelu, tiny_policy("gpt2")):
+        assert num_fused(fused_twin(policy)) == 0
+        assert not is_wanted(policy, cache_shape(policy)[1])
+
+
+def test_without_rules_nothing_is_fused() -> None:
+    policy = make_policy("llama")
+    assert not is_wanted(policy)
+    assert is_wanted(policy, cache_shape(policy)[1])
+    assert num_fused(twin_of(policy)) == 0
