@@ -55,6 +55,23 @@ BAND_CATAPULT: Tree = (
     Block(9, 13, 0, 10, 0),  # from the end of the arm to the top of the tower
 )
 
+LEAPER: Tree = (
+    ROOT,
+    Block(63, 0, 0),  # a light base: a log forward, a beam back, a log to the right
+    Block(1, 0, 1),
+    Block(63, 0, 3),
+    Block(15, 0, 4),  # a tower
+    Block(63, 4, 0),
+    Block(5, 5, 0),  # on top of it, a hinge, on that a mast and a lever backwards
+    Block(63, 6, 0),
+    Block(1, 6, 3),
+    Block(1, 8, 0),
+    Block(30, 9, 6),  # on that, the bowl
+    Block(36, 10, 0),
+    *(Block(9, 1, 9, 7, 0),) * 4,  # from the end of the base to the top of the mast
+)
+"""A catapult whose rubber bands throw itself up, with the boulder."""
+
 GALLOWS: Tree = (
     *CROSS,
     Block(1, 0, 4),  # a tower

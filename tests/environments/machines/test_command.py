@@ -11,6 +11,7 @@ pytest.importorskip("mujoco", reason="needs covey[machines]")
 
 from covey.environments.machines.best import best_of_run
 from covey.environments.machines.compact import write_compact
+from covey.environments.machines.constants import physics_version
 from covey.environments.machines.global_form import write_global
 from covey.environments.machines.tree import canonical, write_json
 from covey.environments.machines.types import ROOT, Tree
@@ -36,7 +37,7 @@ def test_show_says_what_a_machine_is_made_of_and_draws_it(car: Path, capsys: pyt
 
 
 def test_simulate_says_where_it_goes_and_what_that_is_worth(car: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["machines", "simulate", str(car), "--out", "way.png"]) == 0
+    assert main(["machines", "simulate", str(car), "--out", "way.png", "--film=way.gif"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["time", "root", "x", "y", "z"]
     assert lines[2].split()[0] == "0.00"
@@ -44,20 +45,21 @@ def test_simulate_says_where_it_goes_and_what_that_is_worth(car: Path, capsys: p
     assert lines[28].startswith("the starting block moved 30.")
     paper, repo, strict = (float(word) for word in lines[29].split()[1::2])
     assert paper == strict == pytest.approx(repo, abs=0.06)
-    assert lines[30] == "picture: way.png"
+    assert lines[30] == f"physics {physics_version()}"
+    assert lines[31] == "picture: way.png"
     assert Path("way.png").exists()
+    assert lines[32] == "film: way.gif"
+    assert Path("way.gif").read_bytes()[:3] == b"GIF"
 
 
-def test_a_catapult_is_known_by_its_boulder_and_is_filmed_on_request(
-    car: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_catapult_is_known_by_its_boulder(car: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("throw.txt").write_text(f"A catapult.\n```json\n{write_json(ROTOR_CATAPULT)}\n```\n")
-    assert main(["machines", "simulate", "throw.txt", "--film=throw.gif"]) == 0
+    assert main(["machines", "simulate", "throw.txt"]) == 0
     out = capsys.readouterr().out
     assert "the boulder rose from 6.95 to 11." in out
     assert "m and landed 27." in out
-    assert "film: throw.gif" in out
-    assert Path("throw.gif").read_bytes()[:3] == b"GIF"
+    assert "the starting block rose by 0.4" in out
+    assert "film: " not in out
 
 
 def test_positions_are_read_too(car: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +139,15 @@ def test_a_gallery_of_a_run_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["machines", "gallery", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"picture: {tmp_path / 'machines.png'}\n"
     assert (tmp_path / "machines.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_best_machine_of_a_run_is_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(1, CAR, 35.8, compact=True), row(2, ROTOR_CATAPULT, 121.5, compact=True)]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    assert main(["machines", "gallery", str(tmp_path), "--best", "1", f"--film={tmp_path}/best.gif"]) == 0
+    assert capsys.readouterr().out == f"picture: {tmp_path}/machines.png\nfilm: {tmp_path}/best.gif\n"
+    assert (tmp_path / "best.gif").read_bytes()[:3] == b"GIF"
 
 
 def test_a_run_without_machines_says_so(tmp_path: Path) -> None:

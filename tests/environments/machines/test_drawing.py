@@ -7,15 +7,26 @@ import pytest
 
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
+from matplotlib.path import Path as Outline
 from PIL import Image
 
 from covey.environments.machines.animation import draw_film
 from covey.environments.machines.drawing import Exhibit, draw_gallery, draw_machine, draw_recording
-from covey.environments.machines.mesh import ALONG, VIEWS, View, in_view, mesh_of, moved
+from covey.environments.machines.mesh import (
+    ALONG,
+    VIEWS,
+    Polygon,
+    View,
+    from_behind,
+    in_view,
+    looks_here,
+    mesh_of,
+    moved,
+)
 from covey.environments.machines.physics import Simulation, outcome, record, simulate
 from covey.environments.machines.types import ROOT, Block, Tree
 
-from .designs import BAND_CATAPULT, CAR, ROTOR_CATAPULT, SMALL_CAR, machine
+from .designs import BAND_CATAPULT, CAR, GALLOWS, ROTOR_CATAPULT, SMALL_CAR, machine
 
 
 def num_colours(path: Path) -> int:
@@ -46,6 +57,30 @@ def test_a_cube_shows_one_side_from_behind_and_three_at_an_angle() -> None:
     mesh = mesh_of(machine((ROOT,)))
     assert len(in_view(mesh.polygons, VIEWS["from behind"])) == 1
     assert len(in_view(mesh.polygons, VIEWS["oblique"])) == 3
+
+
+@pytest.mark.parametrize("tree", [CAR, ROTOR_CATAPULT, BAND_CATAPULT, GALLOWS])
+def test_what_is_painted_last_at_a_point_is_nearest_there(tree: Tree) -> None:
+    view, polygons = VIEWS["oblique"], mesh_of(machine(tree)).polygons
+    order = from_behind(polygons, view)
+    seen = [polygon for polygon in polygons if looks_here(polygon, view)]
+    flat = [Outline(view.flat(polygon.corners_K3)) for polygon in seen]
+    low, high = (edge(np.concatenate([one.vertices for one in flat]), axis=0) for edge in (np.min, np.max))
+    num_covered = 0
+    for point in np.random.default_rng(0).uniform(low, high, (300, 2)):
+        here = [polygon for polygon, one in zip(seen, flat, strict=True) if one.contains_point(point)]
+        depths = {polygon.solid: depth_at(polygon, view, point) for polygon in here}
+        num_covered += len(depths) > 1
+        if depths:
+            assert depths[max(depths, key=order.index)] == pytest.approx(min(depths.values()), abs=0.03)
+    assert num_covered > 10
+
+
+def depth_at(polygon: Polygon, view: View, point: np.ndarray) -> float:
+    """Where the sight line through a point of the paper meets a polygon's plane."""
+    on_paper = point @ np.array([view.right, view.up])
+    outward_3, into_3 = polygon.outward_3, np.array(view.into)
+    return float((polygon.corners_K3[0] - on_paper) @ outward_3 / (into_3 @ outward_3))
 
 
 def test_the_polygons_of_a_machine_fill_its_box() -> None:

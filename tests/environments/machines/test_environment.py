@@ -38,7 +38,9 @@ class Counting:
         self.seen.append((tree, world))
         if any(block.type == 35 for block in tree):
             return Failure("the simulator crashed")
-        flight = Flight(3.0, 5.0, 10.0, 10.0, 10.0, True) if any(b.type == 36 for b in tree) else None
+        if any(block.type == 16 for block in tree):
+            return Outcome("unstable", 0.0, 0.0, 0.0, None, ())
+        flight = Flight(3.0, 5.0, 10.0, 10.0, 10.0, 0.5, True) if any(b.type == 36 for b in tree) else None
         distance = float(len(tree))
         return Outcome("complete", distance, 0.0, distance, flight, ())
 
@@ -118,6 +120,54 @@ def test_all_forms_of_a_machine_are_worth_the_same() -> None:
     for form in ("tree", "global"):
         text = f"A car.\n```json\n{FORMS[form].write(CAR)}\n```\nDone."
         assert reward(environment(form=form), text).value == 4.0
+
+
+QWEN = """### Design
+A **4-wheel car**: two logs in line, a powered wheel at each corner. My first idea was
+
+```json
+[{"type": 0, "id": 0, "parent": -1, "face_id": -1}]
+```
+
+but that has no wheels.
+
+### Construction tree
+```json
+[
+  {
+    "type": "0",
+    "id": 0,
+    "parent": -1,
+    "face_id": -1
+  },
+  {"type": 63, "id": 1, "parent": 0, "face_id": 0},
+  {"type": 63, "id": 2, "parent": 0, "face_id": 1},
+  {"type": "2", "id": "3", "parent": "1", "face_id": "3"},
+  {"type": 2, "id": 4, "parent": 1, "face_id": 6},
+  {"type": 2, "id": 5, "parent": 2, "face_id": 3},
+  {"type": 2, "id": 6, "parent": 2, "face_id": 6}
+]
+```
+
+### Why it works
+1. Wheels at x- and x+ all drive to `z+`.
+2. The long base keeps it straight \u2014 it won't tip over.
+"""
+"""A draft in a first block, indented JSON, numbers as strings, and words after it."""
+
+
+def test_an_answer_as_a_language_model_writes_it_is_read_and_simulated() -> None:
+    pytest.importorskip("mujoco", reason="needs covey[machines]")
+    from covey.environments.machines.physics import outcome_of
+
+    class Here(Counting):
+        async def run(self, tree: Tree, world: World) -> Outcome | Failure:
+            return outcome_of(tree, world)
+
+    found = reward(environment(form="tree", simulator=Here()), QWEN)
+    assert 30.0 < found.value < 40.0
+    without_end = QWEN.partition("### Why")[0].rstrip().removesuffix("```")
+    assert reward(environment(form="tree", simulator=Here()), without_end) == found
 
 
 def test_the_repositorys_spelling_is_scored_too() -> None:
@@ -238,6 +288,16 @@ def test_metrics_tell_validity_in_space_and_how_many_machines_differ() -> None:
     assert found["spatial_validity"] == 0.75
     assert (found["invalid/overlap"], found["invalid/shape"]) == (0.2, 0.2)
     assert made.metrics() == {}
+
+
+def test_a_simulation_that_diverges_scores_0_and_is_counted_by_its_name() -> None:
+    made = environment()
+    found = rewards(made, "Pa0", CAR_TEXT, OVERLAP, CAR_TEXT)
+    assert [one.value for one in found if isinstance(one, Reward)] == [0.0, 4.0, 0.0, 4.0]
+    metrics = made.metrics()
+    assert (metrics["invalid/unstable"], metrics["invalid/overlap"]) == (0.25, 0.25)
+    rewards(made, CAR_TEXT)
+    assert "invalid/unstable" not in made.metrics()
 
 
 def test_a_machine_built_in_another_order_is_no_other_machine() -> None:

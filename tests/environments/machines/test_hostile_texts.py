@@ -1,17 +1,20 @@
 """No text brings the reader down: thousands of answers, made at random and with intent."""
 
 import json
+import math
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 from covey.environments.machines.blocks import BLOCKS, CAR_TYPES, CATAPULT_TYPES
 from covey.environments.machines.demonstrations import Wanted, make_designs
 from covey.environments.machines.place import place
 from covey.environments.machines.prompts import FORMS
-from covey.environments.machines.tree import write_json
-from covey.environments.machines.types import FILE_CODES, SPACE_CODES, Invalid, Machine, Rules
+from covey.environments.machines.tree import read_machine, write_json
+from covey.environments.machines.types import FILE_CODES, SPACE_CODES, Invalid, Machine, Rules, Tree
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -28,11 +31,46 @@ def fate(text: str, rules: Rules, form: str = "tree") -> str:
     return found.code
 
 
-def test_five_thousand_random_trees_each_have_a_fate() -> None:
+def test_five_thousand_random_trees_each_have_the_right_fate() -> None:
     generator = random.Random(0)
-    fates = Counter(fate(json.dumps(_random_rows(generator)), CATAPULT) for _ in range(5000))
+    fates: Counter[str] = Counter()
+    for _ in range(5000):
+        rows = _random_rows(generator)
+        found = fate(json.dumps(rows), CATAPULT)
+        fates[found] += 1
+        assert found in _expected(rows), rows
     assert set(fates) == {"machine", "field", "type", "root", "face", "occupied", "overlap", "boulder"}
-    assert sum(fates.values()) == 5000
+
+
+@pytest.mark.slow
+def test_those_of_them_that_are_machines_are_simulated_to_an_end() -> None:
+    pytest.importorskip("mujoco", reason="needs covey[machines]")
+    from covey.environments.machines.physics import outcome_of
+
+    generator = random.Random(0)
+    trees = [read_machine(json.dumps(_random_rows(generator)), CATAPULT) for _ in range(5000)]
+    sound = [tree for tree in trees if not isinstance(tree, Invalid) and isinstance(place(tree, CATAPULT), Machine)]
+    assert len(sound) == 87
+    assert {outcome_of(tree, "catapult").ending for tree in sound} == {"complete"}
+
+
+def _expected(rows: list[dict[str, Any]]) -> set[str]:
+    """What a tree with plausible numbers may come to, told without the code that is tested."""
+    taken = set()
+    if any(row["type"] in (9, 7) for row in rows):
+        return {"field"}  # linear blocks have two parents
+    for row in rows[1:]:
+        if row["type"] not in CATAPULT_TYPES:
+            return {"type"}
+        if row["type"] == 0:
+            return {"root"}
+        if row["face_id"] >= len(BLOCKS[rows[row["parent"]]["type"]].faces):
+            return {"face"}
+        if (row["parent"], row["face_id"]) in taken:
+            return {"occupied"}
+        taken.add((row["parent"], row["face_id"]))
+    num_boulders = sum(row["type"] == 36 for row in rows)
+    return {"overlap", "size", "machine" if num_boulders == 1 else "boulder"}
 
 
 def _random_rows(generator: random.Random) -> list[dict[str, Any]]:
@@ -70,6 +108,104 @@ def _mangled(text: str, generator: random.Random) -> str:
     else:
         row[generator.choice(("colour", "parent_a", "order_id"))] = generator.choice(VALUES)
     return json.dumps(rows)
+
+
+# ------------------------------------------------------------------------------------------------ with intent
+
+
+def test_a_thousand_attacks_on_sound_answers_each_have_the_right_code() -> None:
+    """Ever the same design, so that nothing but the attack is wrong with it."""
+    generator = random.Random(3)
+    designs = make_designs(Wanted(("car",), 20, 30, 0.5, seed=5))
+    sound = [json.loads(write_json(design.tree)) for design in designs if not _has_linear(design.tree)]
+    assert len(sound) > 10
+    for index in range(1000):
+        rows = json.loads(json.dumps(generator.choice(sound)))
+        attack, code = ATTACKS[index % len(ATTACKS)]
+        text = attack(rows, generator)
+        assert fate(text if isinstance(text, str) else json.dumps(text), CAR) == code, (index % len(ATTACKS), text)
+
+
+def _has_linear(tree: Tree) -> bool:
+    return any(BLOCKS[block.type].is_linear for block in tree)
+
+
+Rows = list[dict[str, Any]]
+Attack = Callable[[Rows, random.Random], Any]
+"""Rows of a sound tree in, a text or rows out."""
+
+
+def _with(name: str, *values: Any) -> Attack:
+    """One block that is not the root gets one of these values."""
+    return lambda rows, generator: _changed(rows, generator.randrange(1, len(rows)), {name: generator.choice(values)})
+
+
+def _changed(rows: Rows, index: int, changes: dict[str, Any]) -> Rows:
+    return [row | changes if place_ == index else row for place_, row in enumerate(rows)]
+
+
+def _cut(rows: Rows, generator: random.Random) -> str:
+    text = json.dumps(rows)
+    return text[: generator.randrange(len(text))]
+
+
+def _deep(rows: Rows, generator: random.Random) -> str:
+    """Hundreds of thousands of levels in the place of a number."""
+    depth = generator.randint(100_000, 200_000)
+    text = json.dumps(_with("face_id", "HERE")(rows, generator))
+    return text.replace('"HERE"', "[" * depth + "]" * generator.choice((0, depth)))
+
+
+def _digits(rows: Rows, generator: random.Random) -> str:
+    """More digits than Python reads."""
+    return json.dumps(_with("parent", "HERE")(rows, generator)).replace('"HERE"', "7" * generator.randint(4301, 9000))
+
+
+def _later_parent(rows: Rows, generator: random.Random) -> Rows:
+    index = generator.randrange(1, len(rows))
+    return _changed(rows, index, {"parent": index + generator.choice((0, 1, 40))})
+
+
+def _same_face_twice(rows: Rows, generator: random.Random) -> Rows:
+    return [*rows, generator.choice(rows[1:]) | {"id": len(rows)}]
+
+
+def _without_a_key(rows: Rows, generator: random.Random) -> Rows:
+    row = generator.choice(rows)
+    del row[generator.choice(list(row))]
+    return rows
+
+
+def _one_parent_and_linear(rows: Rows, generator: random.Random) -> Rows:
+    band = {"type": 9, "id": len(rows), "parent_a": 0, "face_id_a": generator.randrange(6)}
+    return [*rows, band]
+
+
+HUGE = (49, 10**9, 10**30, -(10**18), 10**4000)
+ATTACKS: tuple[tuple[Attack, str], ...] = (
+    (_cut, "json"),
+    (_deep, "json"),
+    (_digits, "json"),
+    (lambda rows, _: "[" * 100_000, "json"),
+    (lambda rows, generator: {"machine": rows}, "shape"),
+    (lambda rows, generator: [rows, rows], "shape"),
+    (lambda rows, generator: [*rows, *rows[:1] * 48], "too_many"),
+    (_with("type", 1.7, None, True, "x", [], {}, math.nan, math.inf, "1" * 5000), "field"),
+    (_with("face_id", 1.7, None, False, "", [[]], math.nan, -math.inf), "field"),
+    (_with("colour", "red", None), "field"),
+    (_without_a_key, "field"),
+    (_one_parent_and_linear, "field"),
+    (_with("type", 99, 36, -1, 10**30, 10**4000), "type"),
+    (_with("type", 0), "root"),
+    (lambda rows, generator: _changed(rows, 0, {"parent": generator.choice((0, 1, 10**30))}), "root"),
+    (_with("id", *HUGE), "id"),
+    (lambda rows, generator: rows[1:], "id"),
+    (_with("parent", *HUGE), "parent"),
+    (_later_parent, "parent"),
+    (_with("face_id", *HUGE, 13, -1), "face"),
+    (_same_face_twice, "occupied"),
+)
+"""How an answer is spoilt, and what is to be said of it."""
 
 
 def test_what_is_made_to_hurt_is_refused_by_name() -> None:

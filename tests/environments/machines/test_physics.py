@@ -10,10 +10,11 @@ pytest.importorskip("mujoco", reason="needs covey[machines]")
 
 from covey.environments.machines.constants import PHYSICS
 from covey.environments.machines.physics import Simulation, begin, outcome, simulate
+from covey.environments.machines.scores import SCORES
 from covey.environments.machines.types import ROOT, Block, Machine, PlacedBlock, Tree
 from covey.environments.machines.worlds import WORLDS
 
-from .designs import BAND_CATAPULT, CAR, CROSS, GALLOWS, ROTOR_CATAPULT, SMALL_CAR, machine
+from .designs import BAND_CATAPULT, CAR, CROSS, GALLOWS, LEAPER, ROTOR_CATAPULT, SMALL_CAR, machine
 
 G = 9.81
 
@@ -41,6 +42,17 @@ def test_a_catapult_throws_20_to_30_m_over_the_fence(tree: Tree) -> None:
     assert 20.0 < flight.distance < 30.0
     assert flight.max_height - flight.start_height > 3.0
     assert flight.gap > 15.0
+
+
+def test_a_machine_that_leaps_up_with_its_boulder_scores_nothing_under_the_strict_rule() -> None:
+    found = outcome(machine(LEAPER), "catapult")
+    assert found.flight is not None
+    assert found.flight.lift > 10.0
+    assert found.flight.distance > 50.0
+    assert SCORES["catapult_paper"].of(found) > 1000.0
+    assert SCORES["catapult_strict"].of(found) == 0.0
+    for tree in (ROTOR_CATAPULT, BAND_CATAPULT):
+        assert SCORES["catapult_strict"].of(outcome(machine(tree), "catapult")) > 90.0
 
 
 def test_machines_without_a_motor_stay_where_they_are() -> None:

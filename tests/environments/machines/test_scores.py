@@ -7,7 +7,7 @@ import pytest
 from covey.environments.machines.scores import SCORES, TRANSFORMS, find_score
 from covey.environments.machines.trajectory import Flight, Outcome, outcome_of_data
 
-THROW = Flight(start_height=4.0, max_height=9.0, distance=20.0, range=20.0, gap=18.0, has_landed=True)
+THROW = Flight(start_height=4.0, max_height=9.0, distance=20.0, range=20.0, gap=18.0, lift=0.5, has_landed=True)
 DRIVE = Outcome("complete", forward=12.34, sideways=3.0, moved=12.7, flight=None, samples=((0.0, 0.0, 1.0, 0.0),))
 
 
@@ -34,6 +34,8 @@ def test_a_throw_is_worth_what_each_rule_says() -> None:
         ({"max_height": 5.0}, 100.0, 40.0, 20.0),
         ({"gap": 4.9}, 180.0, 0.0, 0.0),  # carried: nearer than a quarter of the way
         ({"gap": 5.1}, 180.0, 120.0, 100.0),
+        ({"lift": 3.0}, 180.0, 120.0, 100.0),
+        ({"lift": 3.1}, 180.0, 120.0, 0.0),  # leaps up with the boulder
         ({"has_landed": False}, 180.0, 0.0, 0.0),
         ({"distance": -20.0}, 0.0, 0.0, 0.0),
     ],

@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from covey.environments.machines.blocks import BLOCKS, BOULDER
 from covey.environments.machines.drawing import MARGIN, add_mesh, add_walls, add_ways, window
 from covey.environments.machines.mesh import Mesh, View, mesh_of, moved, oblique
 from covey.environments.machines.trajectory import Array, Recording
@@ -15,7 +16,10 @@ from covey.environments.machines.trajectory import Array, Recording
 EVERY = 4
 """Looks from one picture to the next: 0.08 s, the speed of what happened."""
 CAMERA = oblique("film", 76.0, 14.0)
-WIDTH, DPI = 9.0, 80
+SELDOM = 20
+"""Looks between the poses that the pictures surely have room for: 0.4 s."""
+WIDTH, HEAD, DPI = 9.0, 0.4, 80
+"""Of a picture and of the room for its title, in inches."""
 NUM_COLOURS = 96
 GRID = 5.0
 """Metres between the lines on the ground."""
@@ -37,9 +41,9 @@ def draw_film(recording: Recording, path: Path, title: str) -> None:
 def _frame(recording: Recording, mesh: Mesh, look: int, room: tuple[Array, Array], title: str) -> Image.Image:
     """One picture."""
     size = room[1] - room[0]
-    height = max(2.4, min(7.0, WIDTH * float(size[1] / size[0]))) + 0.4
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
-    axes = figure.add_subplot()
+    height = max(2.4, min(7.0, WIDTH * float(size[1] / size[0]))) + HEAD
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0 - HEAD / height))
     axes.set_axis_off()
     axes.set_title(f"{title}   {recording.trajectory.times_T[look]:.1f} s", fontsize=10, family="monospace")
     _add_grid(axes, recording, CAMERA)
@@ -56,11 +60,13 @@ def _frame(recording: Recording, mesh: Mesh, look: int, room: tuple[Array, Array
 def _room(recording: Recording, mesh: Mesh) -> tuple[Array, Array]:
     """What the film has to show: corners (2,) of all that is ever seen."""
     trajectory = recording.trajectory
-    ends = (mesh, moved(mesh, recording.positions_TB3[-1], recording.rotations_TB33[-1]))
-    points = [CAMERA.flat(polygon.corners_K3) for end in ends for polygon in end.polygons]
+    seldom = range(0, len(recording.positions_TB3), SELDOM)
+    poses = [moved(mesh, recording.positions_TB3[look], recording.rotations_TB33[look]) for look in (*seldom, -1)]
+    points = [CAMERA.flat(polygon.corners_K3) for pose in poses for polygon in pose.polygons]
     points.append(CAMERA.flat(trajectory.root_T3))
     if trajectory.boulder_T3 is not None:
-        points.append(CAMERA.flat(trajectory.boulder_T3))
+        ways = CAMERA.flat(trajectory.boulder_T3)
+        points += [ways - BLOCKS[BOULDER].size[0] / 2, ways + BLOCKS[BOULDER].size[0] / 2]
     every = np.concatenate(points)
     return every.min(axis=0) - MARGIN, every.max(axis=0) + MARGIN
 

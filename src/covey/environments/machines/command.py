@@ -7,6 +7,7 @@ from pathlib import Path
 
 from covey.environments.machines.best import ANY_BLOCK, best_of_run, read_tree
 from covey.environments.machines.blocks import BLOCKS
+from covey.environments.machines.constants import physics_version
 from covey.environments.machines.place import place
 from covey.environments.machines.scores import SCORES, SHORT_NAMES
 from covey.environments.machines.trajectory import ENDINGS, Outcome
@@ -105,6 +106,7 @@ def _simulate(asked: Asked) -> None:
     world = scores["strict"].world
     print(story(outcomes[world]))
     print("  ".join(f"{name} {score.of(outcomes[score.world]):.2f}" for name, score in scores.items()))
+    print(f"physics {physics_version()}")
     _draw_run(machine, world, asked.path.stem, (picture, film))
 
 
@@ -171,6 +173,7 @@ def story(outcome: Outcome) -> str:
         ending = "landed" if flight.has_landed else "did not land, and was"
         heights = f"rose from {flight.start_height:.2f} to {flight.max_height:.2f} m"
         lines.append(f"the boulder {heights} and {ending} {flight.distance:.2f} m forward")
+        lines.append(f"the starting block rose by {flight.lift:.2f} m meanwhile")
     return "\n".join(lines)
 
 

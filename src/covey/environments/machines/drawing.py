@@ -76,6 +76,8 @@ def draw_recording(recording: Recording, path: Path, title: str) -> None:
         axes = figure.add_subplot(grid[row, :])
         paint_way(axes, recording, view)
         name_axes(axes, view)
+        if row == 1 and recording.trajectory.ending == "complete":
+            axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
@@ -136,10 +138,10 @@ def add_ways(axes: Axes, recording: Recording, view: View, num_looks: int) -> li
 
 
 def add_mesh(axes: Axes, mesh: Mesh, view: View, opacity: float = 1.0) -> None:
-    """What looks towards the viewer, the farthest first; rubber bands and braces on top."""
+    """What looks towards the viewer, what hides others last; rubber bands and braces on top."""
     shown = in_view(mesh.polygons, view)
     faces = [tuple(shade * part for part in to_rgb(colour_of(type_))) for _, shade, type_ in shown]
-    edges = ["none" if is_round(type_) else "#00000055" for _, _, type_ in shown]
+    edges = [face if is_round(type_) else "#00000055" for face, (_, _, type_) in zip(faces, shown, strict=True)]
     pieces = PolyCollection([corners for corners, _, _ in shown], facecolors=faces, edgecolors=edges, linewidths=0.4)
     pieces.set_alpha(opacity)
     axes.add_collection(pieces)
@@ -168,7 +170,9 @@ def add_ground(axes: Axes, view: View) -> None:
 def add_walls(axes: Axes, recording: Recording, view: View) -> None:
     """Those that hide nothing."""
     walls = [wall for wall in WORLDS[recording.world] if not _hides(wall, view)]
-    polygons = [Polygon(corners, outward, 0, -1) for wall in walls for corners, outward in box(wall)]
+    polygons = [
+        Polygon(corners, outward, 0, -1, number) for number, wall in enumerate(walls) for corners, outward in box(wall)
+    ]
     seen = [corners for corners, _, _ in in_view(polygons, view)]
     axes.add_collection(PolyCollection(seen, facecolors=WALL_COLOUR, edgecolors="face", linewidths=0.5, zorder=0))
 

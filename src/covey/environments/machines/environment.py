@@ -16,6 +16,7 @@ from covey.environments.machines.score_cache import CachedSimulators
 from covey.environments.machines.scores import TRANSFORMS, find_score
 from covey.environments.machines.stages import STAGES, Problem, check_problem
 from covey.environments.machines.tally import Tally
+from covey.environments.machines.trajectory import Outcome
 from covey.environments.machines.types import Invalid, Machine
 from covey.tables import one_of
 from covey.types import Failure, Prompt, Reward
@@ -76,8 +77,10 @@ class Machines:
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         problem: Problem = prompt.columns["problem"]
         found = [self._machine(completion, problem) for completion in completions]
-        judged = await asyncio.gather(*(self._judged(machine, problem) for machine in found))
-        self._tally.add(found, judged)
+        outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine in found))
+        pairs = zip(found, outcomes, strict=True)
+        judged = [self._judged(machine, outcome, problem) for machine, outcome in pairs]
+        self._tally.add(found, judged, [one.ending for one in outcomes if isinstance(one, Outcome)])
         return [
             score if isinstance(score, Failure) else self._reward(machine, score)
             for machine, score in zip(found, judged, strict=True)
@@ -133,22 +136,30 @@ class Machines:
             return tree
         return check_problem(tree, problem) or place(tree, problem.rules)
 
-    async def _judged(self, machine: Machine | Invalid, problem: Problem) -> float | Failure:
+    async def _outcome(self, machine: Machine | Invalid, problem: Problem) -> Outcome | Failure | None:
+        """None where nothing is simulated."""
+        if not _is_answer(machine, problem) or STAGES[problem.stage].pays_validity:
+            return None
+        assert isinstance(machine, Machine)
+        return await self._simulators.run(machine.tree, self._scores[problem.stage].world)
+
+    def _judged(
+        self, machine: Machine | Invalid, outcome: Outcome | Failure | None, problem: Problem
+    ) -> float | Failure:
         """R_valid * R_task, not transformed."""
-        stage = STAGES[problem.stage]
-        if isinstance(machine, Invalid) or len(machine.tree) < stage.min_blocks:
-            return 0.0
-        if stage.pays_validity:
-            return 1.0
-        score = self._scores[problem.stage]
-        outcome = await self._simulators.run(machine.tree, score.world)
-        return outcome if isinstance(outcome, Failure) else score.of(outcome)
+        if isinstance(outcome, Outcome):
+            return self._scores[problem.stage].of(outcome)
+        if outcome is not None:
+            return outcome
+        return float(STAGES[problem.stage].pays_validity and _is_answer(machine, problem))
 
     async def _raw_scores(self, designs: Sequence[Design]) -> list[float]:
         """A design whose simulation failed counts as one without a score."""
         found = [place(design.tree, design.problem.rules) for design in designs]
-        pairs = zip(found, designs, strict=True)
-        judged = await asyncio.gather(*(self._judged(machine, design.problem) for machine, design in pairs))
+        problems = [design.problem for design in designs]
+        pairs = zip(found, problems, strict=True)
+        outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine, problem in pairs))
+        judged = map(self._judged, found, outcomes, problems)
         return [0.0 if isinstance(score, Failure) else score for score in judged]
 
     def _reward(self, machine: Machine | Invalid, score: float) -> Reward:
@@ -161,3 +172,8 @@ class Machines:
             "nonzero": float(score > 0),
         }
         return Reward(sum(weight * parts[name] for name, weight in self.part_weights.items()), parts)
+
+
+def _is_answer(machine: Machine | Invalid, problem: Problem) -> bool:
+    """Whether it is a machine, and not too small for what was asked."""
+    return isinstance(machine, Machine) and len(machine.tree) >= STAGES[problem.stage].min_blocks

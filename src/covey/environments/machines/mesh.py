@@ -4,7 +4,7 @@ The world is left-handed: who looks along z has x to the right. Shapes: K corner
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -23,6 +23,8 @@ WHOLE = replace(PHYSICS, gap=0.0)
 LIGHT = np.array([0.45, 0.8, -0.4])
 NUM_SIDES = 20
 """Of what is round."""
+SUNK = 0.03
+"""Metres by which solids that touch may sink into each other in a simulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Polygon:
     """Of its block."""
     body: int
     """That carries it; -1 for what does not move."""
+    solid: int
+    """Polygons of equal number enclose one convex solid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,10 @@ class Mesh:
 def mesh_of(machine: Machine) -> Mesh:
     """A machine as polygons."""
     assembly = assemble(machine, WHOLE)
+    solids = [(block, solid) for block, solids in enumerate(assembly.solids) for solid in solids]
     polygons = [
-        Polygon(corners, outward, machine.tree[block].type, body)
-        for block, (body, solids) in enumerate(zip(assembly.body_of, assembly.solids, strict=True))
-        for solid in solids
+        Polygon(corners, outward, machine.tree[block].type, assembly.body_of[block], number)
+        for number, (block, solid) in enumerate(solids)
         for corners, outward in surface(solid)
     ]
     return Mesh(tuple(polygons), np.array([body.pivot for body in assembly.bodies]), assembly.lines)
@@ -111,7 +115,7 @@ def box(wall: Wall) -> list[tuple[Array, Array]]:
 
 
 def _box(centre_3: Array, half_3: Array) -> list[tuple[Array, Array]]:
-    """In pieces of about a metre: only small polygons can be ordered by the depth of their middle."""
+    """In pieces of about a metre, by which one sees how large it is."""
     found = []
     for axis, sign in product(range(3), (-1.0, 1.0)):
         outward = np.zeros(3)
@@ -161,13 +165,49 @@ def _on_ball(height: float, angle: float) -> Vector:
     return math.cos(height) * math.cos(angle), math.sin(height), math.cos(height) * math.sin(angle)
 
 
-def in_view(polygons: Iterable[Polygon], view: View) -> list[tuple[Array, float, int]]:
-    """(corners (K, 2), brightness in [0, 1], type) of what looks towards the viewer, the farthest first."""
-    seen = [polygon for polygon in polygons if polygon.outward_3 @ np.array(view.into) < -1e-6]
-    seen.sort(key=lambda polygon: -float(view.depth(polygon.corners_K3).mean()))
+def in_view(polygons: Sequence[Polygon], view: View) -> list[tuple[Array, float, int]]:
+    """(corners (K, 2), brightness in [0, 1], type) of what looks towards the viewer, what hides others last."""
+    rank = {solid: place for place, solid in enumerate(from_behind(polygons, view))}
+    seen = sorted((polygon for polygon in polygons if looks_here(polygon, view)), key=lambda one: rank[one.solid])
     light = LIGHT / np.linalg.norm(LIGHT)
     shades = [0.62 + 0.38 * max(0.0, float(polygon.outward_3 @ light)) for polygon in seen]
     return [(view.flat(polygon.corners_K3), shade, polygon.type) for polygon, shade in zip(seen, shades, strict=True)]
+
+
+def looks_here(polygon: Polygon, view: View) -> bool:
+    return bool(polygon.outward_3 @ np.array(view.into) < -1e-6)
+
+
+def from_behind(polygons: Sequence[Polygon], view: View) -> list[int]:
+    """Solids in an order in which they can be painted over each other.
+
+    One that lies wholly before a plane on the side of another that is seen cannot be hidden by it. Where that says
+    nothing, or goes round in a circle, the one whose middle is farther comes first.
+    """
+    of_solid: dict[int, list[Polygon]] = {}
+    for polygon in polygons:
+        of_solid.setdefault(polygon.solid, []).append(polygon)
+    points = {solid: np.concatenate([one.corners_K3 for one in own]) for solid, own in of_solid.items()}
+    left = sorted(of_solid, key=lambda solid: -float(view.depth(points[solid]).mean()))
+    before = {solid: _before([one for one in of_solid[solid] if looks_here(one, view)], points) for solid in left}
+    order: list[int] = []
+    while left:
+        free = (one for one in left if not any(one in before[o] and o not in before[one] for o in left if o != one))
+        order.append(next(free, left[0]))
+        left.remove(order[-1])
+    return order
+
+
+def _before(sides: Sequence[Polygon], points: Mapping[int, Array]) -> set[int]:
+    """Solids, by their points, of which none is behind some side; sides may sink into each other a little."""
+    if not sides:
+        return set()
+    outward_S3 = np.array([side.outward_3 for side in sides])
+    offset_S = np.array([side.outward_3 @ side.corners_K3[0] for side in sides])
+    starts = np.cumsum([0, *(len(own) for own in points.values())])[:-1]
+    above_SK = outward_S3 @ np.concatenate(list(points.values())).T - offset_S[:, None]
+    lowest_SO = np.minimum.reduceat(above_SK, starts, axis=1)  # of each of O other solids above each side
+    return {solid for solid, lowest_S in zip(points, lowest_SO.T, strict=True) if bool((lowest_S >= -SUNK).any())}
 
 
 def as_vector(point_3: Array) -> Vector:

@@ -176,8 +176,8 @@ GOALS = {
     "catapult_repo": f"{_CATAPULT} up to 3 m and land away from the machine. The score is one plus its rise, times the "
     "distance forward (z+) to where it first lands.",
     "catapult_strict": f"{_CATAPULT} up to 3 m, rise at least 1 m above where it lay, and land away from the machine. "
-    "The score is its rise times the distance forward (z+) to where it first lands. A fence 1.5 m high stands 11 m "
-    "away on all sides.",
+    "The starting block must not rise by more than 3 m. The score is the boulder's rise times the distance forward "
+    "(z+) to where it first lands. A fence 1.5 m high stands 11 m away on all sides.",
 }
 """By the full name of the score."""
 

@@ -16,6 +16,9 @@ MIN_HEIGHT = 3.0
 """Metres the boulder has to reach."""
 MIN_RISE = 1.0
 """Metres it has to rise above where it lay, under the strict score."""
+MAX_LIFT = 3.0
+"""Metres the starting block may rise meanwhile, under the strict score: a machine that leaps up as a whole takes the
+boulder along."""
 CARRIED = 0.25
 """A boulder that lies closer to the machine than this share of its way was carried there, not thrown."""
 
@@ -47,9 +50,10 @@ def catapult_repo(outcome: Outcome) -> float:
 
 
 def catapult_strict(outcome: Outcome) -> float:
-    """Rise times distance, for boulders that come up to 3 m, rise by 1 m and were not carried to where they lie."""
+    """Rise times distance, for boulders that come up to 3 m, rise by 1 m and were not carried to where they lie, by a
+    machine that stays down itself."""
     flight = outcome.flight
-    if flight is None or flight.max_height < MIN_HEIGHT or is_carried(flight):
+    if flight is None or flight.max_height < MIN_HEIGHT or is_carried(flight) or flight.lift > MAX_LIFT:
         return 0.0
     rise = flight.max_height - flight.start_height
     return rise * max(0.0, flight.distance) if rise >= MIN_RISE else 0.0

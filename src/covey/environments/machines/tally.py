@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from covey.environments.machines.trajectory import Ending
 from covey.environments.machines.tree import canonical
 from covey.environments.machines.types import Invalid, Machine
 from covey.types import Failure
@@ -18,17 +19,23 @@ class Tally:
     """Different valid machines of each group."""
     codes: list[str] = field(default_factory=list)
     """Of all answers; empty for valid machines."""
+    endings: list[Ending] = field(default_factory=list)
+    """Of what was simulated."""
 
-    def add(self, machines: Sequence[Machine | Invalid], scores: Sequence[float | Failure]) -> None:
+    def add(
+        self, machines: Sequence[Machine | Invalid], scores: Sequence[float | Failure], endings: Sequence[Ending]
+    ) -> None:
         """All answers to one prompt."""
         self.scores.append([score for score in scores if not isinstance(score, Failure)])
         self.num_unique.append(len({canonical(found.tree) for found in machines if isinstance(found, Machine)}))
         self.codes += [found.code if isinstance(found, Invalid) else "" for found in machines]
+        self.endings += endings
 
     def take(self) -> dict[str, float]:
         """What there is to log, and begin anew."""
         groups, unique, codes = [group for group in self.scores if group], self.num_unique, self.codes
-        self.scores, self.num_unique, self.codes = [], [], []
+        reasons = [code for code in codes if code] + [ending for ending in self.endings if ending != "complete"]
+        self.scores, self.num_unique, self.codes, self.endings = [], [], [], []
         if not groups:
             return {}
         every = [score for group in groups for score in group]
@@ -37,7 +44,7 @@ class Tally:
             "score_mean": sum(every) / len(every),
             "score_max": max(every),
             "unique_machines": sum(unique) / len(unique),
-            **{f"invalid/{code}": codes.count(code) / len(codes) for code in sorted(set(codes) - {""})},
+            **{f"invalid/{reason}": reasons.count(reason) / len(codes) for reason in sorted(set(reasons))},
         }
         if placed:  # of the texts that are trees
             found["spatial_validity"] = sum(code in ("", "boulder") for code in placed) / len(placed)

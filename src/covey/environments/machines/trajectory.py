@@ -65,6 +65,8 @@ class Flight:
     """In any direction on the ground."""
     gap: float
     """On the ground, from the starting block to the boulder where it lands."""
+    lift: float
+    """How far the starting block rose meanwhile above where it stood."""
     has_landed: bool
 
 
@@ -125,6 +127,7 @@ def _flight(trajectory: Trajectory) -> Flight | None:
         distance=float(way_3[2]),
         range=_on_ground(way_3),
         gap=_on_ground(apart_3),
+        lift=float(trajectory.root_T3[: end + 1, 1].max() - trajectory.root_T3[0, 1]),
         has_landed=trajectory.landing is not None,
     )
 
