@@ -129,7 +129,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_stops_nothing(reference: 
     assert fingerprint(run) == fingerprint(reference / "whole")
 
 
-@pytest.mark.parametrize("sink", ["/dev/full", "| head -n 1"])
+@pytest.mark.parametrize("sink", [pytest.param("/dev/full", marks=pytest.mark.slow), "| head -n 1"])
 def test_a_terminal_that_takes_nothing_more_stops_nothing(sink: str, reference: Path) -> None:
     run = reference / f"unheard-{len(sink)}"
     command = f"{sys.executable} -m covey train {shlex.join(SETTINGS)} hydra.run.dir={run.name} output.progress=true"
@@ -249,6 +249,7 @@ LIMIT = "{python} -c 'import resource as r, sys; r.prlimit(int(sys.argv[1]), r.R
 """Less than a checkpoint's largest file, and more than the rows up to there; $PPID is the run."""
 
 
+@pytest.mark.slow
 def test_checkpoints_that_find_no_room_any_more_stop_the_run_also_where_nothing_can_be_mounted(reference: Path) -> None:
     run = reference / "limited"
     status, output = struck(reference, run.name, LIMIT.format(python=sys.executable))

@@ -170,7 +170,8 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path
     assert [row["step"] for row in rows(folder / "changing")] == [row["step"] for row in rows(folder / "alone")]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(
     folder: Path, strategy: str, request: pytest.FixtureRequest
 ) -> None:
