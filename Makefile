@@ -14,7 +14,7 @@ BENCH ?=
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-infill test test-slow bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds test test-slow bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -31,6 +31,9 @@ demo: $(STAMP)  ## watch a small model learn to add, in about three minutes (SEE
 
 demo-infill: $(STAMP)  ## a masked policy and a learned judge, in about three minutes (SEED=3 for another seed)
 	$(BIN)/covey train recipe=infill_nano seed=$(SEED)
+
+demo-infill-seeds: $(STAMP)  ## the same on three seeds, nothing kept from before, into one table (twelve minutes)
+	$(BIN)/python -m benchmarks.demo_infill
 
 demo-all: $(STAMP)  ## every recipe that runs offline, three seeds each, into one table (an hour)
 	$(BIN)/python -m benchmarks.demo_all

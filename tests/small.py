@@ -67,6 +67,26 @@ def scripted(verdict: Any = varied, num_prompts: int = 6) -> Scripted:
     return Scripted({"train": texts, "test": ["test a:", "test b:", "test c:"]}, verdict)
 
 
+POLICIES: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "masked": {
+        "model__name": "nano-masked",
+        "model__kind": "masked",
+        "model__nano_architecture": "bert",
+        "engine__name": "fill",
+    },
+}
+"""Changes of `small_config` for each kind of policy."""
+
+
+def scripted_for(kind: str, verdict: Any = varied) -> Scripted:
+    """Prompts that are continued, or that have gaps: as many, with the same names."""
+    if kind == "causal":
+        return scripted(verdict)
+    texts = [f"<mask>ompt {index}<mask><mask>" for index in range(6)]
+    return Scripted({"train": texts, "test": ["te<mask>t a:", "t<mask>st b:", "t<mask>"]}, verdict)
+
+
 def use(monkeypatch: pytest.MonkeyPatch, environment: Environment) -> None:
     """Let runs of `small_config` take this environment."""
     monkeypatch.setitem(ENVIRONMENTS, "arithmetic", lambda settings, config: environment)

@@ -1,19 +1,19 @@
 """Whole runs of masked policies: any architecture, any tokenizer, a judge, what watches it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-from tokenizers.decoders import ByteLevel
-from transformers import AddedToken, AutoModelForMaskedLM, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AddedToken, AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from covey.build import build_environment, build_run
 from covey.config import Config
 from covey.environment_config import InfillConfig
-from covey.environments.grammar import sentences
+from covey.environments.grammar import is_sentence, sentences
 from covey.environments.infill import Infill
 from covey.main import main
 from covey.policy.nano_masked import nano_masked_tokenizer
@@ -23,7 +23,7 @@ from covey.timing import PhaseTimer
 from covey.train import train
 
 from .looked_at import refusal
-from .small import equal, logging_as_it_was, rows, small_config, timeless
+from .small import equal, logging_as_it_was, rows, small_config, timeless, words
 
 DOCUMENT = ("loss", "pg_loss", "kl_penalty", "mean_reward", "std_reward", "mean_advantage", "mean_kl", "mean_log_prob")
 
@@ -57,9 +57,10 @@ def infill_config(cache: Path, environment: dict[str, Any] | None = None, **chan
     return config
 
 
-def roberta(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str:
+def saved(folder: Path, architecture: str, tokenizer: PreTrainedTokenizerFast) -> str:
     """A random model of transformers' own class, saved as anybody would."""
-    config = RobertaConfig(
+    config = AutoConfig.for_model(
+        architecture,
         vocab_size=len(tokenizer),
         hidden_size=32,
         num_hidden_layers=2,
@@ -67,19 +68,22 @@ def roberta(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str:
         intermediate_size=64,
         max_position_embeddings=80,
         pad_token_id=tokenizer.pad_token_id,
+        cls_token_id=tokenizer.cls_token_id,
+        sep_token_id=tokenizer.sep_token_id,
     )
     torch.manual_seed(0)
-    RobertaForMaskedLM(config).save_pretrained(folder)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def sub_words() -> PreTrainedTokenizerFast:
+def sub_words(takes_blank: bool = True) -> PreTrainedTokenizerFast:
     """A byte-pair tokenizer with RoBERTa's habits: special tokens around a text, a mask that takes the blank before."""
+    mask = AddedToken("<mask>", lstrip=takes_blank, special=True)
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", mask]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(sentences(500, "words", held_out=False), trainer)
@@ -92,13 +96,39 @@ def sub_words() -> PreTrainedTokenizerFast:
         sep_token="</s>",
         pad_token="<pad>",
         unk_token="<unk>",
-        mask_token=AddedToken("<mask>", lstrip=True, special=True),
+        mask_token=mask,
     )
+
+
+def word_pieces() -> PreTrainedTokenizerFast:
+    """A tokenizer with BERT's habits: small letters, what goes on in a word is another token than what begins one."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=special)
+    tokenizer.train_from_iterator(sentences(500, "words", held_out=False), trainer)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    named = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
 
 
 @pytest.fixture(scope="module", name="cache")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("judges")
+
+
+def typed(cache: Path) -> list[str]:
+    """A run of three steps with the same judge, as typed, but for the policy."""
+    plain = words(num_steps=3, sampling__max_tokens=40)
+    judge = ("num_steps=3", "pairs=4", "hidden_size=16", "num_layers=1", "floor=0.0", f"cache_dir={cache}")
+    return [
+        *("environment=infill", "engine=fill", "algorithm=infill_document", "model.kind=masked"),
+        *(word for word in plain if not word.startswith("model.nano")),
+        *(f"environment.judge_{setting}" for setting in judge),
+        *("environment.num_train=16", "environment.num_test=4", "environment.watch=[grammar]"),
+    ]
 
 
 def trained(folder: Path, config: Config) -> list[dict[str, Any]]:
@@ -114,11 +144,18 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 # ------------------------------------------------------------------------------------------------ any masked model
 
 
-@pytest.mark.parametrize("make", [nano_masked_tokenizer, sub_words])
-def test_a_random_roberta_of_transformers_runs_through_the_same_path(make: Any, tmp_path: Path, cache: Path) -> None:
-    name = roberta(tmp_path / "roberta", make())
-    config = infill_config(cache, model__name=name, num_steps=3)
-    found = trained(tmp_path / "run", config)
+@pytest.mark.parametrize(
+    ("architecture", "make"),
+    [("roberta", nano_masked_tokenizer), ("roberta", sub_words), ("bert", word_pieces), ("modernbert", sub_words)],
+)
+def test_a_random_model_of_transformers_runs_through_the_same_path(
+    architecture: str, make: Any, tmp_path: Path, cache: Path
+) -> None:
+    """A folder of save_pretrained and a command line: nothing of covey is in it."""
+    name = saved(tmp_path / architecture, architecture, make())
+    with logging_as_it_was():
+        assert main(["train", *typed(cache), f"model.name={name}", f"hydra.run.dir={tmp_path}/run"]) == 0
+    found = rows(tmp_path / "run" / "metrics.jsonl", "train")
     assert [row["step"] for row in found] == [1, 2, 3]
     assert all(row["mismatch_max"] < 1e-5 and row["grad_norm"] > 0 for row in found)
     assert found[0]["kl"] < 1e-6 < found[2]["kl"]
@@ -126,16 +163,18 @@ def test_a_random_roberta_of_transformers_runs_through_the_same_path(make: Any, 
     assert not equal(before, weights(tmp_path / "run"))
     checks = {check["name"]: check for check in json.loads((tmp_path / "run" / "preflight.json").read_text())}
     assert {"frozen models", "KL at the start", "rewards vary"} < set(checks)
+    assert set(DOCUMENT) <= set(found[0])
 
 
-def test_sub_words_are_masked_and_put_back_whole(tmp_path: Path, cache: Path) -> None:
-    config = infill_config(cache, model__name=roberta(tmp_path / "roberta", sub_words()))
+@pytest.mark.parametrize("make", [sub_words, partial(sub_words, takes_blank=False), word_pieces])
+def test_sub_words_are_masked_and_put_back_whole(make: Any, tmp_path: Path, cache: Path) -> None:
+    config = infill_config(cache, model__name=saved(tmp_path / "model", "bert", make()))
     environment = build_environment(config)
     assert isinstance(environment, Infill)
     prompts = environment.prompts("train")
     assert len(prompts) == 16
     texts = [environment.completed(prompt, prompt.columns["hidden"]) for prompt in prompts]
-    assert all(text.endswith(".") and "<" not in text for text in texts)
+    assert all(is_sentence(text) for text in texts)
     assert max(len(text) / len(prompt.columns["input_ids"]) for text, prompt in zip(texts, prompts, strict=True)) > 2
 
 
@@ -230,9 +269,9 @@ def test_the_judge_verb_trains_a_judge_and_says_how_often_it_is_right(
 ) -> None:
     settings = ["judge_num_steps=2", "judge_pairs=2", "judge_hidden_size=16", "judge_num_layers=1", "judge_floor=0"]
     settings += ["num_train=4", "num_test=4", f"judge_cache_dir={tmp_path}/judges"]
-    words = [f"environment.{setting}" for setting in settings]
+    named = [f"environment.{setting}" for setting in settings]
     with logging_as_it_was():
-        assert main(["judge", "recipe=infill_nano", *words, f"hydra.run.dir={tmp_path}/run"]) == 0
+        assert main(["judge", "recipe=infill_nano", *named, f"hydra.run.dir={tmp_path}/run"]) == 0
     found = json.loads((tmp_path / "run" / "judge.json").read_text())["judge"]
     assert Path(found["name"]).parent == tmp_path / "judges"
     assert f"judge ranks {found['accuracy']:.1%} of held-out texts" in capsys.readouterr().out
@@ -241,6 +280,18 @@ def test_the_judge_verb_trains_a_judge_and_says_how_often_it_is_right(
 
 
 # ------------------------------------------------------------------------------------------------ what goes together
+
+
+@pytest.mark.parametrize(
+    ("more", "drawn"), [([], (0.8, 0.95)), (["sampling.temperature=1", "sampling.top_p=1"], (1.0, 1.0))]
+)
+def test_fills_are_drawn_as_the_document_has_it_unless_told_otherwise(
+    more: list[str], drawn: tuple[float, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "environment=infill", "engine=fill", "model=nano-masked", *more]) == 0
+    shown = capsys.readouterr().out
+    assert f"temperature: {drawn[0]}\n" in shown
+    assert f"top_p: {drawn[1]}\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from .small import logging_as_it_was
 
 SETTINGS = (
     *("recipe=infill_nano", "num_steps=40", "environment.window=32", "environment.num_train=2048"),
-    *("environment.watch=[ngram,second_judge]", "environment.judge_floor=0.6", "output.progress=false"),
+    *("environment.watch=[ngram,second_judge]", "output.progress=false"),
+    *("environment.judge_num_steps=1200", "environment.judge_floor=0.6"),
 )
 
 

@@ -226,3 +226,25 @@ def test_versions_name_python_and_installed_packages_only() -> None:
 def test_numbers_read_as_people_write_them() -> None:
     assert [duration(s) for s in (0.42, 42.4, 3725)] == ["0.42 s", "42 s", "1:02:05"]
     assert [memory(b) for b in (12, 1536 * 1024, 5 * 2**30)] == ["12 B", "1.5 MiB", "5.0 GiB"]
+
+
+def judged(gap: tuple[float, float, float]) -> Evaluation:
+    """A look at three prompts whose judge sees more, or less, in them than a grammar does."""
+    parts = {"grammar": (0.1, 0.2, 0.3), "gap": gap}
+    return replace(
+        BEFORE, reward_parts={name: Estimate(sum(v) / 3, 0, 1) for name, v in parts.items()}, mean_parts=parts
+    )
+
+
+@pytest.mark.parametrize(("after", "flattered"), [((0.5, 0.6, 0.7), True), ((0.1, 0.1, 0.1), False)])
+def test_a_judge_that_rises_above_what_watches_it_is_shown_and_said(
+    after: tuple[float, float, float], flattered: bool, tmp_path: Path
+) -> None:
+    facts = replace(FACTS, environment={"watch": ["grammar"], "gap_to": "grammar"})
+    content = summary(facts, judged((0.1, 0.1, 0.1)), judged(after))
+    shown = io.StringIO()
+    print_summary(content, tmp_path, Console(file=shown, width=200))
+    assert "gap (judge less grammar)" in shown.getvalue()
+    line = "reward hacking? the judge's score rose 0.500 [0.387, 0.613] more than grammar, which is not trained on"
+    assert (line in shown.getvalue()) == flattered
+    assert (content["reward_hacking"] is not None) == flattered

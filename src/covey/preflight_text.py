@@ -67,9 +67,14 @@ def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
 
 
 def _text_faults(policy: Policy, name: str, text: str, ids: Sequence[int]) -> Iterator[str]:
-    """The text's own tokens decode to it; what the tokenizer puts around them are special tokens."""
+    """The text's own tokens decode to it; what the tokenizer puts around them are special tokens.
+
+    Tokenizers of masked policies may be lossy, as BERT's is about case and blanks: then its tokens come back.
+    """
     own = list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
-    yield from _difference(name, text, _decode(policy, own))
+    back = _decode(policy, own)
+    if policy.mask_id is None or list(policy.tokenizer(back, add_special_tokens=False)["input_ids"]) != own:
+        yield from _difference(name, text, back)
     start = next((i for i in range(len(ids) - len(own) + 1) if list(ids[i : i + len(own)]) == own), None)
     around = list(ids) if start is None else [*ids[:start], *ids[start + len(own) :]]
     if start is None or set(around) - set(policy.tokenizer.all_special_ids):

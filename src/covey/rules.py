@@ -9,6 +9,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
+from covey.answer_rules import check_answers
 from covey.code_rules import check_code
 from covey.config import Config, DataConfig, DeadlinesConfig
 from covey.curriculum_config import group_sizes
@@ -97,6 +98,7 @@ def check_environment(config: Config) -> None:
         raise ValueError(
             f"data.prompt_column={config.data.prompt_column} needs environment=reward_functions, got environment={name}"
         )
+    check_answers(config)
     if schema is CodeConfig:
         check_code(config)
     if schema is MachinesConfig:

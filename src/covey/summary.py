@@ -71,6 +71,8 @@ def summary(
 ) -> dict[str, Any]:
     """The content of summary.json. `before`, `after` and `gain` are null where there was no such evaluation."""
     rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
+    gain = gains(before, after, confidence)
+    flattered = flattery_note(gain, facts.environment.get("gap_to"))
     return {
         "status": facts.status,
         "seed": facts.seed,
@@ -80,13 +82,13 @@ def summary(
         "confidence": confidence,
         "before": describe(before),
         "after": describe(after),
-        "gain": gains(before, after, confidence),
+        "gain": gain,
         "seconds": facts.seconds,
         "phases": phase_shares(facts.phases, facts.seconds),
         "tokens": facts.tokens,
         "tokens_per_second": rate,
         "peak_memory_bytes": facts.peak_memory_bytes,
-        "reward_hacking": hacking_note(facts.rechecked, facts.recheck_disagreements),
+        "reward_hacking": hacking_note(facts.rechecked, facts.recheck_disagreements) or flattered,
         "environment": dict(facts.environment),
         "versions": dict(facts.versions),
     }
@@ -97,6 +99,15 @@ def hacking_note(rechecked: int, disagreements: int) -> str | None:
     if not disagreements:
         return None
     return f"{disagreements} of {rechecked} full-score programs failed a re-check: see covey.log"
+
+
+def flattery_note(gain: Mapping[str, Any] | None, gap_to: str | None) -> str | None:
+    """The same where a learned judge's score rose beyond that of what watches it."""
+    gap = gain["reward_parts"].get("gap") if gain else None
+    if gap is None or not gap["low"] > 0:
+        return None
+    interval = f"{gap['value']:.3f} [{gap['low']:.3f}, {gap['high']:.3f}]"
+    return f"the judge's score rose {interval} more than {gap_to}, which is not trained on"
 
 
 def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:

@@ -53,14 +53,21 @@ def before_after(content: Mapping[str, Any]) -> Table:
     for k in looks[-1]["pass_at_k"]:
         table.add_row(f"pass@{k}, %", *(_interval(look["pass_at_k"][k], _percent) for look in looks))
     table.add_row("mean reward", *_row(looks, gain, "reward_mean", _number))
-    for name in (content["environment"] or {}).get("watch", []):
+    for name, shown in _watched(content["environment"] or {}).items():
         of_looks = [{name: look["reward_parts"][name]} for look in looks]
-        table.add_row(f"{name} (not trained on)", *_row(of_looks, gain.get("reward_parts", {}), name, _number))
+        table.add_row(shown, *_row(of_looks, gain.get("reward_parts", {}), name, _number))
     for name in looks[-1].get("parts", {}):
         of_looks, of_gain = [look["parts"][name] for look in looks], gain["parts"][name] if gain else {}
         table.add_row(f"{name}, %", *_row(of_looks, of_gain, "accuracy", _percent))
         table.add_row(f"{name}, reward", *_row(of_looks, of_gain, "reward_mean", _number))
     return table
+
+
+def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
+    """What looks at the same texts as a learned judge, and how far the judge is from it; with the names to show."""
+    watches = {name: f"{name} (not trained on)" for name in environment.get("watch", [])}
+    gap_to = environment.get("gap_to")
+    return watches | ({"gap": f"gap (judge less {gap_to})"} if gap_to else {})
 
 
 def _evaluation_title(content: Mapping[str, Any]) -> str:

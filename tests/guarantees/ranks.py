@@ -61,12 +61,24 @@ def cases() -> dict[str, UpdateCase]:
         for rank in (0, 2):
             name = f"{architecture}_lora" if rank else architecture
             found[name] = make_case(architecture, torch.float32, AlgorithmConfig(kl_coef=0.1), lora_rank=rank)
-    return found
+    return found | _fills()
+
+
+def _fills() -> dict[str, UpdateCase]:
+    """Of policies that fill in, with the exact KL."""
+    exact = AlgorithmConfig(kl_coef=0.1, kl_estimator="full")
+    return {
+        "bert": make_case("bert", algorithm=exact),
+        "roberta_lora": make_case("roberta", algorithm=exact, lora_rank=2),
+        "modernbert": make_case("modernbert", torch.float32, exact),
+        "bert_random": make_case("bert", groups=any_groups(1)),
+    }
 
 
 def how_of(name: str, share: tuple[int, int]) -> How:
     """Small micro-batches, so that ranks have several, and unequally many; some cases with checkpointing too."""
-    return How("shared", budget=20, chunk=7, checkpointing=name in ("qwen2", "kl_full", "qwen3_lora"), share=share)
+    checkpointing = name in ("qwen2", "kl_full", "qwen3_lora", "bert")
+    return How("shared", budget=20, chunk=7, checkpointing=checkpointing, share=share)
 
 
 def update_on_ranks(case: UpdateCase, how: How, strategy: str, tamper: Tamper = lambda batch: batch) -> Update:

@@ -35,7 +35,7 @@ from covey.timing import PhaseTimer
 from covey.train import train, training_batch
 from covey.types import Failure, Group, Prompt, Reward, Rollout
 
-from ..builders import probe_logits, rollout_of, sampled_by
+from ..builders import as_fills, probe_logits, rollout_of, sampled_by
 from ..small import rows, timeless
 
 
@@ -90,6 +90,7 @@ def fixed_groups(run: Run) -> list[Group]:
         prompt = tokens(6)
         made = tuple(rollout(prompt, n, reward) for n, reward in zip(lengths, rewards, strict=True))
         groups.append(Group(Prompt(name, "test", "", {}), made, ()))
+    groups = groups if run.policy.mask_id is None else as_fills(groups)
     return sampled_by(run.policy, groups, run.source.sampling, noise=0.3)
 
 
@@ -231,10 +232,10 @@ def workers_needed(config: Config) -> int:
 
 def processes(config: Config) -> int:
     """How many the environment starts to judge."""
-    before = len(children())
+    before = set(children())
     with environment_of(config) as environment:
         asyncio.run(environment.score(environment.prompts("train")[0], COMPLETIONS))
-        return len(children()) - before
+        return len(set(children()) - before)  # of those before some may be ending
 
 
 def children() -> list[str]:

@@ -29,7 +29,20 @@ from covey.timing import PhaseTimer
 from covey.train import train, training_batch
 from covey.types import Completion, Group, Prompt
 
-from ..small import TOKENIZER, equal, group, rollout, rows, saved_weights, scripted, small_config, timeless, use, varied
+from ..small import (
+    POLICIES,
+    TOKENIZER,
+    equal,
+    group,
+    rollout,
+    rows,
+    scripted,
+    scripted_for,
+    small_config,
+    timeless,
+    use,
+    varied,
+)
 from .runs import SETTINGS, fingerprint, finish, finish_well, resume, saved_step, start
 
 BAD_STEP, NUM_STEPS = 3, 6
@@ -87,26 +100,28 @@ def spoilt(values: Tensor, value: float) -> Tensor:
     return bad
 
 
-def poisoned_run(folder: Path, monkeypatch: pytest.MonkeyPatch, poison: Poison, **settings: Any) -> None:
+def poisoned_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, poison: Poison, policy: str = "causal", **settings: Any
+) -> None:
     """A run of six steps with a checkpoint after each, in this process."""
 
     def load(config: ModelConfig, *, seed: int) -> Policy:
         return poison.into(load_policy(config, seed=seed))
 
     kept = {"output__save_every": 1, "output__keep_last": 100, "preflight__enabled": False}
-    config = small_config(num_steps=NUM_STEPS, **kept, **settings)
+    config = small_config(num_steps=NUM_STEPS, **kept, **POLICIES[policy], **settings)
     folder.mkdir(exist_ok=True)
     with monkeypatch.context() as patches:
         patches.setattr(build, "load_policy", load)
         patches.setitem(LOSSES, "clip", poison.loss(LOSSES["clip"]))
-        use(patches, scripted(poison.verdict))
+        use(patches, scripted_for(policy, poison.verdict))
         train(config, folder)
 
 
-def checkpoint_of(folder: Path, step: int) -> tuple[dict[str, Tensor], Any]:
+def checkpoint_of(folder: Path, step: int, policy: str = "causal") -> tuple[dict[str, Tensor], Any]:
     """Weights and what the optimiser holds of them after so many steps."""
     checkpoint = folder / "checkpoints" / f"step-{step:06d}"
-    weights = load_policy(ModelConfig(name=str(checkpoint / "policy")), seed=0).model.state_dict()
+    weights = load_policy(ModelConfig(name=str(checkpoint / "policy"), kind=policy), seed=0).model.state_dict()
     return weights, torch.load(checkpoint / STATE, weights_only=True)["trainer"]["optimizer"]["state"]
 
 
@@ -117,14 +132,17 @@ def same_moments(first: Any, second: Any) -> bool:
 
 
 KINDS = ("nan logits", "inf logits", "nan loss", "nan gradient", "inf gradient")
+OF_BOTH = pytest.mark.parametrize(
+    ("kind", "policy"), [*((kind, "causal") for kind in KINDS), ("nan logits", "masked"), ("inf gradient", "masked")]
+)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@OF_BOTH
 def test_a_bad_number_changes_nothing_at_its_step_and_the_run_after_it_is_that_of_a_step_without_signal(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poisoned_run(tmp_path / "bad", monkeypatch, Poison(kind, [BAD_STEP]))
-    before, after = checkpoint_of(tmp_path / "bad", BAD_STEP), checkpoint_of(tmp_path / "bad", BAD_STEP + 1)
+    poisoned_run(tmp_path / "bad", monkeypatch, Poison(kind, [BAD_STEP]), policy)
+    before, after = (checkpoint_of(tmp_path / "bad", step, policy) for step in (BAD_STEP, BAD_STEP + 1))
     assert equal(before[0], after[0])
     assert same_moments(before[1], after[1])
     skipped = [row["skipped"] for row in rows(tmp_path / "bad" / "metrics.jsonl", "train")]
@@ -140,21 +158,22 @@ def test_a_bad_number_changes_nothing_at_its_step_and_the_run_after_it_is_that_o
             reward = super().verdict(prompt, text)
             return 0.5 if (self.num_scored - 1) // ROLLOUTS_PER_STEP == BAD_STEP else reward
 
-    poisoned_run(tmp_path / "flat", monkeypatch, Flat("none", []))
-    assert equal(saved_weights(tmp_path / "bad"), saved_weights(tmp_path / "flat"))
+    poisoned_run(tmp_path / "flat", monkeypatch, Flat("none", []), policy)
+    ends = [checkpoint_of(tmp_path / name, NUM_STEPS, policy)[0] for name in ("bad", "flat")]
+    assert equal(*ends)
     bad, flat = (timeless(rows(tmp_path / name / "metrics.jsonl", "train")) for name in ("bad", "flat"))
     assert bad[:BAD_STEP] == flat[:BAD_STEP]
     assert bad[BAD_STEP + 1 :] == flat[BAD_STEP + 1 :]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@OF_BOTH
 def test_bad_numbers_in_a_row_stop_the_run_naming_prompts_and_leave_the_weights_of_before(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = r"^loss or gradient was not finite 2 times in a row \(optimizer.max_nonfinite_steps\); prompts .*: train-\d"
     with pytest.raises(RunStopped, match=line):
-        poisoned_run(tmp_path, monkeypatch, Poison(kind, range(3, 6)), optimizer__max_nonfinite_steps=2)
-    assert equal(checkpoint_of(tmp_path, 3)[0], checkpoint_of(tmp_path, 4)[0])
+        poisoned_run(tmp_path, monkeypatch, Poison(kind, range(3, 6)), policy, optimizer__max_nonfinite_steps=2)
+    assert equal(*(checkpoint_of(tmp_path, step, policy)[0] for step in (3, 4)))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[-1] == "step-000004"
 
 

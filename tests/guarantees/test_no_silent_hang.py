@@ -11,7 +11,7 @@ from covey.checkpoint import newest_valid
 from covey.guard_process import EXPIRED
 
 from .hangs import Hang, Hung, orphans, start_all
-from .runs import are_gone, fingerprint, finish_well, resume
+from .runs import MASKED, are_gone, fingerprint, finish_well, resume
 
 LATE = 20.0
 """Seconds by which a loaded machine may be late."""
@@ -27,6 +27,12 @@ HANGS = {
         "from covey.engine.native import NativeEngine\nNativeEngine.generate = never_answer",
         ("deadlines.sampling=2",),
         "the engine to answer 1 prompt (deadlines.sampling=2)",
+        2.0,
+    ),
+    "engine_that_fills": Hang(
+        "from covey.engine import fill\nfill.fill_in = hang_at(5, fill.fill_in)",
+        (*MASKED, "deadlines.sampling=2"),
+        "the engine to fill in (deadlines.sampling=2)",
         2.0,
     ),
     "reward": Hang(
@@ -82,7 +88,7 @@ HANGS = {
         5.0,
     ),
 }
-"""Ten hangs that only the end of the run can end."""
+"""Eleven hangs that only the end of the run can end."""
 
 Started = dict[str, tuple[Hung, threading.Thread]]
 

@@ -42,6 +42,7 @@ from .settings_cases import (
     Refused,
     Settings,
 )
+from .settings_filled import filled_cases, is_quick
 from .settings_infill import INFILL, judges
 from .settings_observed import alike, evaluation, policy, warm_up
 from .settings_watched import checks
@@ -93,6 +94,17 @@ def test_another_value_of_a_setting_changes_what_can_be_seen_or_is_refused(name:
 @pytest.mark.parametrize("name", SECOND_READERS)
 def test_a_setting_matters_also_where_only_its_second_reader_is_there(name: str) -> None:
     assert_matters(name, SECOND_READERS[name])
+
+
+FILLED = filled_cases()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if is_quick(name, case) else pytest.mark.slow) for name, case in FILLED.items()],
+)
+def test_a_setting_matters_as_much_where_the_policy_fills_in(name: str) -> None:
+    assert_matters(name, FILLED[name])
 
 
 def test_every_case_is_of_a_setting() -> None:

@@ -21,20 +21,22 @@ from covey.engine import scheduler
 from covey.engine.base import Sampling
 from covey.engine.native import NativeEngine
 from covey.engine.sampler import row_key
-from covey.environments.scripted import Scripted
 from covey.policy.policy import Policy
 from covey.timing import PhaseTimer
 from covey.train import train
 from covey.types import Completion, Group
 
 from ..engine.tiny import tiny_policy
-from ..small import rows, scripted, small_config, use, varied
+from ..small import POLICIES, rows, scripted_for, small_config, use
 
 GENEROUS = 1 << 26
 SLOT_BYTES = 2 * 2 * 32 * 8
 """Of the tiny GPT-2 in float64: keys and values of two layers, 32 numbers wide."""
 PROMPTS = [[(7 * i + j) % 260 for j in range(1 + i % 9)] for i in range(16)]
 SAMPLINGS = [Sampling(max_tokens=15, seed=100 + i) for i in range(16)]
+
+KINDS = {"causal": POLICIES["causal"], "masked": POLICIES["masked"] | {"sampling__num_passes": 2}}
+BOTH = pytest.mark.parametrize("kind", KINDS)
 
 Tokens = list[list[tuple[int, ...]]]
 
@@ -145,10 +147,10 @@ def test_in_float32_rollouts_depend_on_the_batch_only_through_rounding(architect
 # ------------------------------------------------------------------------------------- a source of groups
 
 
-def taken(n: int, times: int, **changes: Any) -> list[Group]:
+def taken(kind: str, n: int, times: int, **changes: Any) -> list[Group]:
     """The groups of so many takes of n from a stream of six prompts."""
-    config = small_config(model__precision="float64", sampling__max_tokens=10, **changes)
-    run = build_run(config, scripted(), PhaseTimer())
+    config = small_config(model__precision="float64", sampling__max_tokens=10, **KINDS[kind], **changes)
+    run = build_run(config, scripted_for(kind), PhaseTimer())
     groups = [group for _ in range(times) for group in run.source.take(n)]
     run.close()
     return groups
@@ -162,15 +164,17 @@ def of_prompts(groups: Sequence[Group]) -> dict[str, Tokens]:
     return found
 
 
-def test_rollouts_belong_to_prompt_and_pass_wherever_the_prompt_stands_in_the_stream() -> None:
-    expected = of_prompts(taken(6, 2))
-    assert of_prompts(taken(1, 12)) == expected
-    assert of_prompts(taken(4, 3, shuffle=False)) == expected
-    assert of_prompts(taken(12, 1, engine__max_rows=5, engine__cache_bytes=50_000)) == expected
+@BOTH
+def test_rollouts_belong_to_prompt_and_pass_wherever_the_prompt_stands_in_the_stream(kind: str) -> None:
+    expected = of_prompts(taken(kind, 6, 2))
+    assert of_prompts(taken(kind, 1, 12)) == expected
+    assert of_prompts(taken(kind, 4, 3, shuffle=False)) == expected
+    assert of_prompts(taken(kind, 12, 1, engine__max_rows=5, engine__cache_bytes=50_000)) == expected
     assert all(first != second for first, second in expected.values())
     assert len({str(passes[0]) for passes in expected.values()}) == 6
-    assert of_prompts(taken(6, 2, seed=1)).keys() == expected.keys()
-    assert all(rollouts != expected[name] for name, rollouts in of_prompts(taken(6, 2, seed=1)).items())
+    other = of_prompts(taken(kind, 6, 2, seed=1))
+    assert other.keys() == expected.keys()
+    assert all(rollouts != expected[name] for name, rollouts in other.items())
 
 
 def states() -> tuple[Any, ...]:
@@ -192,12 +196,13 @@ def seeded(seed: int) -> Iterator[None]:
     torch.set_rng_state(before[2])
 
 
-def test_sampling_neither_reads_nor_moves_a_global_generator() -> None:
+@BOTH
+def test_sampling_neither_reads_nor_moves_a_global_generator(kind: str) -> None:
     found = []
     for seed in (1, 2):
         with seeded(seed):
             before = states()
-            found.append(of_prompts(taken(3, 2)))
+            found.append(of_prompts(taken(kind, 3, 2)))
             assert states() == before
     assert found[0] == found[1]
 
@@ -219,31 +224,11 @@ def written(folder: Path, **changes: Any) -> list[tuple[str, str, float]]:
     return [(row["prompt_id"], row["completion"], row["reward"]) for row in rows(folder / "rollouts.jsonl")]
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "causal": {},
-    "masked": {
-        "model__name": "nano-masked",
-        "model__kind": "masked",
-        "model__nano_architecture": "bert",
-        "engine__name": "fill",
-        "sampling__num_passes": 2,
-    },
-}
-
-
-def environment_of(kind: str) -> Scripted:
-    """Prompts that are continued, or that have gaps."""
-    if kind == "causal":
-        return scripted()
-    texts = [f"<mask>ompt {index}<mask><mask>" for index in range(6)]
-    return Scripted({"train": texts, "test": ["te<mask>t a:", "t<mask>st b:", "t<mask>"]}, varied)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@BOTH
 def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, environment_of(kind))
+    use(monkeypatch, scripted_for(kind))
     chosen = KINDS[kind]
     whole = written(tmp_path / "whole", **chosen)
     with seeded(5):
@@ -254,7 +239,7 @@ def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
     assert len(whole) == 48
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@BOTH
 @pytest.mark.parametrize(
     "change",
     [
@@ -269,6 +254,6 @@ def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
 def test_while_the_weights_stand_still_a_run_samples_the_same_however_it_is_cut(
     change: dict[str, Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, environment_of(kind))
+    use(monkeypatch, scripted_for(kind))
     frozen = {"optimizer__lr": 0.0, **KINDS[kind]}
     assert written(tmp_path / "b", **frozen, **change) == written(tmp_path / "a", **frozen)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine import ENGINES
+from covey.engine import ENGINES, sampling_engine
 from covey.engine.base import Engine, Sampling
 from covey.engine.native import NativeEngine
 from covey.environments.scripted import Scripted
@@ -26,7 +26,7 @@ from covey.train import train
 from covey.types import Completion, Group, Prompt, Reward
 
 from ..builders import ARCHITECTURES, copied, logprobs, make, make_policy
-from ..small import rows, scripted, small_config, use, varied
+from ..small import POLICIES, rows, scripted, scripted_for, small_config, use, varied
 from .updates import adapted
 
 TOLERANCE = 1e-4
@@ -173,10 +173,15 @@ def test_the_stop_string_is_written_and_trained(tmp_path: Path, monkeypatch: pyt
 # ------------------------------------------------------------------------------------- over a run, at every step
 
 
-def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[dict[str, Any]]:
+def trained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str = "causal", **settings: Any
+) -> list[dict[str, Any]]:
     """The rows of a run with steps so large that weights which were not published would show at once."""
-    use(monkeypatch, scripted())
-    train(small_config(num_steps=4, optimizer__lr=5e-2, sampling__max_tokens=12, **settings), folder)
+    use(monkeypatch, scripted_for(kind))
+    # The checks before the first step refuse random tokens.
+    checked = {"preflight__enabled": settings.get("engine__name") != "fake"}
+    large: dict[str, Any] = {"num_steps": 4, "optimizer__lr": 5e-2, "sampling__max_tokens": 12}
+    train(small_config(**large, **checked, **settings), folder)
     return rows(folder / "metrics.jsonl", "train")
 
 
@@ -241,26 +246,28 @@ MISMATCH = {
 
 def never_reloaded(policy: Policy, cache_bytes: int, max_rows: int, kernels: str) -> Engine:
     """An engine that goes on sampling from the first weights."""
-    return NativeEngine(copied(policy), cache_bytes, max_rows, kernels)
+    return sampling_engine(copied(policy), cache_bytes, max_rows, kernels)
 
 
+@pytest.mark.parametrize("kind", POLICIES)
 def test_an_engine_on_old_weights_is_seen_in_the_first_step_after_they_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ENGINES, "native", never_reloaded)
-    found = trained(tmp_path, monkeypatch)
+    chosen = POLICIES[kind]
+    monkeypatch.setitem(ENGINES, chosen.get("engine__name", "native"), never_reloaded)
+    found = trained(tmp_path, monkeypatch, kind, **chosen)
     assert found[0]["mismatch_max"] < TOLERANCE
     assert all(row["mismatch_max"] > 0.01 for row in found[1:])
     assert all(row["mismatch_kl"] > 1e-6 for row in found[1:])
     assert all(row["ess_fraction"] < 0.9999 for row in found[1:])
 
 
-@pytest.mark.parametrize("engine", ["native", "fake"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_mismatch_of_every_engine_is_logged_at_every_step(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"preflight__enabled": False} if engine == "fake" else {}
-    found = trained(tmp_path, monkeypatch, engine__name=engine, **settings)
+    kind = "masked" if engine == "fill" else "causal"
+    found = trained(tmp_path, monkeypatch, kind, **{**POLICIES[kind], "engine__name": engine})
     assert all(row.keys() >= MISMATCH for row in found)
     assert all((row["mismatch"] > 0.1) == (engine == "fake") for row in found)
 

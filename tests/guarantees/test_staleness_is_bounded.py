@@ -5,8 +5,9 @@ The bound is held where groups are about to be trained, so that it holds for eve
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from covey.source import LocalSource, within_bound
 from covey.train import train
 from covey.types import Group, Prompt
 
-from ..small import group, rows, scripted, small_config, use
+from ..small import POLICIES, group, rows, scripted_for, small_config, use
 
 
 def versions(folder: Path) -> list[set[int]]:
@@ -36,6 +37,9 @@ def metric(folder: Path, name: str) -> list[float | None]:
     return [row.get(name) for row in rows(folder / "metrics.jsonl", "train")]
 
 
+BOTH = pytest.mark.parametrize("kind", POLICIES)
+
+
 def settings(**changes: Any) -> Config:
     """Every rollout is written down."""
     return small_config(**{"num_steps": 4, "groups_per_step": 2, "output__rollouts_per_step": 8, **changes})
@@ -44,23 +48,26 @@ def settings(**changes: Any) -> Config:
 # ------------------------------------------------------------------------------------- bound 0: synchronous
 
 
+@BOTH
 def test_every_rollout_is_of_the_version_it_trains_also_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, scripted())
-    train(settings(output__save_every=2, evaluation__every=2), tmp_path)
-    train(settings(num_steps=9, updates_per_batch=2, resume=str(tmp_path)), tmp_path)
+    use(monkeypatch, scripted_for(kind))
+    chosen = POLICIES[kind]
+    train(settings(output__save_every=2, evaluation__every=2, **chosen), tmp_path)
+    train(settings(num_steps=9, updates_per_batch=2, resume=str(tmp_path), **chosen), tmp_path)
     assert versions(tmp_path) == [{step} for step in range(9)]
     assert metric(tmp_path, "staleness_max") == [0.0] * 9
     assert metric(tmp_path, "dropped/stale_groups") == [0.0] * 9
 
 
+@BOTH
 @pytest.mark.parametrize("change", [{"engine__max_rows": 3}, {"algorithm__group_filter": "zero_std"}], ids=",".join)
 def test_waves_and_groups_drawn_again_are_of_the_same_version(
-    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, scripted())
-    train(settings(**change), tmp_path)
+    use(monkeypatch, scripted_for(kind))
+    train(settings(**change, **POLICIES[kind]), tmp_path)
     assert versions(tmp_path) == [{step} for step in range(4)]
 
 
@@ -118,21 +125,25 @@ class Late:
 
 
 def late_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, delay: int, bound: int, fresh_groups: int = 0
+    folder: Path, monkeypatch: pytest.MonkeyPatch, late: Callable[[LocalSource], Late], bound: int, kind: str = "causal"
 ) -> list[dict[str, Any]]:
-    """The training rows of a run whose groups come `delay` steps late."""
-    use(monkeypatch, scripted())
+    """The training rows of a run whose groups come late."""
+    use(monkeypatch, scripted_for(kind))
     honest = build.build_source
-    monkeypatch.setattr(build, "build_source", lambda *parts: Late(honest(*parts), delay, fresh_groups))
-    train(settings(max_staleness=bound, num_steps=5, optimizer__lr=5e-2, preflight__enabled=False), folder)
+    monkeypatch.setattr(build, "build_source", lambda *parts: late(honest(*parts)))
+    chosen = {"num_steps": 5, "optimizer__lr": 5e-2, "preflight__enabled": False, **POLICIES[kind]}
+    train(settings(max_staleness=bound, **chosen), folder)
     return rows(folder / "metrics.jsonl", "train")
 
 
-@pytest.mark.parametrize(("delay", "bound"), [(1, 0), (3, 0), (2, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("delay", "bound", "kind"),
+    [(1, 0, "causal"), (3, 0, "causal"), (2, 1, "causal"), (3, 2, "causal"), (1, 0, "masked"), (2, 1, "masked")],
+)
 def test_groups_older_than_the_bound_are_dropped_with_the_reason_and_counted(
-    delay: int, bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    delay: int, bound: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = late_run(tmp_path, monkeypatch, delay=delay, bound=bound)
+    found = late_run(tmp_path, monkeypatch, partial(Late, delay=delay), bound, kind)
     late = 5 - bound - 1  # the first steps of a run cannot be late yet
     assert [row["dropped/stale_groups"] for row in found] == [0.0] * (bound + 1) + [2.0] * late
     assert [row["num_rollouts_trained"] > 0 for row in found] == [True] * (bound + 1) + [False] * late
@@ -140,11 +151,11 @@ def test_groups_older_than_the_bound_are_dropped_with_the_reason_and_counted(
     assert json.loads((tmp_path / "summary.json").read_text())["dropped_groups"] == 2 * late
 
 
-@pytest.mark.parametrize("delay", [1, 2])
+@pytest.mark.parametrize(("delay", "kind"), [(1, "causal"), (2, "causal"), (1, "masked")])
 def test_groups_within_the_bound_are_trained_and_their_age_is_logged(
-    delay: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    delay: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = late_run(tmp_path, monkeypatch, delay=delay, bound=delay)
+    found = late_run(tmp_path, monkeypatch, partial(Late, delay=delay), delay, kind)
     ages = [float(min(step, delay)) for step in range(5)]
     assert [row["staleness_max"] for row in found] == ages
     assert [row["dropped/stale_groups"] for row in found] == [0.0] * 5
@@ -152,7 +163,7 @@ def test_groups_within_the_bound_are_trained_and_their_age_is_logged(
 
 
 def test_a_group_in_time_is_trained_beside_one_that_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = late_run(tmp_path, monkeypatch, delay=1, bound=0, fresh_groups=1)
+    found = late_run(tmp_path, monkeypatch, partial(Late, delay=1, fresh_groups=1), bound=0)
     assert versions(tmp_path) == [{step} for step in range(5)]
     assert [row["num_groups"] for row in found] == [2.0, 1.0, 1.0, 1.0, 1.0]
     assert [row["staleness_max"] for row in found] == [0.0] * 5

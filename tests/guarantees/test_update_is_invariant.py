@@ -47,6 +47,8 @@ PLACES = [
     ("modernbert", torch.float32, FLOAT32),
 ]
 """The last three fill in masked tokens."""
+KINDS = pytest.mark.parametrize("architecture", ["gpt2", "bert"])
+"""A policy that continues its prompts, and one that fills them in."""
 EVERYWHERE = pytest.mark.parametrize(
     ("architecture", "dtype", "tolerance", "lora_rank"),
     [
@@ -124,7 +126,7 @@ def test_the_gradient_is_the_formula_written_out_over_plain_transformers(
 
 
 def any_case(seed: int) -> UpdateCase:
-    """Any groups under any loss and aggregation, with or without penalties."""
+    """Any groups of either kind of policy under any loss and aggregation, with or without penalties."""
     aggregations = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm", "token_sum")
     algorithm = replace(
         algorithm_of(EVERY_LOSS[seed % len(EVERY_LOSS)]),
@@ -133,7 +135,8 @@ def any_case(seed: int) -> UpdateCase:
         entropy_coef=0.01 * (seed % 3 == 0),
         count_empty=seed % 4 == 0,
     )
-    return make_case("gpt2", torch.float64, algorithm, any_groups(seed), lora_rank=4 * (seed % 7 == 0))
+    architecture = ("gpt2", "gpt2", "gpt2", "bert", "gpt2", "gpt2", "gpt2", "roberta")[seed % 8]
+    return make_case(architecture, torch.float64, algorithm, any_groups(seed), lora_rank=4 * (seed % 7 == 0))
 
 
 def any_ways(case: UpdateCase, seed: int, count: int) -> list[How]:
@@ -182,11 +185,12 @@ def silenced(group: Group) -> Group:
     return replace(group, rollouts=tuple(rollouts))
 
 
+@KINDS
 @pytest.mark.parametrize("count_empty", [False, True])
-def test_a_group_without_loss_tokens_counts_as_rollouts_and_nothing_else(count_empty: bool) -> None:
+def test_a_group_without_loss_tokens_counts_as_rollouts_and_nothing_else(count_empty: bool, architecture: str) -> None:
     algorithm = AlgorithmConfig(aggregation="seq_mean_token_mean", count_empty=count_empty)
     a, b, c = random_groups()
-    with_silent = make_case(algorithm=algorithm, groups=[a, silenced(b), c])
+    with_silent = make_case(architecture, algorithm=algorithm, groups=[a, silenced(b), c])
     holds(farthest(with_silent, [How("packed", 25), How("shared", 1), How("shared", order=(1, 2, 0))]), EXACT)
     without = replace(with_silent, groups=with_silent.groups[::2], advantages=with_silent.advantages[::2])
     more, fewer = (one_update(replace(case, num_updates=1)).gradient for case in (without, with_silent))
@@ -211,29 +215,33 @@ def with_a_silent_micro_batch(batch: Batch) -> Batch:
     return replace(batch, micro_batches=(without_tokens(first), first, *others))
 
 
+@KINDS
 @pytest.mark.parametrize("loss", ["clip", "clip_cov"])
-def test_a_micro_batch_without_loss_tokens_changes_nothing(loss: str) -> None:
-    case = make_case(algorithm=algorithm_of(loss, kl_coef=0.1, entropy_coef=0.01, aggregation="seq_mean_token_mean"))
+def test_a_micro_batch_without_loss_tokens_changes_nothing(loss: str, architecture: str) -> None:
+    algorithm = algorithm_of(loss, kl_coef=0.1, entropy_coef=0.01, aggregation="seq_mean_token_mean")
+    case = make_case(architecture, algorithm=algorithm)
     how = How("shared", 20, chunk=7)
     expected, got = one_update(case, how), one_update(case, how, with_a_silent_micro_batch)
     trained = {"num_rollouts_trained": expected.metrics["num_rollouts_trained"]}
     holds(distance(replace(got, metrics=got.metrics | trained), expected), EXACT)
 
 
+@KINDS
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_gradients_of_the_shares_of_ranks_add_up_whatever_each_has(world_size: int) -> None:
+def test_gradients_of_the_shares_of_ranks_add_up_whatever_each_has(world_size: int, architecture: str) -> None:
     """In one process, before anything is sent; of three groups the fourth rank has none, of the first none speaks."""
     a, b, c = random_groups()
     algorithm = AlgorithmConfig(ratio_denominator="behaviour", entropy_coef=0.01)
-    case = make_case(algorithm=algorithm, groups=[silenced(a), b, c], num_updates=1)
+    case = make_case(architecture, algorithm=algorithm, groups=[silenced(a), b, c], num_updates=1)
     parts = [one_update(case, How("shared", 20, share=(rank, world_size))) for rank in range(world_size)]
     assert sum(float(part.gradient.norm()) > 0 for part in parts) == 2
     total, expected = torch.stack([part.gradient for part in parts]).sum(0), one_update(case).gradient
     assert float((total - expected).norm() / expected.norm()) < EXACT
 
 
-def test_a_batch_without_any_loss_token_leaves_the_weights_alone() -> None:
-    case = make_case(groups=[silenced(group) for group in random_groups()])
+@KINDS
+def test_a_batch_without_any_loss_token_leaves_the_weights_alone(architecture: str) -> None:
+    case = make_case(architecture, groups=[silenced(group) for group in random_groups()])
     update = one_update(case)
     assert not bool(update.gradient.any())
     assert (update.metrics["skipped"], update.metrics["num_rollouts_trained"]) == (0.0, 0.0)

@@ -1,6 +1,6 @@
 """Promise 1 for every loss, aggregation, penalty and rule: no split, layout or order of the groups matters to any.
 
-GPT-2 in float64: exact up to rounding.
+GPT-2, which continues its prompts, and BERT, which fills them in, in float64: exact up to rounding.
 """
 
 import random
@@ -79,10 +79,14 @@ def test_every_loss_under_every_aggregation_has_one_gradient_and_one_set_of_metr
     holds(farthest(case, [any_way(seed, num_groups=3)]))
 
 
-@pytest.mark.parametrize("lora_rank", [0, pytest.param(4, marks=pytest.mark.slow)], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("architecture", "lora_rank"),
+    [("gpt2", 0), pytest.param("gpt2", 4, marks=pytest.mark.slow), ("bert", 0)],
+    ids=["full", "lora", "fills"],
+)
 @pytest.mark.parametrize("loss", EVERY_LOSS)
-def test_every_loss_adds_up_over_the_same_splits(loss: str, lora_rank: int) -> None:
-    case = make_case(algorithm=algorithm_of(loss), lora_rank=lora_rank)
+def test_every_loss_adds_up_over_the_same_splits(loss: str, architecture: str, lora_rank: int) -> None:
+    case = make_case(architecture, algorithm=algorithm_of(loss), lora_rank=lora_rank)
     holds(farthest(case, SPLITS))
     logged = one_update(case).metrics
     if build_objective(case.algorithm, 16).needs_old:
@@ -90,9 +94,12 @@ def test_every_loss_adds_up_over_the_same_splits(loss: str, lora_rank: int) -> N
     assert logged["skipped"] == 0
 
 
+@pytest.mark.parametrize("architecture", ["gpt2", "bert"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: ",".join(settings))
-def test_corrections_penalties_and_rules_over_the_whole_batch_do_not_see_the_split(settings: dict[str, Any]) -> None:
-    holds(farthest(make_case(algorithm=AlgorithmConfig(**settings)), SPLITS))
+def test_corrections_penalties_and_rules_over_the_whole_batch_do_not_see_the_split(
+    settings: dict[str, Any], architecture: str
+) -> None:
+    holds(farthest(make_case(architecture, algorithm=AlgorithmConfig(**settings)), SPLITS))
 
 
 CHOOSING: list[tuple[dict[str, Any], str]] = [

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 280
 """Seconds for all updates of one number of ranks, on a loaded machine."""
 NAMES = sorted(cases())
-SOME = ["loss=clip", "loss=clip_cov", "kl_full", "kl_full_lora", "m2po", "random_1", "qwen3", "llama_lora"]
+SOME = ["loss=clip", "loss=clip_cov", "kl_full", "kl_full_lora", "m2po", "random_1", "qwen3", "llama_lora", "bert"]
 """For four processes on a machine of two cores; `make test-slow` tries all."""
 
 Updates = dict[tuple[str, str], tuple[torch.Tensor, dict[str, float]]]

@@ -15,8 +15,10 @@ from covey import objective
 from covey.aggregation import AGGREGATIONS, Denominators, Reduction, Totals
 from covey.config import AlgorithmConfig
 from covey.policy.attention import DENSE
+from covey.policy.bidirectional import WHOLE, InputsLayout
 from covey.types import Batch, MicroBatch
 
+from ..builders import MASKED
 from .updates import Distance, How, Tamper, UpdateCase, farthest, make_case
 
 FOUND = 1e-3
@@ -71,12 +73,12 @@ def double_shift(micro_batch: MicroBatch) -> MicroBatch:
 
 def no_walls(micro_batch: MicroBatch) -> MicroBatch:
     """Rollouts of a packed stream see those before them."""
-    return replace(micro_batch, layout=DENSE)
+    return replace(micro_batch, layout=WHOLE if isinstance(micro_batch.layout, InputsLayout) else DENSE)
 
 
 def positions_run_on(micro_batch: MicroBatch) -> MicroBatch:
-    """In a packed stream positions don't begin again."""
-    positions_BT = torch.arange(micro_batch.position_ids_BT.shape[1]).expand_as(micro_batch.position_ids_BT)
+    """In a packed stream positions don't begin again with each rollout, only where the policy has no more of them."""
+    positions_BT = torch.arange(micro_batch.position_ids_BT.shape[1]).expand_as(micro_batch.position_ids_BT) % 120
     return replace(micro_batch, position_ids_BT=positions_BT)
 
 
@@ -111,17 +113,24 @@ MISTAKES = {
 }
 
 
+def ways_of(case: UpdateCase, mistake: Mistake) -> list[How]:
+    """Fills read more tokens than rollouts that go on: a micro-batch that is to hold several of them is larger."""
+    factor = 3 if case.architecture in MASKED else 1
+    return [replace(how, budget=factor * how.budget) for how in mistake.ways]
+
+
 def seen(case: UpdateCase, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> Distance:
     if mistake.weighting is not None:
         monkeypatch.setitem(AGGREGATIONS, mistake.aggregation, mistake.weighting)
-    return farthest(case, list(mistake.ways), mistake.tamper)
+    return farthest(case, ways_of(case, mistake), mistake.tamper)
 
 
+@pytest.mark.parametrize("architecture", ["gpt2", "bert"])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_put_in_on_purpose_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_put_in_on_purpose_is_found(name: str, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake = MISTAKES[name]
-    case = make_case(algorithm=replace(ONCE, aggregation=mistake.aggregation), num_updates=1)
-    assert farthest(case, list(mistake.ways)).gradient < 1e-9
+    case = make_case(architecture, algorithm=replace(ONCE, aggregation=mistake.aggregation), num_updates=1)
+    assert farthest(case, ways_of(case, mistake)).gradient < 1e-9
     found = seen(case, mistake, monkeypatch)
     assert found.gradient > FOUND, found
     assert found.metric > FOUND, found

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
         RewardFunctionsConfig,
     )
     from covey.environments.base import Environment, Split
+    from covey.environments.countdown import CountdownProblems, CountdownRules
     from covey.environments.data import RowSettings
+    from covey.environments.ifeval.generator import Recipe
+    from covey.environments.ifeval.rewards import Scheme
     from covey.environments.machines.environment import MachineSettings
     from covey.sandbox import Limits, Runner, Tier
     from covey.types import Prompt
@@ -56,15 +59,29 @@ def build_math(settings: "MathConfig", config: "Config") -> "Environment":
 
 
 def build_countdown(settings: "CountdownConfig", config: "Config") -> "Environment":
-    from covey.environments.countdown import Countdown, CountdownProblems, CountdownRules, made_up, read_rows
+    from covey.environments.countdown import Countdown, made_up, read_rows
     from covey.environments.data import load_rows
 
-    rules = CountdownRules(settings.uses, settings.answer_form, settings.format_reward, settings.instruction)
+    rules = countdown_rules(settings)
     if config.data.path is not None:
         return Countdown(
             read_rows(load_rows(config.data.path, _row_settings(config, ("nums", "target"))).splits), rules
         )
-    wanted = CountdownProblems(
+    return Countdown(made_up(countdown_problems(settings)), rules)
+
+
+def countdown_rules(settings: "CountdownConfig") -> "CountdownRules":
+    """How problems are put and answers judged. ValueError for names that are not there."""
+    from covey.environments.countdown import CountdownRules
+
+    return CountdownRules(settings.uses, settings.answer_form, settings.format_reward, settings.instruction)
+
+
+def countdown_problems(settings: "CountdownConfig") -> "CountdownProblems":
+    """Which problems are made up. ValueError for what cannot be."""
+    from covey.environments.countdown import CountdownProblems
+
+    return CountdownProblems(
         num_numbers=tuple(settings.num_numbers),
         max_number=settings.max_number,
         max_target=settings.max_target,
@@ -73,7 +90,6 @@ def build_countdown(settings: "CountdownConfig", config: "Config") -> "Environme
         num_test=settings.num_test,
         problem_seed=settings.problem_seed,
     )
-    return Countdown(made_up(wanted), rules)
 
 
 def build_code(settings: "CodeConfig", config: "Config") -> "Environment":
@@ -125,21 +141,33 @@ def code_runner(settings: "CodeConfig") -> "Runner":
 
 def build_ifeval(settings: "IfevalConfig", config: "Config") -> "Environment":
     from covey.environments.ifeval.environment import IFEval
-    from covey.environments.ifeval.generator import Recipe, generate
+    from covey.environments.ifeval.generator import generate
     from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load
-    from covey.environments.ifeval.rewards import Scheme
 
-    bonuses = (settings.answer_bonus, settings.think_bonus)
-    scheme = Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
+    scheme = ifeval_scheme(settings)
     ask = scheme.instruction if settings.instruction is None else settings.instruction
 
     def generated() -> "dict[Split, list[Prompt]]":
-        recipe = Recipe(settings.style, tuple(settings.kinds), settings.max_instructions, settings.problem_seed)
-        requests = generate(recipe, settings.num_train, settings.num_test)
+        requests = generate(ifeval_recipe(settings), settings.num_train, settings.num_test)
         return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
 
     source = Source(config.data.path, settings.benchmark, _row_settings(config, COLUMNS))
     return IFEval(load(source, generated, ask), scheme)
+
+
+def ifeval_scheme(settings: "IfevalConfig") -> "Scheme":
+    """How verdicts become a reward. ValueError for a name that is not there."""
+    from covey.environments.ifeval.rewards import Scheme
+
+    bonuses = (settings.answer_bonus, settings.think_bonus)
+    return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
+
+
+def ifeval_recipe(settings: "IfevalConfig") -> "Recipe":
+    """What prompts are made of. ValueError for kinds that are not there."""
+    from covey.environments.ifeval.generator import Recipe
+
+    return Recipe(settings.style, tuple(settings.kinds), settings.max_instructions, settings.problem_seed)
 
 
 def build_machines(settings: "MachinesConfig", config: "Config") -> "Environment":

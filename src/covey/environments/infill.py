@@ -5,7 +5,7 @@ texts and are logged, never trained on: an exact grammar check, a second judge t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,7 +118,8 @@ class Infill:
         given = prompt.columns["input_ids"]
         if given.count(mask_id) != len(fill_ids):
             return ""
-        special = set(self._tokenizer.all_special_ids)
+        # What the tokenizer does not know was there: it is written as a sign.
+        special = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         own = [token_id for token_id in given if token_id == mask_id or token_id not in special]
         return written(self._tokenizer, [next(fills) if token_id == mask_id else token_id for token_id in own])
 
@@ -167,8 +168,13 @@ def written(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str
 
 def _gap(score: float, parts: Mapping[str, float]) -> dict[str, float]:
     """How much more the judge sees in a text than the first watch with its scale: where it rises, it is flattered."""
-    other = next((parts[name] for name in SAME_SCALE if name in parts), None)
-    return {} if other is None else {"gap": score - other}
+    name = gap_to(parts)
+    return {} if name is None else {"gap": score - parts[name]}
+
+
+def gap_to(watches: Collection[str]) -> str | None:
+    """The watch that a judge is compared with; None where none has its scale."""
+    return next((name for name in SAME_SCALE if name in watches), None)
 
 
 SAME_SCALE = ("grammar", "second_judge")

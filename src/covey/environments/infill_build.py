@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from covey.config import ModelConfig
 from covey.environment_config import InfillConfig
 from covey.environments.data import RowSettings
-from covey.environments.infill import GRAMMAR, Draw, Infill, Rule, Watch, make_prompts, written
+from covey.environments.infill import GRAMMAR, Draw, Infill, Rule, Watch, gap_to, make_prompts, written
 from covey.environments.infill_text import Masker, Texts, load_texts
 from covey.environments.masking import MASKINGS
 from covey.policy import distribution
@@ -21,8 +21,6 @@ from covey.rewards.judge import Judge, JudgeSettings
 from covey.rewards.judge_training import NANO_JUDGE, JudgeTraining, Pair, accuracy, ensure_judge
 from covey.rewards.ngram import NgramModel
 
-NUM_POOL = 2048
-"""Real texts that judges learn from; each is seen with many corruptions."""
 NUM_CHECKED = 256
 """Held-out texts on which a judge's accuracy is measured."""
 
@@ -50,7 +48,7 @@ class Material:
 
     def pairs(self, split: str, seed: int) -> "PairSource":
         """Real texts of a split with their corrupted versions."""
-        count = NUM_POOL if split == "train" else NUM_CHECKED
+        count = self.texts.num_pool if split == "train" else NUM_CHECKED
         drawn = self.texts.draw("train" if split == "train" else "test", count, f"judge/{seed}")
         cut = [self.masker.cut(text) for text in drawn]
         pool = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in cut if text]
@@ -91,7 +89,7 @@ def build(settings: InfillConfig, model: ModelConfig, path: str | None, rows: Ro
     material = Material(texts, masker, tokenizer, settings)
     first = judged(material, settings.judge, 2 * seed)
     watches, others = _watches(material, 2 * seed + 1)
-    facts = {"watch": list(settings.watch), "judge": first.facts, **others}
+    facts = {"watch": list(settings.watch), "gap_to": gap_to(watches), "judge": first.facts, **others}
     return Infill(make_prompts(texts, masker, tokenizer, counts), tokenizer, first.judge, watches, facts)
 
 
@@ -137,7 +135,8 @@ def _watches(material: Material, seed: int) -> tuple[Mapping[str, Watch], Mappin
         if name == "grammar":
             watches[name] = GRAMMAR
         elif name == "ngram":
-            texts = [material.masker.cut(text) for text in material.texts.draw("train", NUM_POOL, "ngram")]
+            drawn = material.texts.draw("train", material.texts.num_pool, "ngram")
+            texts = [material.masker.cut(text) for text in drawn]
             watches[name] = Rule(NgramModel(texts).log_prob)
         else:
             second = judged(material, NANO_JUDGE, seed)

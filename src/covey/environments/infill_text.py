@@ -4,8 +4,8 @@ What is masked are tokens of the policy's own tokenizer, found by their places i
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,11 @@ NUM_SENTENCES = {"train": 4096, "test": 1024}
 class Texts(Protocol):
     """Where pieces of text come from. Pieces of the two splits have nothing in common."""
 
+    @property
+    def num_pool(self) -> int:
+        """Pieces that judges learn from; each is seen with many corruptions."""
+        ...
+
     def draw(self, split: Split, count: int, seed: str) -> list[str]:
         """A pure function of its arguments; pieces may come again."""
         ...
@@ -36,6 +41,7 @@ class Pieces:
     """Texts one by one: generated sentences, or rows."""
 
     splits: Mapping[Split, Sequence[str]]
+    num_pool: int = 2048
 
     def draw(self, split: Split, count: int, seed: str) -> list[str]:
         pieces, chance = self.splits[split], random.Random(f"{seed}/{split}")
@@ -49,6 +55,8 @@ class Running:
     splits: Mapping[Split, str]
     piece_length: int
     """In characters."""
+    num_pool: int = 16384
+    """More than of texts one by one: a long text has more to tell."""
 
     def draw(self, split: Split, count: int, seed: str) -> list[str]:
         text, chance = self.splits[split], random.Random(f"{seed}/{split}")
@@ -105,31 +113,61 @@ class Masker:
         return text[: units[-1].stop] if units else ""
 
     def mask(self, text: str, ratio: float, seed: str) -> Masked | None:
-        """The text with about this share of its tokens masked; None where it has too few, or tokenizes otherwise with
-        gaps in it."""
-        units = self._units(text)
-        if len(units) < 2:
-            return None
-        chance = random.Random(seed)
-        chosen = self._choose(len(units), num_masked(len(units), ratio), self._span_length, chance)
+        """The text with about this share of its tokens masked; None where it has too few, or where their gaps are not
+        as many as they."""
+        made: list[Masked] = []
+        for units in self._ways(text):
+            if len(units) < 2:
+                break
+            num_chosen = num_masked(len(units), ratio)
+            chosen = self._choose(len(units), num_chosen, self._span_length, random.Random(seed))
+            made.append(self._without(text, units, chosen))
+            if self._ids(made[-1].text) == self._with_gaps(units, chosen):
+                return made[-1]
+        mask_id = self._tokenizer.mask_token_id
+        return next((masked for masked in made if self._ids(masked.text).count(mask_id) == len(masked.hidden)), None)
+
+    def _ways(self, text: str) -> Iterator[list["_Unit"]]:
+        """What may be masked, from the finest on; the first that leaves the other tokens as they are is taken.
+
+        Tokens, or whole words where a gap inside one makes other tokens of the rest of it (WordPiece); without the
+        blank before them, or with it where it belongs to the token and the mask token does not take it (BPE).
+        """
+        for whole_words in (False, True):
+            units = self._units(text, whole_words)
+            yield units
+            yield [
+                replace(unit, start=before.stop) if text[before.stop : unit.start].isspace() else unit
+                for before, unit in zip([_Unit(0, 0, ()), *units], units, strict=False)
+            ]
+
+    def _without(self, text: str, units: Sequence["_Unit"], chosen: Sequence[int]) -> Masked:
         pieces: list[str] = []
         hidden: list[int] = []
         end = 0
-        for index in chosen:
-            unit = units[index]
+        for unit in (units[index] for index in chosen):
             pieces += [text[end : unit.start], self._tokenizer.mask_token * len(unit.token_ids)]
             hidden += unit.token_ids
             end = unit.stop
-        masked = "".join([*pieces, text[end : units[-1].stop]])
-        found = self._tokenizer(masked)["input_ids"].count(self._tokenizer.mask_token_id)
-        return Masked(masked, tuple(hidden)) if found == len(hidden) else None
+        return Masked("".join([*pieces, text[end : units[-1].stop]]), tuple(hidden))
 
-    def _units(self, text: str) -> list["_Unit"]:
-        """Tokens that can be told apart in the text: those of one character that is several tokens stay together."""
+    def _with_gaps(self, units: Sequence["_Unit"], chosen: Sequence[int]) -> list[int]:
+        """The tokens of the text, but for the gaps."""
+        mask_id, gaps = self._tokenizer.mask_token_id, set(chosen)
+        return [mask_id if i in gaps else token_id for i, unit in enumerate(units) for token_id in unit.token_ids]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _units(self, text: str, whole_words: bool = False) -> list["_Unit"]:
+        """Tokens that can be told apart in the text: those of one character, or word, that is several tokens stay
+        together."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         units: list[_Unit] = []
-        for token_id, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            if units and start < units[-1].stop:
+        words: list[int | None] = [None, *encoded.word_ids()]
+        tokens = zip(encoded["input_ids"], encoded["offset_mapping"], words[:-1], words[1:], strict=True)
+        for token_id, (start, stop), word_before, word in tokens:
+            if units and (start < units[-1].stop or (whole_words and word == word_before)):
                 last = units.pop()
                 units.append(_Unit(last.start, max(stop, last.stop), (*last.token_ids, token_id)))
             else:

@@ -75,7 +75,8 @@ def _first_position(policy: Policy, layout: Layout) -> int:
     model = policy.causal_lm
     if policy.mask_id is None:
         return 0
-    expected_TV = model(input_ids=_probe(policy)[0], layout=layout).logits[0]
+    with policy.autocast():
+        expected_TV = model(input_ids=_probe(policy)[0], layout=layout).logits[0]
     padding = model.config.pad_token_id
     for first in dict.fromkeys((0, 0 if padding is None else padding + 1)):
         if torch.equal(_logits(replace(policy, first_position=first), layout), expected_TV):
