@@ -88,3 +88,36 @@ def test_rows_may_hold_characters_that_look_like_the_end_of_a_line(tmp_path: Pat
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written), newline="\n")
     drop_rows_after(file, 2)
     assert rows(file) == written[:2]
+
+
+def test_a_changed_setting_stays_changed_when_the_run_is_resumed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("outputs/2026-01-01/10-00-00")
+    small = words(environment__num_train=16, environment__num_test=8, num_steps=1)
+    assert main(["train", *small, f"hydra.run.dir={folder}"]) == 0
+    assert (
+        main(
+            ["train", f"resume={folder}", "num_steps=2", "optimizer.lr=0.25", "resume_changes=[num_steps,optimizer.lr]"]
+        )
+        == 0
+    )
+    capsys.readouterr()
+
+    assert main(["train", f"resume={folder}"]) == 2
+    assert "is finished (2 of 2 steps): there is nothing to resume" in capsys.readouterr().err
+    assert main(["train", f"resume={folder}", "num_steps=3", "resume_changes=[num_steps]"]) == 0
+    assert [row["learning_rate"] for row in rows(folder / "metrics.jsonl", "train")][1:] == [0.25, 0.25]
+    assert [row["after_step"] for row in rows(folder / "changes.jsonl")] == [1, 2]
+    assert rows(folder / "changes.jsonl")[1]["changes"] == {"num_steps": {"from": 2, "to": 3}}
+    assert "optimizer.lr was" in (folder / "covey.log").read_text()
+    assert len(json.loads((folder / "versions.json").read_text())["earlier_commands"]) == 3
+    with pytest.raises(ValueError, match=r"^optimizer\.lr=0\.5 differs from optimizer\.lr=0\.25 of "):
+        settings_of(folder, ["optimizer.lr=0.5"])
+
+
+def test_a_change_that_is_refused_is_not_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("outputs/2026-01-01/10-00-00")
+    small = words(environment__num_train=16, environment__num_test=8, num_steps=2)
+    assert main(["train", *small, f"hydra.run.dir={folder}"]) == 0
+    assert main(["train", f"resume={folder}", "num_steps=1", "resume_changes=[num_steps]"]) == 2
+    assert "is finished (2 of 1 steps)" in capsys.readouterr().err
+    assert not (folder / "changes.jsonl").exists()

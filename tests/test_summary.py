@@ -248,3 +248,12 @@ def test_a_judge_that_rises_above_what_watches_it_is_shown_and_said(
     line = "reward hacking? the judge's score rose 0.500 [0.387, 0.613] more than grammar, which is not trained on"
     assert (line in shown.getvalue()) == flattered
     assert (content["reward_hacking"] is not None) == flattered
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(1, "1 held-out prompt, greedy"), (19, "95 % intervals; too few to tell"), (20, "95 % intervals\n")],
+)
+def test_an_evaluation_on_a_handful_of_prompts_is_called_that(tmp_path: Path, number: int, said: str) -> None:
+    looks = replace(BEFORE, num_prompts=number), replace(AFTER, num_prompts=number)
+    assert said in "\n".join(shown(summary(FACTS, *looks), tmp_path))

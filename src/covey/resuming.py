@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,10 @@ from covey.disk import writing
 from covey.policy import distribution
 from covey.summary import versions
 
+LOGGER = logging.getLogger(__name__)
 CONFIG = "config.yaml"
+CHANGES = "changes.jsonl"
+"""Settings that resumed runs went on with; config.yaml stays as the run was begun."""
 LOCK = "run.lock"
 CONTROL = ("resume", "resume_changes")
 """Settings that say how to resume; they are no part of the run's own settings."""
@@ -51,7 +55,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
 
     A typed setting that differs from the run's is refused by name unless resume_changes lists it. Raises ValueError.
     """
-    saved = settings.load(folder / CONFIG)
+    saved = saved_settings(folder)
     wanted = saved.copy()
     changes: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(typed)):
@@ -77,6 +81,31 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
         )
     wanted.resume = str(folder)
     return wanted
+
+
+def saved_settings(folder: Path) -> DictConfig:
+    """The settings that the run in `folder` had last: those it was begun with and what was changed since."""
+    saved = settings.load(folder / CONFIG)
+    if (folder / CHANGES).is_file():
+        for line in (folder / CHANGES).read_text(encoding="utf-8").splitlines():
+            for key, change in json.loads(line)["changes"].items():
+                OmegaConf.update(saved, key, change["to"], merge=False)
+    return saved
+
+
+def remember_changes(config: Config, folder: Path, step: int) -> None:
+    """Write down in what a run that goes on after `step` differs from how it was, for the next time it is resumed."""
+    saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
+    assert isinstance(wanted, DictConfig)
+    pairs = {key: (_read(saved, key), _read(wanted, key)) for key in _leaves(saved)}
+    changes = {key: {"from": before, "to": after} for key, (before, after) in pairs.items() if before != after}
+    if not changes:
+        return
+    for key, change in changes.items():
+        LOGGER.info("%s was %s and is %s after step %d", key, change["from"], change["to"], step)
+    path = folder / CHANGES
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    _replace(path, [before, json.dumps({"after_step": step, "changes": changes}) + "\n"])
 
 
 @contextmanager
@@ -108,17 +137,22 @@ def drop_rows_after(path: Path, step: int, *, evaluated: bool = True) -> None:
     # Not splitlines(): completions may hold other characters that it takes for the end of a line.
     with path.open(encoding="utf-8", errors="replace", newline="\n") as rows:
         kept = [line for line in rows if _is_past(line, step, evaluated)]
+    _replace(path, kept)
+
+
+def _replace(path: Path, lines: Sequence[str]) -> None:
+    """Put a file in the place of another: whenever the process is killed, one of them is there, whole."""
     aside = path.with_name(f"{path.name}.partial")
     with writing(path):
         with aside.open("w", encoding="utf-8") as file:
-            file.writelines(kept)
+            file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
 
 
 def resume_point(config: Config, folder: Path) -> Path | None:
-    """The checkpoint to go on from, the logs cut back to it; None for a new run.
+    """The checkpoint to go on from, the logs cut back to it, changed settings written down; None for a new run.
 
     ValueError where there is no checkpoint, or nothing left to do.
     """
@@ -133,6 +167,7 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     step, evaluated = int(manifest["step"]), "score" in manifest
     if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+    remember_changes(config, folder, step)
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         drop_rows_after(folder / name, step, evaluated=evaluated)
     return checkpoint

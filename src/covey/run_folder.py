@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from covey import launch
 from covey.disk import cannot_write, sync, writing
@@ -57,10 +58,16 @@ def newer_trainings(folder: Path, root: Path) -> list[Path]:
 
 
 def _command(folder: Path) -> str:
+    return str(_facts(folder).get("command", ""))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Empty where the run was killed before they were written."""
     try:
-        return str(json.loads((folder / VERSIONS).read_text(encoding="utf-8"))["command"])
-    except (OSError, ValueError, KeyError):  # killed before it was written
-        return ""
+        facts = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def begin(folder: Path) -> None:
@@ -80,7 +87,11 @@ def begin(folder: Path) -> None:
 
 
 def _write_versions(folder: Path) -> None:
-    facts = {"command": " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])]), **versions()}
+    earlier = _command(folder)
+    facts: dict[str, Any] = {"command": " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])}
+    if earlier:
+        facts["earlier_commands"] = [*_facts(folder).get("earlier_commands", []), earlier]
+    facts |= versions()
     with writing(folder / VERSIONS):
         (folder / VERSIONS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 

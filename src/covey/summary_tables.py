@@ -13,6 +13,9 @@ from covey.units import duration, memory, percent
 
 Form = Callable[[float], str]
 
+FEW = 20
+"""Held-out prompts below which an evaluation says little."""
+
 
 def print_summary(content: Mapping[str, Any], folder: Path, console: Console) -> None:
     """The tables, where things lie, and as the last line `run folder: ...`."""
@@ -72,8 +75,10 @@ def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
 
 def _evaluation_title(content: Mapping[str, Any]) -> str:
     some = content["after"] or content["before"]
-    level = percent(content["confidence"], 0)
-    return f"{some['num_prompts']} held-out prompts, greedy and {some['num_samples']} samples; {level} intervals"
+    number, level = some["num_prompts"], percent(content["confidence"], 0)
+    prompts = "prompt" if number == 1 else "prompts"
+    few = "" if number >= FEW else "; too few to tell"
+    return f"{number} held-out {prompts}, greedy and {some['num_samples']} samples; {level} intervals{few}"
 
 
 def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> list[str]:
@@ -142,6 +147,7 @@ def files(folder: Path) -> Text:
 FILES = {
     "summary.json": "this summary",
     "config.yaml": "every setting of the run",
+    "changes.jsonl": "settings that it was resumed with instead",
     "preflight.json": "what was checked before the first step",
     "cold_start.json": "the warmed policy and its accuracy",
     "metrics.jsonl": "numbers of each step",
