@@ -291,6 +291,7 @@ def clip(*arguments, **options):
 """
 
 
+@pytest.mark.slow
 def test_memory_that_does_not_suffice_is_one_line_with_the_settings_to_change_and_the_run_can_go_on(
     reference: Path,
 ) -> None:

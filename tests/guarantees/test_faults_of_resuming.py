@@ -89,6 +89,7 @@ def test_a_run_that_goes_on_as_it_was_says_nothing_and_is_the_same(
 # ------------------------------------------------------------------------------------------------ two runs, one folder
 
 
+@pytest.mark.slow
 def test_a_second_run_of_a_folder_is_refused_while_the_first_lives_and_free_when_it_is_killed(reference: Path) -> None:
     run = reference / "shared"
     process = new_run(reference, run.name, environment={"REWARD_SECONDS": 0.05})

@@ -109,6 +109,7 @@ def test_a_signal_during_the_cold_start_says_that_it_begins_again(tmp_path: Path
     assert list((tmp_path / "cache").glob("*")) == []
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_says_that_nothing_is_saved(reference: Path) -> None:
     process = new_run(reference, "early", *WORKERS, environment={"REWARD_SECONDS": 30, "STRIKE_AT": 0})
     log = reference / "early" / "covey.log"
@@ -124,6 +125,7 @@ def test_a_signal_before_the_first_step_says_that_nothing_is_saved(reference: Pa
     assert "early ended before its first checkpoint" in output
 
 
+@pytest.mark.slow
 def test_a_signal_after_a_resume_but_before_a_new_step_keeps_the_checkpoint_there_was(reference: Path) -> None:
     name = "twice"
     run = reference / name

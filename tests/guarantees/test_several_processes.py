@@ -117,7 +117,8 @@ def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
         assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_make_the_run_of_one_that_fills_in(folder: Path, filled: Path, strategy: str) -> None:
     run = folder / f"filled-{strategy}"
     words = (*SETTINGS, *UNEVEN, *MASKED, f"distribution.strategy={strategy}", f"hydra.run.dir={run.name}")
@@ -156,6 +157,7 @@ def test_rank_0_alone_writes_and_speaks(folder: Path) -> None:
     assert not [name for name in names if "rank0" in name]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path) -> None:
     words = (*SETTINGS, *UNEVEN, "output.save_every=6", "distribution.strategy=fsdp", "hydra.run.dir=changing")
     process = launch(folder, *words)
@@ -215,6 +217,7 @@ def test_when_one_rank_is_killed_the_other_stops_at_once_and_the_run_resumes_to_
     assert fingerprint(folder / "killed") == unbroken
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder: Path) -> None:
     (folder / "sleepy_reward.py").write_text(
         "import os, time\n"

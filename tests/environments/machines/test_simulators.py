@@ -100,6 +100,7 @@ def test_without_mujoco_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         Simulators()
 
 
+@pytest.mark.slow
 def test_tasks_of_text_and_the_environment_are_imported_without_mujoco() -> None:
     code = (
         "import sys; sys.modules['mujoco'] = None; import covey.environments.machines.environment, covey.train;"
