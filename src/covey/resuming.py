@@ -95,6 +95,8 @@ def saved_settings(folder: Path) -> DictConfig:
 
 def remember_changes(config: Config, folder: Path, step: int) -> None:
     """Write down in what a run that goes on after `step` differs from how it was, for the next time it is resumed."""
+    if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
+        return
     saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
     assert isinstance(wanted, DictConfig)
     pairs = {key: (_read(saved, key), _read(wanted, key)) for key in _leaves(saved)}

@@ -4,7 +4,6 @@ The reward is the judge's score of the completed text. A learned judge can be fl
 texts and are logged, never trained on: an exact grammar check, a second judge trained independently, an n-gram model.
 """
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -102,9 +101,8 @@ class Infill:
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
         texts = [self.completed(prompt, ids) for ids in completion_ids]
-        judged, *watched = await asyncio.gather(
-            self._judge.scores(texts), *(watch.scores(texts) for watch in self._watches.values())
-        )
+        judged = await self._judge.scores(texts)
+        watched = [await watch.scores(texts) for watch in self._watches.values()]
         parts = [dict(zip(self._watches, found, strict=True)) for found in zip(*watched, strict=True)]
         parts = parts or [{} for _ in texts]
         return [
