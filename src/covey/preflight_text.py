@@ -13,9 +13,6 @@ from covey.preflight_types import Finding, Subject, vocabulary_size
 from covey.rollout import encode_prompt
 from covey.types import Message, Prompt, Rollout
 
-SOME_TEXT = "1"
-"""Every tokenizer has tokens for it."""
-
 # ------------------------------------------------------------------------------------------------ tokenizer
 
 
@@ -184,11 +181,10 @@ def _room(subject: Subject) -> tuple[int, str]:
 
 
 def check_gold(subject: Subject) -> Finding:
-    """The environment's own gold answers, tokenized and decoded like any completion, get full marks; where it has
-    none, some text gets a reward at all."""
+    """The environment's own gold answers, tokenized and decoded like any completion, get full marks."""
     environment = subject.run.environment
     if not isinstance(environment, HasGold):
-        return _check_some_text(subject)
+        return Finding(True, f"environment={subject.config.environment.name} has no gold answers", "")
     golds = [(prompt, environment.gold(prompt)) for prompt in subject.prompts]
     verdicts = [(prompt, _score(subject, prompt, gold)) for prompt, gold in golds if gold is not None]
     full = subject.config.evaluation.correct_above
@@ -201,14 +197,6 @@ def check_gold(subject: Subject) -> Finding:
     figure = f"{len(low)} of {len(verdicts)} gold answers score below {full:g}, first: prompt {prompt.id}, {shown}"
     remedy = "mend the row or the reward, or set evaluation.correct_above to what a right answer gets"
     return Finding(False, figure, f">= {full:g}", remedy, values)
-
-
-def _check_some_text(subject: Subject) -> Finding:
-    prompt = subject.prompts[0]
-    said = _score(subject, prompt, SOME_TEXT) if subject.run.policy.mask_id is None else 0.0
-    if isinstance(said, str):
-        return Finding(False, f"prompt {prompt.id}: {said}", "a reward", "mend the reward, or the row it reads")
-    return Finding(True, "there are none; a text can be scored", "a reward")
 
 
 def _score(subject: Subject, prompt: Prompt, gold: str) -> float | str:

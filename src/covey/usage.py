@@ -13,7 +13,7 @@ VERBS = {
     "cold-start": "only the supervised warm-up on an environment's demonstrations",
     "judge": "train the judges of environment=infill, and say how often they are right",
     "evaluate": "measure a policy on held-out prompts",
-    "check": "try engine, trainer, tokenizer, rewards and memory on your model, without training it",
+    "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
     "config": "print every setting of a run, resolved, without running it",
     "machines": "draw and simulate a machine in a file, or show the best ones of a run",
 }
