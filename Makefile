@@ -38,7 +38,7 @@ demo-infill-seeds: $(STAMP)  ## the same on three seeds, nothing kept from befor
 demo-all: $(STAMP)  ## every recipe that runs offline, three seeds each, into one table (an hour)
 	$(BIN)/python -m benchmarks.demo_all
 
-demo-machines: $(STAMP)  ## cars and catapults from nothing but physics, three seeds each (seven minutes)
+demo-machines: $(STAMP)  ## cars and catapults from nothing but physics, three seeds each (twelve minutes)
 	$(BIN)/python -m benchmarks.demo_machines
 
 test: $(STAMP)  ## all tests that run in minutes
