@@ -13,7 +13,7 @@ SETTINGS = (
     *("recipe=infill_nano", "num_steps=60", "environment.window=32", "environment.num_train=16384"),
     *("environment.watch=[ngram]", "environment.judge_num_steps=1200", "environment.judge_floor=0.6"),
     # The judge is right about 72 % of texts: with less of a penalty it is flattered (docs/infill.md).
-    *("cold_start.num_steps=600", "algorithm.kl_coef=1", "output.progress=false"),
+    *("cold_start.num_steps=600", "algorithm.kl_coef=3", "output.progress=false"),
 )
 
 
@@ -28,6 +28,4 @@ def test_perplexity_of_fills_of_shakespeare_under_an_independent_model_does_not_
         assert main(["train", *SETTINGS, f"data.path={text}", f"hydra.run.dir={tmp_path}/run"]) == 0
     gain = json.loads((tmp_path / "run" / "summary.json").read_text())["gain"]
     assert gain["reward_mean"]["low"] > 0
-    # Nats a character, of which perplexity is exp of the negative: no loss that can be told from noise.
-    assert gain["reward_parts"]["ngram"]["high"] > 0
-    assert gain["reward_parts"]["ngram"]["value"] > -0.03
+    assert gain["reward_parts"]["ngram"]["value"] > 0  # nats a character: perplexity is exp of their negative

@@ -96,7 +96,8 @@ def test_a_run_that_is_to_go_on_over_a_full_disk_of_checkpoints_trains_to_its_en
 
 
 @mounted
-@pytest.mark.parametrize("name", ["metrics.jsonl", pytest.param("rollouts.jsonl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl"])
 def test_a_full_disk_of_rows_stops_the_run_with_one_line_and_no_row_is_missing_afterwards(
     reference: Path, name: str
 ) -> None:
