@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,28 @@ def run(seed: int, folder: Path, *, control: bool) -> dict[str, Any]:
     # The control imports torch before `covey` can set this.
     subprocess.run([*program, *arguments], check=True, env={"GOMP_SPINCOUNT": "2000", **os.environ})
     return json.loads((folder / "summary.json").read_text())
+
+
+def train(words: Sequence[str], folder: Path, environment: Mapping[str, str], longest: float) -> None:
+    """`covey train` into a folder, silently, in a process of its own.
+
+    RuntimeError with the end of what it said where it failed; subprocess.TimeoutExpired after `longest` seconds.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "covey", "train", *words, f"hydra.run.dir={folder}", "output.progress=false"],
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=longest,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
+
+
+def estimate(values: Mapping[str, float], sign: str = "") -> str:
+    """A value with its interval, as pages show it."""
+    return f"{values['value']:{sign}.3f} [{values['low']:{sign}.3f}, {values['high']:{sign}.3f}]"
 
 
 def run_control(arguments: Sequence[str]) -> int:

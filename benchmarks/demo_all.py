@@ -10,7 +10,6 @@ them. Exit code 1 where a held-out reward did not rise beyond its confidence int
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.demo import HERE, machine
+from benchmarks.demo import HERE, estimate, machine, train
 
 RECIPES = (
     "arithmetic",
@@ -41,17 +40,8 @@ def run(recipe: str, seed: int, num_threads: int) -> dict[str, Any]:
     """One run in a process of its own: what the table needs of its summary."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
-        words = ["train", f"recipe={recipe}", f"seed={seed}", f"hydra.run.dir={folder}", "output.progress=false"]
-        done = subprocess.run(
-            [sys.executable, "-m", "covey", *words],
-            env={**os.environ, "OMP_NUM_THREADS": str(num_threads)},
-            capture_output=True,
-            text=True,
-            timeout=LONGEST,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"recipe={recipe} seed={seed} ended with {done.returncode}: {done.stderr[-2000:]}")
+        environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
+        train([f"recipe={recipe}", f"seed={seed}"], folder, environment, LONGEST)
         content = json.loads((folder / "summary.json").read_text())
     return {
         "before": content["before"]["reward_mean"],
@@ -69,9 +59,6 @@ def has_risen(result: Mapping[str, Any]) -> bool:
 
 
 def row(recipe: str, seed: str, result: Mapping[str, Any]) -> str:
-    def estimate(values: Mapping[str, float], sign: str = "") -> str:
-        return f"{values['value']:{sign}.3f} [{values['low']:{sign}.3f}, {values['high']:{sign}.3f}]"
-
     cells = [
         recipe,
         seed,

@@ -10,14 +10,13 @@ judge's score or the share of exact sentences did not rise beyond its confidence
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import HERE, machine
+from benchmarks.demo import HERE, estimate, machine, train
 
 RESULTS = HERE / "results" / "demo_infill.json"
 PAGE = HERE / "demo_infill.md"
@@ -29,17 +28,8 @@ MEASURES = ("judge", "grammar")
 
 def run(seed: int, folder: Path) -> dict[str, Any]:
     """One run in a process of its own, whose judge and warmed policy are not there yet."""
-    words = ["train", "recipe=infill_nano", f"seed={seed}", f"hydra.run.dir={folder}", "output.progress=false"]
-    done = subprocess.run(
-        [sys.executable, "-m", "covey", *words],
-        env={**os.environ, "COVEY_CACHE": str(folder.parent / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"recipe=infill_nano seed={seed} ended with {done.returncode}: {done.stderr[-2000:]}")
+    environment = {**os.environ, "COVEY_CACHE": str(folder.parent / "cache")}
+    train(["recipe=infill_nano", f"seed={seed}"], folder, environment, LONGEST)
     return found_in(json.loads((folder / "summary.json").read_text()))
 
 
@@ -63,9 +53,6 @@ def has_risen(result: Mapping[str, Any]) -> bool:
 
 
 def row(seed: str, result: Mapping[str, Any]) -> str:
-    def estimate(values: Mapping[str, float], sign: str = "") -> str:
-        return f"{values['value']:{sign}.3f} [{values['low']:{sign}.3f}, {values['high']:{sign}.3f}]"
-
     cells = [seed]
     for name in MEASURES:
         cells += [estimate(result["before"][name]), estimate(result["after"][name])]

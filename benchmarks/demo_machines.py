@@ -11,7 +11,6 @@ share of catapults that score under the strict rule.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import HERE, machine
+from benchmarks.demo import HERE, machine, train
 
 RESULTS = HERE / "results" / "demo_machines.json"
 PAGE = HERE / "demo_machines.md"
@@ -39,18 +38,9 @@ class Target:
 
 def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
     """One run in a process of its own: held-out scores before and after, and the best machine seen."""
-    words = ["train", f"recipe={recipe}", f"seed={seed}", f"hydra.run.dir={folder}", "output.progress=false"]
     cache = folder.parent / "cache"  # so that the time of the cold start counts
-    done = subprocess.run(
-        [sys.executable, "-m", "covey", *words, f"cold_start.cache_dir={cache}"],
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-        env={"OMP_NUM_THREADS": "1", **os.environ},  # two processes simulate beside it
-    )
-    if done.returncode:
-        raise RuntimeError(f"recipe={recipe} seed={seed} ended with {done.returncode}: {done.stderr[-2000:]}")
+    words = [f"recipe={recipe}", f"seed={seed}", f"cold_start.cache_dir={cache}"]
+    train(words, folder, {"OMP_NUM_THREADS": "1", **os.environ}, LONGEST)  # two processes simulate beside it
     return found_in(folder)
 
 

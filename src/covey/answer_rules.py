@@ -8,7 +8,6 @@ from typing import Any
 
 from covey.config import Config
 from covey.environments import countdown_problems, countdown_rules, ifeval_recipe, ifeval_scheme
-from covey.tables import one_of
 
 
 def check_answers(config: Config) -> None:
@@ -23,11 +22,9 @@ def check_answers(config: Config) -> None:
 
 
 def _check_gsm8k(settings: Any, is_made_up: bool) -> None:
-    from covey.environments.gsm8k import INSTRUCTIONS
+    from covey.environments.gsm8k import check_scheme
 
-    one_of("scheme", settings.scheme, INSTRUCTIONS)
-    if not 0 <= settings.format_reward < 1:
-        raise ValueError(f"format_reward must be in [0, 1), got {settings.format_reward}")
+    check_scheme(settings.scheme, settings.format_reward)
 
 
 def _check_math(settings: Any, is_made_up: bool) -> None:

@@ -77,7 +77,7 @@ def _made(source: Path, compiler: str) -> Path:
 
 def _key(source: Path, compiler: str) -> str:
     """Changes with source, flags, compiler and processor."""
-    parts = (source.read_text(encoding="utf-8"), *FLAGS, _run([compiler, "--version"]), _processor())
+    parts = (source.read_text(encoding="utf-8"), *FLAGS, compiler, compiler_version(), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

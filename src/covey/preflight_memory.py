@@ -123,5 +123,5 @@ def sampling_bytes(subject: Subject, num_groups: int) -> int:
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     num_rows = min(config.engine.max_rows, num_groups * group_size)
     slots = num_groups * len(subject.longest[1]) + num_rows * config.sampling.max_tokens
-    cache = min(config.engine.cache_bytes, slots * cache_shape(policy)[0].slot_bytes)
+    cache = min(config.engine.cache_bytes, slots * cache_shape(policy).slot_bytes)
     return cache + LOGIT_COPIES * num_rows * vocabulary_size(policy) * torch.float32.itemsize

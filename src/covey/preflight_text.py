@@ -174,7 +174,7 @@ def _room(subject: Subject) -> tuple[int, str]:
     engine = subject.config.engine
     if engine.name != "native":
         return subject.run.policy.max_length, ""
-    return cache_shape(subject.run.policy)[0].max_slots(engine.cache_bytes), "engine.cache_bytes"
+    return cache_shape(subject.run.policy).max_slots(engine.cache_bytes), "engine.cache_bytes"
 
 
 # ------------------------------------------------------------------------------------------------ gold answers

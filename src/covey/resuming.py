@@ -106,8 +106,8 @@ def remember_changes(config: Config, folder: Path, step: int) -> None:
     for key, change in changes.items():
         LOGGER.info("%s was %s and is %s after step %d", key, change["from"], change["to"], step)
     path = folder / CHANGES
-    before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    _replace(path, [before, json.dumps({"after_step": step, "changes": changes}) + "\n"])
+    earlier = path.read_text(encoding="utf-8") if path.is_file() else ""
+    _replace(path, [earlier, json.dumps({"after_step": step, "changes": changes}) + "\n"])
 
 
 @contextmanager

@@ -87,10 +87,10 @@ def begin(folder: Path) -> None:
 
 
 def _write_versions(folder: Path) -> None:
-    earlier = _command(folder)
+    earlier = _facts(folder)
     facts: dict[str, Any] = {"command": " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])}
-    if earlier:
-        facts["earlier_commands"] = [*_facts(folder).get("earlier_commands", []), earlier]
+    if "command" in earlier:
+        facts["earlier_commands"] = [*earlier.get("earlier_commands", []), earlier["command"]]
     facts |= versions()
     with writing(folder / VERSIONS):
         (folder / VERSIONS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

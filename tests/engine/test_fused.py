@@ -9,27 +9,19 @@ from torch import Tensor
 from covey.engine.base import Sampling
 from covey.engine.fused import FusedLayer
 from covey.engine.native import NativeEngine
-from covey.engine.runner import cache_shape
+from covey.engine.runner import probed
 from covey.engine.twin import is_wanted, twin_of
 from covey.policy.attention import DENSE
 from covey.policy.linear import use_onednn
 from covey.policy.policy import Policy, inference
 
-from ..builders import make_policy, nano
+from ..builders import make_policy
 from .test_native import GENEROUS, one
+from .test_twin import with_adapters
 from .tiny import tiny_policy
 
 IDS = tuple(range(5, 25))
 FAMILY = ["llama", "qwen2", "qwen3", "mistral"]
-
-
-def with_adapters() -> Policy:
-    """Its adapters do something: they begin with zeros."""
-    policy = nano(precision="float32", lora_rank=4)
-    with torch.no_grad():
-        for name, parameter in policy.model.named_parameters():
-            parameter.add_(0.3) if "lora_B" in name else None
-    return policy
 
 
 def through_onednn() -> Policy:
@@ -41,13 +33,13 @@ def through_onednn() -> Policy:
 KINDS: dict[str, Callable[[], Policy]] = {
     **{name: lambda name=name: make_policy(name) for name in FAMILY},
     **{f"{name}, window": lambda name=name: tiny_policy(f"{name}-window") for name in ("qwen2", "mistral")},
-    "adapters": with_adapters,
+    "adapters": lambda: with_adapters("float32"),
     "onednn": through_onednn,
 }
 
 
 def fused_twin(policy: Policy) -> Policy:
-    return twin_of(policy, cache_shape(policy)[1])
+    return twin_of(policy, probed(policy).rules)
 
 
 def num_fused(policy: Policy) -> int:
@@ -106,11 +98,11 @@ def test_layers_of_another_form_are_left_alone() -> None:
         layer.mlp.act_fn = torch.nn.GELU()
     for policy in (gelu, tiny_policy("gpt2")):
         assert num_fused(fused_twin(policy)) == 0
-        assert not is_wanted(policy, cache_shape(policy)[1])
+        assert not is_wanted(policy, probed(policy).rules)
 
 
 def test_without_rules_nothing_is_fused() -> None:
     policy = make_policy("llama")
     assert not is_wanted(policy)
-    assert is_wanted(policy, cache_shape(policy)[1])
+    assert is_wanted(policy, probed(policy).rules)
     assert num_fused(twin_of(policy)) == 0

@@ -10,7 +10,6 @@ Shapes: T tokens of the stream (B = 1), C hidden width, H query heads, K key/val
 
 import ctypes
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +21,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from covey.compiling import library
+from covey.engine.compiled import SOURCE
 from covey.policy.attention import Layout, Rule
 from covey.policy.linear import MergedLinear, OneDnnLinear, PackedLinear
-
-SOURCE = Path(__file__).with_name("decode.c")
 
 FAMILY = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers of exactly this form; Qwen3's has norms of queries and keys besides."""
@@ -111,7 +109,7 @@ def is_fusable(layer: Any) -> bool:
 
 
 def linear_layers(layer: Any) -> list[nn.Module]:
-    """In the order of `Products`' parts: queries, keys, values, output, gate, up, down."""
+    """In this order: queries, keys, values, output, gate, up, down."""
     return [linear for part in _parts(layer) for linear in part]
 
 

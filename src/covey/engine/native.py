@@ -15,7 +15,7 @@ from covey.deadlines import Watchdog
 from covey.engine.base import EngineStats, Sampling
 from covey.engine.cache import Cache
 from covey.engine.compiled import is_compiled
-from covey.engine.runner import Runner, cache_shape
+from covey.engine.runner import Runner, probed
 from covey.engine.scheduler import Limits, Request, Scheduler
 from covey.engine.twin import is_wanted, refresh, twin_of
 from covey.policy.policy import Policy, inference
@@ -43,9 +43,10 @@ class NativeEngine:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
         self._trained = policy
-        self._shape, rules = cache_shape(policy)
+        probe = probed(policy)
+        self._shape = probe.shape(policy.device)
         self.kernels = "compiled" if is_compiled(kernels, self._shape) else "torch"
-        fusable = rules if self.kernels == "compiled" else {}
+        fusable = probe.rules if self.kernels == "compiled" else {}
         self._policy = twin_of(policy, fusable) if is_wanted(policy, fusable) else policy
         self._limits = Limits(max_rows, self._shape.max_slots(cache_bytes))
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}

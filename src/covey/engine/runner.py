@@ -15,7 +15,6 @@ from covey.engine.compiled import CompiledDecodeLayout
 from covey.engine.layouts import DecodeLayout, Grid, PrefillLayout, ProbeLayout
 from covey.engine.sampler import Distribution, partition, random_uniform, sample
 from covey.engine.scheduler import Admission, Departure, Request, Row, Scheduler
-from covey.policy.attention import Rule
 from covey.policy.policy import Policy, inference
 
 
@@ -108,8 +107,13 @@ class Runner:
         return self._grid, self._draws
 
 
+def cache_shape(policy: Policy) -> CacheShape:
+    """What the policy's layers cache for a token; see `probed`."""
+    return probed(policy).shape(policy.device)
+
+
 @torch.no_grad()
-def cache_shape(policy: Policy) -> tuple[CacheShape, dict[int, Rule]]:
+def probed(policy: Policy) -> ProbeLayout:
     """What the policy's layers cache for a token, and how each attends, seen in a pass over one token.
 
     ValueError where a layer has a state of another kind, which this engine would lose.
@@ -124,7 +128,7 @@ def cache_shape(policy: Policy) -> tuple[CacheShape, dict[int, Rule]]:
         raise ValueError(
             f"engine=native needs attention in every layer, {name} has it in {len(layout.layers)} of {num_layers}"
         )
-    return layout.shape(policy.device), layout.rules
+    return layout
 
 
 def _need(scheduler: Scheduler) -> Need:

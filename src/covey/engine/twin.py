@@ -9,7 +9,7 @@ are fused (`fused.py`).
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,6 @@ LINEAR = (nn.Linear, OneDnnLinear)
 Held = PackedLinear | MergedLinear
 """What stands in the twin for a layer whose weight is held in another form."""
 
-
 NOTHING: Mapping[int, Rule] = {}
 
 
@@ -39,11 +38,10 @@ def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
 def own_bytes(policy: Policy) -> int:
     """What the twin's own weights take, but for those of queries, keys and values that fused layers join."""
     held = dict(_held_layers(policy))
-    inside = tuple(f"{name}." for name in held)
     cast = [
         parameter
         for name, module in policy.model.named_modules()
-        if name not in held and not name.startswith(inside)
+        if name not in held and not _is_inside(name, held)
         for parameter in module.parameters(recurse=False)
         if _is_cast(module, parameter, policy.precision)
     ]
@@ -109,8 +107,9 @@ def _is_plain(linear: nn.Module, policy: Policy) -> bool:
     return type(linear) in LINEAR or _is_mergeable(linear, policy)
 
 
-def _is_inside(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    return any(name.startswith(f"{outer}.") for outer in modules)
+def _is_inside(name: str, outer: Iterable[str]) -> bool:
+    """Whether a module lies below one of some others, by name."""
+    return any(name.startswith(f"{above}.") for above in outer)
 
 
 def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
@@ -118,9 +117,8 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
     if _is_half(policy.precision):
         return
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))
-    inside = tuple(f"{name}." for name in adapted)
     for name, module in policy.model.named_modules():
-        if name in adapted or (_is_packed(module, policy.precision) and not name.startswith(inside)):
+        if name in adapted or (_is_packed(module, policy.precision) and not _is_inside(name, adapted)):
             yield name, module
 
 

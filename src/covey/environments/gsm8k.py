@@ -24,6 +24,7 @@ from covey.environments.base import Split, conversation
 from covey.environments.math_schemes import first_block
 from covey.environments.math_schemes import torchrl_reward as torchrl_scale
 from covey.environments.math_verification import MathLimits, MathVerifier
+from covey.tables import one_of
 from covey.types import Failure, Prompt, Reward
 
 Row = Mapping[str, Any]
@@ -35,6 +36,13 @@ _GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
 _REQUESTED_FORM = re.compile(r"(?:^|\n)#### ?\$?-?[\d,]*\.?\d+\s*$")
 _VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
+
+
+def check_scheme(scheme: str, format_reward: float) -> None:
+    """Raises ValueError for an unknown scheme and for a format reward outside [0, 1)."""
+    one_of("scheme", scheme, INSTRUCTIONS)
+    if not 0 <= format_reward < 1:
+        raise ValueError(f"format_reward must be in [0, 1), got {format_reward}")
 
 
 def split_answer(answer: str) -> tuple[str, str]:
@@ -67,10 +75,7 @@ class GSM8K:
         Args:
             instruction: what the system message says; None takes the scheme's own, "" sends none.
         """
-        if scheme not in INSTRUCTIONS:
-            raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {scheme!r}")
-        if not 0 <= format_reward < 1:
-            raise ValueError(f"format_reward must be in [0, 1), got {format_reward}")
+        check_scheme(scheme, format_reward)
         self.scheme = scheme
         self.format_reward = format_reward
         said = INSTRUCTIONS[scheme] if instruction is None else instruction
