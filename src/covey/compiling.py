@@ -1,7 +1,7 @@
 """Makes libraries of C sources on first use, by the compiler that is found here.
 
 A library lies in `__pycache__` beside its source or, where that cannot be written, in $COVEY_CACHE. It is made anew for
-another source, compiler or processor.
+another source, header, compiler or processor.
 """
 
 import ctypes
@@ -15,11 +15,14 @@ from pathlib import Path
 
 from covey.environment_config import cache_folder
 
+KERNELS = Path(__file__).parent / "kernels"
+"""The folder of covey's own sources."""
+
 COMPILERS = ("gcc", "cc", "clang")
 # Not -ffast-math: a library linked with it lets the whole process round tiny numbers to 0.
 FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
-    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
+    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"),
 )
 COMPILE_SECONDS = 120.0
 
@@ -76,8 +79,9 @@ def _made(source: Path, compiler: str) -> Path:
 
 
 def _key(source: Path, compiler: str) -> str:
-    """Changes with source, flags, compiler and processor."""
-    parts = (source.read_text(encoding="utf-8"), *FLAGS, compiler, compiler_version(), _processor())
+    """Changes with source, headers beside it, flags, compiler and processor."""
+    texts = (path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h"))))
+    parts = (*texts, *FLAGS, compiler, compiler_version(), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

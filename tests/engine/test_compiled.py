@@ -142,7 +142,7 @@ def test_what_it_is_not_made_for_goes_through_torch_or_is_refused() -> None:
     exact, narrow = tiny_policy("llama", torch.float64), tiny_policy("qwen2")
     assert NativeEngine(exact, GENEROUS, 8).kernels == "torch"
     assert NativeEngine(narrow, GENEROUS, 8).kernels == "torch"
-    refusal = "engine.kernels=compiled is not possible here: it computes float32 on a CPU, got float64 on cpu; auto"
+    refusal = "not possible here: it computes float32 and bfloat16 on a CPU, got float64 on cpu; auto"
     with pytest.raises(ValueError, match=refusal):
         NativeEngine(exact, GENEROUS, 8, "compiled")
     with pytest.raises(ValueError, match=r"heads must be 16, 32, ... 256 wide, got 8; auto takes torch then"):

@@ -1,28 +1,33 @@
-"""Decode attention as one call of C (decode.c) in place of some twenty operations of torch a layer.
+"""Decode attention as one call of C (decode.c) in place of some twenty operations of torch a layer, and the draw of
+the next tokens as another (sample.c).
 
-Float32 on a CPU. The numbers are those of `layouts.DecodeLayout` but for rounding, and what a row gets does not depend
-on the rows beside it.
+On a CPU, keys and values in float32 or bfloat16; sums are float32. The numbers are those of `layouts.DecodeLayout` but
+for rounding, and what a row gets does not depend on the rows beside it.
 
 Shapes: R rows, H query heads, K key/value heads, D head width.
 """
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from covey.compiling import NoCompilerError, library
+from covey.compiling import KERNELS, NoCompilerError, library
+from covey.engine import sampler
 from covey.engine.cache import Cache, CacheShape
 from covey.engine.layouts import Grid
+from covey.engine.panels import has_half
+from covey.engine.sampler import Distribution
 from covey.policy.attention import Rule
 
-SOURCE = Path(__file__).with_name("decode.c")
+SOURCE = KERNELS / "decode.c"
 LANES, MAX_WIDTH = 16, 256
 """As in decode.c."""
 
 NO_WINDOW = 2**40
+NO_FILTERS = (0, 1.0, 0.0)
+"""top_k, top_p and min_p that keep every token."""
 
 
 class Decode(ctypes.Structure):
@@ -34,7 +39,7 @@ class Decode(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("row_of_cell", "prompt_lengths", "own_lengths")),
         *((name, ctypes.c_int64 * 2) for name in ("query_strides", "key_strides", "value_strides")),
         *((name, ctypes.c_int64) for name in ("num_groups", "group_width", "num_key_heads", "queries_per_key")),
-        *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "half", "num_threads")),
         ("scaling", ctypes.c_float),
     )
 
@@ -56,15 +61,16 @@ class CompiledDecodeLayout:
             group_width=grid.width,
             prompt_slots=cache.prompts.length,
             row_slots=cache.rows.length,
+            half=cache.shape.dtype == torch.bfloat16,
             num_threads=torch.get_num_threads(),
         )
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         prompts, rows, call = self._cache.prompts, self._cache.rows, self._call
         _, num_heads, num_rows, width = query_BHTD.shape
-        out_RHD = query_BHTD.new_empty(num_rows, num_heads, width)
         # Held until the call is done: a copy made here would be freed before.
-        given = [_with_dense_heads(tensor) for tensor in (query_BHTD, key_BKTD, value_BKTD)]
+        given = [_with_dense_heads(tensor.float()) for tensor in (query_BHTD, key_BKTD, value_BKTD)]
+        out_RHD = given[0].new_empty(num_rows, num_heads, width)
         call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in given)
         strides = [(tensor.stride(2), tensor.stride(1)) for tensor in given]
         call.query_strides, call.key_strides, call.value_strides = strides
@@ -76,7 +82,22 @@ class CompiledDecodeLayout:
         call.window = NO_WINDOW if rule.window is None else rule.window
         call.scaling = rule.scaling
         self._function(ctypes.byref(call))
-        return out_RHD.transpose(0, 1)[None]
+        return out_RHD.transpose(0, 1)[None].to(query_BHTD.dtype)
+
+
+def sample_alike(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
+    """What `sampler.sample_alike` does, in C where nothing is filtered and something is drawn."""
+    temperature, *filters = distribution
+    if temperature == 0 or tuple(filters) != NO_FILTERS:
+        return sampler.sample_alike(logits_RV, distribution, uniform_R)
+    logits_RV = logits_RV.float().contiguous()
+    token_R = torch.empty(len(logits_RV), dtype=torch.int64)
+    logprob_R = torch.empty(len(logits_RV))
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (logits_RV, uniform_R, token_R, logprob_R))
+    numbers = (ctypes.c_int64(number) for number in logits_RV.shape)
+    how = ctypes.c_float(temperature), ctypes.c_int64(torch.get_num_threads())
+    library(KERNELS / "sample.c").covey_sample(*pointers, *numbers, *how)
+    return token_R, logprob_R
 
 
 def is_compiled(choice: str, shape: CacheShape) -> bool:
@@ -94,16 +115,18 @@ def is_compiled(choice: str, shape: CacheShape) -> bool:
 
 def _obstacle(shape: CacheShape) -> str:
     """Why there is no compiled attention for such keys and values; empty where there is."""
-    if shape.dtype != torch.float32 or shape.device.type != "cpu":
-        return f"it computes float32 on a CPU, got {str(shape.dtype).removeprefix('torch.')} on {shape.device.type}"
+    dtype, device = str(shape.dtype).removeprefix("torch."), shape.device.type
+    if shape.dtype not in (torch.float32, torch.bfloat16) or device != "cpu":
+        return f"it computes float32 and bfloat16 on a CPU, got {dtype} on {device}"
     widths = {width for layer in shape.layers for width in (layer.key_width, layer.value_width)}
     if len(widths) > 1 or max(widths) > MAX_WIDTH or max(widths) % LANES:
         return f"heads must be {LANES}, {2 * LANES}, ... {MAX_WIDTH} wide, got {', '.join(map(str, sorted(widths)))}"
     try:
         library(SOURCE)
+        lacks_half = shape.dtype == torch.bfloat16 and not has_half()
     except NoCompilerError as error:
         return str(error)
-    return ""
+    return "this processor has no products in bfloat16" if lacks_half else ""
 
 
 def _with_dense_heads(tensor: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""A decoder layer of Llama's family in nine calls, for passes without gradient: six products and three functions of C.
+"""A decoder layer of Llama's family as two functions of layer.c around its attention, for passes without gradient.
 
 As transformers write it, a layer is some forty operations around its products and its attention. In decoding they take
-as long as the products: a step has one token a row. Here queries, keys and values are one product, norms and rotary
-positions are functions of decode.c, and activation, gate and residual are part of the products where oneDNN computes
-them. The numbers are the layer's own but for rounding.
+as long as the products: a step has one token a row. The numbers are the layer's own but for rounding, and what a row
+gets does not depend on the rows beside it.
 
 Shapes: T tokens of the stream (B = 1), C hidden width, H query heads, K key/value heads, D head width.
 """
@@ -21,9 +20,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from covey.compiling import library
-from covey.engine.compiled import SOURCE
+from covey.engine.panels import BATCH, SOURCE, Panels, Product
 from covey.policy.attention import Layout, Rule
-from covey.policy.linear import MergedLinear, OneDnnLinear, PackedLinear
 
 FAMILY = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers of exactly this form; Qwen3's has norms of queries and keys besides."""
@@ -31,76 +29,79 @@ FAMILY = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3Decode
 WeightOf = Callable[[nn.Module], tuple[Tensor, Tensor | None]]
 """Weight (O, I), adapters merged in, and bias (O,) of a linear layer."""
 
-Product = PackedLinear | MergedLinear
 
-
-class Rotation(ctypes.Structure):
-    """The struct of the same name in decode.c."""
+class Layer(ctypes.Structure):
+    """The struct of the same name in layer.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("heads", "cosines", "sines", "query_norm", "key_norm")),
-        *((name, ctypes.c_int64) for name in ("rows", "num_heads", "num_queries", "num_rotated", "width")),
-        ("num_threads", ctypes.c_int64),
-        ("eps", ctypes.c_float),
+        *((name, Product) for name in ("qkv", "output", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm_before", "norm_after", "query_norm", "key_norm")),
+        *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "half")),
+        *((name, ctypes.c_float) for name in ("eps", "head_eps")),
+    )
+
+
+class Pass(ctypes.Structure):
+    """The struct of the same name in layer.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("hidden", "cosines", "sines", "heads", "attended", "out")),
+        *((name, ctypes.c_void_p) for name in ("normed", "gated")),
+        *((name, ctypes.c_int64) for name in ("rows", "num_threads")),
     )
 
 
 class FusedLayer(nn.Module):
     """Stands in for a layer of FAMILY; `take` renews its weights."""
 
-    def __init__(self, layer: Any, rule: Rule, weight_of: WeightOf) -> None:
+    def __init__(self, layer: Any, rule: Rule, weight_of: WeightOf, half: bool) -> None:
         super().__init__()
         self._rule, self._weight_of = rule, weight_of
-        self._layer_index, self._width = int(layer.self_attn.layer_idx), int(layer.self_attn.head_dim)
-        parts = _parts(layer)
-        self._num_queries, self._num_keys = (len(weight_of(linear)[0]) // self._width for linear in parts[0][:2])
-        self._products: list[Product] = [_product(part, weight_of) for part in parts]
-        self._norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        has_norms = type(layer) is Qwen3DecoderLayer
-        self._head_norms = [layer.self_attn.q_norm, layer.self_attn.k_norm] if has_norms else []
+        self._index = int(layer.self_attn.layer_idx)
+        self._panels = [Panels(*_joined(part, weight_of), half) for part in _parts(layer)]
+        self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in _norms(layer)]
+        width = int(layer.self_attn.head_dim)
+        num_queries, num_keys = (len(weight_of(linear)[0]) // width for linear in _parts(layer)[0][:2])
+        self._call = Layer(*(panels.product for panels in self._panels))
+        self._call.hidden_width, self._call.head_width = self._call.qkv.inner, width
+        self._call.num_queries, self._call.num_keys = num_queries, num_keys
+        self._call.half = half
+        pointers = [norm.data_ptr() for norm in self._norms] + [None] * (4 - len(self._norms))
+        self._call.norm_before, self._call.norm_after, self._call.query_norm, self._call.key_norm = pointers
+        epsilons = [norm.variance_epsilon for norm in _norms(layer)]
+        self._call.eps, self._call.head_eps = epsilons[0], epsilons[-1]
+        self._room = max(self._call.gate.outer, self._call.output.inner)
         self._c = library(SOURCE)
 
+    @torch.no_grad()
     def take(self, layer: Any) -> None:
-        """The layer's weights as they are now; norms are shared."""
-        for product, part in zip(self._products, _parts(layer), strict=True):
-            product.take(*_joined(part, self._weight_of))
+        """The layer's weights as they are now."""
+        for panels, part in zip(self._panels, _parts(layer), strict=True):
+            panels.take(*_joined(part, self._weight_of))
+        for mine, theirs in zip(self._norms, _norms(layer), strict=True):
+            mine.copy_(theirs.weight)
 
     def forward(self, hidden_states: Tensor, *, position_embeddings: Any, layout: Layout, **keywords: Any) -> Tensor:
         """(1, T, C) to (1, T, C), as transformers call a layer."""
-        qkv, output, gate, up, down = self._products
-        hidden_TC = hidden_states[0].contiguous()
-        attended_TC = self._attend(qkv(self._normed(0, hidden_TC)), position_embeddings, layout)
-        hidden_TC = output.plus(attended_TC, hidden_TC)
-        normed_TC = self._normed(1, hidden_TC)
-        return down.plus(up.times(normed_TC, gate.swish(normed_TC)), hidden_TC)[None]
+        # All held until the calls are done: what is made here would be freed before.
+        hidden_TC = hidden_states[0].float().contiguous()
+        cosines_TD, sines_TD = (angles[0].float().contiguous() for angles in position_embeddings)
+        call, num_tokens = self._call, len(hidden_TC)
+        heads_THD = hidden_TC.new_empty(num_tokens, call.num_queries + 2 * call.num_keys, call.head_width)
+        out_TC = torch.empty_like(hidden_TC)
+        normed, gated = hidden_TC.new_empty(BATCH * call.hidden_width), hidden_TC.new_empty(BATCH * self._room)
+        given = (hidden_TC, cosines_TD, sines_TD, heads_THD, heads_THD, out_TC, normed, gated)
+        tensors = Pass(*(tensor.data_ptr() for tensor in given), num_tokens, torch.get_num_threads())
+        self._c.covey_before_attention(ctypes.byref(call), ctypes.byref(tensors))
+        attended_THD = self._attend(heads_THD, layout)
+        tensors.attended = attended_THD.data_ptr()
+        self._c.covey_after_attention(ctypes.byref(call), ctypes.byref(tensors))
+        return out_TC[None].to(hidden_states.dtype)
 
-    def _attend(self, qkv: Tensor, position_embeddings: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
-        heads_THD = qkv.view(len(qkv), -1, self._width)
-        self._rotate(heads_THD, *(angles[0].contiguous() for angles in position_embeddings))
-        sizes = (self._num_queries, self._num_keys, self._num_keys)
+    def _attend(self, heads_THD: Tensor, layout: Layout) -> Tensor:
+        sizes = (self._call.num_queries, self._call.num_keys, self._call.num_keys)
         query, key, value = (part.transpose(0, 1)[None] for part in heads_THD.split(sizes, dim=1))
-        out_HTD = layout.attend(self._layer_index, query, key, value, self._rule)[0]
-        return out_HTD.transpose(0, 1).flatten(1)
-
-    def _rotate(self, heads_THD: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> None:
-        """Norms and rotary positions of queries and keys, in place."""
-        norms = [norm.weight.data_ptr() for norm in self._head_norms] or [None, None]
-        rows, num_heads, width = heads_THD.shape
-        rotation = Rotation(
-            *(heads_THD.data_ptr(), cosines_TD.data_ptr(), sines_TD.data_ptr(), *norms),
-            *(rows, num_heads, self._num_queries, self._num_queries + self._num_keys, width),
-            torch.get_num_threads(),
-            self._head_norms[0].variance_epsilon if self._head_norms else 0.0,
-        )
-        self._c.covey_rotate(ctypes.byref(rotation))
-
-    def _normed(self, which: int, hidden_TC: Tensor) -> Tensor:
-        norm, out_TC = self._norms[which], torch.empty_like(hidden_TC)
-        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (hidden_TC, norm.weight, out_TC))
-        size = (ctypes.c_int64(length) for length in hidden_TC.shape)
-        eps, num_threads = ctypes.c_float(norm.variance_epsilon), ctypes.c_int64(torch.get_num_threads())
-        self._c.covey_rms_norm(*pointers, *size, eps, num_threads)
-        return out_TC
+        return layout.attend(self._index, query, key, value, self._rule)[0].transpose(0, 1).contiguous()
 
 
 def is_fusable(layer: Any) -> bool:
@@ -120,15 +121,15 @@ def _parts(layer: Any) -> list[list[nn.Module]]:
     return [qkv, [attention.o_proj], [mlp.gate_proj], [mlp.up_proj], [mlp.down_proj]]
 
 
+def _norms(layer: Any) -> list[Any]:
+    """Before attention, after it, and of queries and keys where there are any."""
+    attention = layer.self_attn
+    of_heads = [attention.q_norm, attention.k_norm] if type(layer) is Qwen3DecoderLayer else []
+    return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]
+
+
 def _joined(part: list[nn.Module], weight_of: WeightOf) -> tuple[Tensor, Tensor | None]:
     weights, biases = zip(*(weight_of(linear) for linear in part), strict=True)
     if len(part) == 1:
         return weights[0], biases[0]
     return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
-
-
-@torch.no_grad()
-def _product(part: list[nn.Module], weight_of: WeightOf) -> Product:
-    linears = [linear if isinstance(linear, nn.Linear) else linear.base_layer for linear in part]
-    kind = PackedLinear if all(type(linear) is OneDnnLinear for linear in linears) else MergedLinear
-    return kind(*_joined(part, weight_of))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey.engine import compiled, sampler
 from covey.engine.cache import Cache, CacheShape, Need
 from covey.engine.compiled import CompiledDecodeLayout
 from covey.engine.layouts import DecodeLayout, Grid, PrefillLayout, ProbeLayout
@@ -37,6 +38,7 @@ class Runner:
     def __init__(self, policy: Policy, cache: Cache, is_compiled: bool) -> None:
         self._policy = policy
         self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
+        self._sample_alike = compiled.sample_alike if is_compiled else sampler.sample_alike
         self.cache = cache
         self._held: tuple[Request, Tensor] | None = None
         """The request that waits to start more rows (there is at most one), and the logits these begin with."""
@@ -89,7 +91,7 @@ class Runner:
         return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
     def _draw(self, logits_RV: Tensor, draws: Draws, position_R: Tensor) -> tuple[list[int], list[float]]:
-        token_R, logprob_R = sample(logits_RV, draws.parts, random_uniform(draws.key_R, position_R))
+        token_R, logprob_R = sample(logits_RV, draws.parts, random_uniform(draws.key_R, position_R), self._sample_alike)
         # One transfer for both: token ids are exact in float64.
         token_ids, logprobs = torch.stack((token_R.to(torch.float64), logprob_R.to(torch.float64))).tolist()
         if not math.isfinite(sum(logprobs)):

@@ -6,7 +6,7 @@ Shapes: R rows (one next token each), V vocabulary, K most likely tokens in fall
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from covey.engine.base import Sampling
 
 Distribution = tuple[float, int, float, float]
 """(temperature, top_k, top_p, min_p): all that shapes the distribution of a row."""
+
+SampleAlike = Callable[[Tensor, Distribution, Tensor], tuple[Tensor, Tensor]]
+"""(logits_RV, distribution, uniform_R) -> token_R, logprob_R."""
 
 MASK_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -102,16 +105,28 @@ def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     return token_R, _at(logprobs_RV, token_R)
 
 
+def sample_alike(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Next token and its log-probability for rows with one distribution."""
+    logprobs_RV = filtered_logprobs(logits_RV, *distribution)
+    if distribution[0] > 0:
+        return draw(logprobs_RV, uniform_R)
+    token_R = logits_RV.argmax(dim=-1)
+    return token_R, _at(logprobs_RV, token_R)
+
+
 def sample(
-    logits_RV: Tensor, parts: Sequence[tuple[Distribution, Tensor | None]], uniform_R: Tensor
+    logits_RV: Tensor,
+    parts: Sequence[tuple[Distribution, Tensor | None]],
+    uniform_R: Tensor,
+    alike: SampleAlike = sample_alike,
 ) -> tuple[Tensor, Tensor]:
     """Next token and its log-probability for every row; `parts` says which rows share a distribution (`partition`)."""
     if len(parts) == 1 and parts[0][1] is None:
-        return _sample_part(logits_RV, parts[0][0], uniform_R)
+        return alike(logits_RV, parts[0][0], uniform_R)
     token_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
     logprob_R = torch.empty_like(uniform_R)
     for distribution, rows in parts:
-        token, logprob = _sample_part(logits_RV[rows], distribution, uniform_R[rows])
+        token, logprob = alike(logits_RV[rows], distribution, uniform_R[rows])
         token_R[rows], logprob_R[rows] = token, logprob.to(logprob_R.dtype)
     return token_R, logprob_R
 
@@ -125,14 +140,6 @@ def partition(samplings: Iterable[Sampling], device: torch.device) -> list[tuple
     if len(rows_of) == 1:
         return [(next(iter(rows_of)), None)]
     return [(key, torch.tensor(rows, device=device)) for key, rows in rows_of.items()]
-
-
-def _sample_part(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    logprobs_RV = filtered_logprobs(logits_RV, *distribution)
-    if distribution[0] > 0:
-        return draw(logprobs_RV, uniform_R)
-    token_R = logits_RV.argmax(dim=-1)
-    return token_R, _at(logprobs_RV, token_R)
 
 
 def _scaled(logits_RV: Tensor, temperature: float) -> Tensor:

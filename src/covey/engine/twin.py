@@ -5,7 +5,7 @@ In half precision they are cast: autocast keeps casts only within one pass, and 
 autocast's own, bit for bit. In float32 on a CPU they are laid out for oneDNN where that computes the layer anyway. In
 whole precision adapters are merged into their layers: two products less, and rounding is all that differs (in half
 precision the merged weight would be rounded too coarsely). Where decoding goes through C, whole layers of a known form
-are fused (`fused.py`).
+are fused (`fused.py`), and the other linear layers are laid out for it (`panels.py`).
 """
 
 import copy
@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from covey.engine.fused import FusedLayer, is_fusable, linear_layers
+from covey.engine.panels import CompiledLinear
 from covey.policy.attention import Rule
 from covey.policy.linear import MergedLinear, OneDnnLinear, PackedLinear
-from covey.policy.policy import Policy, is_adapted
+from covey.policy.policy import Policy, head_modules, is_adapted
 
 LINEAR = (nn.Linear, OneDnnLinear)
 """Layers whose weights are cast or merged; others may treat theirs in ways of their own."""
 
-Held = PackedLinear | MergedLinear
+Held = PackedLinear | MergedLinear | CompiledLinear
 """What stands in the twin for a layer whose weight is held in another form."""
 
 NOTHING: Mapping[int, Rule] = {}
@@ -36,7 +37,7 @@ def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
 
 
 def own_bytes(policy: Policy) -> int:
-    """What the twin's own weights take, but for those of queries, keys and values that fused layers join."""
+    """What the twin's own weights take where no layer is fused."""
     held = dict(_held_layers(policy))
     cast = [
         parameter
@@ -57,9 +58,13 @@ def twin_of(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> Policy:
     shared = [*policy.model.parameters(), *policy.model.buffers()]
     # deepcopy takes what it finds here for copied: modules are new, tensors are the policy's own.
     model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in shared})
-    fusable = _fusable_layers(policy, rules)
-    fused = {name: FusedLayer(layer, rules[layer.self_attn.layer_idx], _weight_of) for name, layer in fusable}
-    held = {name: _held(layer, policy.precision) for name, layer in _held_layers(policy) if not _is_inside(name, fused)}
+    half = _is_half(policy.precision)
+    fused = {
+        name: FusedLayer(layer, rules[layer.self_attn.layer_idx], _weight_of, half)
+        for name, layer in _fusable_layers(policy, rules)
+    }
+    others = _linear_beside(policy, fused) if fused else _held_layers(policy)
+    held = {name: _held(layer, policy.precision, bool(fused)) for name, layer in others}
     for name, module in (held | fused).items():
         parent, _, own_name = name.rpartition(".")
         setattr(model.get_submodule(parent), own_name, module)
@@ -95,7 +100,7 @@ def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype)
 
 
 def _fusable_layers(policy: Policy, rules: Mapping[int, Rule]) -> Iterator[tuple[str, Any]]:
-    """Layers that are computed as a whole. Only where rules are given, which is in float32 on a CPU."""
+    """Layers that are computed as a whole. Only where rules are given, which is where decoding goes through C."""
     if not rules:
         return
     for name, module in policy.model.named_modules():
@@ -122,8 +127,20 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Linear layers outside of the fused ones. In half precision only the head: adapters look at the types inside."""
+    heads = head_modules(policy.causal_lm)
+    adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))
+    for name, module in policy.model.named_modules():
+        is_allowed = any(module is head for head in heads) or not _is_half(policy.precision)
+        if _is_plain(module, policy) and is_allowed and not _is_inside(name, (*fused, *adapted)):
+            yield name, module
+
+
 @torch.no_grad()
-def _held(layer: nn.Module, precision: torch.dtype) -> Held:
+def _held(layer: nn.Module, precision: torch.dtype, compiled: bool) -> Held:
+    if compiled:
+        return CompiledLinear(*_weight_of(layer), half=_is_half(precision))
     linear = _linear_of(layer)
     kind = PackedLinear if _is_packed(linear, precision) else MergedLinear
     return kind(*_weight_of(layer))

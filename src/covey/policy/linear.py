@@ -57,8 +57,6 @@ class OneDnnLinear(nn.Linear):
 class PackedLinear(nn.Module):
     """An OneDnnLinear for passes without gradient, its weight laid out beforehand: with few rows, as in decoding, most
     of the time of a product goes into reading weights, and in this layout they are read in one go.
-
-    What is done with the product comes with it: `swish`, `times` and `plus` are one call each.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
@@ -72,18 +70,6 @@ class PackedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         return _linear(input.reshape(-1, input.shape[-1]), self._packed_OI, self.bias).view(*input.shape[:-1], -1)
-
-    def swish(self, x_NI: Tensor) -> Tensor:
-        """silu of the product."""
-        return _linear(x_NI, self._packed_OI, self.bias, "swish")
-
-    def times(self, x_NI: Tensor, other_NO: Tensor) -> Tensor:
-        """The product times another tensor."""
-        return _linear_and(x_NI, other_NO, self._packed_OI, self.bias, "mul")
-
-    def plus(self, x_NI: Tensor, other_NO: Tensor) -> Tensor:
-        """The product plus another tensor."""
-        return _linear_and(x_NI, other_NO, self._packed_OI, self.bias, "add")
 
 
 class MergedLinear(nn.Module):
@@ -100,18 +86,6 @@ class MergedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         return nn.functional.linear(input, self._weight_OI, self.bias)
-
-    def swish(self, x_NI: Tensor) -> Tensor:
-        """silu of the product."""
-        return nn.functional.silu(self(x_NI), inplace=True)
-
-    def times(self, x_NI: Tensor, other_NO: Tensor) -> Tensor:
-        """The product times another tensor."""
-        return self(x_NI).mul_(other_NO)
-
-    def plus(self, x_NI: Tensor, other_NO: Tensor) -> Tensor:
-        """The product plus another tensor."""
-        return self(x_NI).add_(other_NO)
 
 
 def choose_library(model: nn.Module, choice: str) -> None:
@@ -142,9 +116,5 @@ def _is_intel() -> bool:
         return True
 
 
-def _linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, then: str = "none") -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, then, [], "")
-
-
-def _linear_and(x_NI: Tensor, other_NO: Tensor, weight_OI: Tensor, bias_O: Tensor | None, how: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.binary(x_NI, other_NO, weight_OI, bias_O, how)
+def _linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")

@@ -1,0 +1,281 @@
+/* A decoder layer of Llama's family but for its attention, in passes without gradient: products, norms, rotary
+   positions and gate, in two functions for what comes before attention and what comes after it.
+
+   A row's numbers depend on nothing but the row: each of its sums runs over all inputs in order, whatever rows are
+   beside it and however many threads there are. Sums are float32; what is multiplied is float32 or bfloat16 (both
+   operands then, as autocast does it, but nothing else is rounded). fused.py mirrors the structs.
+
+   Weights lie in panels of PANEL outputs: for each input, or pair of inputs in bfloat16, the weights of all outputs of a
+   panel side by side. ROWS rows and a panel are multiplied at a time, all their sums in registers. Decoding has few
+   rows, so that the time goes into reading weights: while one panel is multiplied, the next is fetched. */
+
+#include "lanes.h"
+
+#ifdef __AVX512F__
+#define ROWS 8
+#define VECTORS 2
+#else /* half as many registers, half as wide */
+#define ROWS 4
+#define VECTORS 1
+#endif
+#define PANEL (VECTORS * LANES)
+#define BATCH 64 /* rows that go through all panels together: they stay in the cache */
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+const int64_t covey_has_half = 1;
+#else
+const int64_t covey_has_half = 0;
+#endif
+const int64_t covey_panel = PANEL;
+
+typedef struct {
+    const void *panels;
+    const float *bias; /* as many as there are panels for, or NULL */
+    int64_t inner, outer;
+} Product;
+
+typedef struct {
+    Product qkv, output, gate, up, down;
+    const float *norm_before, *norm_after;
+    const float *query_norm, *key_norm; /* of a head each, or NULL for none */
+    int64_t hidden_width, head_width, num_queries, num_keys;
+    int64_t half;
+    float eps, head_eps;
+} Layer;
+
+typedef struct {
+    const float *hidden;           /* rows x hidden width */
+    const float *cosines, *sines;  /* rows x head width */
+    float *heads;                  /* rows x (queries, keys, values) x head width */
+    const float *attended;         /* rows x queries x head width */
+    float *out;                    /* rows x hidden width */
+    void *normed, *gated;          /* room for BATCH rows of what enters a product */
+    int64_t rows, num_threads;
+} Pass;
+
+typedef lanes Sums[ROWS][VECTORS];
+
+/* Sums of a tile in float32: rows at x, `last` + 1 of them (the others repeat the last one). */
+INLINE void multiply(const float *x, int64_t inner, int64_t last, const float *panel, const float *ahead, Sums sum) {
+    const float *row[ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+        row[r] = x + smaller(r, last) * inner;
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = (lanes){0};
+    }
+    for (int64_t i = 0; i < inner; i++) {
+        lanes weights[VECTORS];
+        for (int v = 0; v < VECTORS; v++) weights[v] = load(panel + i * PANEL + v * LANES);
+        __builtin_prefetch(ahead + i * PANEL, 0, 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) sum[r][v] += row[r][i] * weights[v];
+    }
+}
+
+#ifdef __AVX512BF16__
+/* The same in bfloat16, two inputs at a time. */
+INLINE void multiply_half(const uint32_t *x, int64_t pairs, int64_t last, const uint32_t *panel, const uint32_t *ahead,
+                          Sums out) {
+    const uint32_t *row[ROWS];
+    __m512 sum[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+        row[r] = x + smaller(r, last) * pairs;
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
+    }
+    for (int64_t i = 0; i < pairs; i++) {
+        __m512bh weights[VECTORS];
+        for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)_mm512_loadu_si512(panel + i * PANEL + v * LANES);
+        __builtin_prefetch(ahead + i * PANEL, 0, 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+                sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)_mm512_set1_epi32((int)row[r][i]), weights[v]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) out[r][v] = (lanes)sum[r][v];
+}
+#endif
+
+/* Rows first .. last of x times a panel, and its bias. Tiles in turns fetch one half of the next panel each. */
+INLINE void tile(const Product *p, const void *x, int64_t first, int64_t last, int64_t panel, Sums sum, const int half) {
+    const int64_t size = (half ? p->inner / 2 : p->inner) * PANEL, other = first / ROWS % VECTORS * LANES;
+#ifdef __AVX512BF16__
+    if (half)
+        multiply_half((const uint32_t *)x + first * (p->inner / 2), p->inner / 2, last - first,
+                      (const uint32_t *)p->panels + panel * size, (const uint32_t *)p->panels + (panel + 1) * size + other,
+                      sum);
+    else
+#endif
+        multiply((const float *)x + first * p->inner, p->inner, last - first, (const float *)p->panels + panel * size,
+                 (const float *)p->panels + (panel + 1) * size + other, sum);
+    if (p->bias)
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) sum[r][v] += load(p->bias + panel * PANEL + v * LANES);
+}
+
+INLINE int64_t num_panels(const Product *p) { return (p->outer + PANEL - 1) / PANEL; }
+
+/* out = x * weights, plus what is there already in `plus`, where there is such; shared out among the threads. */
+INLINE void multiply_rows(const Product *p, const void *x, const float *plus, float *out, int64_t rows, const int half) {
+#pragma omp for schedule(static)
+    for (int64_t panel = 0; panel < num_panels(p); panel++)
+        for (int64_t first = 0; first < rows; first += ROWS) {
+            Sums sum;
+            tile(p, x, first, rows - 1, panel, sum, half);
+            const int64_t count = smaller(PANEL, p->outer - panel * PANEL);
+            for (int64_t r = 0; r < smaller(ROWS, rows - first); r++) {
+                const int64_t at = (first + r) * p->outer + panel * PANEL;
+                const float *own = (const float *)sum[r];
+                for (int64_t c = 0; c < count; c++) out[at + c] = plus ? plus[at + c] + own[c] : own[c];
+            }
+        }
+}
+
+INLINE float swish(float x) {
+    const float e = exponential(x < 0.0f ? x : -x);
+    return x * (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+/* gated = swish(x * gate) * (x * up); shared out among the threads. */
+INLINE void gate_rows(const Layer *l, const void *x, void *gated, int64_t rows, const int half) {
+#pragma omp for schedule(static)
+    for (int64_t panel = 0; panel < num_panels(&l->gate); panel++)
+        for (int64_t first = 0; first < rows; first += ROWS) {
+            Sums gate, up;
+            tile(&l->gate, x, first, rows - 1, panel, gate, half);
+            tile(&l->up, x, first, rows - 1, panel, up, half);
+            const int64_t count = smaller(PANEL, l->gate.outer - panel * PANEL);
+            for (int64_t r = 0; r < smaller(ROWS, rows - first); r++) {
+                const int64_t at = (first + r) * l->gate.outer + panel * PANEL;
+                const float *g = (const float *)gate[r], *u = (const float *)up[r];
+                for (int64_t c = 0; c < count; c++) put(gated, at + c, swish(g[c]) * u[c], half);
+            }
+        }
+}
+
+/* out = x / sqrt(mean(x^2) + eps) * weight */
+INLINE void norm(const float *x, const float *weight, void *out, int64_t at, int64_t width, float eps, const int half) {
+    float sum = 0.0f;
+    for (int64_t c = 0; c < width; c++) sum += x[c] * x[c];
+    const float scale = 1.0f / sqrtf(sum / (float)width + eps);
+    for (int64_t c = 0; c < width; c++) put(out, at + c, x[c] * scale * weight[c], half);
+}
+
+INLINE void norm_rows(const float *x, const float *weight, void *out, int64_t rows, int64_t width, float eps,
+                      const int half) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) norm(x + row * width, weight, out, row * width, width, eps, half);
+}
+
+/* Norms of queries and keys, where there are any, and their rotary positions: halves of a head turn against each other. */
+INLINE void rotate_rows(const Layer *l, const float *cosines, const float *sines, float *heads, int64_t rows) {
+    const int64_t width = l->head_width, half = width / 2, num_heads = l->num_queries + 2 * l->num_keys;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *cosine = cosines + row * width, *sine = sines + row * width;
+        for (int64_t head = 0; head < l->num_queries + l->num_keys; head++) {
+            float *x = heads + (row * num_heads + head) * width;
+            const float *weight = head < l->num_queries ? l->query_norm : l->key_norm;
+            if (weight) norm(x, weight, x, 0, width, l->head_eps, 0);
+            for (int64_t c = 0; c < half; c++) {
+                const float a = x[c], b = x[half + c];
+                x[c] = a * cosine[c] - b * sine[c];
+                x[half + c] = b * cosine[half + c] + a * sine[half + c];
+            }
+        }
+    }
+}
+
+INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
+#pragma omp parallel num_threads(p->num_threads)
+    for (int64_t first = 0; first < p->rows; first += BATCH) {
+        const int64_t rows = smaller(BATCH, p->rows - first);
+        float *heads = p->heads + first * l->qkv.outer;
+        norm_rows(p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, l->hidden_width, l->eps, half);
+        multiply_rows(&l->qkv, p->normed, NULL, heads, rows, half);
+        rotate_rows(l, p->cosines + first * l->head_width, p->sines + first * l->head_width, heads, rows);
+    }
+}
+
+/* What enters a product: the numbers themselves, or rounded ones in `room`. */
+INLINE const void *operand(const float *x, void *room, int64_t rows, int64_t width, const int half) {
+    if (!half) return x;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t c = row * width; c < (row + 1) * width; c++) put(room, c, x[c], half);
+    return room;
+}
+
+INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
+    const int64_t width = l->hidden_width;
+#pragma omp parallel num_threads(p->num_threads)
+    for (int64_t first = 0; first < p->rows; first += BATCH) {
+        const int64_t rows = smaller(BATCH, p->rows - first);
+        float *out = p->out + first * width;
+        const void *attended = operand(p->attended + first * l->output.inner, p->gated, rows, l->output.inner, half);
+        multiply_rows(&l->output, attended, p->hidden + first * width, out, rows, half);
+        norm_rows(out, l->norm_after, p->normed, rows, width, l->eps, half);
+        gate_rows(l, p->normed, p->gated, rows, half);
+        multiply_rows(&l->down, p->gated, out, out, rows, half);
+    }
+}
+
+/* `heads`: queries, keys and values of every row, turned to their positions. */
+void covey_before_attention(const Layer *l, const Pass *p) {
+    if (l->half)
+        before_attention(l, p, 1);
+    else
+        before_attention(l, p, 0);
+}
+
+/* `out`: the hidden states after the layer, given what attention made of the heads. */
+void covey_after_attention(const Layer *l, const Pass *p) {
+    if (l->half)
+        after_attention(l, p, 1);
+    else
+        after_attention(l, p, 0);
+}
+
+INLINE void product(const Product *p, const float *x, float *out, void *room, int64_t rows, int64_t num_threads,
+                    const int half) {
+#pragma omp parallel num_threads(num_threads)
+    for (int64_t first = 0; first < rows; first += BATCH) {
+        const int64_t count = smaller(BATCH, rows - first);
+        multiply_rows(p, operand(x + first * p->inner, room, count, p->inner, half), NULL, out + first * p->outer, count,
+                      half);
+    }
+}
+
+/* out = x * weights + bias; `room` as in Pass. */
+void covey_product(const Product *p, const float *x, float *out, void *room, int64_t rows, int64_t half,
+                   int64_t num_threads) {
+    if (half)
+        product(p, x, out, room, rows, num_threads, 1);
+    else
+        product(p, x, out, room, rows, num_threads, 0);
+}
+
+INLINE void pack(const float *weight, void *panels, int64_t inner, int64_t outer, int64_t num_threads, const int half) {
+    const int64_t together = half ? 2 : 1; /* inputs that lie side by side */
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int64_t first = 0; first < outer; first += PANEL)
+        for (int64_t i = 0; i < inner; i++)
+            for (int64_t o = 0; o < PANEL; o++) {
+                const int64_t at = first * inner + (i / together * PANEL + o) * together + i % together;
+                put(panels, at, first + o < outer ? weight[(first + o) * inner + i] : 0.0f, half);
+            }
+}
+
+/* Weights (outer x inner) laid out in panels, padded with zeros. */
+void covey_pack(const float *weight, void *panels, int64_t inner, int64_t outer, int64_t half, int64_t num_threads) {
+    if (half)
+        pack(weight, panels, inner, outer, num_threads, 1);
+    else
+        pack(weight, panels, inner, outer, num_threads, 0);
+}
