@@ -12,7 +12,7 @@ from torch import Tensor
 from covey.engine.scheduler import Move
 
 MIN_GROWTH = 16
-"""Slots by which rows grow at least; long ones grow by a quarter. Attention reads idle slots too, so not by more."""
+"""Slots by which rows grow at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,11 @@ class Block:
 class Cache:
     """The two blocks. Tensors grow with what is used and stay within max_slots."""
 
-    def __init__(self, shape: CacheShape, max_slots: int) -> None:
+    def __init__(self, shape: CacheShape, max_slots: int, growth: float = 0.25) -> None:
+        """`growth`: by what part of their length rows grow; little where attention reads idle slots too."""
         self.shape = shape
         self.max_slots = max_slots
+        self._growth = growth
         self.prompts = Block(shape)
         self.rows = Block(shape)
         self.peak_bytes = 0
@@ -123,7 +125,7 @@ class Cache:
     def fit(self, need: Need) -> None:
         """Make room for `need`; idle holders are given up where the budget asks for it."""
         prompts = _fitted(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
-        longer = need.longest_row + max(MIN_GROWTH, need.longest_row // 4) - 1
+        longer = need.longest_row + max(MIN_GROWTH, int(self._growth * need.longest_row)) - 1
         rows = _fitted(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
         if prompts[0] * prompts[1] + rows[0] * rows[1] > self.max_slots:
             # At most what was reserved, which fits.

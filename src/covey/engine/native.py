@@ -21,6 +21,9 @@ from covey.engine.twin import is_wanted, refresh, twin_of
 from covey.policy.policy import Policy, inference
 from covey.types import Completion
 
+TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
+"""By what part of their length cached rows grow: through torch, attention reads idle slots too."""
+
 TURN_SECONDS = 0.02
 """Longest time between two looks at the event loop, if one step is not longer."""
 
@@ -191,7 +194,9 @@ class NativeEngine:
     def _reset(self) -> None:
         """Nothing in, nothing cached."""
         self._scheduler = Scheduler(self._limits)
-        self._runner = Runner(self._policy, Cache(self._shape, self._limits.max_slots), self.kernels == "compiled")
+        is_compiled = self.kernels == "compiled"
+        cache = Cache(self._shape, self._limits.max_slots, COMPILED_GROWTH if is_compiled else TORCH_GROWTH)
+        self._runner = Runner(self._policy, cache, is_compiled)
 
 
 def _fail(future: "asyncio.Future[list[Completion]]", error: BaseException) -> None:

@@ -11,7 +11,8 @@
 #include "lanes.h"
 
 #define MAX_WIDTH 256
-#define TILE 8   /* queries that read the keys of a prompt together */
+#define TILE 8   /* queries that read a prompt together */
+#define QUAD 4   /* of them, those that are multiplied together */
 #define BLOCK 64 /* keys between two looks at the largest score */
 
 typedef struct {
@@ -57,69 +58,100 @@ INLINE Stretch token(Stretch keys, int64_t index, const int64_t width) {
     return (Stretch){keys.base, keys.at + index * width};
 }
 
-/* Scores of one query with `count` keys; blocks of scores are written in full sixteens. */
-INLINE void score_own(const float *query, Stretch keys, int64_t count, float *score, const int64_t width,
+typedef float Scores[QUAD][BLOCK];
+
+/* Scores of one query with `count` keys, written in full sixteens. */
+INLINE void score_one(const Query *query, Stretch keys, int64_t count, Scores score, const int64_t width,
                       const int half) {
     for (int64_t p = 0; p < count; p += LANES) {
         lanes part[LANES];
 #pragma GCC unroll 16
         for (int j = 0; j < LANES; j++)
-            part[j] = products(query, token(keys, smaller(p + j, count - 1), width), width, half);
-        store(score + p, sums(part));
+            part[j] = products(query->query, token(keys, smaller(p + j, count - 1), width), width, half);
+        store(score[0] + p, sums(part));
     }
 }
 
-/* The same for a tile of queries, four queries by four keys at a time: each key is read once for four queries. */
-INLINE void score_tile(const Query *tile, int64_t num, Stretch keys, int64_t count, float score[TILE][BLOCK],
+/* The same for four queries: each key is read once. */
+INLINE void score_quad(const Query *quad, Stretch keys, int64_t count, Scores score, const int64_t width,
+                       const int half) {
+    for (int64_t p = 0; p < count; p += 4) {
+        lanes part[LANES];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+#pragma GCC unroll 4
+            for (int m = 0; m < QUAD; m++)
+                part[4 * m + j] = products(quad[m].query, token(keys, smaller(p + j, count - 1), width), width, half);
+        lanes all = sums(part);
+        for (int m = 0; m < QUAD; m++) memcpy(score[m] + p, (const float *)&all + 4 * m, 4 * sizeof(float));
+    }
+}
+
+/* Make weights of `count` scores, none for the first `hidden`; returns how much what is there already shrinks. */
+INLINE float weigh(Softmax *softmax, float *score, int64_t hidden, int64_t count) {
+    const float before = softmax->most, most = largest(score + hidden, count - hidden, before);
+    const float shrink = exponential(before - most);
+    for (int64_t p = 0; p < hidden; p++) score[p] = 0.0f;
+    for (int64_t p = hidden; p < count; p++) score[p] = exponential(score[p] - most);
+    softmax->sum = softmax->sum * shrink + total(score, count);
+    softmax->most = most;
+    return shrink;
+}
+
+/* Add weighed values to what `num` queries have; the order of a query's sum is the same for any num. */
+INLINE void add_values(Query *quad, const int num, Scores score, const float *shrink, Stretch values, int64_t count,
                        const int64_t width, const int half) {
-    for (int64_t p = 0; p < count; p += 4)
-        for (int64_t i = 0; i < num; i += 4) {
-            lanes part[LANES];
+    const int vectors = num == 1 ? 4 : 2; /* with two sums each, as many as there are registers for */
+    for (int64_t from = 0; from < width; from += vectors * LANES) {
+        const int64_t here = smaller((width - from) / LANES, vectors), at = values.at + from;
+        lanes even[QUAD][4] = {0}, odd[QUAD][4] = {0}; /* the next product need not wait for the last one */
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++)
+        for (int m = 0; m < num; m++)
 #pragma GCC unroll 4
-                for (int m = 0; m < 4; m++)
-                    part[4 * m + j] =
-                        products(tile[i + m].query, token(keys, smaller(p + j, count - 1), width), width, half);
-            lanes all = sums(part);
-            for (int m = 0; m < 4; m++) memcpy(score[i + m] + p, (const float *)&all + 4 * m, 4 * sizeof(float));
-        }
-}
-
-/* Take `count` more scores, and the values they weigh, into the softmax. */
-INLINE void absorb(Softmax *softmax, float *score, Stretch values, int64_t count, const int64_t width, const int half) {
-    float most = softmax->most, sum = 0.0f;
-    for (int64_t p = 0; p < count; p++) most = score[p] > most ? score[p] : most;
-    const float shrink = exponential(softmax->most - most);
-    for (int64_t p = 0; p < count; p++) {
-        score[p] = exponential(score[p] - most);
-        sum += score[p];
-    }
-    for (int64_t from = 0; from < width; from += 4 * LANES) {
-        const int64_t num = smaller((width - from) / LANES, 4), at = values.at + from;
-        lanes even[4] = {0}, odd[4] = {0}; /* two sums: the next product need not wait for the last one */
-#pragma GCC unroll 4
-        for (int j = 0; j < num; j++) even[j] = load(softmax->out + from + LANES * j) * shrink;
+            for (int j = 0; j < here; j++) even[m][j] = load(quad[m].softmax.out + from + LANES * j) * shrink[m];
         int64_t p = 0;
         for (; p + 1 < count; p += 2)
 #pragma GCC unroll 4
-            for (int j = 0; j < num; j++) {
-                even[j] += score[p] * load_at(values.base, at + p * width + LANES * j, half);
-                odd[j] += score[p + 1] * load_at(values.base, at + (p + 1) * width + LANES * j, half);
+            for (int j = 0; j < here; j++) {
+                const lanes first = load_at(values.base, at + p * width + LANES * j, half);
+                const lanes second = load_at(values.base, at + (p + 1) * width + LANES * j, half);
+#pragma GCC unroll 4
+                for (int m = 0; m < num; m++) {
+                    even[m][j] += score[m][p] * first;
+                    odd[m][j] += score[m][p + 1] * second;
+                }
             }
 #pragma GCC unroll 4
-        for (int j = 0; j < num; j++) {
-            if (p < count) even[j] += score[p] * load_at(values.base, at + p * width + LANES * j, half);
-            store(softmax->out + from + LANES * j, even[j] + odd[j]);
-        }
+        for (int m = 0; m < num; m++)
+#pragma GCC unroll 4
+            for (int j = 0; j < here; j++) {
+                if (p < count) even[m][j] += score[m][p] * load_at(values.base, at + p * width + LANES * j, half);
+                store(quad[m].softmax.out + from + LANES * j, even[m][j] + odd[m][j]);
+            }
     }
-    softmax->sum = softmax->sum * shrink + sum;
-    softmax->most = most;
+}
+
+/* Take a block of keys and values, from position `at` of the sequence on, into the softmax of `num` queries. */
+INLINE void absorb(Query *quad, int64_t num, Stretch keys, Stretch values, int64_t at, int64_t count,
+                   const int64_t width, const int half) {
+    Scores score;
+    float shrink[QUAD] = {1.0f, 1.0f, 1.0f, 1.0f};
+    if (num == 1)
+        score_one(quad, keys, count, score, width, half);
+    else
+        score_quad(quad, keys, count, score, width, half);
+    for (int64_t m = 0; m < num; m++)
+        shrink[m] = weigh(&quad[m].softmax, score[m], smaller(count, larger(0, quad[m].first - at)), count);
+    for (int64_t m = num; m < QUAD; m++) memset(score[m], 0, sizeof score[m]);
+    if (num == 1)
+        add_values(quad, 1, score, shrink, values, count, width, half);
+    else
+        add_values(quad, QUAD, score, shrink, values, count, width, half);
 }
 
 /* The queries of a tile; the last ones are empty where the group is smaller. */
-INLINE int64_t gather(const Decode *d, int64_t group, int64_t key_head, int64_t first, Query tile[TILE]) {
-    memset(tile, 0, TILE * sizeof(Query));
+INLINE int64_t gather(const Decode *d, int64_t group, int64_t key_head, int64_t first, Query *tile) {
+    memset(tile, 0, (TILE + QUAD) * sizeof(Query));
     int64_t num = 0, last = smaller(first + TILE, d->group_width * d->queries_per_key);
     for (int64_t i = first; i < last; i++) {
         int64_t row = d->row_of_cell[group * d->group_width + i / d->queries_per_key];
@@ -135,21 +167,16 @@ INLINE int64_t gather(const Decode *d, int64_t group, int64_t key_head, int64_t 
     return num;
 }
 
-INLINE void attend_to_prompt(const Decode *d, int64_t group, int64_t key_head, Query tile[TILE], int64_t num,
+INLINE void attend_to_prompt(const Decode *d, int64_t group, int64_t key_head, Query *tile, int64_t num,
                              const int64_t width, const int half) {
     const int64_t length = d->prompt_lengths[group], at = (group * d->num_key_heads + key_head) * d->prompt_slots;
     const Stretch keys = {d->prompt_keys, at * width}, values = {d->prompt_values, at * width};
-    float score[TILE][BLOCK];
-    for (int64_t from = 0; from < length; from += BLOCK) {
-        const int64_t here = smaller(length - from, BLOCK);
-        score_tile(tile, num, token(keys, from, width), here, score, width, half);
-        for (int64_t i = 0; i < num; i++) {
-            const int64_t hidden = larger(0, tile[i].first - from);
-            if (hidden < here)
-                absorb(&tile[i].softmax, score[i] + hidden, token(values, from + hidden, width), here - hidden, width,
-                       half);
-        }
-    }
+    int64_t first = length;
+    for (int64_t i = 0; i < num; i++) first = smaller(first, tile[i].first);
+    for (int64_t from = first / BLOCK * BLOCK; from < length; from += BLOCK)
+        for (int64_t i = 0; i < num; i += QUAD)
+            absorb(tile + i, smaller(num - i, QUAD), token(keys, from, width), token(values, from, width), from,
+                   smaller(length - from, BLOCK), width, half);
 }
 
 /* Where the keys and values of a row's own tokens begin. */
@@ -157,39 +184,48 @@ INLINE int64_t own_place(const Decode *d, int64_t row, int64_t key_head, const i
     return (row * d->num_key_heads + key_head) * d->row_slots * width;
 }
 
-INLINE void attend_to_own(const Decode *d, int64_t group, int64_t key_head, Query *query, const int64_t width,
-                          const int half) {
-    const int64_t row = query->row, own = d->own_lengths[row], at = own_place(d, row, key_head, width);
+/* Queries of one row. */
+INLINE void attend_to_own(const Decode *d, int64_t group, int64_t key_head, Query *quad, int64_t num,
+                          const int64_t width, const int half) {
+    const int64_t row = quad->row, own = d->own_lengths[row], at = own_place(d, row, key_head, width);
+    const int64_t prompt_length = d->prompt_lengths[group];
     const Stretch keys = {d->row_keys, at}, values = {d->row_values, at};
     const float *new_key = d->new_key + row * d->key_strides[0] + key_head * d->key_strides[1];
     const float *new_value = d->new_value + row * d->value_strides[0] + key_head * d->value_strides[1];
-    /* Written anew for each of its queries, with the same bits. */
+    /* Written anew wherever a row's queries are in several tiles, with the same bits. */
     for (int64_t c = 0; c < width; c++) {
         put(d->row_keys, at + own * width + c, new_key[c], half);
         put(d->row_values, at + own * width + c, new_value[c], half);
     }
     fetch(d->row_values, at, smaller(own, BLOCK) * width, half);
-    float score[BLOCK];
-    for (int64_t from = larger(0, query->first - d->prompt_lengths[group]); from <= own; from += BLOCK) {
-        const int64_t here = smaller(own + 1 - from, BLOCK);
-        score_own(query->query, token(keys, from, width), here, score, width, half);
-        absorb(&query->softmax, score, token(values, from, width), here, width, half);
+    for (int64_t from = larger(0, quad->first - prompt_length) / BLOCK * BLOCK; from <= own; from += BLOCK)
+        absorb(quad, num, token(keys, from, width), token(values, from, width), prompt_length + from,
+               smaller(own + 1 - from, BLOCK), width, half);
+    for (int64_t m = 0; m < num; m++) {
+        float *out = d->out + (row * d->num_key_heads * d->queries_per_key + quad[m].head) * width;
+        for (int64_t c = 0; c < width; c++) out[c] = quad[m].softmax.out[c] / quad[m].softmax.sum;
     }
-    float *out = d->out + (row * d->num_key_heads * d->queries_per_key + query->head) * width;
-    for (int64_t c = 0; c < width; c++) out[c] = query->softmax.out[c] / query->softmax.sum;
+}
+
+/* How many queries from `tile` on are of one row, at most four. */
+INLINE int64_t of_one_row(const Query *tile, int64_t num) {
+    int64_t count = 1;
+    while (count < smaller(num, QUAD) && tile[count].row == tile->row) count++;
+    return count;
 }
 
 INLINE void attend(const Decode *d, int64_t group, int64_t key_head, int64_t first, const int64_t width,
                    const int half) {
-    Query tile[TILE];
+    Query tile[TILE + QUAD]; /* the last quad may reach beyond */
     const int64_t num = gather(d, group, key_head, first, tile);
     attend_to_prompt(d, group, key_head, tile, num, width, half);
-    for (int64_t i = 0; i < num; i++) {
-        if (i + 1 < num) {
-            const int64_t next = tile[i + 1].row;
+    for (int64_t i = 0, count; i < num; i += count) {
+        count = of_one_row(tile + i, num - i);
+        if (i + count < num) {
+            const int64_t next = tile[i + count].row;
             fetch(d->row_keys, own_place(d, next, key_head, width), smaller(d->own_lengths[next], BLOCK) * width, half);
         }
-        attend_to_own(d, group, key_head, &tile[i], width, half);
+        attend_to_own(d, group, key_head, &tile[i], count, width, half);
     }
 }
 

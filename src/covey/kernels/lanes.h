@@ -60,6 +60,50 @@ INLINE lanes sums(const lanes a[LANES]) {
            __builtin_shufflevector(d[0], d[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
 
+/* The sum of a vector: halves, quarters, eighths, sixteenths. */
+INLINE float sum_of(lanes a) {
+    a += __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    a += __builtin_shufflevector(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    a += __builtin_shufflevector(a, a, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return a[0] + a[1];
+}
+
+INLINE lanes largest_of(lanes a, lanes b) {
+    const words first = (words)(a > b);
+    return (lanes)(((words)a & first) | ((words)b & ~first));
+}
+
+/* The sum of numbers, sixteen sums side by side and then the rest: the order is the same wherever it is inlined. */
+INLINE float total(const float *x, int64_t count) {
+    lanes sum = {0};
+    int64_t c = 0;
+    for (; c + LANES <= count; c += LANES) sum += load(x + c);
+    float rest = 0.0f;
+    for (; c < count; c++) rest += x[c];
+    return sum_of(sum) + rest;
+}
+
+INLINE float total_of_squares(const float *x, int64_t count) {
+    lanes sum = {0};
+    int64_t c = 0;
+    for (; c + LANES <= count; c += LANES) sum += load(x + c) * load(x + c);
+    float rest = 0.0f;
+    for (; c < count; c++) rest += x[c] * x[c];
+    return sum_of(sum) + rest;
+}
+
+/* The largest of numbers and `most`; what is NaN is passed over. */
+INLINE float largest(const float *x, int64_t count, float most) {
+    lanes found = most - (lanes){0};
+    int64_t c = 0;
+    for (; c + LANES <= count; c += LANES) found = largest_of(load(x + c), found);
+    found = largest_of(found, __builtin_shufflevector(found, found, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    found = largest_of(found, __builtin_shufflevector(found, found, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    for (int i = 0; i < 4; i++) most = found[i] > most ? found[i] : most;
+    for (; c < count; c++) most = x[c] > most ? x[c] : most;
+    return most;
+}
+
 /* A bfloat16 is the upper half of a float. */
 INLINE lanes widened(halves value) { return (lanes)(__builtin_convertvector(value, words) << 16); }
 

@@ -161,9 +161,7 @@ INLINE void gate_rows(const Layer *l, const void *x, void *gated, int64_t rows, 
 
 /* out = x / sqrt(mean(x^2) + eps) * weight */
 INLINE void norm(const float *x, const float *weight, void *out, int64_t at, int64_t width, float eps, const int half) {
-    float sum = 0.0f;
-    for (int64_t c = 0; c < width; c++) sum += x[c] * x[c];
-    const float scale = 1.0f / sqrtf(sum / (float)width + eps);
+    const float scale = 1.0f / sqrtf(total_of_squares(x, width) / (float)width + eps);
     for (int64_t c = 0; c < width; c++) put(out, at + c, x[c] * scale * weight[c], half);
 }
 

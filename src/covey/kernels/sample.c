@@ -14,9 +14,9 @@ INLINE float weight(float logit, float most, float temperature) {
 }
 
 INLINE float block_sum(const float *logits, int64_t count, float most, float temperature) {
-    float sum = 0.0f;
-    for (int64_t v = 0; v < count; v++) sum += weight(logits[v], most, temperature);
-    return sum;
+    float weights[BLOCK];
+    for (int64_t v = 0; v < count; v++) weights[v] = weight(logits[v], most, temperature);
+    return total(weights, count);
 }
 
 /* The token of a block that `rest` of its weight falls on; the last one with any weight where rounding leaves a rest. */
@@ -33,8 +33,7 @@ INLINE int64_t find(const float *logits, int64_t count, float most, float temper
 
 INLINE void draw(const float *logits, int64_t num_tokens, float temperature, double uniform, int64_t *token,
                  float *logprob) {
-    float most = logits[0];
-    for (int64_t v = 0; v < num_tokens; v++) most = logits[v] > most ? logits[v] : most;
+    const float most = largest(logits, num_tokens, logits[0]);
     const int64_t num_blocks = (num_tokens + BLOCK - 1) / BLOCK;
     float sums[num_blocks];
     double total = 0.0;
