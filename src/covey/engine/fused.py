@@ -1,4 +1,4 @@
-"""A decoder layer of Llama's family as two functions of layer.c around its attention, for passes without gradient.
+"""Models of Llama's family as two functions of layer.c a layer, around its attention, for passes without gradient.
 
 As transformers write it, a layer is some forty operations around its products and its attention. In decoding they take
 as long as the products: a step has one token a row. The numbers are the layer's own but for rounding, and what a row
@@ -8,23 +8,25 @@ Shapes: T tokens of the stream (B = 1), C hidden width, H query heads, K key/val
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
 from covey.compiling import library
 from covey.engine.panels import BATCH, SOURCE, Panels, Product
 from covey.policy.attention import Layout, Rule
 
-FAMILY = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-"""Layers of exactly this form; Qwen3's has norms of queries and keys besides."""
+FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
+LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+"""Models and layers of exactly this form; Qwen3's have norms of queries and keys besides."""
 
 WeightOf = Callable[[nn.Module], tuple[Tensor, Tensor | None]]
 """Weight (O, I), adapters merged in, and bias (O,) of a linear layer."""
@@ -45,35 +47,28 @@ class Pass(ctypes.Structure):
     """The struct of the same name in layer.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("hidden", "cosines", "sines", "heads", "attended", "out")),
+        *((name, ctypes.c_void_p) for name in ("hidden", "cosines", "sines", "heads", "attended")),
         *((name, ctypes.c_void_p) for name in ("normed", "gated")),
         *((name, ctypes.c_int64) for name in ("rows", "num_threads")),
     )
 
 
-class FusedLayer(nn.Module):
-    """Stands in for a layer of FAMILY; `take` renews its weights."""
+class FusedLayer:
+    """The weights of a layer as layer.c reads them; `take` renews them."""
 
     def __init__(self, layer: Any, rule: Rule, weight_of: WeightOf, half: bool) -> None:
-        super().__init__()
-        self._rule, self._weight_of = rule, weight_of
-        self._index = int(layer.self_attn.layer_idx)
+        self.index, self.rule = int(layer.self_attn.layer_idx), rule
+        self._weight_of = weight_of
         self._panels = [Panels(*_joined(part, weight_of), half) for part in _parts(layer)]
         self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in _norms(layer)]
         width = int(layer.self_attn.head_dim)
         num_queries, num_keys = (len(weight_of(linear)[0]) // width for linear in _parts(layer)[0][:2])
-        self._call = Layer(*(panels.product for panels in self._panels))
-        self._call.hidden_width, self._call.head_width = self._call.qkv.inner, width
-        self._call.num_queries, self._call.num_keys = num_queries, num_keys
-        self._call.half = half
         pointers = [norm.data_ptr() for norm in self._norms] + [None] * (4 - len(self._norms))
-        self._call.norm_before, self._call.norm_after, self._call.query_norm, self._call.key_norm = pointers
         epsilons = [norm.variance_epsilon for norm in _norms(layer)]
-        self._call.eps, self._call.head_eps = epsilons[0], epsilons[-1]
-        self._room = max(self._call.gate.outer, self._call.output.inner)
-        self._c = library(SOURCE)
+        products = [panels.product for panels in self._panels]
+        sizes = (products[0].inner, width, num_queries, num_keys, half)
+        self.call = Layer(*products, *pointers, *sizes, epsilons[0], epsilons[-1])
 
-    @torch.no_grad()
     def take(self, layer: Any) -> None:
         """The layer's weights as they are now."""
         for panels, part in zip(self._panels, _parts(layer), strict=True):
@@ -81,37 +76,68 @@ class FusedLayer(nn.Module):
         for mine, theirs in zip(self._norms, _norms(layer), strict=True):
             mine.copy_(theirs.weight)
 
-    def forward(self, hidden_states: Tensor, *, position_embeddings: Any, layout: Layout, **keywords: Any) -> Tensor:
-        """(1, T, C) to (1, T, C), as transformers call a layer."""
-        # All held until the calls are done: what is made here would be freed before.
-        hidden_TC = hidden_states[0].float().contiguous()
-        cosines_TD, sines_TD = (angles[0].float().contiguous() for angles in position_embeddings)
-        call, num_tokens = self._call, len(hidden_TC)
-        heads_THD = hidden_TC.new_empty(num_tokens, call.num_queries + 2 * call.num_keys, call.head_width)
-        out_TC = torch.empty_like(hidden_TC)
-        normed, gated = hidden_TC.new_empty(BATCH * call.hidden_width), hidden_TC.new_empty(BATCH * self._room)
-        given = (hidden_TC, cosines_TD, sines_TD, heads_THD, heads_THD, out_TC, normed, gated)
-        tensors = Pass(*(tensor.data_ptr() for tensor in given), num_tokens, torch.get_num_threads())
-        self._c.covey_before_attention(ctypes.byref(call), ctypes.byref(tensors))
-        attended_THD = self._attend(heads_THD, layout)
-        tensors.attended = attended_THD.data_ptr()
-        self._c.covey_after_attention(ctypes.byref(call), ctypes.byref(tensors))
-        return out_TC[None].to(hidden_states.dtype)
 
-    def _attend(self, heads_THD: Tensor, layout: Layout) -> Tensor:
-        sizes = (self._call.num_queries, self._call.num_keys, self._call.num_keys)
+class FusedModel(nn.Module):
+    """Stands in for a base model of such layers; `take` renews its weights."""
+
+    def __init__(self, model: Any, rules: Mapping[int, Rule], weight_of: WeightOf, half: bool) -> None:
+        super().__init__()
+        self.embed_tokens, self.rotary_emb = model.embed_tokens, model.rotary_emb
+        self._layers = [FusedLayer(layer, rules[layer.self_attn.layer_idx], weight_of, half) for layer in model.layers]
+        self._norm = torch.empty_like(model.norm.weight, dtype=torch.float32)
+        self._eps = float(model.norm.variance_epsilon)
+        self._c = library(SOURCE)
+
+    @torch.no_grad()
+    def take(self, model: Any) -> None:
+        """The model's weights as they are now."""
+        for mine, theirs in zip(self._layers, model.layers, strict=True):
+            mine.take(theirs)
+        self._norm.copy_(model.norm.weight)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, **keywords: Any) -> Any:
+        """(1, T) to last hidden states (1, T, C), as transformers call a base model."""
+        embedded_1TC = self.embed_tokens(input_ids)
+        # All tensors are held until the last call is done: what is made in passing would be freed before.
+        hidden_TC = embedded_1TC[0].float().contiguous()
+        angles = [angle[0].float().contiguous() for angle in self.rotary_emb(embedded_1TC, position_ids)]
+        first = self._layers[0].call
+        heads_THD = hidden_TC.new_empty(len(hidden_TC), first.num_queries + 2 * first.num_keys, first.head_width)
+        normed, gated = (hidden_TC.new_empty(BATCH * width) for width in (first.hidden_width, self._widest()))
+        given = (hidden_TC, *angles, heads_THD, heads_THD, normed, gated)
+        tensors = Pass(*(tensor.data_ptr() for tensor in given), len(hidden_TC), torch.get_num_threads())
+        sizes = (first.num_queries, first.num_keys, first.num_keys)
         query, key, value = (part.transpose(0, 1)[None] for part in heads_THD.split(sizes, dim=1))
-        return layout.attend(self._index, query, key, value, self._rule)[0].transpose(0, 1).contiguous()
+        for layer in self._layers:
+            self._c.covey_before_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
+            attended_HTD = layout.attend(layer.index, query, key, value, layer.rule)[0]
+            attended_THD = attended_HTD.transpose(0, 1).contiguous()
+            tensors.attended = attended_THD.data_ptr()
+            self._c.covey_after_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
+        self._normalise(hidden_TC)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
+
+    def _normalise(self, hidden_TC: Tensor) -> None:
+        """The norm after the last layer, in place."""
+        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (hidden_TC, self._norm))
+        sizes = (ctypes.c_int64(size) for size in hidden_TC.shape)
+        self._c.covey_norm(*pointers, *sizes, ctypes.c_float(self._eps), ctypes.c_int64(torch.get_num_threads()))
+
+    def _widest(self) -> int:
+        """The widest of what enters a product after attention."""
+        return max(max(layer.call.gate.outer, layer.call.output.inner) for layer in self._layers)
 
 
-def is_fusable(layer: Any) -> bool:
-    """Whether the layer has exactly the form that a FusedLayer computes."""
-    return type(layer) in FAMILY and isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation)
+def is_fusable(model: Any) -> bool:
+    """Whether a base model has exactly the form that a FusedModel computes."""
+    return type(model) in FAMILY and all(
+        type(layer) in LAYERS and isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in model.layers
+    )
 
 
-def linear_layers(layer: Any) -> list[nn.Module]:
-    """In this order: queries, keys, values, output, gate, up, down."""
-    return [linear for part in _parts(layer) for linear in part]
+def linear_layers(model: Any) -> list[nn.Module]:
+    """Of all layers."""
+    return [linear for layer in model.layers for part in _parts(layer) for linear in part]
 
 
 def _parts(layer: Any) -> list[list[nn.Module]]:

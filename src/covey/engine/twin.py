@@ -4,19 +4,18 @@ every pass.
 In half precision they are cast: autocast keeps casts only within one pass, and a decode step is a pass. The numbers are
 autocast's own, bit for bit. In float32 on a CPU they are laid out for oneDNN where that computes the layer anyway. In
 whole precision adapters are merged into their layers: two products less, and rounding is all that differs (in half
-precision the merged weight would be rounded too coarsely). Where decoding goes through C, whole layers of a known form
+precision the merged weight would be rounded too coarsely). Where decoding goes through C, base models of a known form
 are fused (`fused.py`), and the other linear layers are laid out for it (`panels.py`).
 """
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covey.engine.fused import FusedLayer, is_fusable, linear_layers
+from covey.engine.fused import FusedModel, is_fusable, linear_layers
 from covey.engine.panels import CompiledLinear
 from covey.policy.attention import Rule
 from covey.policy.linear import MergedLinear, OneDnnLinear, PackedLinear
@@ -33,11 +32,11 @@ NOTHING: Mapping[int, Rule] = {}
 
 def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
     """Whether any weight is read in another form than it is trained in; each rank must hold them all."""
-    return not policy.sharded and (own_bytes(policy) > 0 or any(_fusable_layers(policy, rules)))
+    return not policy.sharded and (own_bytes(policy) > 0 or bool(_fusable(policy, rules)))
 
 
 def own_bytes(policy: Policy) -> int:
-    """What the twin's own weights take where no layer is fused."""
+    """What the twin's own weights take where nothing is fused."""
     held = dict(_held_layers(policy))
     cast = [
         parameter
@@ -53,16 +52,13 @@ def own_bytes(policy: Policy) -> int:
 def twin_of(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> Policy:
     """The same policy for passes without gradient, all tensors shared but its own weights, which `refresh` renews.
 
-    `rules`, by layer, are given where layers may be fused.
+    `rules`, by layer, are given where the base model may be fused.
     """
     shared = [*policy.model.parameters(), *policy.model.buffers()]
     # deepcopy takes what it finds here for copied: modules are new, tensors are the policy's own.
     model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in shared})
     half = _is_half(policy.precision)
-    fused = {
-        name: FusedLayer(layer, rules[layer.self_attn.layer_idx], _weight_of, half)
-        for name, layer in _fusable_layers(policy, rules)
-    }
+    fused = {name: FusedModel(model.get_submodule(name), rules, _weight_of, half) for name in _fusable(policy, rules)}
     others = _linear_beside(policy, fused) if fused else _held_layers(policy)
     held = {name: _held(layer, policy.precision, bool(fused)) for name, layer in others}
     for name, module in (held | fused).items():
@@ -78,7 +74,7 @@ def refresh(twin: Policy, policy: Policy) -> None:
     """Take the policy's weights as they are now."""
     for name, mine in twin.model.named_modules():
         theirs = policy.model.get_submodule(name)
-        if isinstance(mine, FusedLayer):
+        if isinstance(mine, FusedModel):
             mine.take(theirs)
         elif isinstance(mine, Held):
             mine.take(*_weight_of(theirs))
@@ -99,13 +95,12 @@ def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype)
         held.copy_(parameter)
 
 
-def _fusable_layers(policy: Policy, rules: Mapping[int, Rule]) -> Iterator[tuple[str, Any]]:
-    """Layers that are computed as a whole. Only where rules are given, which is where decoding goes through C."""
-    if not rules:
-        return
-    for name, module in policy.model.named_modules():
-        if is_fusable(module) and all(_is_plain(linear, policy) for linear in linear_layers(module)):
-            yield name, module
+def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
+    """The name of the base model where it is computed as a whole. Only with rules, where decoding goes through C."""
+    base = policy.causal_lm.base_model
+    if not rules or not is_fusable(base) or not all(_is_plain(linear, policy) for linear in linear_layers(base)):
+        return []
+    return [name for name, module in policy.model.named_modules() if module is base]
 
 
 def _is_plain(linear: nn.Module, policy: Policy) -> bool:
@@ -128,7 +123,7 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Linear layers outside of the fused ones. In half precision only the head: adapters look at the types inside."""
+    """Linear layers outside of what is fused. In half precision only the head: adapters look at the types inside."""
     heads = head_modules(policy.causal_lm)
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))
     for name, module in policy.model.named_modules():

@@ -1,4 +1,4 @@
-/* A decoder layer of Llama's family but for its attention, in passes without gradient: products, norms, rotary
+/* Decoder layers of Llama's family but for their attention, in passes without gradient: products, norms, rotary
    positions and gate, in two functions for what comes before attention and what comes after it.
 
    A row's numbers depend on nothing but the row: each of its sums runs over all inputs in order, whatever rows are
@@ -45,11 +45,10 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    const float *hidden;           /* rows x hidden width */
+    float *hidden;                 /* rows x hidden width, changed in place */
     const float *cosines, *sines;  /* rows x head width */
     float *heads;                  /* rows x (queries, keys, values) x head width */
     const float *attended;         /* rows x queries x head width */
-    float *out;                    /* rows x hidden width */
     void *normed, *gated;          /* room for BATCH rows of what enters a product */
     int64_t rows, num_threads;
 } Pass;
@@ -215,12 +214,12 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
 #pragma omp parallel num_threads(p->num_threads)
     for (int64_t first = 0; first < p->rows; first += BATCH) {
         const int64_t rows = smaller(BATCH, p->rows - first);
-        float *out = p->out + first * width;
+        float *hidden = p->hidden + first * width;
         const void *attended = operand(p->attended + first * l->output.inner, p->gated, rows, l->output.inner, half);
-        multiply_rows(&l->output, attended, p->hidden + first * width, out, rows, half);
-        norm_rows(out, l->norm_after, p->normed, rows, width, l->eps, half);
+        multiply_rows(&l->output, attended, hidden, hidden, rows, half);
+        norm_rows(hidden, l->norm_after, p->normed, rows, width, l->eps, half);
         gate_rows(l, p->normed, p->gated, rows, half);
-        multiply_rows(&l->down, p->gated, out, out, rows, half);
+        multiply_rows(&l->down, p->gated, hidden, hidden, rows, half);
     }
 }
 
@@ -232,12 +231,18 @@ void covey_before_attention(const Layer *l, const Pass *p) {
         before_attention(l, p, 0);
 }
 
-/* `out`: the hidden states after the layer, given what attention made of the heads. */
+/* `hidden`: what it is after the layer, given what attention made of the heads. */
 void covey_after_attention(const Layer *l, const Pass *p) {
     if (l->half)
         after_attention(l, p, 1);
     else
         after_attention(l, p, 0);
+}
+
+/* Norms of rows, in place. */
+void covey_norm(float *x, const float *weight, int64_t rows, int64_t width, float eps, int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    norm_rows(x, weight, x, rows, width, eps, 0);
 }
 
 INLINE void product(const Product *p, const float *x, float *out, void *room, int64_t rows, int64_t num_threads,
