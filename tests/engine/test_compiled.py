@@ -1,23 +1,27 @@
 """Decode attention in C: the numbers of torch's, a row's alone, and never instead of what it is not made for."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from covey.engine import sampler
 from covey.engine.base import Sampling
 from covey.engine.cache import Cache, CacheShape, LayerShape, Need
-from covey.engine.compiled import CompiledDecodeLayout
+from covey.engine.compiled import CompiledDecodeLayout, sample_alike
 from covey.engine.layouts import DecodeLayout, Grid
 from covey.engine.native import NativeEngine
+from covey.engine.panels import has_half
+from covey.engine.sampler import random_uniform
 from covey.policy.attention import Rule
 
 from .test_native import GENEROUS, PROMPTS, one
 from .tiny import tiny_policy
 
 CPU = torch.device("cpu")
+HALF = pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
 SHAPES = [
     pytest.param((7, 3, 4, 4, 32, None), id="as many keys as queries"),
     pytest.param((40, 8, 8, 2, 64, None), id="four queries a key"),
@@ -91,9 +95,27 @@ def test_the_numbers_are_those_of_torch_and_the_cache_is_written_alike(shape: tu
         assert torch.equal(mine.values[0], theirs.values[0])
 
 
+@HALF
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_gets_the_same_bits_alone(shape: tuple[int, ...]) -> None:
-    step = random_step(shape, torch.float32)
+def test_from_a_cache_in_half_precision_the_numbers_are_those_of_the_rounded_keys_and_values(
+    shape: tuple[int, ...],
+) -> None:
+    exact, compiled = random_step(shape, torch.float64), random_step(shape, torch.bfloat16)
+    for mine, theirs in ((compiled.cache.prompts, exact.cache.prompts), (compiled.cache.rows, exact.cache.rows)):
+        theirs.keys[0].copy_(mine.keys[0])
+        theirs.values[0].copy_(mine.values[0])
+    for mine, theirs in ((compiled.query, exact.query), (compiled.key, exact.key), (compiled.value, exact.value)):
+        theirs.copy_(mine)
+    found = replace(compiled, query=compiled.query.float()).attend(CompiledDecodeLayout)
+    assert found.dtype == torch.float32
+    assert (found - exact.attend(DecodeLayout)).abs().max() < 1e-5
+    assert torch.equal(compiled.cache.rows.keys[0].double(), exact.cache.rows.keys[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=HALF)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_gets_the_same_bits_alone(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    step = random_step(shape, dtype)
     together = step.attend(CompiledDecodeLayout)
     for row in range(len(step.own_lengths)):
         assert torch.equal(only(step, row).attend(CompiledDecodeLayout)[0], together[row])
@@ -147,3 +169,46 @@ def test_what_it_is_not_made_for_goes_through_torch_or_is_refused() -> None:
         NativeEngine(exact, GENEROUS, 8, "compiled")
     with pytest.raises(ValueError, match=r"heads must be 16, 32, ... 256 wide, got 8; auto takes torch then"):
         NativeEngine(narrow, GENEROUS, 8, "compiled")
+
+
+def drawn(logits: Tensor, temperature: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """One token a row with its log-probability, through C."""
+    uniform = random_uniform(torch.full((len(logits),), seed), torch.arange(len(logits)))
+    return sample_alike(logits, (temperature, 0, 1.0, 0.0), uniform)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("num_tokens", [5, 512, 513, 5000])
+def test_tokens_and_log_probs_are_those_of_torch(num_tokens: int, temperature: float) -> None:
+    logits = 3 * torch.randn(200, num_tokens, generator=torch.Generator().manual_seed(1))
+    uniform = random_uniform(torch.zeros(200, dtype=torch.int64), torch.arange(200))
+    token, logprob = drawn(logits, temperature)
+    theirs, their_logprob = sampler.sample_alike(logits, (temperature, 0, 1.0, 0.0), uniform)
+    assert torch.equal(token, theirs)
+    assert torch.allclose(logprob, their_logprob, rtol=0.0, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 600])
+def test_a_token_of_probability_zero_is_not_drawn(num_tokens: int) -> None:
+    logits = torch.full((3, num_tokens), -torch.inf)
+    logits[:, [1, num_tokens - 2]] = torch.tensor([0.0, 1.0])[: 1 if num_tokens == 3 else 2]
+    uniform = torch.tensor([0.0, 0.5, 1.0 - 2.0**-53], dtype=torch.float64)
+    token, _ = sample_alike(logits, (1.0, 0, 1.0, 0.0), uniform)
+    assert set(token.tolist()) <= {1, num_tokens - 2}
+    assert token[0] == 1
+    assert token[2] == num_tokens - 2
+
+
+def test_a_diverged_policy_has_no_log_prob_and_still_a_token() -> None:
+    token, logprob = drawn(torch.full((4, 700), torch.nan))
+    assert logprob.isnan().all()
+    assert ((token >= 0) & (token < 700)).all()
+
+
+def test_filters_and_greedy_tokens_are_torchs() -> None:
+    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(2))
+    uniform = random_uniform(torch.zeros(50, dtype=torch.int64), torch.arange(50))
+    for distribution in ((0.0, 0, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 0, 1.0, 0.2)):
+        mine, theirs = (f(logits, distribution, uniform) for f in (sample_alike, sampler.sample_alike))
+        assert torch.equal(mine[0], theirs[0])
+        assert torch.equal(mine[1], theirs[1])

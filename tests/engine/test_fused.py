@@ -1,6 +1,7 @@
 """Fused layers: the log-probs of transformers' layers, the weights as they are, and never for another form of layer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from covey.engine.base import Sampling
 from covey.engine.fused import FusedModel
 from covey.engine.native import NativeEngine
+from covey.engine.panels import has_half
 from covey.engine.runner import probed
 from covey.engine.twin import is_wanted, twin_of
 from covey.policy.attention import DENSE
@@ -106,3 +108,27 @@ def test_without_rules_nothing_is_fused() -> None:
     assert not is_wanted(policy)
     assert is_wanted(policy, probed(policy).rules)
     assert not is_fused(twin_of(policy))
+
+
+@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_in_half_precision_it_is_no_further_from_float32_than_autocast_is(architecture: str) -> None:
+    exact = make_policy(architecture)
+    half = replace(exact, precision=torch.bfloat16)
+    twin = twin_of(half, probed(half).rules)
+    assert is_fused(twin)
+    mine, theirs = ((logprobs(policy) - logprobs(exact)).abs().max() for policy in (twin, half))
+    assert 0 < mine < 1.5 * theirs
+
+
+@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+def test_an_engine_in_half_precision_samples_through_c_what_the_trainer_scores() -> None:
+    half = replace(make_policy("qwen2"), precision=torch.bfloat16)
+    engine = NativeEngine(half, GENEROUS, 4)
+    assert engine.kernels == "compiled"
+    completion = one(engine, IDS, 1, Sampling(max_tokens=8, seed=1))[0]
+    ids = torch.tensor([[*IDS, *completion.token_ids]])
+    with inference(half.model):
+        scored = half.logits(ids, torch.arange(ids.shape[1])[None], DENSE).float().log_softmax(-1)
+    for at, (token, logprob) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True), len(IDS) - 1):
+        assert logprob == pytest.approx(float(scored[at, token]), abs=0.05)

@@ -111,7 +111,7 @@ class FusedModel(nn.Module):
         for layer in self._layers:
             self._c.covey_before_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
             attended_HTD = layout.attend(layer.index, query, key, value, layer.rule)[0]
-            attended_THD = attended_HTD.transpose(0, 1).contiguous()
+            attended_THD = attended_HTD.transpose(0, 1).float().contiguous()
             tensors.attended = attended_THD.data_ptr()
             self._c.covey_after_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
         self._normalise(hidden_TC)
