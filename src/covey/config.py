@@ -87,7 +87,7 @@ class EngineConfig:
     max_rows: int = 512
     """Most completions sampled at the same time."""
     kernels: str = "auto"
-    """Decoding between products: compiled (C, float32 on a CPU), torch, or auto (compiled where it can be)."""
+    """What decodes: compiled (C; float32 or bfloat16 on a CPU), torch, or auto (compiled where it can be)."""
 
 
 @dataclass
