@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from covey import settings
 from covey.config import Config, validate
 from covey.environment_config import ArithmeticConfig, Gsm8kConfig, InfillConfig, RewardFunctionsConfig
-from covey.explain import explain
+from covey.explain import OTHER_NAMES, explain
 from covey.main import main
 from covey.usage import all_settings, group_choices
 
@@ -178,6 +178,10 @@ def test_derived_numbers_follow_from_the_settings() -> None:
         ("algorithm.kl_cof=1", "unknown setting algorithm.kl_cof; did you mean algorithm.kl_coef?"),
         ("lr=3", "unknown setting lr; did you mean cold_start.lr or optimizer.lr?"),
         ("modle=nano", "unknown setting modle; did you mean model?"),
+        ("optimizer.learning_rate=1e-4", "unknown setting optimizer.learning_rate; did you mean optimizer.lr?"),
+        ("cold_start.max_steps=9", "unknown setting cold_start.max_steps; did you mean cold_start.num_steps?"),
+        ("num_generations=4", "unknown setting num_generations; did you mean group_size?"),
+        ("+beta=0.04", "unknown setting beta; did you mean algorithm.kl_coef?"),
         ("+bar=3", "unknown setting bar"),
         ("+model.foo=3", "unknown setting model.foo"),
         ("environment.scheme=trl", "the chosen environment has no setting environment.scheme; another environment has"),
@@ -197,6 +201,12 @@ def test_derived_numbers_follow_from_the_settings() -> None:
 )
 def test_a_slip_is_one_line_with_the_nearest_name(overrides: str, line: str) -> None:
     assert refusal(overrides) == line
+
+
+def test_names_of_other_libraries_are_answered_with_settings_that_are_there() -> None:
+    known = {*settings.setting_names(), "algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"}
+    assert {own for names in OTHER_NAMES.values() for own in names} <= known
+    assert not {name for name in OTHER_NAMES if name in {other.rpartition(".")[2] for other in known}}
 
 
 def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
@@ -219,7 +229,7 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         (["sampling.top_p=1.5"], "sampling.top_p must be <= 1, got 1.5"),
         (["packing=tight"], "packing must be one of shared, packed, padded, got tight"),
         (["output.trackers=[neptune]"], "output.trackers must be one of tensorboard, wandb, got neptune"),
-        (["max_staleness=2"], "max_staleness=2 needs source=ray, got source=local"),
+        (["max_staleness=2"], "max_staleness must be 0 with source=local (groups are sampled between updates), got 2"),
         (["source=ray"], "source must be local, got ray"),
         (
             ["micro_batch_tokens=100"],
@@ -228,6 +238,11 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         (
             ["evaluation.k=[1,16]"],
             "evaluation.k=16 needs evaluation.num_samples >= that, got evaluation.num_samples=4",
+        ),
+        (
+            ["recipe=infill_nano", "num_steps=5"],
+            "optimizer.schedule=cosine needs optimizer.warmup_steps < num_steps, got optimizer.warmup_steps=5, "
+            "num_steps=5; a run this short takes optimizer.warmup_steps=0",
         ),
         (["optimizer.betas=[0.9]"], "optimizer.betas must be two numbers in [0, 1), got [0.9]"),
         (

@@ -193,6 +193,11 @@ def test_the_eight_metrics_of_the_document_are_there_by_name(tmp_path: Path, cac
         assert 0 < row["std_reward"] < 1
 
 
+def test_the_seconds_of_a_judge_are_a_phase_of_their_own(tmp_path: Path, cache: Path) -> None:
+    train(infill_config(cache, num_steps=1), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["phases"]["judge"]["seconds"] > 0
+
+
 def test_what_watches_the_judge_is_logged_and_changes_no_weight(tmp_path: Path, cache: Path) -> None:
     alone = trained(tmp_path / "a", infill_config(cache, {"watch": []}))
     watched = trained(tmp_path / "b", infill_config(cache, {"watch": ["grammar", "second_judge", "ngram"]}))
@@ -274,7 +279,10 @@ def test_the_judge_verb_trains_a_judge_and_says_how_often_it_is_right(
         assert main(["judge", "recipe=infill_nano", *named, f"hydra.run.dir={tmp_path}/run"]) == 0
     found = json.loads((tmp_path / "run" / "judge.json").read_text())["judge"]
     assert Path(found["name"]).parent == tmp_path / "judges"
-    assert f"judge ranks {found['accuracy']:.1%} of held-out texts" in capsys.readouterr().out
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "judge: 2 steps of training begin, once for all runs with these texts"
+    assert shown[1].startswith("judge: 2 steps done, loss 0.")
+    assert shown[2].startswith(f"judge ranks {found['accuracy']:.1%} of held-out texts")
     assert main(["judge", "recipe=arithmetic", f"hydra.run.dir={tmp_path}/other"]) == 2
     assert "covey judge needs environment=infill, got environment=arithmetic" in capsys.readouterr().err
 

@@ -121,6 +121,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--config-dir", "nowhere"], "Additional config directory '{cwd}/nowhere' not found"),
         (["config", "-m"], "covey config prints one configuration; --multirun is for covey train"),
         (["train", "group_size=1"], "group_size must be >= 2, got 1"),
+        (["train", "group_size=1", "hydra.run.dir=mine"], "group_size must be >= 2, got 1"),
         (["train", "sed=3"], "unknown setting sed; did you mean seed?"),
     ],
 )  # fmt: skip
@@ -132,6 +133,21 @@ def test_a_mistake_is_one_line_exit_code_2_and_leaves_no_folder(
     assert printed.err == f"covey: {line.format(cwd=tmp_path)}\n"
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_leaves_a_folder_that_was_there_before(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert main(["train", "group_size=1", "hydra.run.dir=mine"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("words", [["train", "group_size=1"], ["train", "+foo=1"], ["evaluate", "seed=abc"]])
+def test_a_mistake_in_a_plain_value_is_refused_before_torch_is_imported(words: list[str], tmp_path: Path) -> None:
+    done = run_python(
+        f"import sys; from covey.main import main; code = main({words});"
+        "print('HEAVY', sorted({'torch', 'transformers'} & set(sys.modules))); sys.exit(code)"
+    )
+    assert (done.returncode, done.stdout) == (2, "HEAVY []\n")
 
 
 @pytest.mark.parametrize(

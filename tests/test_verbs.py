@@ -178,6 +178,26 @@ def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: py
     assert " steps" not in shown
 
 
+def test_a_saved_policy_is_measured_as_its_run_was_set_where_only_its_name_is_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", *words(model__precision="float64", sampling__top_k=50), "hydra.run.dir=run"]) == 0
+    after = summary()["after"]
+    name = "model.name=run/checkpoints/step-000002/policy"
+    capsys.readouterr()
+    assert main(["evaluate", name, "hydra.run.dir=alone"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("settings of run\n")
+    assert printed.err == ""
+    assert json.loads(Path("alone/summary.json").read_text())["before"] == after
+
+    settings = [word for word in words(sampling__max_tokens=3) if "nano" not in word]
+    assert main(["evaluate", *settings, name, "hydra.run.dir=otherwise"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "WARNING: unlike the run in run: model.precision=float32 (there float64), sampling.top_k=0 (there 50)"
+    )
+
+
 def test_a_second_cold_start_says_where_the_first_one_lies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cold-start", *words(**WARM), "hydra.run.dir=first"]) == 0
     first = capsys.readouterr().out

@@ -1,15 +1,16 @@
 """From settings to the parts of a run. Everything else takes plain parameters."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from covey import environments
 from covey.build_stream import build_stream, check_graded
 from covey.config import AlgorithmConfig, Config
 from covey.credit import CreditAssigner, bind
 from covey.deadlines import Stages, Watchable
 from covey.engine import ENGINES
 from covey.engine.base import Engine, Sampling
-from covey.environments import ENVIRONMENTS
 from covey.environments.base import Closes, Environment, Split, Weighs
 from covey.objective import Objective, build_objective
 from covey.policy import sharding
@@ -23,6 +24,8 @@ from covey.source import GroupFilter, LocalSource
 from covey.timing import PhaseTimer
 from covey.trainer import Trainer, TrainerSettings
 from covey.types import Prompt
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,12 @@ class Run:
                 self.environment.close()
 
 
-def build_environment(config: Config) -> Environment:
-    """The environment that `environment.name` names. ValueError where it does not say what a curriculum asks for."""
-    environment = ENVIRONMENTS[config.environment.name](config.environment, config)
+def build_environment(config: Config, say: Callable[[str], None] = LOGGER.info) -> Environment:
+    """The environment that `environment.name` names; `say` hears of what takes a while.
+
+    ValueError where it does not say what a curriculum asks for.
+    """
+    environment = environments.build(config, say)
     check_graded(config, environment)
     return environment
 

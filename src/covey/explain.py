@@ -84,8 +84,20 @@ def unknown_setting(name: str, place: str = "") -> str:
     known = sorted(set(setting_names()))
     if name in known:
         return f"the chosen environment has no setting {name}{place}; another environment has"
-    near = nearest(name, known)
+    near = named_elsewhere(name, known) or nearest(name, known)
     return f"unknown setting {name}{place}{_did_you_mean(near)}"
+
+
+def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
+    """What a setting of TRL, verl or transformers is called here, in the same section where that has it too.
+
+    >>> named_elsewhere("cold_start.learning_rate", ["optimizer.lr", "cold_start.lr"])
+    ['cold_start.lr']
+    """
+    section, _, leaf = name.rpartition(".")
+    own = OTHER_NAMES.get(leaf, ())
+    here = [f"{section}.{other.rpartition('.')[2]}" for other in own]
+    return [other for other in here if other in known] or list(own)
 
 
 def nearest(name: str, known: Collection[str]) -> list[str]:
@@ -148,3 +160,58 @@ def _setting(error: OmegaConfBaseException) -> str:
 def _reason(text: str) -> str:
     """OmegaConf's message without the lines about its types."""
     return one_line(re.split(r"\n\s+(?:full_key|reference_type|object_type)", text)[0])
+
+
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "adam_beta1": ("optimizer.betas",),
+    "adam_beta2": ("optimizer.betas",),
+    "adam_epsilon": ("optimizer.eps",),
+    "adv_estimator": ("algorithm.advantage",),
+    "beta": ("algorithm.kl_coef",),
+    "bf16": ("model.precision",),
+    "clip_ratio": ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"),
+    "clip_ratio_high": ("algorithm.loss_options.eps_high",),
+    "clip_ratio_low": ("algorithm.loss_options.eps_low",),
+    "dataset_name": ("data.path",),
+    "dtype": ("model.precision",),
+    "entropy_coeff": ("algorithm.entropy_coef",),
+    "epsilon": ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"),
+    "epsilon_high": ("algorithm.loss_options.eps_high",),
+    "eval_steps": ("evaluation.every",),
+    "fp16": ("model.precision",),
+    "gradient_accumulation_steps": ("groups_per_step", "micro_batch_tokens"),
+    "grad_clip": ("optimizer.max_grad_norm",),
+    "kl_loss_coef": ("algorithm.kl_coef",),
+    "learning_rate": ("optimizer.lr",),
+    "lora_r": ("model.lora_rank",),
+    "lora_target_modules": ("model.lora_targets",),
+    "loss_agg_mode": ("algorithm.aggregation",),
+    "loss_type": ("algorithm.loss", "algorithm.aggregation"),
+    "lr_scheduler_type": ("optimizer.schedule",),
+    "lr_warmup_steps": ("optimizer.warmup_steps",),
+    "mask_truncated_completions": ("algorithm.mask_truncated",),
+    "max_completion_length": ("sampling.max_tokens",),
+    "max_new_tokens": ("sampling.max_tokens",),
+    "max_response_length": ("sampling.max_tokens",),
+    "max_steps": ("num_steps",),
+    "model_name_or_path": ("model.name",),
+    "num_generations": ("group_size",),
+    "num_iterations": ("updates_per_batch",),
+    "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens"),
+    "ppo_epochs": ("updates_per_batch",),
+    "ppo_mini_batch_size": ("updates_per_batch",),
+    "report_to": ("output.trackers",),
+    "reward_funcs": ("rewards",),
+    "save_freq": ("output.save_every",),
+    "save_steps": ("output.save_every",),
+    "save_total_limit": ("output.keep_last",),
+    "scale_rewards": ("algorithm.advantage",),
+    "sync_ref_model": ("algorithm.reference_refresh_every",),
+    "test_freq": ("evaluation.every",),
+    "torch_dtype": ("model.precision",),
+    "total_training_steps": ("num_steps",),
+    "train_batch_size": ("groups_per_step",),
+    "train_files": ("data.path",),
+    "warmup_ratio": ("optimizer.warmup_steps",),
+}
+"""What settings are called in TRL, verl and transformers, and what does that here."""

@@ -29,6 +29,8 @@ LEAVE_SECONDS = 10.0
 HEARD_SECONDS = 10.0
 """For the rank that has something to say, at most; under torchrun the others end as soon as it has."""
 
+RUN_DIR = "hydra.run.dir="
+
 HYDRA_FLAGS = {
     "--help": 0, "-h": 0, "--hydra-help": 0, "--multirun": 0, "-m": 0, "--run": 0, "-r": 0, "--resolve": 0,
     "--info": 0, "-i": 0, "--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--config-name": 1, "-cn": 1,
@@ -113,50 +115,54 @@ def _near(word: str, known: Sequence[str] | dict[str, Any]) -> str:
 def _run(verb: str, words: Sequence[str]) -> int:
     """Compose the settings (once, or for each job of a multirun) and do what the verb says."""
     codes: list[int] = []
+    was_there = any(os.path.isdir(word.removeprefix(RUN_DIR)) for word in words if word.startswith(RUN_DIR))
 
     def job(composed: "DictConfig") -> None:
         # Hydra would print a line of its own about an exception that leaves the job.
         try:
-            _job(verb, composed)
+            _job(verb, composed, was_there)
             codes.append(0)
         except Exception as error:
             codes.append(report(error))
 
     sys.path.append(os.getcwd())  # module:function settings name modules beside the user
-    words = [*words, "hydra.run.dir=."] if verb == "config" else list(words)
+    words = [*words, f"{RUN_DIR}."] if verb == "config" else list(words)
     _with_hydra(f"covey {verb}", words, job)
     return max(codes, default=0)
 
 
-def _job(verb: str, composed: "DictConfig") -> None:
+def _job(verb: str, composed: "DictConfig", was_there: bool) -> None:
+    """One job in the folder that Hydra has made, or that `was_there` before."""
     import logging
     from pathlib import Path
 
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from covey import resuming, run_folder, settings
-    from covey.policy import distribution
+    from covey import run_folder, settings
 
     hydra_config = HydraConfig.get()
     wanted = Path(hydra_config.runtime.output_dir)
-    named = any(word.startswith("hydra.run.dir=") for word in hydra_config.overrides.hydra)
+    named = any(word.startswith(RUN_DIR) for word in hydra_config.overrides.hydra)
     with ExitStack() as held:
         try:
-            old = _resumed(verb, composed)
-            if old is not None:
-                composed = resuming.settings_of(old, hydra_config.overrides.task)
+            old, composed = _resumed(verb, composed, hydra_config.overrides.task)
+            if verb == "evaluate" and hydra_config.job.config_name == "config":
+                composed = _measured(composed, hydra_config.overrides.task)
             config = settings.to_config(composed)
             notes = _notes(verb, config, hydra_config.overrides.task)
             if verb == "config":
                 print(settings.report(config), end="", flush=True)
                 return
+            from covey import resuming  # imports torch and transformers, for which a refused setting need not wait
+            from covey.policy import distribution
+
             held.enter_context(distribution.joined(config.deadlines.ranks))
             text = settings.to_yaml(config)
             folder = distribution.from_first(lambda: old or run_folder.claim(wanted, text, exact=named))
         finally:
-            if not named:
-                run_folder.discard_if_empty(wanted)
+            if not was_there:
+                run_folder.discard_if_empty(wanted, num_parents=0 if named else 2)
         distribution.from_first(lambda: held.enter_context(resuming.alone_in(folder)))
         run_folder.begin(folder)
         for note in notes:
@@ -178,20 +184,42 @@ def _notes(verb: str, config: "Config", typed: Sequence[str]) -> list[str]:
     if "resume=latest" in typed:
         newer = run_folder.newer_trainings(Path(config.resume or ""), Path("outputs"))
         notes += [f"resume=latest passes over {path}, which is newer and has no checkpoint" for path in newer]
+    if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):
+        from covey import resuming
+
+        other = resuming.unlike_the_run(run, config, typed)
+        notes += [f"unlike the run in {run}: {', '.join(other)}"] if other else []
     return notes
 
 
-def _resumed(verb: str, composed: "DictConfig") -> "Path | None":
-    """The run folder to go on with, None for a new run."""
+def _resumed(verb: str, composed: "DictConfig", typed: Sequence[str]) -> "tuple[Path | None, DictConfig]":
+    """The run folder to go on with and its settings; None and what was composed for a new run."""
     from pathlib import Path
 
+    if "resume" not in composed or composed.resume is None:
+        return None, composed
     from covey import resuming
 
-    if "resume" not in composed or composed.resume is None:
-        return None
     if verb not in ("train", "config"):
         raise ValueError(f"resume={composed.resume} needs covey train, got covey {verb}")
-    return resuming.find_run(composed.resume, Path("outputs"))
+    old = resuming.find_run(composed.resume, Path("outputs"))
+    return old, resuming.settings_of(old, typed)
+
+
+def _measured(composed: "DictConfig", typed: Sequence[str]) -> "DictConfig":
+    """A policy that a run saved is measured with the settings of that run where nothing but its name was typed."""
+    from covey import run_folder
+
+    if len(typed) != 1 or not typed[0].startswith("model.name="):
+        return composed
+    run = run_folder.run_of(composed.model.name)
+    if run is None:
+        return composed
+    from covey import resuming
+
+    if launch.rank() == 0:
+        print(f"settings of {run}", flush=True)
+    return resuming.settings_to_measure(run, composed.model.name)
 
 
 def _work(verb: str, config: "Config", folder: "Path") -> None:

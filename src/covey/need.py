@@ -19,6 +19,8 @@ class Needs:
     """The settings the condition is about."""
     holds: Callable[..., bool]
     """Takes the partners' values."""
+    remedy: str = ""
+    """What to type where the message alone does not say it."""
 
 
 def names_of(section: type, prefix: str, *chosen: str) -> tuple[str, ...]:

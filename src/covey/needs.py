@@ -44,7 +44,8 @@ def check_needs(config: Config) -> None:
         for name in rule.settings:
             value = read(config, name)
             if value != read(defaults, name):
-                raise ValueError(f"{name}={shown(value)} needs {rule.condition}, got {got}")
+                remedy = f"; {rule.remedy}" if rule.remedy else ""
+                raise ValueError(f"{name}={shown(value)} needs {rule.condition}, got {got}{remedy}")
 
 
 def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: int) -> list[str]:
@@ -258,6 +259,7 @@ NEEDS: tuple[Needs, ...] = (
         "optimizer.warmup_steps < num_steps",
         ("optimizer.warmup_steps", "num_steps"),
         lambda warmup_steps, num_steps: warmup_steps < num_steps,
+        remedy="a run this short takes optimizer.warmup_steps=0",
     ),
     Needs(
         ("optimizer.betas", "optimizer.eps"),

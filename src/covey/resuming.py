@@ -16,18 +16,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from covey import settings
 from covey.checkpoint import complete_checkpoints, newest_valid, read_manifest
-from covey.config import Config
+from covey.config import Config, ModelConfig
 from covey.disk import writing
 from covey.policy import distribution
+from covey.run_folder import CONFIG, begun_at
 from covey.summary import versions
 
 LOGGER = logging.getLogger(__name__)
-CONFIG = "config.yaml"
 CHANGES = "changes.jsonl"
 """Settings that resumed runs went on with; config.yaml stays as the run was begun."""
 LOCK = "run.lock"
 CONTROL = ("resume", "resume_changes")
 """Settings that say how to resume; they are no part of the run's own settings."""
+ORIGIN = ("name", "revision", *(field for field in vars(ModelConfig()) if field.startswith("nano_")))
+"""Settings of the model that say where its weights came from when the run began; a saved policy has its own."""
 
 
 def find_run(resume: str, root: Path) -> Path:
@@ -43,11 +45,6 @@ def find_run(resume: str, root: Path) -> Path:
     if not runs:
         raise ValueError(f"resume=latest found no run with a checkpoint below {root}; resume=FOLDER names one")
     return max(runs, key=begun_at)
-
-
-def begun_at(folder: Path) -> int:
-    """When the run in `folder` was begun, in nanoseconds: its settings are written then and never again."""
-    return (folder / CONFIG).stat().st_mtime_ns
 
 
 def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
@@ -91,6 +88,25 @@ def saved_settings(folder: Path) -> DictConfig:
             for key, change in json.loads(line)["changes"].items():
                 OmegaConf.update(saved, key, change["to"], merge=False)
     return saved
+
+
+def settings_to_measure(folder: Path, policy: str) -> DictConfig:
+    """The settings of the run in `folder`, for the policy that it saved."""
+    wanted = saved_settings(folder)
+    for name in ORIGIN:
+        OmegaConf.update(wanted, f"model.{name}", vars(ModelConfig())[name])
+    wanted.model.name = policy
+    return wanted
+
+
+def unlike_the_run(folder: Path, config: Config, typed: Sequence[str]) -> list[str]:
+    """What a saved policy is measured with that its run had otherwise, unless it was typed: model and sampling."""
+    saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
+    assert isinstance(wanted, DictConfig)
+    meant = {*(f"model.{name}" for name in ORIGIN), *(word.lstrip("+").partition("=")[0] for word in typed)}
+    names = [key for key in _leaves(saved) if key.startswith(("model.", "sampling.")) and key not in meant]
+    pairs = {key: (_read(saved, key), _read(wanted, key)) for key in names}
+    return [f"{key}={now} (there {then})" for key, (then, now) in pairs.items() if then != now]
 
 
 def remember_changes(config: Config, folder: Path, step: int) -> None:

@@ -146,10 +146,11 @@ def check_schedule(config: Config) -> None:
     """Steps, groups and staleness."""
     advantage = config.algorithm.advantage
     check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
-    if config.max_staleness > 0 and config.source != "ray":
-        raise ValueError(f"max_staleness={config.max_staleness} needs source=ray, got source={config.source}")
     if config.source != "local":
         raise ValueError(f"source must be local, got {config.source}")
+    if config.max_staleness > 0:
+        how = "source=local (groups are sampled between updates)"
+        raise ValueError(f"max_staleness must be 0 with {how}, got {config.max_staleness}")
     if config.micro_batch_tokens < config.sampling.max_tokens:
         raise ValueError(
             f"micro_batch_tokens={config.micro_batch_tokens} needs sampling.max_tokens <= that, "

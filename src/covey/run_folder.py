@@ -13,9 +13,9 @@ from typing import Any
 
 from covey import launch
 from covey.disk import cannot_write, sync, writing
-from covey.resuming import CONFIG, begun_at
 from covey.summary import versions
 
+CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 LOG_ONLY = ("bitsandbytes", "py.warnings")
 """Loggers whose warnings concern nobody who watches a run."""
@@ -48,6 +48,22 @@ def _sync_names(folder: Path) -> None:
     for path in (folder, *folder.absolute().parents[:3]):
         with contextlib.suppress(OSError):  # a folder above may belong to somebody else
             sync(path)
+
+
+def begun_at(folder: Path) -> int:
+    """When the run in `folder` was begun, in nanoseconds: its settings are written then and never again."""
+    return (folder / CONFIG).stat().st_mtime_ns
+
+
+def run_of(policy: str) -> Path | None:
+    """The folder of the run that saved this policy; None where no run of covey did.
+
+    >>> run_of("Qwen/Qwen2.5-0.5B")
+    """
+    path = Path(policy)
+    if path.name != "policy" or len(path.parents) < 3 or path.parents[1].name != "checkpoints":
+        return None
+    return path.parents[2] if (path.parents[2] / CONFIG).is_file() else None
 
 
 def newer_trainings(folder: Path, root: Path) -> list[Path]:
@@ -135,9 +151,9 @@ class CurrentStderr:
         sys.stderr.flush()
 
 
-def discard_if_empty(folder: Path) -> None:
+def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
     """Remove the folder (and its parents) Hydra made for a run that was refused, as far as nothing is in them."""
-    for path in [folder, *folder.parents[:2]]:
+    for path in [folder, *folder.parents[:num_parents]]:
         if not path.is_dir() or path == Path.cwd() or any(path.iterdir()):
             return
         path.rmdir()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from covey.deadlines import Watchdog
 
-PHASES = ("cold_start", "preflight", "sampling", "reward", "logprobs", "backward", "optimizer", "evaluation")
+PHASES = ("judge", "cold_start", "preflight", "sampling", "reward", "logprobs", "backward", "optimizer", "evaluation")
 """The phases a training run names; whatever lies outside them is reported as "other"."""
 
 

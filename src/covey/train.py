@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from covey.checkpoint import load_state, load_weights
 from covey.config import Config
 from covey.credit import Credit
 from covey.disk import CannotWrite
+from covey.environment_config import InfillConfig
 from covey.environments.base import Environment, Judges
 from covey.evaluate import evaluate
 from covey.policy import distribution, sharding
@@ -147,8 +148,9 @@ def due(step: int, every: int, num_steps: int) -> bool:
 
 def made_environment(config: Config, record: Record) -> Environment:
     """The environment, and a word about its judges where it has some."""
-    with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"):
-        environment = build_environment(config)
+    phase = record.timer.phase("judge") if isinstance(config.environment, InfillConfig) else nullcontext()
+    with record.watchdog.waiting("the environment to be made, with its data", "deadlines.loading"), phase:
+        environment = build_environment(config, record.say)
     if isinstance(environment, Judges):
         record.say(environment.story)
     return environment

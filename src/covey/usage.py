@@ -28,7 +28,7 @@ EXAMPLES = {
     ),
     "cold-start": ("covey cold-start recipe=arithmetic cold_start.num_steps=50",),
     "judge": ("covey judge recipe=infill_nano environment.judge_num_steps=1000",),
-    "evaluate": ("covey evaluate recipe=arithmetic model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",),
+    "evaluate": ("covey evaluate model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",),
     "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
     "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
     "machines": (

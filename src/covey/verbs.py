@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from covey import cold_start, preflight
-from covey.build import build_environment, build_run
+from covey.build import build_run
 from covey.config import Config
 from covey.environment_config import InfillConfig
 from covey.environments.base import Describes
@@ -31,8 +31,8 @@ def run_cold_start(config: Config, output_dir: Path) -> None:
 def run_evaluate(config: Config, output_dir: Path) -> None:
     """Measure the policy that `model` names on the held-out prompts, without training it: no cold start either."""
     with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
-        with record.watchdog.waiting("the model and the data to be loaded", "deadlines.loading"):
-            environment = build_environment(config)
+        environment = made_environment(config, record)
+        with record.watchdog.waiting(f"the model {config.model.name} to be loaded", "deadlines.loading"):
             run = build_run(config, environment, record.timer)
         record.begin(run)
         look(run, config, record, step=0)
@@ -43,8 +43,7 @@ def run_judge(config: Config, output_dir: Path) -> None:
     if not isinstance(config.environment, InfillConfig):
         raise ValueError(f"covey judge needs environment=infill, got environment={config.environment.name}")
     with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
-        with record.timer.phase("judge"):
-            environment = made_environment(config, record)
+        environment = made_environment(config, record)
         assert isinstance(environment, Describes)
         (record.folder / "judge.json").write_text(json.dumps(dict(environment.facts()), indent=2) + "\n")
 

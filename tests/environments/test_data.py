@@ -138,6 +138,27 @@ def test_a_broken_line_is_named_or_skipped_and_counted(
     assert "1 broken rows skipped" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("lines", "setting", "end"),
+    [
+        (
+            ['{"question": "a"}'] * 3,
+            "data.prompt_column",
+            ", nor has any other row; data.prompt_column=NAME takes another column",
+        ),
+        (['{"question": "a"}'] * 3, None, ", nor has any other row"),
+        (['{"question": "a"}', '{"prompt": "b"}'], "data.prompt_column", "; data.bad_rows=skip leaves such rows out"),
+    ],
+)
+def test_a_column_that_no_row_has_is_called_otherwise_and_one_that_some_lack_can_be_skipped(
+    lines: list[str], setting: str | None, end: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(lines))
+    settings = RowSettings(columns=("prompt",), column_setting=setting)
+    assert message(str(path), settings) == f"{path} line 1 has no column 'prompt' (has: question){end}"
+
+
 def test_missing_and_empty_data_say_so(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "blank.jsonl").write_text("\n\n")

@@ -106,7 +106,9 @@ CASES: dict[str, Case | Refused] = {
     "micro_batch_tokens": Case(see.work, 12, keeps=see.update),
     "packing": Case(see.work, "padded", keeps=see.update),
     "logprob_chunk": Case(see.work, 3, keeps=see.update),
-    "max_staleness": Refused(1, "max_staleness=1 needs source=ray, got source=local"),
+    "max_staleness": Refused(
+        1, "max_staleness must be 0 with source=local (groups are sampled between updates), got 1"
+    ),
     "source": Refused("ray", "source must be local, got ray"),
     "shuffle": Case(see.rollouts, False),
     "curriculum.name": Case(see.order, "difficulty", {"environment.levels": [1, 2, 3]}),

@@ -349,6 +349,10 @@ def test_tests_that_cannot_be_run_are_the_callers_mistake(
 
 
 def test_limits_and_choices_are_checked() -> None:
+    with pytest.raises(
+        ValueError, match=r"^args must be a tuple or a list of arguments, got 1; one is written \(x,\)$"
+    ):
+        CallTest(args=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="memory_bytes must be > 0, got 0"):
         Limits(memory_bytes=0)
     with pytest.raises(ValueError, match=r"total_seconds must be >= wall_seconds=5\.0, got 1\.0"):

@@ -1,9 +1,12 @@
 """What is rewarded. The module of an environment is imported when it is built: the package imports nothing heavy."""
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    Say = Callable[[str], None]
+
     from covey.config import Config
     from covey.environment_config import (
         ArithmeticConfig,
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from covey.sandbox import Limits, Runner, Tier
     from covey.types import Prompt
 
+LOGGER = logging.getLogger(__name__)
+
 
 def build_arithmetic(settings: "ArithmeticConfig", config: "Config") -> "Environment":
     from covey.environments.arithmetic import Arithmetic
@@ -46,7 +51,7 @@ def build_math(settings: "MathConfig", config: "Config") -> "Environment":
     from covey.environments.math_verification import MathLimits
     from covey.environments.mathematics import MathColumns, Mathematics, MathSettings
 
-    rows = load_rows(config.data.path, _row_settings(config, (settings.problem_column,)))
+    rows = load_rows(config.data.path, _row_settings(config, (settings.problem_column,), "environment.problem_column"))
     how = MathSettings(
         scheme=settings.scheme,
         format_reward=settings.format_reward,
@@ -206,11 +211,12 @@ def machine_settings(settings: "MachinesConfig") -> "MachineSettings":
     )
 
 
-def build_infill(settings: "InfillConfig", config: "Config") -> "Environment":
+def build_infill(settings: "InfillConfig", config: "Config", say: "Say" = LOGGER.info) -> "Environment":
     from covey.environments.infill_build import build
 
     columns = () if config.data.path is None else (settings.text_column,)
-    return build(settings, config.model, config.data.path, _row_settings(config, columns), config.seed)
+    rows = _row_settings(config, columns, "environment.text_column")
+    return build(settings, config.model, config.data.path, rows, config.seed, say)
 
 
 def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") -> "Environment":
@@ -219,7 +225,7 @@ def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") 
     from covey.environments.workers import WorkerSettings
 
     functions = reward_functions(config.rewards, config.reward_weights)
-    rows = load_rows(config.data.path, _row_settings(config, (config.data.prompt_column,)))
+    rows = load_rows(config.data.path, _row_settings(config, (config.data.prompt_column,), "data.prompt_column"))
     workers = WorkerSettings(
         num_workers=settings.num_workers,
         timeout=settings.timeout,
@@ -231,21 +237,29 @@ def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") 
     return RewardFunctions(rows.splits, functions, how, prompt_column=config.data.prompt_column)
 
 
-def build_mixture(settings: "MixtureConfig", config: "Config") -> "Environment":
+def build_mixture(settings: "MixtureConfig", config: "Config", say: "Say" = LOGGER.info) -> "Environment":
     from covey.config import part_configs
     from covey.environments.mixture import Mixture
 
     parts = part_configs(config)
-    built = {name: ENVIRONMENTS[part.environment.name](part.environment, part) for name, part in parts.items()}
-    return Mixture(built, settings.weights)
+    return Mixture({name: build(part, say) for name, part in parts.items()}, settings.weights)
 
 
-def _row_settings(config: "Config", columns: tuple[str, ...]) -> "RowSettings":
+def build(config: "Config", say: "Say" = LOGGER.info) -> "Environment":
+    """The environment that `environment.name` names; `say` hears of what takes a while."""
+    name = config.environment.name
+    if name in TELLING:
+        return TELLING[name](config.environment, config, say)
+    return ENVIRONMENTS[name](config.environment, config)
+
+
+def _row_settings(config: "Config", columns: tuple[str, ...], column_setting: str | None = None) -> "RowSettings":
     from covey.environments.data import RowSettings
 
     data = config.data
     return RowSettings(
         columns=columns,
+        column_setting=column_setting,
         subset=data.subset,
         train_split=data.train_split,
         test_split=data.test_split,
@@ -268,3 +282,5 @@ ENVIRONMENTS: "dict[str, Callable[[Any, Config], Environment]]" = {
     "mixture": build_mixture,
 }
 """Name of an environment to its builder: (its own settings, the whole configuration) -> Environment."""
+TELLING: "dict[str, Callable[[Any, Config, Say], Environment]]" = {"infill": build_infill, "mixture": build_mixture}
+"""Those of them that may train a judge first, with who hears of it."""

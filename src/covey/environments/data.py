@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class RowSettings:
 
     columns: tuple[str, ...] = ()
     """Columns that every row must have."""
+    column_setting: str | None = None
+    """The setting that says how the column is called, where it is only one."""
     subset: str | None = None
     train_split: str = "train"
     test_split: str = "test"
@@ -126,12 +129,14 @@ def _usable(source: Iterable[_Entry], settings: RowSettings, limit: int | None) 
     """The good rows, at most `limit`, and the number of broken ones; with bad_rows=error the first of those raises."""
     rows: list[Row] = []
     num_skipped = 0
-    for entry in source:
+    entries = iter(source)
+    for entry in entries:
         if len(rows) == limit:
             break
         problem = entry.problem or _missing_column(entry.row or {}, settings.columns)
         if problem and settings.bad_rows == "error":
-            raise ValueError(f"{entry.place} {problem}; data.bad_rows=skip leaves such rows out")
+            others = chain(rows, (other.row or {} for other in entries))
+            raise ValueError(f"{entry.place} {problem}{_remedy(entry, others, settings)}")
         num_skipped += bool(problem)
         if not problem and entry.row is not None:
             rows.append(entry.row)
@@ -143,6 +148,15 @@ def _missing_column(row: Row, columns: Iterable[str]) -> str:
         if column not in row or row[column] is None:
             return f"has no column {column!r} (has: {', '.join(row) or 'none'})"
     return ""
+
+
+def _remedy(entry: _Entry, others: Iterable[Row], settings: RowSettings) -> str:
+    """The end of the message about a broken row: another column where no row at all has the one that was asked for."""
+    absent = [column for column in settings.columns if entry.row is not None and column not in entry.row]
+    if entry.problem or not absent or any(absent[0] in row for row in others):
+        return "; data.bad_rows=skip leaves such rows out"
+    other_name = f"; {settings.column_setting}=NAME takes another column" if settings.column_setting else ""
+    return f", nor has any other row{other_name}"
 
 
 def _held_out(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:

@@ -1,7 +1,7 @@
 """From settings to the environment of masked texts, its judge and what watches it."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class Material:
     masker: Masker
     tokenizer: PreTrainedTokenizerBase
     settings: InfillConfig
+    say: Callable[[str], None]
+    """Hears of what takes a while."""
 
     def pairs(self, split: str, seed: int) -> "PairSource":
         """Real texts of a split with their corrupted versions."""
@@ -75,8 +77,15 @@ class PairSource:
         return [(written(self.tokenizer, ids), written(self.tokenizer, self.corrupt(ids, chance))) for ids in chosen]
 
 
-def build(settings: InfillConfig, model: ModelConfig, path: str | None, rows: RowSettings, seed: int) -> Infill:
-    """The environment; a judge that is not there yet is trained first, from this seed.
+def build(
+    settings: InfillConfig,
+    model: ModelConfig,
+    path: str | None,
+    rows: RowSettings,
+    seed: int,
+    say: Callable[[str], None],
+) -> Infill:
+    """The environment; a judge that is not there yet is trained first, from this seed, and `say` hears of it.
 
     ValueError where the texts cannot be masked, or a judge is below its floor.
     """
@@ -86,7 +95,7 @@ def build(settings: InfillConfig, model: ModelConfig, path: str | None, rows: Ro
     texts = load_texts(path, settings.text_column, settings.window, rows)
     masker = Masker(tokenizer, settings.window, settings.masking, settings.span_length)
     counts = Draw(settings.mask_ratios, {"train": settings.num_train, "test": settings.num_test}, settings.problem_seed)
-    material = Material(texts, masker, tokenizer, settings)
+    material = Material(texts, masker, tokenizer, settings, say)
     first = judged(material, settings.judge, 2 * seed)
     watches, others = _watches(material, 2 * seed + 1)
     facts = {"watch": list(settings.watch), "gap_to": gap_to(watches), "judge": first.facts, **others}
@@ -124,7 +133,7 @@ def _ensure(material: Material, training: JudgeTraining) -> str:
         *(written(material.tokenizer, ids) for ids in pairs.pool),
         f"{settings.masking} {settings.span_length} {list(settings.mask_ratios)} {len(material.tokenizer)}",
     ]
-    return str(ensure_judge(training, pairs, content, Path(settings.judge_cache_dir)))
+    return str(ensure_judge(training, pairs, content, Path(settings.judge_cache_dir), material.say))
 
 
 def _watches(material: Material, seed: int) -> tuple[Mapping[str, Watch], Mapping[str, Any]]:

@@ -51,8 +51,10 @@ Pairs = Callable[[int, random.Random], list[Pair]]
 """Draws so many pairs."""
 
 
-def ensure_judge(training: JudgeTraining, draw: Pairs, content: Sequence[str], cache: Path) -> Path:
-    """The folder of a judge trained so on these pairs: from the cache, or trained now and put there.
+def ensure_judge(
+    training: JudgeTraining, draw: Pairs, content: Sequence[str], cache: Path, say: Callable[[str], None] = LOGGER.info
+) -> Path:
+    """The folder of a judge trained so on these pairs: from the cache, or trained now and put there, which is said.
 
     `content` is what the pairs follow from besides.
     """
@@ -60,9 +62,10 @@ def ensure_judge(training: JudgeTraining, draw: Pairs, content: Sequence[str], c
     folder = cache / f"judge-{hashlib.sha256(given.encode()).hexdigest()[:16]}"
     if (folder / REPORT).is_file():
         return folder
-    LOGGER.info("training a judge for %d steps: %s", training.num_steps, folder)
+    say(f"judge: {training.num_steps} steps of training begin, once for all runs with these texts")
     tokenizer = nano_masked_tokenizer()
     model, loss = train_judge(training, tokenizer, draw)
+    say(f"judge: {training.num_steps} steps done, loss {loss:.3f}")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=cache) as made:
         aside = Path(made) / folder.name

@@ -72,6 +72,10 @@ class CallTest:
     abs: float = 0.0
     """Floats pass where |got - expected| <= abs + rel * |expected|."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.args, str | bytes) or not isinstance(self.args, Sequence):
+            raise ValueError(f"args must be a tuple or a list of arguments, got {self.args!r:.80}; one is written (x,)")
+
 
 @dataclass(frozen=True)
 class OutputTest:

@@ -65,6 +65,8 @@ def _read(words: Sequence[str]) -> Asked:
 
 def read_file(path: Path) -> Tree:
     """The machine in a file, in its canonical order: plain JSON, or an answer with a fenced block."""
+    if not path.is_file():
+        raise ValueError(f"no file {path}; it must hold a machine as JSON, docs/physics.md has one to begin with")
     tree = read_tree(path.read_text(encoding="utf-8"))
     machine = tree if isinstance(tree, Invalid) else place(canonical(tree), ANY_BLOCK)
     if isinstance(machine, Invalid):
