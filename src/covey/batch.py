@@ -15,6 +15,7 @@ from torch import Tensor
 from covey.policy import distribution
 from covey.policy.attention import DENSE, Layout
 from covey.policy.bidirectional import WholeLayout, inputs_layout
+from covey.policy.compiled_attention import compiled_layout
 from covey.policy.flex import flex_layout
 from covey.policy.packing import Segment, packed_layout
 from covey.policy.policy import Policy
@@ -347,5 +348,6 @@ FILL_LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
 """The same for rollouts of a masked policy."""
 ATTENTIONS: Mapping[str, Callable[[Sequence[Segment], torch.device], Layout]] = {
     "blocks": packed_layout,
+    "compiled": compiled_layout,
     "flex": flex_layout,
 }

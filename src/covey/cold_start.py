@@ -179,6 +179,7 @@ def _batch(groups: Sequence[Group], config: Config, policy: Policy) -> Batch:
         micro_batch_tokens=config.micro_batch_tokens,
         totals=(num_tokens, num_sequences, num_sequences),
         device=policy.device,
+        attention=policy.attention,
     )
 
 

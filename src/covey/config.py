@@ -38,10 +38,13 @@ class ModelConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     activation_offload: bool = False
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
-    attention: str = "blocks"
-    """How packed rollouts attend in training: blocks (batched by length), or flex (FlexAttention, needs a GPU)."""
+    attention: str = "auto"
+    """How packed rollouts attend in training: blocks (batched by length), compiled (C, float32 on a CPU), flex
+    (FlexAttention, needs a GPU), or auto (compiled where it can be and there is AVX-512, else blocks)."""
     linear: str = "auto"
     """Library of float32 linear layers on a CPU: onednn, torch, or auto (torch on Intel and for small layers)."""
+    kernels: str = "auto"
+    """Norms, gates and rotary positions: compiled (C, float32 on a CPU), torch, or auto (compiled where it can be)."""
     device: str = "auto"
     """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
     nano_architecture: str = "qwen2"

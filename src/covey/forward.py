@@ -5,7 +5,7 @@ reference log-probs only where a KL penalty or a ratio uses them.
 Shapes: L loss tokens, N rollouts, T loss tokens of the longest rollout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,8 @@ class Prepared:
     old: Scores | None
     reference_logprob_L: Tensor | None
     kept: Kept | None
+    is_current: bool = True
+    """No update has been made since."""
 
 
 def prepare(forward: Forward, batch: MicroBatch, *, several: bool, keep_old: bool) -> Prepared:
@@ -55,10 +57,25 @@ def prepare(forward: Forward, batch: MicroBatch, *, several: bool, keep_old: boo
     return Prepared(batch, old, reference_L, kept)
 
 
-def score(forward: Forward, prepared: Prepared) -> Scores:
+def predict(forward: Forward, prepared: Prepared, loss_of: Callable[[ObjectiveInputs], Tensor]) -> Tensor | None:
+    """d loss / d log-prob of each loss token, before the pass, so that `score` need not make logits again behind it.
+
+    None where logits are not made again anyway, where weights are gathered pass by pass, or where it is not known.
+    """
+    batch, old, policy = prepared.batch, prepared.old, forward.policy
+    known = forward.objective.knows_gradient(is_current=prepared.is_current, old_is_given=old is not None)
+    if not known or policy.sharded or not 0 < forward.scoring.chunk < len(batch.target_L):
+        return None
+    dtype = torch.promote_types(policy.precision, torch.float32)
+    logprob_L = (batch.sampler_logprob_L if old is None else old.logprob_L).to(dtype).clone().requires_grad_()
+    scores = Scores(logprob_L, torch.zeros_like(logprob_L), None)
+    return torch.autograd.grad(loss_of(objective_inputs(prepared, scores)), logprob_L)[0]
+
+
+def score(forward: Forward, prepared: Prepared, predicted_L: Tensor | None = None) -> Scores:
     """The policy's current scores, with gradient where gradients are on."""
     exact = forward.reference if forward.objective.needs_full_kl else None
-    return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, exact)
+    return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, exact, predicted_L)
 
 
 def objective_inputs(prepared: Prepared, scores: Scores) -> ObjectiveInputs:

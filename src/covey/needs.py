@@ -223,7 +223,7 @@ NEEDS: tuple[Needs, ...] = (
         _samples,
     ),
     Needs(
-        ("engine.cache_bytes", "engine.kernels"),
+        ("model.attention", "model.kernels", "engine.cache_bytes", "engine.kernels"),
         "model.kind = causal",
         ("model.kind",),
         lambda kind: kind == "causal",

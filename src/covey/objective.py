@@ -109,6 +109,22 @@ class Objective:
         drops = self.off_policy.m2po_threshold is not None or self.policy.high_entropy_fraction < 1
         return normalizes or drops or self.policy.selector is not None
 
+    def knows_gradient(self, *, is_current: bool, old_is_given: bool) -> bool:
+        """d loss / d log-prob of each token follows before the policy's pass, from anything in the log-probs' place.
+
+        `is_current`: the policy is still the old policy, so every ratio of the two is 1; `old_is_given`: with its
+        log-probs, the policy's own are known as well. A loss of one's own may read more; what comes of this is checked.
+        """
+        if self.needs_entropy_gradient or self.needs_full_kl:
+            return False
+        if is_current and old_is_given:
+            return True
+        penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
+        corrected = self.off_policy.weights is not None or self.off_policy.sequence_delta is not None
+        if penalised or corrected or self.off_policy.criteria:
+            return False
+        return not self.policy.reads_old or (is_current and self.policy.denominator == "old")
+
     @torch.no_grad()
     def batch_statistics(self, inputs: ObjectiveInputs, seed: int) -> BatchStatistics:
         """Apply the rules over the whole batch: rows of all micro-batches and ranks, in batch order, values detached.

@@ -69,7 +69,7 @@ def largest_shape(subject: Subject, num_groups: int) -> Shape:
         config.sampling.max_tokens,
         group_size,
         config.packing,
-        config.model.attention,
+        subject.run.policy.attention,
         num_tokens=max(rollout, min(config.micro_batch_tokens, num_groups * group)),
         several=num_groups * group > config.micro_batch_tokens,
         mask_id=mask_id,

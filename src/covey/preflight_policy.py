@@ -201,7 +201,7 @@ def _batch(subject: Subject, rows: Sequence[Sequence[Row]], packing: str, budget
         micro_batch_tokens=budget,
         totals=(num_ranks * num_tokens, num_ranks * num_sequences, num_ranks * num_sequences),
         device=subject.run.policy.device,
-        attention=subject.config.model.attention,
+        attention=subject.run.policy.attention,
     )
 
 

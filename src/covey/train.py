@@ -195,7 +195,7 @@ def pack(run: Run, config: Config, rows: Sequence[Sequence[Row]], totals: Sequen
         micro_batch_tokens=config.micro_batch_tokens,
         totals=(num_loss_tokens, num_sequences, num_rollouts),
         device=run.policy.device,
-        attention=config.model.attention,
+        attention=run.policy.attention,
     )
     return evened(batch, run.policy)
 

@@ -16,7 +16,7 @@ from covey.aggregation import Totals
 from covey.config import AlgorithmConfig, OptimizerConfig
 from covey.engine.base import Sampling
 from covey.environments.base import RunStopped
-from covey.forward import Forward, Prepared, objective_inputs, prepare, score, stack
+from covey.forward import Forward, Prepared, objective_inputs, predict, prepare, score, stack
 from covey.kl import KLController, update
 from covey.masks import EntropyControl, update_entropy_control
 from covey.objective import BatchStatistics, Objective, ObjectiveInputs
@@ -86,7 +86,10 @@ class Trainer:
         with self.timer.phase("logprobs"):
             prepared = self._prepare(batch)
         seeds = range(step * self._settings.updates_per_batch, (step + 1) * self._settings.updates_per_batch)
-        updates = [self._update(prepared, batch, seed, before_change) for seed in seeds]
+        updates = []
+        for seed in seeds:
+            updates.append(self._update(prepared, batch, seed, before_change))
+            prepared = [replace(part, is_current=False) for part in prepared]
         metrics = {**updates[-1], "skipped": sum(update["skipped"] for update in updates)}
         self._steer(metrics, batch, step)
         steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
@@ -182,16 +185,21 @@ class Trainer:
         self, part: Prepared, batch: Batch, statistics: BatchStatistics | None
     ) -> tuple[Sums, dict[str, float]]:
         self.timer.watchdog.progress()
-        scores = score(self._forward, part)
+        totals = Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
+
+        def loss_of(inputs: ObjectiveInputs) -> tuple[Tensor, Sums]:
+            loss, sums = self.objective(inputs, totals, self.controller.coef, self.entropy.applied, statistics)
+            return self._scaler.scale(loss), sums
+
+        predicted_L = predict(self._forward, part, lambda inputs: loss_of(inputs)[0])
+        scores = score(self._forward, part, predicted_L)
         if part.batch.num_rows == 0:  # made so that other ranks are not left waiting in theirs
             scores.logprob_L.sum().backward()
             return {}, {}
         inputs = objective_inputs(part, scores)
-        totals = Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
-        objective = self.objective
-        loss, sums = objective(inputs, totals, self.controller.coef, self.entropy.applied, statistics)
-        self._scaler.scale(loss).backward()
-        return sums, {name: float(value) for name, value in objective.maxima(inputs).items()}
+        loss, sums = loss_of(inputs)
+        loss.backward()
+        return sums, {name: float(value) for name, value in self.objective.maxima(inputs).items()}
 
     def _batch_statistics(self, prepared: Sequence[Prepared], seed: int) -> list[BatchStatistics | None]:
         """Rules over the whole batch, all ranks, are decided here, before the first backward pass."""

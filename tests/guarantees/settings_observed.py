@@ -142,6 +142,18 @@ def linear_layers(config: Config) -> list[str]:
         return sorted({type(module).__name__ for module in modules if isinstance(module, torch.nn.Linear)})
 
 
+def attention(config: Config) -> str:
+    """What packed streams attend through."""
+    with built(config) as run:
+        return run.policy.attention
+
+
+def kinds_of_layers(config: Config) -> list[str]:
+    """Of all of them."""
+    with built(config) as run:
+        return sorted({type(module).__name__ for module in run.policy.model.modules()})
+
+
 def steps_until_stopped(config: Config) -> int:
     """Steps of a policy that is no number."""
     with built(config) as run:

@@ -86,6 +86,15 @@ def test_gradient_and_metrics_are_the_same_however_they_are_computed(
     holds(farthest(make_case(architecture, dtype, EVERYTHING_ON, lora_rank=lora_rank), WAYS[way]), tolerance)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
+def test_attention_in_c_gives_the_same_gradient_and_metrics(architecture: str) -> None:
+    """The last has a window; all have two queries a key."""
+    case = make_case(architecture, torch.float32, EVERYTHING_ON)
+    ways = [("shared", 10_000), ("shared", 20), ("shared", 1), ("packed", 25)]
+    holds(farthest(case, [How(*way, attention="compiled") for way in ways]), FLOAT32)
+    holds(farthest(case, [How("shared", 20, attention="compiled", checkpointing=True, chunk=7)]), FLOAT32)
+
+
 # ------------------------------------------------------------------------------------- the plainest way, by hand
 
 

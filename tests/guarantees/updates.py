@@ -82,6 +82,7 @@ class How:
     """Leave rollouts of advantage 0 out of the work, as the loop does where they have no gradient."""
     share: tuple[int, int] = (0, 1)
     """(i, n): only every n-th group from the i-th on, what rank i of n gets; the counts are still those of all."""
+    attention: str = "blocks"
 
 
 WHOLE = How()
@@ -179,6 +180,7 @@ def batch_of(case: UpdateCase, how: How) -> Batch:
         micro_batch_tokens=how.budget,
         totals=(tokens, sequences, sum(len(group.rollouts) for group in groups)),
         device=CPU,
+        attention=how.attention,
     )
 
 

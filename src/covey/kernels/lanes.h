@@ -13,6 +13,7 @@
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
 INLINE lanes load(const float *from) {
@@ -60,18 +61,22 @@ INLINE lanes sums(const lanes a[LANES]) {
            __builtin_shufflevector(d[0], d[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
 
-/* The sum of a vector: halves, quarters, eighths, sixteenths. */
+/* Parts of a vector that change places. */
+#define HALVES 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
+#define QUARTERS 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11
+#define EIGHTHS 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
+#define SIXTEENTHS 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
+
 INLINE float sum_of(lanes a) {
-    a += __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    a += __builtin_shufflevector(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    a += __builtin_shufflevector(a, a, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    return a[0] + a[1];
+    a += __builtin_shufflevector(a, a, HALVES);
+    a += __builtin_shufflevector(a, a, QUARTERS);
+    a += __builtin_shufflevector(a, a, EIGHTHS);
+    a += __builtin_shufflevector(a, a, SIXTEENTHS);
+    return a[0];
 }
 
-INLINE lanes largest_of(lanes a, lanes b) {
-    const words first = (words)(a > b);
-    return (lanes)(((words)a & first) | ((words)b & ~first));
-}
+INLINE lanes chosen(ints mask, lanes yes, lanes no) { return (lanes)(((ints)yes & mask) | ((ints)no & ~mask)); }
+INLINE lanes larger_of(lanes a, lanes b) { return chosen(a > b, a, b); }
 
 /* The sum of numbers, sixteen sums side by side and then the rest: the order is the same wherever it is inlined. */
 INLINE float total(const float *x, int64_t count) {
@@ -96,10 +101,11 @@ INLINE float total_of_squares(const float *x, int64_t count) {
 INLINE float largest(const float *x, int64_t count, float most) {
     lanes found = most - (lanes){0};
     int64_t c = 0;
-    for (; c + LANES <= count; c += LANES) found = largest_of(load(x + c), found);
-    found = largest_of(found, __builtin_shufflevector(found, found, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    found = largest_of(found, __builtin_shufflevector(found, found, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-    for (int i = 0; i < 4; i++) most = found[i] > most ? found[i] : most;
+    for (; c + LANES <= count; c += LANES) found = larger_of(load(x + c), found);
+    found = larger_of(found, __builtin_shufflevector(found, found, HALVES));
+    found = larger_of(found, __builtin_shufflevector(found, found, QUARTERS));
+    found = larger_of(found, __builtin_shufflevector(found, found, EIGHTHS));
+    most = found[0] > found[1] ? found[0] : found[1];
     for (; c < count; c++) most = x[c] > most ? x[c] : most;
     return most;
 }

@@ -38,6 +38,16 @@ class Rule:
     """A token sees itself and the window - 1 before it; None sees all."""
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What a layer's heads are like, which decides what can compute them."""
+
+    dtype: torch.dtype
+    device_type: str
+    key_width: int
+    value_width: int
+
+
 def attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
 ) -> tuple[Tensor, None]:

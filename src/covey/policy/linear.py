@@ -43,8 +43,7 @@ class OneDnnLinear(nn.Linear):
     """A linear layer that computes float32 on the CPU through oneDNN, and everything else as before."""
 
     def forward(self, input: Tensor) -> Tensor:
-        is_plain = input.dtype == torch.float32 and input.device.type == "cpu" and input.numel() > 0
-        if not is_plain or torch.is_autocast_enabled("cpu"):
+        if not _is_whole(input) or torch.is_autocast_enabled("cpu"):
             return super().forward(input)
         flat = input.reshape(-1, input.shape[-1])
         if torch.is_grad_enabled():
@@ -106,6 +105,16 @@ def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= min_weights:
             module.__class__ = OneDnnLinear
+
+
+def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """x @ w.T + b without gradient, as an OneDnnLinear computes it."""
+    return (_linear if _is_whole(x_NI) else nn.functional.linear)(x_NI, weight_OI, bias_O)
+
+
+def _is_whole(x: Tensor) -> bool:
+    """Whether this is for oneDNN: float32 on a CPU, and not empty."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
 
 
 def _is_intel() -> bool:

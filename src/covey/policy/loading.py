@@ -21,6 +21,8 @@ from covey.config import ModelConfig
 from covey.policy import linear
 from covey.policy.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.attention import ATTENTION, register
+from covey.policy.compiled_attention import chosen_attention
+from covey.policy.compiled_parts import choose_kernels
 from covey.policy.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.policy import DTYPES, Policy
@@ -47,6 +49,7 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     if device.type == "cpu":
         linear.choose_library(model, settings.linear)
     precision = DTYPES[settings.precision]
+    choose_kernels(model, settings.kernels, precision)
     bare = probed(Policy(model, tokenizer, precision, plain_head=False, mask_id=_mask_id(settings, tokenizer)))
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -56,7 +59,8 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     elif settings.lora_rank > 0 and trainable:
         wrapped = add_adapters(model, settings, seed)
     offload = settings.activation_offload and trainable
-    policy = replace(bare, model=wrapped, offload=offload)
+    attention = chosen_attention(settings.attention, bare.heads) if bare.mask_id is None else bare.attention
+    policy = replace(bare, model=wrapped, offload=offload, attention=attention)
     if not trainable:
         wrapped.requires_grad_(False)
     return policy

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from covey.engine.base import Sampling
 from covey.engine.sampler import kept_with
 from covey.kl import full_kl
+from covey.policy.head import Head, linear_layer, score_rows
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
 from covey.types import MicroBatch
@@ -78,13 +79,23 @@ class Chunk:
 
 
 def score_tokens(
-    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: Kept | None = None, reference: Reference | None = None
+    policy: Policy,
+    batch: MicroBatch,
+    scoring: Scoring,
+    kept: Kept | None = None,
+    reference: Reference | None = None,
+    predicted_L: Tensor | None = None,
 ) -> Scores:
     """Score the loss tokens under the distribution they were drawn from.
 
     Without `kept` the filters are found from this policy's own logits, which is right on the weights that sampled.
-    `reference` asks for the exact KL to it.
+    `reference` asks for the exact KL to it. `predicted_L` is what the gradient of each log-prob is expected to be: if
+    it will be, the backward pass has less to do; if not, nothing changes.
     """
+    head = _linear_head(policy, batch, scoring) if reference is None else None
+    if head is not None:
+        passed = policy.as_pass(lambda: score_rows(head, _head_input(policy, batch), batch.target_L, predicted_L))
+        return Scores(*passed, full_kl_L=None)
     logprob_L, entropy_L, kl_L = policy.as_pass(lambda: _score(policy, batch, scoring, kept, reference))
     return Scores(logprob_L, entropy_L, kl_L if reference is not None else None)
 
@@ -92,6 +103,15 @@ def score_tokens(
 def kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Kept:
     """Which vocabulary entries this policy's filters keep for each loss token (the sampled one always)."""
     return Kept(*policy.as_pass(lambda: _kept_entries(policy, batch, scoring)))
+
+
+def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | None:
+    """The head if it is one linear layer and nothing is filtered; at temperature 0 (greedy) scores are those at 1."""
+    layer = None if scoring.sampling.filters else linear_layer(policy)
+    if layer is None:
+        return None
+    chunk = scoring.chunk or max(len(batch.target_L), 1)
+    return Head(layer, policy.precision, scoring.sampling.temperature or 1.0, chunk, scoring.entropy_gradient)
 
 
 def _score(

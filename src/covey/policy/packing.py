@@ -68,7 +68,7 @@ class PackedLayout:
 def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLayout:
     """The layout of a stream that consists of these segments, in order."""
     buckets: dict[tuple[int, int], list[Stretch]] = defaultdict(list)
-    for stretch in (s for segment in segments for s in _stretches(segment)):
+    for stretch in (s for segment in segments for s in stretches_of(segment)):
         buckets[stretch.prefix_length, stretch.length.bit_length()].append(stretch)
     order: dict[int, int] = {}
     blocks = []
@@ -90,7 +90,8 @@ def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLa
     return PackedLayout(tuple(blocks), places)
 
 
-def _stretches(segment: Segment) -> list[Stretch]:
+def stretches_of(segment: Segment) -> list[Stretch]:
+    """The prefix and the branches that hold tokens, in order."""
     stretches = [Stretch(segment.start, segment.prefix_length, 0, 0)]
     position = segment.start + segment.prefix_length
     for length in segment.branch_lengths:

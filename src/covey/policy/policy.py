@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from covey.policy.attention import Layout
+from covey.policy.attention import Heads, Layout
 from covey.policy.offload import offloaded
 
 T = TypeVar("T")
@@ -40,6 +40,10 @@ class Policy:
     """Of a masked policy: the token it replaces. None: the policy continues its prompts."""
     first_position: int = 0
     """The number its position encoding gives to the first token of a sequence."""
+    heads: frozenset[Heads] = frozenset()
+    """All kinds of heads its layers have, once it was probed."""
+    attention: str = "blocks"
+    """How packed streams attend: a name in `batch.ATTENTIONS`."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:

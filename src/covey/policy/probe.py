@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from covey.policy.attention import DENSE, Layout, Rule
+from covey.policy.attention import DENSE, Heads, Layout, Rule
 from covey.policy.bidirectional import WHOLE
 from covey.policy.policy import Policy, inference
 
@@ -17,13 +17,18 @@ NOISE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Attention of another layout that notes which layers asked for it."""
+    """Attention of another layout that notes which layers asked for it, and with what heads."""
 
     layout: Layout
     layers: set[int] = field(default_factory=set)
+    heads: set[Heads] = field(default_factory=set)
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         self.layers.add(layer)
+        widths = key_BKTD.shape[-1], value_BKTD.shape[-1]
+        # Under autocast values may be of another type than queries and keys.
+        dtypes = {tensor.dtype for tensor in (query_BHTD, key_BKTD, value_BKTD)}
+        self.heads.update(Heads(dtype, query_BHTD.device.type, *widths) for dtype in dtypes)
         return self.layout.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
 
 
@@ -41,7 +46,8 @@ def remove_dropout(model: nn.Module) -> None:
 
 
 def probed(policy: Policy) -> Policy:
-    """The policy with what a few tokens show of its architecture: whether its head is plain, where positions begin.
+    """The policy with what a few tokens show of its architecture: whether its head is plain, where positions begin,
+    what the heads of its attention are like.
 
     ValueError for an architecture that covey cannot train: where a layer mixes tokens by other means than attention
     handed over by transformers, packed rollouts would see each other; where training mode is noisy, the policy that is
@@ -67,7 +73,7 @@ def probed(policy: Policy) -> Policy:
         model.train()
         if not torch.allclose(_logits(found, layout), logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std())):
             raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
-        return replace(found, plain_head=_is_plain(found, hidden_TC, logits_TV))
+        return replace(found, plain_head=_is_plain(found, hidden_TC, logits_TV), heads=frozenset(recorder.heads))
 
 
 def _first_position(policy: Policy, layout: Layout) -> int:

@@ -1,0 +1,233 @@
+"""Log-probs and entropies of loss tokens under a head that is one linear layer, and their gradients.
+
+A head takes three products: the logits, then from their gradient that of the hidden states and that of the weight. No
+[tokens, vocabulary] tensor longer than a chunk may live, so with several chunks the logits would have to be computed
+again in the backward pass, a fourth product. What is done instead, the first that applies:
+
+- The weight is frozen: gradients of hidden states are made in the forward pass, up to a factor, d loss / d log-prob.
+- One chunk: its probabilities are kept, and the backward pass makes gradients of them, in place.
+- d loss / d log-prob has been predicted: gradients are made while the logits are there. The backward pass compares the
+  prediction with what has come, and takes these gradients only if every value is the same.
+- Else, and where a gradient flows through the entropy of several chunks, the logits are computed again.
+
+Shapes: L loss tokens, of all chunks or of one; C hidden width, V vocabulary. Functions that end in _ work in place.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from covey.policy.linear import OneDnnLinear, product
+from covey.policy.policy import Policy, head_modules
+
+PLAIN = (nn.Linear, OneDnnLinear)
+"""Layers that are a product and nothing more; adapters and quantised layers are other types."""
+SLICE = {"cpu": 2**20, "cuda": 2**28}
+"""Logits that become probabilities at once; on a CPU no more than its cache holds."""
+MIN_ROWS = 16
+"""However long the vocabulary: threads share out rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A linear layer as the last step of a policy."""
+
+    layer: nn.Linear
+    precision: torch.dtype
+    """What products are computed in; float32 and float64 leave their factors as they are."""
+    temperature: float
+    """What logits are divided by."""
+    chunk: int
+    """Loss tokens whose logits live at the same time."""
+    entropy_gradient: bool = False
+    """Let gradients flow through the entropy."""
+
+    def product(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """x @ w.T + b, in the type and through the library that the layer computes with."""
+        x_NI, weight_OI = _cast(x_NI, self.precision), _cast(weight_OI, self.precision)
+        bias_O = None if bias_O is None else _cast(bias_O, self.precision)
+        multiply = product if isinstance(self.layer, OneDnnLinear) else F.linear
+        return multiply(x_NI, weight_OI, bias_O)
+
+
+def linear_layer(policy: Policy) -> nn.Linear | None:
+    """The policy's head if it is one linear layer, else None."""
+    modules = head_modules(policy.causal_lm) if policy.plain_head else []
+    if len(modules) != 1 or type(modules[0]) not in PLAIN:
+        return None
+    (layer,) = modules
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def score_rows(
+    head: Head, rows_LC: Tensor, target_L: Tensor, predicted_L: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(log-probs of the targets, entropies) of hidden states, in float32 at least.
+
+    `predicted_L` is what d loss / d log-prob should be. It decides what is computed when, never what comes out.
+    """
+    layer = head.layer
+    if torch.is_grad_enabled():
+        logprob_L, entropy_L = _HeadScores.apply(rows_LC, layer.weight, layer.bias, target_L, predicted_L, head)
+        return logprob_L, entropy_L
+    chunks = _split(head.chunk, rows_LC, target_L)
+    return _joined([_score_(head, _logits(head, rows, layer.weight, layer.bias), target) for rows, target in chunks])
+
+
+@dataclass(slots=True)
+class Gradients:
+    """Of hidden states, weight and bias, added up chunk by chunk; nothing for what needs none."""
+
+    head: Head
+    needed: tuple[bool, bool, bool]
+    weight_VC: Tensor | None = None
+    bias_V: Tensor | None = None
+    _chunks: list[Tensor] = field(default_factory=list)
+
+    def add(self, gradient_LV: Tensor, rows_LC: Tensor, weight_VC: Tensor) -> None:
+        """Those of one chunk, from the gradient of its logits."""
+        of_rows, of_weight, of_bias = self.needed
+        if of_rows:
+            self._chunks.append(self.head.product(gradient_LV, weight_VC.t()).to(rows_LC.dtype))
+        if of_weight:
+            more_VC = self.head.product(gradient_LV.t(), rows_LC.t()).to(weight_VC.dtype)
+            self.weight_VC = more_VC if self.weight_VC is None else self.weight_VC.add_(more_VC)
+        if of_bias:
+            more_V = gradient_LV.sum(dim=0).to(weight_VC.dtype)
+            self.bias_V = more_V if self.bias_V is None else self.bias_V.add_(more_V)
+
+    def hidden(self) -> Tensor | None:
+        """Of the hidden states of all chunks, (L, C)."""
+        return torch.cat(self._chunks) if self._chunks else None
+
+
+class _HeadScores(torch.autograd.Function):
+    """(rows_LC, weight_VC, bias_V, target_L, predicted_L, head) -> log-probs and entropies."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        rows_LC, weight_VC, bias_V, target_L, predicted_L, head = given
+        needed, is_one = ctx.needs_input_grad[:3], len(target_L) <= head.chunk
+        ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
+        is_predicted = predicted_L is not None and not is_one and not head.entropy_gradient
+        ctx.made = Gradients(head, needed) if ctx.is_frozen or is_predicted else None
+        ctx.head, ctx.kept_LV, scores = head, None, []
+        for rows, target, coefficient in _split(head.chunk, rows_LC, target_L, None if ctx.is_frozen else predicted_L):
+            logits_LV = _logits(head, rows, weight_VC, bias_V)
+            scores.append(_score_(head, logits_LV, target))
+            if ctx.made is not None:
+                ctx.made.add(_gradient_(head, logits_LV, target, coefficient), rows, weight_VC)
+            elif is_one:
+                ctx.kept_LV = logits_LV
+        ctx.save_for_backward(rows_LC, weight_VC, bias_V, target_L, predicted_L)
+        logprob_L, entropy_L = _joined(scores)
+        if not head.entropy_gradient:
+            ctx.mark_non_differentiable(entropy_L)
+        return logprob_L, entropy_L
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *coefficients: Tensor) -> tuple[Tensor | None, ...]:
+        coefficient_L, of_entropy_L = coefficients
+        if ctx.is_frozen:
+            hidden_LC = ctx.made.hidden()
+            return hidden_LC * coefficient_L[:, None].to(hidden_LC.dtype), None, None, None, None, None
+        # Handed over without a copy, so there is nothing left for a second backward pass, which computes it again.
+        made, ctx.made = ctx.made, None
+        if made is not None and not torch.equal(coefficient_L, ctx.saved_tensors[-1]):
+            made = None
+        if made is None:
+            made = _made_now(ctx, coefficient_L, of_entropy_L if ctx.head.entropy_gradient else None)
+        return made.hidden(), made.weight_VC, made.bias_V, None, None, None
+
+
+def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> Gradients:
+    """From the probabilities that were kept, else from logits computed again."""
+    rows_LC, weight_VC, bias_V, target_L, _ = ctx.saved_tensors
+    head, made = ctx.head, Gradients(ctx.head, ctx.needs_input_grad[:3])
+    kept_LV, ctx.kept_LV = ctx.kept_LV, None
+    for rows, target, *coefficients in _split(head.chunk, rows_LC, target_L, coefficient_L, of_entropy_L):
+        probability_LV = kept_LV
+        if probability_LV is None:
+            probability_LV = _logits(head, rows, weight_VC, bias_V)
+            _score_(head, probability_LV, target)
+        made.add(_gradient_(head, probability_LV, target, *coefficients), rows, weight_VC)
+    return made
+
+
+def _split(num_rows: int, first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """So many rows of each at a time; None again and again for None."""
+    pieces = first.split(num_rows)
+    none: Sequence[None] = [None] * len(pieces)
+    return zip(pieces, *(none if other is None else other.split(num_rows) for other in others), strict=True)
+
+
+def _logits(head: Head, rows_LC: Tensor, weight_VC: Tensor, bias_V: Tensor | None) -> Tensor:
+    logits_LV = head.product(rows_LC, weight_VC, bias_V)
+    return logits_LV if logits_LV.dtype == torch.float64 else logits_LV.float()
+
+
+def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probs, entropies); the logits become probabilities."""
+    return _joined([_score_slice_(head, *slices) for slices in _slices(logits_LV, target_L)])
+
+
+def _score_slice_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tensor, Tensor]:
+    tempered_LV = logits_LV if head.temperature == 1.0 else logits_LV.div_(head.temperature)
+    all_LV = tempered_LV.log_softmax(dim=-1)
+    logprob_L = all_LV.gather(1, target_L[:, None])[:, 0]
+    probability_LV = torch.exp(all_LV, out=logits_LV)
+    return logprob_L, -all_LV.mul_(probability_LV).sum(dim=-1)
+
+
+def _gradient_(
+    head: Head,
+    probability_LV: Tensor,
+    target_L: Tensor,
+    coefficient_L: Tensor | None,
+    of_entropy_L: Tensor | None = None,
+) -> Tensor:
+    """Probabilities become the gradient of logits, from those of log-probs (None: 1) and of entropies."""
+    if coefficient_L is None:
+        coefficient_L = probability_LV.new_ones(len(target_L))
+    of_entropy_L = None if of_entropy_L is None else of_entropy_L / head.temperature
+    for slices in _slices(probability_LV, target_L, coefficient_L / head.temperature, of_entropy_L):
+        _gradient_slice_(*slices)
+    return probability_LV
+
+
+def _gradient_slice_(
+    probability_LV: Tensor, target_L: Tensor, coefficient_L: Tensor, of_entropy_L: Tensor | None
+) -> None:
+    """coefficient (1 at the target - p) - of_entropy p (log p + entropy)."""
+    factor_L, terms_LV = -coefficient_L, None
+    if of_entropy_L is not None:
+        terms_LV = torch.xlogy(probability_LV, probability_LV)
+        factor_L = factor_L + of_entropy_L * terms_LV.sum(dim=-1)
+    probability_LV.mul_(factor_L[:, None])
+    if of_entropy_L is not None and terms_LV is not None:
+        probability_LV.sub_(terms_LV.mul_(of_entropy_L[:, None]))
+    at_target_L1 = probability_LV.gather(1, target_L[:, None]) + coefficient_L[:, None]
+    probability_LV.scatter_(1, target_L[:, None], at_target_L1)
+
+
+def _slices(first_LV: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """So many rows at a time as a cache holds."""
+    num_entries = SLICE.get(first_LV.device.type, SLICE["cuda"])
+    return _split(max(num_entries // first_LV.shape[1], MIN_ROWS), first_LV, *others)
+
+
+def _joined(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    logprobs, entropies = zip(*scores, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _cast(tensor: Tensor, precision: torch.dtype) -> Tensor:
+    """What autocast would make of it."""
+    return tensor if precision in (torch.float32, torch.float64) else tensor.to(precision)
