@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Q
 from covey.compiling import NoCompilerError, library
 from covey.policy.attention import ATTENTION, attention
 from covey.policy.compiled_elementwise import SOURCE, gated, rms_norm, rotated
+from covey.policy.linear import OneDnnLinear
 
 
 class _CompiledNorm(nn.Module):
@@ -154,8 +155,12 @@ def choose_kernels(model: PreTrainedModel, choice: str, precision: torch.dtype) 
 
 
 def use_compiled(model: nn.Module) -> None:
-    """Let norms, gates and rotary positions of exactly known classes compute through C, in place."""
+    """Let norms, gates and rotary positions of exactly known classes compute through C, in place, and gradients of
+    weights that oneDNN would compute.
+    """
     for module in model.modules():
+        if type(module) is OneDnnLinear:
+            module.through_c = True
         kind = type(module)
         if kind in COMPILED and (kind not in GATED or isinstance(module.act_fn, nn.SiLU | SiLUActivation)):
             module.__class__ = COMPILED[kind]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from covey.policy.linear import OneDnnLinear, product
+from covey.policy.linear import OneDnnLinear, product, product_of_transposed
 from covey.policy.policy import Policy, head_modules
 
 PLAIN = (nn.Linear, OneDnnLinear)
@@ -53,6 +53,13 @@ class Head:
         bias_O = None if bias_O is None else _cast(bias_O, self.precision)
         multiply = product if isinstance(self.layer, OneDnnLinear) else F.linear
         return multiply(x_NI, weight_OI, bias_O)
+
+    def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor) -> Tensor:
+        """gradient^T @ rows, (V, C), as `product` computes."""
+        if not isinstance(self.layer, OneDnnLinear):
+            return self.product(gradient_LV.t(), rows_LC.t())
+        factors = _cast(gradient_LV, self.precision), _cast(rows_LC, self.precision)
+        return product_of_transposed(*factors, self.layer.through_c)
 
 
 def linear_layer(policy: Policy) -> nn.Linear | None:
@@ -96,7 +103,7 @@ class Gradients:
         if of_rows:
             self._chunks.append(self.head.product(gradient_LV, weight_VC.t()).to(rows_LC.dtype))
         if of_weight:
-            more_VC = self.head.product(gradient_LV.t(), rows_LC.t()).to(weight_VC.dtype)
+            more_VC = self.head.weight_gradient(gradient_LV, rows_LC).to(weight_VC.dtype)
             self.weight_VC = more_VC if self.weight_VC is None else self.weight_VC.add_(more_VC)
         if of_bias:
             more_V = gradient_LV.sum(dim=0).to(weight_VC.dtype)

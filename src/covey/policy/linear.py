@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from covey.policy.compiled_gradient import weight_gradient
+
 MIN_WEIGHTS = 2**16
 """Where it is chosen automatically, layers with fewer weights stay with torch: benchmarks/NOTES.md."""
 
@@ -19,35 +21,39 @@ PACKED_ROWS = 64
 
 
 class _Product(torch.autograd.Function):
-    """x @ w.T + b and its gradients, each one call of oneDNN."""
+    """x @ w.T + b and its gradients, each one call of oneDNN, that of the weight of C where it may be."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def forward(ctx: FunctionCtx, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, through_c: bool) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
-        ctx.has_bias = bias_O is not None  # type: ignore[attr-defined]
+        ctx.has_bias, ctx.through_c = bias_O is not None, through_c  # type: ignore[attr-defined]
         return _linear(x_NI, weight_OI, bias_O)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (gradient_NO,) = gradients
         x_NI, weight_OI = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         return (
             _linear(gradient_NO, weight_OI.t()) if of_x else None,
-            _linear(gradient_NO.t(), x_NI.t()) if of_weight else None,
+            product_of_transposed(gradient_NO, x_NI, ctx.through_c) if of_weight else None,
             gradient_NO.sum(dim=0) if of_bias and ctx.has_bias else None,
+            None,
         )
 
 
 class OneDnnLinear(nn.Linear):
     """A linear layer that computes float32 on the CPU through oneDNN, and everything else as before."""
 
+    through_c = False
+    """Whether the gradient of the weight goes through C."""
+
     def forward(self, input: Tensor) -> Tensor:
         if not _is_whole(input) or torch.is_autocast_enabled("cpu"):
             return super().forward(input)
         flat = input.reshape(-1, input.shape[-1])
         if torch.is_grad_enabled():
-            out = _Product.apply(flat, self.weight, self.bias)
+            out = _Product.apply(flat, self.weight, self.bias, self.through_c)
         else:
             out = _linear(flat, self.weight, self.bias)
         return out.view(*input.shape[:-1], self.out_features)
@@ -110,6 +116,13 @@ def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
 def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """x @ w.T + b without gradient, as an OneDnnLinear computes it."""
     return (_linear if _is_whole(x_NI) else nn.functional.linear)(x_NI, weight_OI, bias_O)
+
+
+def product_of_transposed(gradient_NO: Tensor, x_NI: Tensor, through_c: bool) -> Tensor:
+    """gradient^T @ x without gradient, (O, I), as an OneDnnLinear computes that of its weight."""
+    if through_c and _is_whole(x_NI):
+        return weight_gradient(gradient_NO, x_NI)
+    return product(gradient_NO.t(), x_NI.t())
 
 
 def _is_whole(x: Tensor) -> bool:
