@@ -174,14 +174,26 @@ def test_a_model_scores_a_batch_alike(architecture: str, packing: str) -> None:
     assert not torch.equal(found, blocks)
 
 
+def test_in_half_precision_it_is_the_same_in_float32_rounded_once() -> None:
+    segments = segments_of([(20, (9, 12)), (0, (30,))])
+    inputs, gradient = drawn(segments, (4, 2), 32)
+    rounded = [tensor.bfloat16() for tensor in inputs]
+    rule = Rule(32**-0.5, None)
+    found = compiled(segments, rounded, gradient.bfloat16(), rule)
+    expected = compiled(segments, [tensor.float() for tensor in rounded], gradient.bfloat16().float(), rule)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert torch.equal(mine, theirs.bfloat16())
+
+
 # ------------------------------------------------------------------------------------------------ the choice
 
 PLAIN = Heads(torch.float32, "cpu", 64, 64)
-POSSIBLE = [PLAIN, Heads(torch.float32, "cpu", 16, 16), Heads(torch.float32, "cpu", 256, 256)]
+POSSIBLE = [PLAIN, Heads(torch.float32, "cpu", 16, 16), Heads(torch.bfloat16, "cpu", 256, 256)]
 OBSTACLES = {
-    "it computes float32 on a CPU, got float64 on cpu": Heads(torch.float64, "cpu", 64, 64),
-    "it computes float32 on a CPU, got bfloat16 on cpu": Heads(torch.bfloat16, "cpu", 64, 64),
-    "it computes float32 on a CPU, got float32 on cuda": Heads(torch.float32, "cuda", 64, 64),
+    "it computes float32 and bfloat16 on a CPU, got float64 on cpu": Heads(torch.float64, "cpu", 64, 64),
+    "it computes float32 and bfloat16 on a CPU, got float16 on cpu": Heads(torch.float16, "cpu", 64, 64),
+    "it computes float32 and bfloat16 on a CPU, got float32 on cuda": Heads(torch.float32, "cuda", 64, 64),
     "heads must be 16, 32, ... 256 wide, got 8": Heads(torch.float32, "cpu", 8, 8),
     "heads must be 16, 32, ... 256 wide, got 272": Heads(torch.float32, "cpu", 272, 272),
     "heads must be 16, 32, ... 256 wide, got keys of 192 with values of 128": Heads(torch.float32, "cpu", 192, 128),
@@ -239,7 +251,8 @@ def test_without_a_compiler_packed_streams_attend_in_blocks_or_are_refused() -> 
 def test_a_policy_knows_how_it_attends_once_it_is_loaded() -> None:
     assert nano().attention == nano(attention="compiled").attention == "compiled"
     assert nano(attention="blocks").attention == "blocks"
-    assert nano(precision="bfloat16").attention == nano(precision="float64").attention == "blocks"
+    assert nano(precision="bfloat16").attention == "compiled"
+    assert nano(precision="float64").attention == "blocks"
     assert nano(nano_num_heads=4).attention == "blocks"
     assert nano(name="nano-masked", kind="masked", nano_architecture="bert").attention == "blocks"
     with pytest.raises(ValueError, match="got float64 on cpu; auto takes blocks then"):

@@ -1,4 +1,4 @@
-"""Attention over packed streams as one call of C (attention.c) forward and one backward, float32 on a CPU.
+"""Attention over packed streams as one call of C (attention.c) forward and one backward, in float32 on a CPU.
 
 No key is copied for the branches that share it. Beside queries, keys and values the backward pass needs the outputs and
 one number a query; what it gives is the same for any number of threads, and for a segment the same whatever is beside
@@ -23,6 +23,9 @@ from covey.policy.packing import Segment, stretches_of
 SOURCE = KERNELS / "attention.c"
 LANES, MAX_WIDTH, CHUNK = 16, 256, 256
 """As in attention.c."""
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""What heads may be given in; all is computed in float32."""
 
 BACKWARD_CHUNK = 512
 """Tokens of branches that add up what they give to their prefix before it goes to memory; more where the prefix is
@@ -69,9 +72,10 @@ class CompiledLayout:
     backward: Chunks
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        assert {t.dtype for t in (query_BHTD, key_BKTD, value_BKTD)} == {torch.float32}, "chosen for float32 only"
-        out: Tensor = _Attention.apply(query_BHTD, key_BKTD, value_BKTD, self, rule)
-        return out
+        given = (query_BHTD, key_BKTD, value_BKTD)
+        assert {tensor.dtype for tensor in given} <= DTYPES.keys(), "chosen for other types"
+        out: Tensor = _Attention.apply(*(tensor.float() for tensor in given), self, rule)
+        return out.to(value_BKTD.dtype)
 
 
 class _Attention(torch.autograd.Function):
@@ -140,8 +144,8 @@ def chosen_attention(choice: str, heads: Iterable[Heads]) -> str:
 def _obstacle(heads: Iterable[Heads]) -> str:
     """Why there is no compiled attention for such heads; empty where there is."""
     for dtype, device in sorted({(str(h.dtype).removeprefix("torch."), h.device_type) for h in heads}):
-        if (dtype, device) != ("float32", "cpu"):
-            return f"it computes float32 on a CPU, got {dtype} on {device}"
+        if dtype not in DTYPES.values() or device != "cpu":
+            return f"it computes {' and '.join(DTYPES.values())} on a CPU, got {dtype} on {device}"
     for key, value in sorted({(h.key_width, h.value_width) for h in heads}):
         if key != value or key > MAX_WIDTH or key % LANES:
             found = str(key) if key == value else f"keys of {key} with values of {value}"
