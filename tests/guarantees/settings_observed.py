@@ -10,11 +10,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from covey.config import Config, ModelConfig
 from covey.environments.base import Closes, Environment, RunStopped
 from covey.evaluate import evaluate
 from covey.needs import shown
+from covey.policy import head as heads
 from covey.policy.loading import load_policy
 from covey.resuming import resume_point, settings_of
 from covey.source import Learns, Outcome
@@ -125,14 +127,31 @@ def work(config: Config) -> dict[str, list[Any]]:
         seen: dict[str, list[Any]] = {"passes": [], "head": [], "layer": []}
         inner = run.policy.causal_lm
         body: Any = inner.base_model
-        head: Any = inner.get_output_embeddings()
         body.register_forward_pre_hook(
             lambda module, given, named: seen["passes"].append(named["input_ids"].shape), with_kwargs=True
         )
-        head.register_forward_pre_hook(lambda module, given: seen["head"].append(len(given[0])))
         body.layers[0].mlp.register_forward_pre_hook(lambda module, given: seen["layer"].append(1))
-        run.trainer.step(batch, 0)
+        head: Any = inner.get_output_embeddings()  # a linear one alone is not called
+        head.register_forward_pre_hook(lambda module, given: seen["head"].append(len(given[0])))
+        with watched(heads, "_logits", lambda head, rows_LC, *weights: seen["head"].append(len(rows_LC))):
+            run.trainer.step(batch, 0)
         return seen
+
+
+@contextmanager
+def watched(module: ModuleType, name: str, hears: Callable[..., None]) -> Iterator[None]:
+    """`hears` is told what a function of a module is called with."""
+    original = vars(module)[name]
+
+    def told(*given: Any) -> Any:
+        hears(*given)
+        return original(*given)
+
+    setattr(module, name, told)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 def linear_layers(config: Config) -> list[str]:

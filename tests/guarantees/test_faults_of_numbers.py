@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
 
 from covey import build
 from covey.advantages import ADVANTAGES
@@ -72,16 +73,17 @@ class Poison:
         """The policy, poisoned where it is trained."""
         value = math.inf if self.kind.startswith("inf") else math.nan
         if self.kind.endswith("logits"):
-            head = policy.causal_lm.get_output_embeddings()
-            assert isinstance(head, nn.Module)
-            # Sampling goes through the same head, without gradients.
-            head.register_forward_hook(
-                lambda module, given, out: spoilt(out, value) if torch.is_grad_enabled() and self.is_active else None
-            )
+            policy.causal_lm.base_model.register_forward_hook(lambda module, given, out: self.spoil(out, value))
         if self.kind.endswith("gradient"):
             parameter = next(p for p in policy.model.parameters() if p.dim() > 1)
             parameter.register_hook(lambda gradient: spoilt(gradient, value) if self.is_active else None)
         return policy
+
+    def spoil(self, out: BaseModelOutput, value: float) -> None:
+        """What logits are made of, in passes that train; sampling goes through the same model, without gradients."""
+        if torch.is_grad_enabled() and self.is_active:
+            assert out.last_hidden_state is not None
+            out.last_hidden_state = spoilt(out.last_hidden_state, value)
 
     def loss(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The loss, which becomes NaN where this poison is one of losses."""

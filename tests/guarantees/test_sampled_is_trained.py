@@ -278,6 +278,7 @@ def test_a_mismatch_that_is_not_negligible_is_corrected_where_asked(
     monkeypatch.setitem(ENGINES, "native", never_reloaded)
     settings = {"algorithm__correction": "truncate", "algorithm__correction_max": 1.0}
     plain, corrected = trained(tmp_path / "a", monkeypatch), trained(tmp_path / "b", monkeypatch, **settings)
-    assert plain[1]["mismatch"] == corrected[1]["mismatch"]
+    # Weights of the first step are 1 but for rounding, so the second begins with all but the same policy.
+    assert plain[1]["mismatch"] == pytest.approx(corrected[1]["mismatch"], rel=1e-5)
     assert corrected[1]["correction_weight"] < 0.999
     assert abs(plain[1]["grad_norm"] / corrected[1]["grad_norm"] - 1) > 1e-4
