@@ -11,6 +11,12 @@
 #define LANES 16
 #define INLINE static inline __attribute__((always_inline))
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#endif
+
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
@@ -49,16 +55,16 @@ INLINE float exponential(float x) {
 INLINE lanes sums(const lanes a[LANES]) {
     lanes b[8], c[4], d[2];
     for (int i = 0; i < 8; i++)
-        b[i] = __builtin_shufflevector(a[i], a[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               __builtin_shufflevector(a[i], a[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+        b[i] = SHUFFLE(a[i], a[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               SHUFFLE(a[i], a[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
     for (int i = 0; i < 4; i++)
-        c[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+        c[i] = SHUFFLE(b[i], b[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+               SHUFFLE(b[i], b[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
     for (int i = 0; i < 2; i++)
-        d[i] = __builtin_shufflevector(c[i], c[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               __builtin_shufflevector(c[i], c[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    return __builtin_shufflevector(d[0], d[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-           __builtin_shufflevector(d[0], d[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+        d[i] = SHUFFLE(c[i], c[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+               SHUFFLE(c[i], c[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    return SHUFFLE(d[0], d[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           SHUFFLE(d[0], d[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
 
 /* Parts of a vector that change places. */
@@ -68,10 +74,10 @@ INLINE lanes sums(const lanes a[LANES]) {
 #define SIXTEENTHS 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
 
 INLINE float sum_of(lanes a) {
-    a += __builtin_shufflevector(a, a, HALVES);
-    a += __builtin_shufflevector(a, a, QUARTERS);
-    a += __builtin_shufflevector(a, a, EIGHTHS);
-    a += __builtin_shufflevector(a, a, SIXTEENTHS);
+    a += SHUFFLE(a, a, HALVES);
+    a += SHUFFLE(a, a, QUARTERS);
+    a += SHUFFLE(a, a, EIGHTHS);
+    a += SHUFFLE(a, a, SIXTEENTHS);
     return a[0];
 }
 
@@ -102,9 +108,9 @@ INLINE float largest(const float *x, int64_t count, float most) {
     lanes found = most - (lanes){0};
     int64_t c = 0;
     for (; c + LANES <= count; c += LANES) found = larger_of(load(x + c), found);
-    found = larger_of(found, __builtin_shufflevector(found, found, HALVES));
-    found = larger_of(found, __builtin_shufflevector(found, found, QUARTERS));
-    found = larger_of(found, __builtin_shufflevector(found, found, EIGHTHS));
+    found = larger_of(found, SHUFFLE(found, found, HALVES));
+    found = larger_of(found, SHUFFLE(found, found, QUARTERS));
+    found = larger_of(found, SHUFFLE(found, found, EIGHTHS));
     most = found[0] > found[1] ? found[0] : found[1];
     for (; c < count; c++) most = x[c] > most ? x[c] : most;
     return most;
