@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from covey.engine.base import Sampling
 from covey.engine.fused import FusedModel
@@ -119,6 +121,14 @@ def test_in_half_precision_it_is_no_further_from_float32_than_autocast_is(archit
     assert is_fused(twin)
     mine, theirs = ((logprobs(policy) - logprobs(exact)).abs().max() for policy in (twin, half))
     assert 0 < mine < 1.5 * theirs
+
+
+def test_in_half_precision_widths_that_do_not_pair_are_left_alone() -> None:
+    odd = make_policy("llama")
+    for layer in odd.causal_lm.base_model.layers:
+        layer.mlp = LlamaMLP(LlamaConfig(hidden_size=odd.causal_lm.config.hidden_size, intermediate_size=33))
+    assert is_fused(fused_twin(odd))
+    assert not is_fused(fused_twin(replace(odd, precision=torch.bfloat16)))
 
 
 @pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")

@@ -98,9 +98,14 @@ def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype)
 def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
     """The name of the base model where it is computed as a whole. Only with rules, where decoding goes through C."""
     base = policy.causal_lm.base_model
-    if not rules or not is_fusable(base) or not all(_is_plain(linear, policy) for linear in linear_layers(base)):
+    if not rules or not is_fusable(base) or not all(_is_taken(linear, policy) for linear in linear_layers(base)):
         return []
     return [name for name, module in policy.model.named_modules() if module is base]
+
+
+def _is_taken(linear: nn.Module, policy: Policy) -> bool:
+    """Whether panels can hold it: in half precision inputs lie in pairs."""
+    return _is_plain(linear, policy) and not (_is_half(policy.precision) and _linear_of(linear).in_features % 2)
 
 
 def _is_plain(linear: nn.Module, policy: Policy) -> bool:
