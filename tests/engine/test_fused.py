@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from covey.engine.base import Sampling
 from covey.engine.fused import FusedModel
 from covey.engine.native import NativeEngine
-from covey.engine.panels import has_half
+from covey.engine.panels import CompiledLinear, has_half
 from covey.engine.runner import probed
 from covey.engine.twin import is_wanted, twin_of
 from covey.policy.attention import DENSE
@@ -129,6 +129,12 @@ def test_in_half_precision_widths_that_do_not_pair_are_left_alone() -> None:
         layer.mlp = LlamaMLP(LlamaConfig(hidden_size=odd.causal_lm.config.hidden_size, intermediate_size=33))
     assert is_fused(fused_twin(odd))
     assert not is_fused(fused_twin(replace(odd, precision=torch.bfloat16)))
+
+
+def test_adapters_are_not_merged_into_weights_of_half_precision() -> None:
+    policy = with_adapters("bfloat16")
+    assert not is_fused(fused_twin(policy))
+    assert not [module for module in fused_twin(policy).model.modules() if isinstance(module, CompiledLinear)]
 
 
 @pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")

@@ -17,11 +17,12 @@ from covey.compiling import KERNELS, NoCompilerError, library
 from covey.engine import sampler
 from covey.engine.cache import Cache, CacheShape
 from covey.engine.layouts import Grid
+from covey.engine.panels import SOURCE as LAYER
 from covey.engine.panels import has_half
 from covey.engine.sampler import Distribution
 from covey.policy.attention import Rule
 
-SOURCE = KERNELS / "decode.c"
+SOURCE, DRAW = KERNELS / "decode.c", KERNELS / "sample.c"
 LANES, MAX_WIDTH = 16, 256
 """As in decode.c."""
 
@@ -96,7 +97,7 @@ def sample_alike(logits_RV: Tensor, distribution: Distribution, uniform_R: Tenso
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (logits_RV, uniform_R, token_R, logprob_R))
     numbers = (ctypes.c_int64(number) for number in logits_RV.shape)
     how = ctypes.c_float(temperature), ctypes.c_int64(torch.get_num_threads())
-    library(KERNELS / "sample.c").covey_sample(*pointers, *numbers, *how)
+    library(DRAW).covey_sample(*pointers, *numbers, *how)
     return token_R, logprob_R
 
 
@@ -122,7 +123,8 @@ def _obstacle(shape: CacheShape) -> str:
     if len(widths) > 1 or max(widths) > MAX_WIDTH or max(widths) % LANES:
         return f"heads must be {LANES}, {2 * LANES}, ... {MAX_WIDTH} wide, got {', '.join(map(str, sorted(widths)))}"
     try:
-        library(SOURCE)
+        for source in (SOURCE, DRAW, LAYER):
+            library(source)
         lacks_half = shape.dtype == torch.bfloat16 and not has_half()
     except NoCompilerError as error:
         return str(error)

@@ -1,11 +1,12 @@
 """The policy as it is sampled: weights of linear layers in the form that decoding reads fastest, made once, not in
 every pass.
 
-In half precision they are cast: autocast keeps casts only within one pass, and a decode step is a pass. The numbers are
-autocast's own, bit for bit. In float32 on a CPU they are laid out for oneDNN where that computes the layer anyway. In
-whole precision adapters are merged into their layers: two products less, and rounding is all that differs (in half
-precision the merged weight would be rounded too coarsely). Where decoding goes through C, base models of a known form
-are fused (`fused.py`), and the other linear layers are laid out for it (`panels.py`).
+In half precision they are cast: autocast keeps casts only within one pass, and a decode step is a pass. Through torch
+the numbers are autocast's own, bit for bit; through C only what enters a product is rounded. In float32 on a CPU they
+are laid out for oneDNN where that computes the layer anyway. In whole precision adapters are merged into their layers:
+two products less, and rounding is all that differs (in half precision the merged weight would be rounded too coarsely).
+Where decoding goes through C, base models of a known form are fused (`fused.py`), and the other linear layers are laid
+out for it (`panels.py`).
 """
 
 import copy
@@ -164,8 +165,8 @@ def _weight_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
-    """A plain LoRA layer over a plain linear layer, with one adapter at work."""
-    if not is_adapted(policy.model):
+    """A plain LoRA layer over a plain linear layer, with one adapter at work, in whole precision."""
+    if not is_adapted(policy.model) or _is_half(policy.precision):
         return False
     from peft.tuners.lora import Linear
 

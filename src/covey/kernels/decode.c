@@ -98,9 +98,9 @@ INLINE float weigh(Softmax *softmax, float *score, int64_t hidden, int64_t count
     return shrink;
 }
 
-/* Add weighed values to what `num` queries have; the order of a query's sum is the same for any num. */
-INLINE void add_values(Query *quad, const int num, Scores score, const float *shrink, Stretch values, int64_t count,
-                       const int64_t width, const int half) {
+/* Add weighed values to what the first `real` of `num` queries have; the order of a sum is the same for any num. */
+INLINE void add_values(Query *quad, const int num, int64_t real, Scores score, const float *shrink, Stretch values,
+                       int64_t count, const int64_t width, const int half) {
     const int vectors = num == 1 ? 4 : 2; /* with two sums each, as many as there are registers for */
     for (int64_t from = 0; from < width; from += vectors * LANES) {
         const int64_t here = smaller((width - from) / LANES, vectors), at = values.at + from;
@@ -126,7 +126,7 @@ INLINE void add_values(Query *quad, const int num, Scores score, const float *sh
 #pragma GCC unroll 4
             for (int j = 0; j < here; j++) {
                 if (p < count) even[m][j] += score[m][p] * load_at(values.base, at + p * width + LANES * j, half);
-                store(quad[m].softmax.out + from + LANES * j, even[m][j] + odd[m][j]);
+                if (m < real) store(quad[m].softmax.out + from + LANES * j, even[m][j] + odd[m][j]);
             }
     }
 }
@@ -144,9 +144,9 @@ INLINE void absorb(Query *quad, int64_t num, Stretch keys, Stretch values, int64
         shrink[m] = weigh(&quad[m].softmax, score[m], smaller(count, larger(0, quad[m].first - at)), count);
     for (int64_t m = num; m < QUAD; m++) memset(score[m], 0, sizeof score[m]);
     if (num == 1)
-        add_values(quad, 1, score, shrink, values, count, width, half);
+        add_values(quad, 1, 1, score, shrink, values, count, width, half);
     else
-        add_values(quad, QUAD, score, shrink, values, count, width, half);
+        add_values(quad, QUAD, num, score, shrink, values, count, width, half);
 }
 
 /* The queries of a tile; the last ones are empty where the group is smaller. */

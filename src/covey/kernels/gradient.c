@@ -1,5 +1,5 @@
 /* The gradient of a linear layer's weight, a sum over tokens: out = gradient^T x. Libraries first copy both tensors, so
-   that tokens lie side by side; here they are read where they are. Float32. linear.py calls covey_weight_gradient.
+   that tokens lie side by side; here they are read where they are. Float32. compiled_gradient.py calls covey_weight_gradient.
 
    Each number is one sum over the tokens in order, in stretches of DEPTH, whatever the number of threads. */
 

@@ -119,11 +119,11 @@ INLINE float largest(const float *x, int64_t count, float most) {
 /* A bfloat16 is the upper half of a float. */
 INLINE lanes widened(halves value) { return (lanes)(__builtin_convertvector(value, words) << 16); }
 
-/* To the nearest bfloat16, the even one of two. */
+/* To the nearest bfloat16, the even one of two; NaN stays NaN. */
 INLINE uint16_t rounded(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    return value == value ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
 }
 
 /* Numbers `at` .. of an array of floats or bfloat16. */

@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Q
 from covey.compiling import NoCompilerError, library
 from covey.policy.attention import ATTENTION, attention
 from covey.policy.compiled_elementwise import SOURCE, gated, rms_norm, rotated
+from covey.policy.compiled_gradient import SOURCE as GRADIENT
 from covey.policy.linear import OneDnnLinear
 
 
@@ -173,7 +174,8 @@ def _obstacle(model: PreTrainedModel, precision: torch.dtype) -> str:
     if not any(type(module) in COMPILED for module in model.modules()):
         return f"it knows the parts of Llama, Mistral, Qwen2 and Qwen3, got {type(model).__name__}"
     try:
-        library(SOURCE)
+        for source in (SOURCE, GRADIENT):
+            library(source)
     except NoCompilerError as error:
         return str(error)
     return ""

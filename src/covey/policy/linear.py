@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from covey.policy.compiled_gradient import weight_gradient
 
@@ -30,6 +30,7 @@ class _Product(torch.autograd.Function):
         return _linear(x_NI, weight_OI, bias_O)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (gradient_NO,) = gradients
         x_NI, weight_OI = ctx.saved_tensors
