@@ -261,3 +261,8 @@ def gradient(policy: Policy) -> Tensor:
 def relative_error(got: Tensor, expected: Tensor) -> float:
     assert float(expected.norm()) > 0
     return float((got - expected).norm() / expected.norm())
+
+
+def normal(*size: int, seed: int = 0) -> Tensor:
+    """Normal numbers that are the same for a seed."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))

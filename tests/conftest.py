@@ -8,9 +8,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 # No test needs the hub; without a network its client tries again and again.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,11 @@ def shared() -> Path:
     if not (folder / "golden").is_dir():
         pytest.skip(f"shared reference material is not at {folder}; set COVEY_SHARED")
     return folder
+
+
+@pytest.fixture
+def own_threads() -> Iterator[None]:
+    """The number of threads is a test's own; it is set back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

@@ -1,27 +1,18 @@
 """Products in C: the right numbers, a row's bits its own, and the weights as they are when they are taken."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 from covey.engine.panels import CompiledLinear, has_half
 
+from ..builders import normal
+
 HALVES = [False, pytest.param(True, marks=pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here"))]
 SHAPES = [(1, 16, 32), (7, 48, 33), (8, 64, 31), (64, 32, 1), (65, 128, 344), (200, 96, 100)]
 """Rows, inputs, outputs: beside and beyond tiles of 8 x 32 and batches of 64 rows."""
 
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def random(*size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+pytestmark = pytest.mark.usefixtures("own_threads")
 
 
 def rounded(values: Tensor, half: bool) -> Tensor:
@@ -34,7 +25,7 @@ def rounded(values: Tensor, half: bool) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_numbers_are_those_of_the_product(shape: tuple[int, int, int], has_bias: bool, half: bool) -> None:
     rows, inner, outer = shape
-    x, weight, bias = random(rows, inner), random(outer, inner, seed=1), random(outer, seed=2)
+    x, weight, bias = normal(rows, inner), normal(outer, inner, seed=1), normal(outer, seed=2)
     expected = rounded(x, half) @ rounded(weight, half).T + (bias.double() if has_bias else 0.0)
     found = CompiledLinear(weight, bias if has_bias else None, half)(x)
     assert found.shape == (rows, outer)
@@ -44,7 +35,7 @@ def test_the_numbers_are_those_of_the_product(shape: tuple[int, int, int], has_b
 
 @pytest.mark.parametrize("half", HALVES)
 def test_a_row_gets_the_same_bits_alone_and_with_any_number_of_threads(half: bool) -> None:
-    x, layer = random(77, 96), CompiledLinear(random(100, 96, seed=1), random(100, seed=2), half)
+    x, layer = normal(77, 96), CompiledLinear(normal(100, 96, seed=1), normal(100, seed=2), half)
     outputs = []
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
@@ -55,8 +46,8 @@ def test_a_row_gets_the_same_bits_alone_and_with_any_number_of_threads(half: boo
 
 @pytest.mark.parametrize("half", HALVES)
 def test_the_weight_is_the_one_that_was_taken_last(half: bool) -> None:
-    first, second, x = random(40, 32), random(40, 32, seed=1), random(5, 32, seed=2)
-    bias = random(40, seed=3)
+    first, second, x = normal(40, 32), normal(40, 32, seed=1), normal(5, 32, seed=2)
+    bias = normal(40, seed=3)
     layer = CompiledLinear(first, bias, half)
     layer.take(second, 2 * bias)
     assert torch.equal(layer(x), CompiledLinear(second, 2 * bias, half)(x))
@@ -64,8 +55,8 @@ def test_the_weight_is_the_one_that_was_taken_last(half: bool) -> None:
 
 
 def test_whatever_lies_around_the_rows_keeps_its_shape() -> None:
-    layer = CompiledLinear(random(6, 16), None, half=False)
-    x = random(3, 5, 16, seed=1)
+    layer = CompiledLinear(normal(6, 16), None, half=False)
+    x = normal(3, 5, 16, seed=1)
     assert layer(x).shape == (3, 5, 6)
     assert torch.equal(layer(x)[2, 4], layer(x[2, 4]))
     assert torch.equal(layer(x.transpose(0, 1)), layer(x).transpose(0, 1))

@@ -1,43 +1,31 @@
 """The gradient of a weight in C: the right numbers in every shape, with the same bits for any number of threads."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor
 
 from covey.policy.compiled_gradient import weight_gradient
 from covey.policy.compiled_parts import use_compiled
 from covey.policy.linear import OneDnnLinear, use_onednn
 
-from ..builders import make_policy
+from ..builders import make_policy, normal
 
 SHAPES = [(1, 1, 1), (3, 8, 32), (7, 9, 33), (600, 16, 64), (513, 40, 31), (1100, 7, 100), (20, 2050, 33)]
 """Tokens, outputs, inputs: beside and beyond tiles of 8 x 32, stretches of 512 tokens and 2048 outputs."""
 
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def random(*size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+pytestmark = pytest.mark.usefixtures("own_threads")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_numbers_are_those_of_the_product(shape: tuple[int, int, int]) -> None:
     tokens, outer, inner = shape
-    gradient, x = random(tokens, outer), random(tokens, inner, seed=1)
+    gradient, x = normal(tokens, outer), normal(tokens, inner, seed=1)
     expected = gradient.double().T @ x.double()
     assert weight_gradient(gradient, x).shape == (outer, inner)
     assert (weight_gradient(gradient, x) - expected).abs().max() < 1e-6 * tokens**0.5 * 10
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    gradient, x = random(700, 50), random(700, 70, seed=1)
+    gradient, x = normal(700, 50), normal(700, 70, seed=1)
     found = []
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
@@ -47,7 +35,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 
 def test_tensors_need_not_lie_side_by_side() -> None:
-    gradient, x = random(40, 30), random(50, 30, seed=1)
+    gradient, x = normal(40, 30), normal(50, 30, seed=1)
     assert torch.equal(weight_gradient(gradient.T, x.T), weight_gradient(gradient.T.contiguous(), x.T.contiguous()))
 
 
@@ -59,7 +47,7 @@ def test_a_model_takes_it_where_onednn_would_compute() -> None:
     assert all(module.through_c for module in models[1].modules() if isinstance(module, OneDnnLinear))
     assert not any(module.through_c for module in models[0].modules() if isinstance(module, OneDnnLinear))
     layers = [model.get_submodule("model.layers.0.mlp.down_proj") for model in models]
-    x = random(2, 9, layers[0].in_features)  # type: ignore[arg-type]
+    x = normal(2, 9, layers[0].in_features)  # type: ignore[arg-type]
     for layer in layers:
         layer(x).square().sum().backward()
     plain, compiled = (layer.weight.grad for layer in layers)
