@@ -13,6 +13,8 @@ from covey.engine.scheduler import Move
 
 MIN_GROWTH = 16
 """Slots by which rows grow at least."""
+TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
+"""By what part of their length rows grow: through torch, attention reads idle slots too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,8 @@ class Block:
 class Cache:
     """The two blocks. Tensors grow with what is used and stay within max_slots."""
 
-    def __init__(self, shape: CacheShape, max_slots: int, growth: float = 0.25) -> None:
-        """`growth`: by what part of their length rows grow; little where attention reads idle slots too."""
+    def __init__(self, shape: CacheShape, max_slots: int, growth: float = TORCH_GROWTH) -> None:
+        """`growth`: by what part of their length rows grow."""
         self.shape = shape
         self.max_slots = max_slots
         self._growth = growth

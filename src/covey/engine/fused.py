@@ -54,7 +54,7 @@ class Pass(ctypes.Structure):
 
 
 class FusedLayer:
-    """The weights of a layer as layer.c reads them; `take` renews them."""
+    """Room for the weights of a layer as layer.c reads them; `take` fills it."""
 
     def __init__(self, layer: Any, rule: Rule, weight_of: WeightOf, half: bool) -> None:
         self.index, self.rule = int(layer.self_attn.layer_idx), rule
@@ -62,7 +62,7 @@ class FusedLayer:
         self._panels = [Panels(*_joined(part, weight_of), half) for part in _parts(layer)]
         self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in _norms(layer)]
         width = int(layer.self_attn.head_dim)
-        num_queries, num_keys = (len(weight_of(linear)[0]) // width for linear in _parts(layer)[0][:2])
+        num_queries, num_keys = (linear.out_features // width for linear in _parts(layer)[0][:2])
         pointers = [norm.data_ptr() for norm in self._norms] + [None] * (4 - len(self._norms))
         epsilons = [norm.variance_epsilon for norm in _norms(layer)]
         products = [panels.product for panels in self._panels]
@@ -78,7 +78,7 @@ class FusedLayer:
 
 
 class FusedModel(nn.Module):
-    """Stands in for a base model of such layers; `take` renews its weights."""
+    """Stands in for a base model of such layers once `take` has given it weights."""
 
     def __init__(self, model: Any, rules: Mapping[int, Rule], weight_of: WeightOf, half: bool) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def linear_layers(model: Any) -> list[nn.Module]:
     return [linear for layer in model.layers for part in _parts(layer) for linear in part]
 
 
-def _parts(layer: Any) -> list[list[nn.Module]]:
+def _parts(layer: Any) -> list[list[Any]]:
     """Linear layers that are computed as one product."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]

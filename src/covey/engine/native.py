@@ -13,16 +13,13 @@ from torch import Tensor
 
 from covey.deadlines import Watchdog
 from covey.engine.base import EngineStats, Sampling
-from covey.engine.cache import Cache
+from covey.engine.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache
 from covey.engine.compiled import is_compiled
 from covey.engine.runner import Runner, probed
 from covey.engine.scheduler import Limits, Request, Scheduler
 from covey.engine.twin import is_wanted, refresh, twin_of
 from covey.policy.policy import Policy, inference
 from covey.types import Completion
-
-TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
-"""By what part of their length cached rows grow: through torch, attention reads idle slots too."""
 
 TURN_SECONDS = 0.02
 """Longest time between two looks at the event loop, if one step is not longer."""

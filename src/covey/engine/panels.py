@@ -28,7 +28,7 @@ class Product(ctypes.Structure):
 
 
 class Panels:
-    """A weight and its bias, laid out; `take` renews them."""
+    """Room for a weight and its bias, laid out, of the shape of those given; `take` fills it."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, half: bool) -> None:
         outer, inner = weight_OI.shape
@@ -39,7 +39,6 @@ class Panels:
         self._bias = None if bias_O is None else torch.zeros(num_panels * self._width)
         bias = None if self._bias is None else self._bias.data_ptr()
         self.product = Product(self._panels.data_ptr(), bias, inner, outer)
-        self.take(weight_OI, bias_O)
 
     @torch.no_grad()
     def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
@@ -60,6 +59,7 @@ class CompiledLinear(nn.Module):
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, half: bool) -> None:
         super().__init__()
         self._panels, self._half = Panels(weight_OI, bias_O, half), half
+        self.take(weight_OI, bias_O)
 
     def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         """Lay out the weight as it is now."""
