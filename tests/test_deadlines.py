@@ -15,6 +15,8 @@ import pytest
 from covey.deadlines import EXIT_EXPIRED, NoVerdict, Stages, Watchdog
 from covey.guard_process import EXPIRED
 
+from .guarantees.runs import are_gone
+
 START = """
     import os, signal, subprocess, sys, threading, time
     from pathlib import Path
@@ -23,6 +25,14 @@ START = """
     watchdog = Watchdog({"deadlines.saving": 0.6, "deadlines.loading": 60.0}, Path("log"))
     waiting = watchdog.waiting
 """
+FILL = """
+os.set_blocking(2, False)
+try:
+    while True: os.write(2, b"x" * 65536)
+except BlockingIOError: pass
+os.set_blocking(2, True)
+"""
+"""Leaves no room in the pipe that stderr is."""
 
 
 def run(folder: Path, code: str) -> tuple[int, str, float]:
@@ -178,15 +188,35 @@ def test_a_log_and_a_terminal_that_hang_do_not_save_the_run(tmp_path: Path) -> N
     """Nobody reads the pipe that stderr is, which is full, and the log is a pipe that nobody has opened."""
     os.mkfifo(tmp_path / "fifo")
     script = textwrap.dedent(START).replace('Path("log")', 'Path("fifo")')
-    fill = 'os.set_blocking(2, False)\ntry:\n    while True: os.write(2, b"x" * 65536)\nexcept BlockingIOError: pass\n'
-    wait = 'os.set_blocking(2, True)\nwith watchdog, waiting("a disk", "deadlines.saving"): time.sleep(100)\n'
+    wait = 'with watchdog, waiting("a disk", "deadlines.saving"): time.sleep(100)\n'
     reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
-    (tmp_path / "script.py").write_text(script + fill + wait)
+    (tmp_path / "script.py").write_text(script + FILL + wait)
     process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.PIPE)
     assert process.wait(timeout=60) == -EXPIRED
     os.close(reader)
     assert process.stderr is not None
     process.stderr.close()
+
+
+def test_a_process_that_is_done_leaves_with_its_status_though_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    """Its stderr is full, and a library has left a thread and a process behind."""
+    leave = textwrap.dedent("""
+        import os, subprocess, threading
+        from covey.deadlines import leave_within
+        print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+        threading.Thread(target=threading.Event().wait).start()
+        leave_within(0.2, 7)
+    """)
+    (tmp_path / "script.py").write_text(leave + FILL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, text=True, **pipes) as process:
+        try:
+            assert process.wait(timeout=30) == 7
+        finally:
+            process.kill()
+        assert process.stdout is not None
+        child = int(process.stdout.read())
+    assert are_gone({child})
 
 
 def test_a_watchdog_that_is_not_entered_watches_nothing() -> None:

@@ -187,17 +187,26 @@ def leave_within(seconds: float, status: int) -> None:
     """Have a process that is done end with `status`, whatever threads and exit handlers libraries left behind."""
 
     def leave() -> None:
-        names = ", ".join(sorted(t.name for t in threading.enumerate() if t is not threading.current_thread()))
-        os.write(2, f"covey: the process has not ended for {seconds:g} s; leaving without {names}\n".encode())
-        for children in Path("/proc/self/task").glob("*/children"):  # on Linux: a service's own process, for one
-            for child in children.read_text().split():
-                with suppress(OSError):
-                    os.kill(int(child), signal.SIGKILL)
-        os._exit(status)
+        try:
+            _kill_children()
+            names = ", ".join(sorted(t.name for t in threading.enumerate() if t is not threading.current_thread()))
+            if select.select([], [2], [], 0)[1]:  # the terminal may be what hangs
+                os.write(2, f"covey: the process has not ended for {seconds:g} s; leaving without {names}\n".encode())
+        finally:
+            os._exit(status)
 
     timer = threading.Timer(seconds, leave)
     timer.daemon = True
     timer.start()
+
+
+def _kill_children() -> None:
+    """On Linux: a service's own process, for one. Threads may end meanwhile, and their files with them."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
 
 
 class NoVerdict(Exception):

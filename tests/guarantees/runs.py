@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,13 +170,18 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
+def children(pid: int) -> set[int]:
+    """Processes that a process has started, as Linux lists them by thread; none of one that has ended."""
+    while Path(f"/proc/{pid}/task").exists():
+        with suppress(OSError):  # a thread has just ended, and another one has its children now: look again
+            tasks = list(Path(f"/proc/{pid}/task").iterdir())
+            return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    return set()
+
+
 def descendants(pid: int) -> set[int]:
     """Processes that a process has started, and those that they have."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        children = {int(child) for child in task.read_text().split()}
-        found |= children.union(*(descendants(child) for child in children))
-    return found
+    return children(pid).union(*(descendants(child) for child in children(pid)))
 
 
 def are_gone(pids: set[int], seconds: float = 30.0) -> bool:

@@ -39,6 +39,7 @@ from covey.types import Failure, Group, Prompt, Reward, Rollout
 
 from ..builders import as_fills, probe_logits, rollout_of, sampled_by
 from ..small import rows, timeless
+from .runs import children
 
 
 def alike(first: Any, second: Any, tolerance: float = 1e-4) -> bool:
@@ -263,17 +264,12 @@ def workers_needed(config: Config) -> int:
 
 def processes(config: Config) -> int:
     """How many the environment starts to judge."""
-    before = set(children())
-    with environment_of(config) as environment:
-        asyncio.run(environment.score(environment.prompts("train")[0], COMPLETIONS))
-        return len(set(children()) - before)  # of those before some may be ending
-
-
-def children() -> list[str]:
-    """Of this process, as Linux lists them."""
     if not Path("/proc/self/task").exists():
         pytest.skip("reads /proc")
-    return [pid for tasks in Path("/proc/self/task").iterdir() for pid in (tasks / "children").read_text().split()]
+    before = children(os.getpid())
+    with environment_of(config) as environment:
+        asyncio.run(environment.score(environment.prompts("train")[0], COMPLETIONS))
+        return len(children(os.getpid()) - before)  # of those before some may be ending
 
 
 # ------------------------------------------------------------------------------------------------ models
