@@ -15,7 +15,7 @@ import pytest
 from covey.deadlines import EXIT_EXPIRED, NoVerdict, Stages, Watchdog
 from covey.guard_process import EXPIRED
 
-from .guarantees.runs import are_gone
+from .processes import are_gone
 
 START = """
     import os, signal, subprocess, sys, threading, time

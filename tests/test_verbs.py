@@ -14,6 +14,7 @@ import pytest
 
 from covey.main import main
 
+from .processes import are_gone, children
 from .small import equal, logging_as_it_was, rows, saved_weights, words
 
 REWARDS = """
@@ -301,18 +302,6 @@ def test_a_reward_module_that_does_not_exist_is_one_line(capsys: pytest.CaptureF
 # ------------------------------------------------------------------------------------------------ Ctrl-C
 
 
-def children_of(parent: int) -> list[int]:
-    """Processes whose parent it is: the fourth field of /proc/PID/stat."""
-    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
-    return [int(stat.split()[0]) for stat in stats if stat.rpartition(")")[2].split()[1] == str(parent)]
-
-
-def is_running(pid: int) -> bool:
-    """Not where it has ended, or only waits for somebody to ask how."""
-    status = Path(f"/proc/{pid}/status")
-    return status.exists() and "Z (zombie)" not in status.read_text()
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_ctrl_c_is_one_line_a_summary_and_no_process_left_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "covey", *own_rewards("slow", num_steps=500, environment__num_workers=2)]
@@ -322,7 +311,7 @@ def test_ctrl_c_is_one_line_a_summary_and_no_process_left_behind(tmp_path: Path)
         assert run.poll() is None, run.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    children = children_of(run.pid)
+    started = children(run.pid)
     run.send_signal(signal.SIGINT)
     shown, error = run.communicate(timeout=60)
     assert run.returncode == 130
@@ -330,8 +319,8 @@ def test_ctrl_c_is_one_line_a_summary_and_no_process_left_behind(tmp_path: Path)
     assert shown.splitlines()[-1] == "run folder: run"
     assert summary()["status"] == "interrupted"
     assert 1 <= summary()["steps"] < 500
-    assert len(children) == 3  # two workers, and the guard of the deadlines
-    assert not any(is_running(pid) for pid in children)
+    assert len(started) == 3  # two workers, and the guard of the deadlines
+    assert are_gone(started, seconds=0)
     scored = Path("scored").read_text()
     time.sleep(0.5)
     assert Path("scored").read_text() == scored

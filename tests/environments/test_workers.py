@@ -15,6 +15,8 @@ import pytest
 from covey.environments.workers import NO_WORKER, WorkerPool, WorkerSettings
 from covey.types import Failure
 
+from ..processes import are_gone
+
 MODULE = """
     import ctypes, os, subprocess, threading, time
 
@@ -210,7 +212,7 @@ def test_closing_ends_calls_under_way_and_refuses_others(pool: WorkerPool) -> No
 
 def test_children_of_a_hanging_function_are_killed_with_it(pool: WorkerPool, tmp_path: Path) -> None:
     assert asyncio.run(call(pool, "child")) == Failure("took longer than 1 s")
-    assert ended(int((tmp_path / "child").read_text()))
+    assert are_gone({int((tmp_path / "child").read_text())}, seconds=5)
 
 
 SCRIPT = """
@@ -237,7 +239,7 @@ def test_no_worker_outlives_a_killed_parent_and_scripts_may_define_functions(tmp
         time.sleep(0.05)
     parent.kill()
     parent.wait(timeout=10)
-    assert ended(int(worker.read_text()))
+    assert are_gone({int(worker.read_text())}, seconds=5)
 
 
 @pytest.mark.parametrize(
@@ -246,17 +248,3 @@ def test_no_worker_outlives_a_killed_parent_and_scripts_may_define_functions(tmp
 def test_impossible_settings_are_refused(settings: dict) -> None:
     with pytest.raises(ValueError, match="must be >"):
         WorkerSettings(**settings)
-
-
-def ended(pid: int) -> bool:
-    """Whether the process is gone (or a zombie nobody has reaped) within five seconds."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False

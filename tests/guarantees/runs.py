@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,34 +167,3 @@ def rows(run: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without times."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
-
-
-def children(pid: int) -> set[int]:
-    """Processes that a process has started, as Linux lists them by thread; none of one that has ended."""
-    while Path(f"/proc/{pid}/task").exists():
-        with suppress(OSError):  # a thread has just ended, and another one has its children now: look again
-            tasks = list(Path(f"/proc/{pid}/task").iterdir())
-            return {int(child) for task in tasks for child in (task / "children").read_text().split()}
-    return set()
-
-
-def descendants(pid: int) -> set[int]:
-    """Processes that a process has started, and those that they have."""
-    return children(pid).union(*(descendants(child) for child in children(pid)))
-
-
-def are_gone(pids: set[int], seconds: float = 30.0) -> bool:
-    """Whether none of the processes runs any more, now or soon."""
-    until = time.monotonic() + seconds
-    while any(_is_running(pid) for pid in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -38,8 +38,8 @@ from covey.train import train, training_batch
 from covey.types import Failure, Group, Prompt, Reward, Rollout
 
 from ..builders import as_fills, probe_logits, rollout_of, sampled_by
+from ..processes import children
 from ..small import rows, timeless
-from .runs import children
 
 
 def alike(first: Any, second: Any, tolerance: float = 1e-4) -> bool:

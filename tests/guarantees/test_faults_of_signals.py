@@ -15,13 +15,12 @@ from covey.stopping import Stopper, StopRequested
 from covey.train import train
 from covey.types import Prompt
 
+from ..processes import are_gone, descendants
 from ..small import equal, saved_weights, scripted, small_config, use, varied
 from .runs import (
     KEEP_LAST,
     NUM_STEPS,
     Process,
-    are_gone,
-    descendants,
     fingerprint,
     finish,
     finish_well,

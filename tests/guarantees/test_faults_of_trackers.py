@@ -13,8 +13,9 @@ from covey import tracker
 from covey.tracker import Aside, Tracker
 from covey.train import train
 
+from ..processes import are_gone, descendants
 from ..small import equal, rows, saved_weights, scripted, small_config, timeless, use
-from .runs import are_gone, descendants, finish, new_run, num_trained, prepare, wait_until
+from .runs import finish, new_run, num_trained, prepare, wait_until
 
 
 class Remembering:

@@ -10,8 +10,9 @@ import pytest
 from covey.checkpoint import newest_valid
 from covey.guard_process import EXPIRED
 
+from ..processes import are_gone
 from .hangs import Hang, Hung, orphans, start_all
-from .runs import MASKED, are_gone, fingerprint, finish_well, resume
+from .runs import MASKED, fingerprint, finish_well, resume
 
 LATE = 20.0
 """Seconds by which a loaded machine may be late."""

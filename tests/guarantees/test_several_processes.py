@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ..processes import are_gone, children
 from .runs import (
     CURRICULUM,
     MASKED,
@@ -26,6 +27,7 @@ from .runs import (
     num_trained,
     prepare,
     saved_step,
+    wait_until,
 )
 from .runs import start as start_alone
 
@@ -85,25 +87,12 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k not in (*TIMES, *NOT_COMPARED)} for line in lines]
 
 
-def children(process: Process) -> list[int]:
-    """The processes a launcher has started, in the order of their ranks."""
-    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
-    return sorted(int(line) for line in listed.stdout.split())
-
-
 def wait_for_step(process: Process, run: Path, step: int) -> None:
     until = time.monotonic() + 120
     while num_trained(run) < step:
         assert process.poll() is None, finish(process)[1]
         assert time.monotonic() < until
         time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
@@ -245,13 +234,14 @@ def test_what_ends_one_rank_ends_all_and_is_said_once(folder: Path) -> None:
     )
     words = ["rewards=[failing_reward:failing]" if w.startswith("rewards=") else w for w in SETTINGS]
     process = launch(folder, *words, "preflight.enabled=false", "hydra.run.dir=failing")
-    pids = children(process)
+    assert wait_until(lambda: len(children(process.pid)) >= 2, process)
+    ranks = children(process.pid)
     status, output = finish(process)
     assert status != 0
     assert output.count("covey: ") == 1, output
     assert "covey: rank 1: " in output
     assert "the judge of rank 1 is away" in output
-    assert not [pid for pid in pids if alive(pid)]
+    assert are_gone(ranks)
 
 
 def test_a_setting_that_is_wrong_is_said_once(folder: Path) -> None:
