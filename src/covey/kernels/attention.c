@@ -64,23 +64,24 @@ INLINE lanes power_of_two(lanes x) {
     return (lanes)((ints)(y * (lanes)((whole + 127) << 23)) & ~(x < -126.0f));
 }
 
-/* The largest number of each of 8 vectors: pairs of halves, of quarters, of eighths, of sixteenths. */
-INLINE lanes largest_of_each(const lanes a[8]) {
-    lanes b[4], c[2], d;
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-        b[i] = larger_of(
-            SHUFFLE(a[i], a[i + 4], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-            SHUFFLE(a[i], a[i + 4], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++)
-        c[i] = larger_of(
-            SHUFFLE(b[i], b[i + 2], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
-            SHUFFLE(b[i], b[i + 2], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31));
-    d = larger_of(SHUFFLE(c[0], c[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-                  SHUFFLE(c[0], c[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
-    d = larger_of(d, SHUFFLE(d, d, SIXTEENTHS));
-    return SHUFFLE(d, d, 0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+#define LARGEST_PARTS(a, size, num)                                                                                   \
+    _Pragma("GCC unroll 4") for (int i = 0; i < num; i++) a[i] =                                                      \
+        larger_of(LOWER_##size(a[i], a[i + num]), UPPER_##size(a[i], a[i + num]))
+
+/* The largest number of each of 8 vectors, which change: pairs of halves, of quarters, and so on. */
+INLINE lanes largest_of_each(lanes a[8]) {
+#if LANES == 16
+    LARGEST_PARTS(a, 8, 4);
+    LARGEST_PARTS(a, 4, 2);
+    LARGEST_PARTS(a, 2, 1);
+    a[0] = larger_of(a[0], TURNED_1(a[0]));
+    return SHUFFLE(a[0], a[0], 0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+#else
+    LARGEST_PARTS(a, 4, 4);
+    LARGEST_PARTS(a, 2, 2);
+    LARGEST_PARTS(a, 1, 1);
+    return a[0];
+#endif
 }
 
 /* Products of ROWS queries with the first keys of a tile, so many vectors of them. */
@@ -137,7 +138,7 @@ INLINE Sight sight(const int64_t *position, int64_t num, Keys keys, int64_t wind
 INLINE void hide(float *score, int64_t position, Keys keys, int64_t window, int64_t vectors) {
     const int32_t end = (int32_t)larger(0, smaller(keys.count, position + 1 - keys.position));
     const int32_t begin = (int32_t)smaller(TILE, larger(0, position + 1 - window - keys.position));
-    const ints place = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const ints place = PLACES;
     for (int32_t j = 0; j < vectors; j++) {
         const ints key = place + LANES * j;
         store(score + LANES * j, chosen((key >= begin) & (key < end), load(score + LANES * j), (lanes){0} + NOTHING));

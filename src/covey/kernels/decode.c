@@ -13,6 +13,7 @@
 #define MAX_WIDTH 256
 #define TILE 8   /* queries that read a prompt together */
 #define QUAD 4   /* of them, those that are multiplied together */
+#define KEYS (LANES / QUAD) /* whose products with four queries fill a vector */
 #define BLOCK 64 /* keys between two looks at the largest score */
 
 typedef struct {
@@ -60,7 +61,7 @@ INLINE Stretch token(Stretch keys, int64_t index, const int64_t width) {
 
 typedef float Scores[QUAD][BLOCK];
 
-/* Scores of one query with `count` keys, written in full sixteens. */
+/* Scores of one query with `count` keys, written in full vectors. */
 INLINE void score_one(const Query *query, Stretch keys, int64_t count, Scores score, const int64_t width,
                       const int half) {
     for (int64_t p = 0; p < count; p += LANES) {
@@ -75,15 +76,15 @@ INLINE void score_one(const Query *query, Stretch keys, int64_t count, Scores sc
 /* The same for four queries: each key is read once. */
 INLINE void score_quad(const Query *quad, Stretch keys, int64_t count, Scores score, const int64_t width,
                        const int half) {
-    for (int64_t p = 0; p < count; p += 4) {
+    for (int64_t p = 0; p < count; p += KEYS) {
         lanes part[LANES];
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < KEYS; j++)
 #pragma GCC unroll 4
             for (int m = 0; m < QUAD; m++)
-                part[4 * m + j] = products(quad[m].query, token(keys, smaller(p + j, count - 1), width), width, half);
+                part[KEYS * m + j] = products(quad[m].query, token(keys, smaller(p + j, count - 1), width), width, half);
         lanes all = sums(part);
-        for (int m = 0; m < QUAD; m++) memcpy(score[m] + p, (const float *)&all + 4 * m, 4 * sizeof(float));
+        for (int m = 0; m < QUAD; m++) memcpy(score[m] + p, (const float *)&all + KEYS * m, KEYS * sizeof(float));
     }
 }
 
@@ -101,7 +102,7 @@ INLINE float weigh(Softmax *softmax, float *score, int64_t hidden, int64_t count
 /* Add weighed values to what the first `real` of `num` queries have; the order of a sum is the same for any num. */
 INLINE void add_values(Query *quad, const int num, int64_t real, Scores score, const float *shrink, Stretch values,
                        int64_t count, const int64_t width, const int half) {
-    const int vectors = num == 1 ? 4 : 2; /* with two sums each, as many as there are registers for */
+    const int vectors = num == 1 ? 4 : LANES / 8; /* with two sums each, as many as there are registers for */
     for (int64_t from = 0; from < width; from += vectors * LANES) {
         const int64_t here = smaller((width - from) / LANES, vectors), at = values.at + from;
         lanes even[QUAD][4] = {0}, odd[QUAD][4] = {0}; /* the next product need not wait for the last one */

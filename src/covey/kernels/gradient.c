@@ -5,13 +5,12 @@
 
 #include "lanes.h"
 
-#ifdef __AVX512F__
+#if LANES == 16
 #define ROWS 8 /* outputs by vectors of inputs that are summed in registers */
-#define VECTORS 2
 #else
-#define ROWS 4
-#define VECTORS 1
+#define ROWS 6
 #endif
+#define VECTORS 2
 #define PANEL (VECTORS * LANES)
 #define DEPTH 512 /* tokens that are summed before the next outputs: their part of a panel stays in the cache */
 #define WIDTH 2048 /* outputs that lie ready at a time */

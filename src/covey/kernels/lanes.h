@@ -1,4 +1,5 @@
-/* What all sources here compute with: vectors of sixteen floats, and numbers stored as float32 or bfloat16.
+/* What all sources here compute with: vectors of floats, sixteen or eight as the processor has them, and numbers stored
+   as float32 or bfloat16.
 
    `half` says which of the two; it is a constant wherever it matters, so that nothing is decided in a loop. */
 
@@ -8,7 +9,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16
+#ifdef __AVX512F__
+#define LANES 16 /* with 32 registers; without, 16 registers are counted on */
+#else
+#define LANES 8
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 #if defined(__clang__) || __GNUC__ >= 12
@@ -51,40 +56,64 @@ INLINE float exponential(float x) {
     return y * power;
 }
 
-/* The sums of 16 vectors as one vector: pairs of halves, of quarters, of eighths, of sixteenths. */
-INLINE lanes sums(const lanes a[LANES]) {
-    lanes b[8], c[4], d[2];
-    for (int i = 0; i < 8; i++)
-        b[i] = SHUFFLE(a[i], a[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               SHUFFLE(a[i], a[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int i = 0; i < 4; i++)
-        c[i] = SHUFFLE(b[i], b[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               SHUFFLE(b[i], b[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int i = 0; i < 2; i++)
-        d[i] = SHUFFLE(c[i], c[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               SHUFFLE(c[i], c[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    return SHUFFLE(d[0], d[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-           SHUFFLE(d[0], d[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+/* Two vectors are cut into parts of so many numbers: LOWER takes the first of each two parts, of a and of b in turn, UPPER
+   the second. TURNED changes the places of each two parts of one vector. */
+#if LANES == 16
+#define LOWER_8(a, b) SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+#define UPPER_8(a, b) SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
+#define LOWER_4(a, b) SHUFFLE(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+#define UPPER_4(a, b) SHUFFLE(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
+#define LOWER_2(a, b) SHUFFLE(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+#define UPPER_2(a, b) SHUFFLE(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
+#define LOWER_1(a, b) SHUFFLE(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+#define UPPER_1(a, b) SHUFFLE(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
+#define TURNED_8(a) SHUFFLE(a, a, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
+#define TURNED_4(a) SHUFFLE(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
+#define TURNED_2(a) SHUFFLE(a, a, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
+#define TURNED_1(a) SHUFFLE(a, a, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#define PLACES {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#else
+#define LOWER_4(a, b) SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11)
+#define UPPER_4(a, b) SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15)
+#define LOWER_2(a, b) SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13)
+#define UPPER_2(a, b) SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15)
+#define LOWER_1(a, b) SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
+#define UPPER_1(a, b) SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
+#define TURNED_4(a) SHUFFLE(a, a, 4, 5, 6, 7, 0, 1, 2, 3)
+#define TURNED_2(a) SHUFFLE(a, a, 2, 3, 0, 1, 6, 7, 4, 5)
+#define TURNED_1(a) SHUFFLE(a, a, 1, 0, 3, 2, 5, 4, 7, 6)
+#define PLACES {0, 1, 2, 3, 4, 5, 6, 7}
+#endif
+
+/* The first `num` of twice as many vectors become sums over each two parts of so many numbers. */
+#define ADD_PARTS(a, size, num)                                                                                       \
+    for (int i = 0; i < num; i++) a[i] = LOWER_##size(a[i], a[i + num]) + UPPER_##size(a[i], a[i + num])
+
+/* The sums of LANES vectors as one vector: pairs of halves, of quarters, and so on. */
+INLINE lanes sums(lanes a[LANES]) {
+#if LANES == 16
+    ADD_PARTS(a, 8, 8);
+#endif
+    ADD_PARTS(a, 4, 4);
+    ADD_PARTS(a, 2, 2);
+    ADD_PARTS(a, 1, 1);
+    return a[0];
 }
 
-/* Parts of a vector that change places. */
-#define HALVES 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
-#define QUARTERS 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11
-#define EIGHTHS 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
-#define SIXTEENTHS 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
-
 INLINE float sum_of(lanes a) {
-    a += SHUFFLE(a, a, HALVES);
-    a += SHUFFLE(a, a, QUARTERS);
-    a += SHUFFLE(a, a, EIGHTHS);
-    a += SHUFFLE(a, a, SIXTEENTHS);
+#if LANES == 16
+    a += TURNED_8(a);
+#endif
+    a += TURNED_4(a);
+    a += TURNED_2(a);
+    a += TURNED_1(a);
     return a[0];
 }
 
 INLINE lanes chosen(ints mask, lanes yes, lanes no) { return (lanes)(((ints)yes & mask) | ((ints)no & ~mask)); }
 INLINE lanes larger_of(lanes a, lanes b) { return chosen(a > b, a, b); }
 
-/* The sum of numbers, sixteen sums side by side and then the rest: the order is the same wherever it is inlined. */
+/* The sum of numbers, LANES sums side by side and then the rest: the order is the same wherever it is inlined. */
 INLINE float total(const float *x, int64_t count) {
     lanes sum = {0};
     int64_t c = 0;
@@ -108,9 +137,11 @@ INLINE float largest(const float *x, int64_t count, float most) {
     lanes found = most - (lanes){0};
     int64_t c = 0;
     for (; c + LANES <= count; c += LANES) found = larger_of(load(x + c), found);
-    found = larger_of(found, SHUFFLE(found, found, HALVES));
-    found = larger_of(found, SHUFFLE(found, found, QUARTERS));
-    found = larger_of(found, SHUFFLE(found, found, EIGHTHS));
+#if LANES == 16
+    found = larger_of(found, TURNED_8(found));
+#endif
+    found = larger_of(found, TURNED_4(found));
+    found = larger_of(found, TURNED_2(found));
     most = found[0] > found[1] ? found[0] : found[1];
     for (; c < count; c++) most = x[c] > most ? x[c] : most;
     return most;

@@ -11,13 +11,12 @@
 
 #include "lanes.h"
 
-#ifdef __AVX512F__
+#if LANES == 16
 #define ROWS 8
-#define VECTORS 2
-#else /* half as many registers, half as wide */
-#define ROWS 4
-#define VECTORS 1
+#else
+#define ROWS 6
 #endif
+#define VECTORS 2
 #define PANEL (VECTORS * LANES)
 #define BATCH 64 /* rows that go through all panels together: they stay in the cache */
 

@@ -4,12 +4,11 @@
 
 #include "lanes.h"
 
-#ifdef __AVX512F__
 #define ROWS 6 /* rows by vectors that are summed in registers */
+#if LANES == 16
 #define VECTORS 4
 #else
-#define ROWS 6
-#define VECTORS 1
+#define VECTORS 2
 #endif
 
 /* The sum over k of a[i, k] b[k]: steps lead from one term to the next, b's are a few vectors. */
@@ -52,8 +51,8 @@ INLINE void sum_up(float *to, int64_t to_row, int64_t num, const float *keep, co
         sum_up(to, to_row, num, keep, terms, vectors);                                                                \
     }
 SUM_UP(1)
-#if VECTORS > 1
 SUM_UP(2)
+#if VECTORS > 2
 SUM_UP(3)
 SUM_UP(4)
 #endif
@@ -63,7 +62,9 @@ INLINE void multiply(float *to, int64_t to_row, int64_t num, const float *keep, 
     for (; vectors > 0; vectors -= VECTORS, to += VECTORS * LANES, terms.b += VECTORS * LANES)
         switch (smaller(vectors, VECTORS)) {
         case 1: sum_up_1(to, to_row, num, keep, &terms); break;
-#if VECTORS > 1
+#if VECTORS == 2
+        default: sum_up_2(to, to_row, num, keep, &terms);
+#else
         case 2: sum_up_2(to, to_row, num, keep, &terms); break;
         case 3: sum_up_3(to, to_row, num, keep, &terms); break;
         default: sum_up_4(to, to_row, num, keep, &terms);
@@ -71,31 +72,21 @@ INLINE void multiply(float *to, int64_t to_row, int64_t num, const float *keep, 
         }
 }
 
-/* Rows become columns: in four rounds, halves, quarters, eighths and sixteenths of two rows change places. */
+/* Of each two of the vectors, parts of so many numbers change places. */
+#define EXCHANGE_PARTS(a, size)                                                                                       \
+    _Pragma("GCC unroll 8") for (int n = 0; n < LANES / 2; n++) {                                                     \
+        const int i = n / size * 2 * size + n % size;                                                                 \
+        const lanes lower = LOWER_##size(a[i], a[i + size]), upper = UPPER_##size(a[i], a[i + size]);                 \
+        a[i] = lower;                                                                                                 \
+        a[i + size] = upper;                                                                                          \
+    }
+
+/* Rows become columns. */
 INLINE void transpose(lanes a[LANES]) {
-    lanes b[LANES];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        b[i] = SHUFFLE(a[i], a[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-        b[i + 8] =
-            SHUFFLE(a[i], a[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    }
-#pragma GCC unroll 8
-    for (int n = 0; n < 8; n++) {
-        const int i = n / 4 * 8 + n % 4;
-        a[i] = SHUFFLE(b[i], b[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
-        a[i + 4] = SHUFFLE(b[i], b[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    }
-#pragma GCC unroll 8
-    for (int n = 0; n < 8; n++) {
-        const int i = n / 2 * 4 + n % 2;
-        b[i] = SHUFFLE(a[i], a[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-        b[i + 2] = SHUFFLE(a[i], a[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    }
-#pragma GCC unroll 8
-    for (int n = 0; n < 8; n++) {
-        const int i = n * 2;
-        a[i] = SHUFFLE(b[i], b[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
-        a[i + 1] = SHUFFLE(b[i], b[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-    }
+#if LANES == 16
+    EXCHANGE_PARTS(a, 8)
+#endif
+    EXCHANGE_PARTS(a, 4)
+    EXCHANGE_PARTS(a, 2)
+    EXCHANGE_PARTS(a, 1)
 }
