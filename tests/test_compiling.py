@@ -5,12 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from covey import compiling
 from covey.compiling import NoCompilerError, compiler_version, library
+from covey.engine.cache import CacheShape, LayerShape
+from covey.engine.compiled import is_compiled
 from covey.engine.native import NativeEngine
 
 from .engine.tiny import tiny_policy
 
+SHAPE = CacheShape((LayerShape(2, 64, 64),), torch.float32, torch.device("cpu"))
 ANSWER = "int answer(void) { return 42; }\n"
 
 
@@ -74,6 +79,18 @@ def test_code_that_does_not_compile_is_named(source: Path) -> None:
     source.write_text("int answer(void) { return }\n")
     with pytest.raises(NoCompilerError, match=r"gcc ended with 1: .*answer.c"):
         library(source)
+
+
+def test_a_processor_with_narrow_vectors_is_named_and_stays_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One as it is read by the compiler: x86 of 2009."""
+    flags = ("-march=x86-64-v2" if flag == "-march=native" else flag for flag in compiling.FLAGS)
+    monkeypatch.setattr(compiling, "FLAGS", tuple(flags))
+    for source in sorted(compiling.KERNELS.glob("*.c")):
+        with pytest.raises(NoCompilerError, match=r"gcc ended with 1: .*vectors of eight floats \(AVX2\)"):
+            library(source)
+    assert not is_compiled("auto", SHAPE)
+    with pytest.raises(ValueError, match=r"engine.kernels=compiled is not possible here: .*vectors of eight floats"):
+        is_compiled("compiled", SHAPE)
 
 
 def test_without_a_compiler_the_engine_attends_through_torch_and_says_why_it_cannot_otherwise(

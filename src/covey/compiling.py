@@ -48,7 +48,8 @@ def library(source: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(_made(source, compiler)))
     except subprocess.CalledProcessError as error:
-        first = next(iter(error.stderr.strip().splitlines()), "no message")
+        lines = error.stderr.strip().splitlines() or ["no message"]
+        first = next((line for line in lines if "error" in line), lines[0])
         raise NoCompilerError(f"{compiler} ended with {error.returncode}: {first}") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCompilerError(f"{compiler}: {error}") from error

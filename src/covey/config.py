@@ -40,7 +40,7 @@ class ModelConfig:
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
     attention: str = "auto"
     """How packed rollouts attend in training: blocks (batched by length), compiled (C, on a CPU), flex
-    (FlexAttention, needs a GPU), or auto (compiled where it can be and there is AVX-512, else blocks)."""
+    (FlexAttention, needs a GPU), or auto (compiled where it can be, else blocks)."""
     linear: str = "auto"
     """Library of float32 linear layers on a CPU: onednn, torch, or auto (torch on Intel and for small layers)."""
     kernels: str = "auto"

@@ -200,13 +200,6 @@ OBSTACLES = {
 }
 
 
-@pytest.fixture(name="wide")
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor with AVX-512, wherever this runs."""
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-
-
-@pytest.mark.usefixtures("wide")
 def test_auto_is_compiled_where_that_can_be() -> None:
     assert [chosen_attention("auto", [heads]) for heads in POSSIBLE] == ["compiled"] * 3
     assert [chosen_attention(choice, POSSIBLE) for choice in ("compiled", "blocks", "flex")] == [
@@ -214,12 +207,6 @@ def test_auto_is_compiled_where_that_can_be() -> None:
     ]
 
 
-def test_auto_takes_blocks_on_a_processor_without_wide_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert [chosen_attention(choice, [PLAIN]) for choice in ("auto", "compiled")] == ["blocks", "compiled"]
-
-
-@pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("reason", OBSTACLES)
 def test_what_it_is_not_made_for_takes_blocks_or_is_refused(reason: str) -> None:
     heads = [PLAIN, OBSTACLES[reason]]
@@ -240,14 +227,13 @@ def _no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         found.cache_clear()
 
 
-@pytest.mark.usefixtures("no_compiler", "wide")
+@pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_packed_streams_attend_in_blocks_or_are_refused() -> None:
     assert nano().attention == "blocks"
     with pytest.raises(ValueError, match="compiled is not possible here: none of gcc, cc, clang is on the PATH; auto"):
         nano(attention="compiled")
 
 
-@pytest.mark.usefixtures("wide")
 def test_a_policy_knows_how_it_attends_once_it_is_loaded() -> None:
     assert nano().attention == nano(attention="compiled").attention == "compiled"
     assert nano(attention="blocks").attention == "blocks"

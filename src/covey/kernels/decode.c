@@ -150,6 +150,33 @@ INLINE void absorb(Query *quad, int64_t num, Stretch keys, Stretch values, int64
         add_values(quad, QUAD, num, score, shrink, values, count, width, half);
 }
 
+typedef void Absorb(Query *, int64_t num, Stretch keys, Stretch values, int64_t at, int64_t count, int64_t width);
+
+/* Known widths are unrolled. */
+#define ABSORB(name, known_width, half)                                                                               \
+    static void name##_##half(Query *quad, int64_t num, Stretch keys, Stretch values, int64_t at, int64_t count,      \
+                              int64_t width) {                                                                        \
+        (void)width;                                                                                                  \
+        absorb(quad, num, keys, values, at, count, known_width, half);                                                \
+    }
+ABSORB(absorb_32, 32, 0)
+ABSORB(absorb_32, 32, 1)
+ABSORB(absorb_64, 64, 0)
+ABSORB(absorb_64, 64, 1)
+ABSORB(absorb_128, 128, 0)
+ABSORB(absorb_128, 128, 1)
+ABSORB(absorb_any, width, 0)
+ABSORB(absorb_any, width, 1)
+
+static Absorb *absorb_for(const Decode *d) {
+    switch (d->width) {
+    case 32: return d->half ? absorb_32_1 : absorb_32_0;
+    case 64: return d->half ? absorb_64_1 : absorb_64_0;
+    case 128: return d->half ? absorb_128_1 : absorb_128_0;
+    default: return d->half ? absorb_any_1 : absorb_any_0;
+    }
+}
+
 /* The queries of a tile; the last ones are empty where the group is smaller. */
 INLINE int64_t gather(const Decode *d, int64_t group, int64_t key_head, int64_t first, Query *tile) {
     memset(tile, 0, (TILE + QUAD) * sizeof(Query));
@@ -168,40 +195,39 @@ INLINE int64_t gather(const Decode *d, int64_t group, int64_t key_head, int64_t 
     return num;
 }
 
-INLINE void attend_to_prompt(const Decode *d, int64_t group, int64_t key_head, Query *tile, int64_t num,
-                             const int64_t width, const int half) {
-    const int64_t length = d->prompt_lengths[group], at = (group * d->num_key_heads + key_head) * d->prompt_slots;
+static void attend_to_prompt(const Decode *d, Absorb *take, int64_t group, int64_t key_head, Query *tile, int64_t num) {
+    const int64_t width = d->width, length = d->prompt_lengths[group];
+    const int64_t at = (group * d->num_key_heads + key_head) * d->prompt_slots;
     const Stretch keys = {d->prompt_keys, at * width}, values = {d->prompt_values, at * width};
     int64_t first = length;
     for (int64_t i = 0; i < num; i++) first = smaller(first, tile[i].first);
     for (int64_t from = first / BLOCK * BLOCK; from < length; from += BLOCK)
         for (int64_t i = 0; i < num; i += QUAD)
-            absorb(tile + i, smaller(num - i, QUAD), token(keys, from, width), token(values, from, width), from,
-                   smaller(length - from, BLOCK), width, half);
+            take(tile + i, smaller(num - i, QUAD), token(keys, from, width), token(values, from, width), from,
+                 smaller(length - from, BLOCK), width);
 }
 
 /* Where the keys and values of a row's own tokens begin. */
-INLINE int64_t own_place(const Decode *d, int64_t row, int64_t key_head, const int64_t width) {
-    return (row * d->num_key_heads + key_head) * d->row_slots * width;
+INLINE int64_t own_place(const Decode *d, int64_t row, int64_t key_head) {
+    return (row * d->num_key_heads + key_head) * d->row_slots * d->width;
 }
 
 /* Queries of one row. */
-INLINE void attend_to_own(const Decode *d, int64_t group, int64_t key_head, Query *quad, int64_t num,
-                          const int64_t width, const int half) {
-    const int64_t row = quad->row, own = d->own_lengths[row], at = own_place(d, row, key_head, width);
+static void attend_to_own(const Decode *d, Absorb *take, int64_t group, int64_t key_head, Query *quad, int64_t num) {
+    const int64_t row = quad->row, own = d->own_lengths[row], at = own_place(d, row, key_head), width = d->width;
     const int64_t prompt_length = d->prompt_lengths[group];
     const Stretch keys = {d->row_keys, at}, values = {d->row_values, at};
     const float *new_key = d->new_key + row * d->key_strides[0] + key_head * d->key_strides[1];
     const float *new_value = d->new_value + row * d->value_strides[0] + key_head * d->value_strides[1];
     /* Written anew wherever a row's queries are in several tiles, with the same bits. */
     for (int64_t c = 0; c < width; c++) {
-        put(d->row_keys, at + own * width + c, new_key[c], half);
-        put(d->row_values, at + own * width + c, new_value[c], half);
+        put(d->row_keys, at + own * width + c, new_key[c], d->half != 0);
+        put(d->row_values, at + own * width + c, new_value[c], d->half != 0);
     }
-    fetch(d->row_values, at, smaller(own, BLOCK) * width, half);
+    fetch(d->row_values, at, smaller(own, BLOCK) * width, d->half != 0);
     for (int64_t from = larger(0, quad->first - prompt_length) / BLOCK * BLOCK; from <= own; from += BLOCK)
-        absorb(quad, num, token(keys, from, width), token(values, from, width), prompt_length + from,
-               smaller(own + 1 - from, BLOCK), width, half);
+        take(quad, num, token(keys, from, width), token(values, from, width), prompt_length + from,
+             smaller(own + 1 - from, BLOCK), width);
     for (int64_t m = 0; m < num; m++) {
         float *out = d->out + (row * d->num_key_heads * d->queries_per_key + quad[m].head) * width;
         for (int64_t c = 0; c < width; c++) out[c] = quad[m].softmax.out[c] / quad[m].softmax.sum;
@@ -215,41 +241,29 @@ INLINE int64_t of_one_row(const Query *tile, int64_t num) {
     return count;
 }
 
-INLINE void attend(const Decode *d, int64_t group, int64_t key_head, int64_t first, const int64_t width,
-                   const int half) {
+static void attend(const Decode *d, Absorb *take, int64_t group, int64_t key_head, int64_t first) {
     Query tile[TILE + QUAD]; /* the last quad may reach beyond */
     const int64_t num = gather(d, group, key_head, first, tile);
-    attend_to_prompt(d, group, key_head, tile, num, width, half);
+    attend_to_prompt(d, take, group, key_head, tile, num);
     for (int64_t i = 0, count; i < num; i += count) {
         count = of_one_row(tile + i, num - i);
         if (i + count < num) {
             const int64_t next = tile[i + count].row;
-            fetch(d->row_keys, own_place(d, next, key_head, width), smaller(d->own_lengths[next], BLOCK) * width, half);
+            const int64_t numbers = smaller(d->own_lengths[next], BLOCK) * d->width;
+            fetch(d->row_keys, own_place(d, next, key_head), numbers, d->half != 0);
         }
-        attend_to_own(d, group, key_head, &tile[i], count, width, half);
-    }
-}
-
-/* Known widths are unrolled. */
-INLINE void attend_in_width(const Decode *d, int64_t group, int64_t key_head, int64_t first, const int half) {
-    switch (d->width) {
-    case 32: attend(d, group, key_head, first, 32, half); break;
-    case 64: attend(d, group, key_head, first, 64, half); break;
-    case 128: attend(d, group, key_head, first, 128, half); break;
-    default: attend(d, group, key_head, first, d->width, half);
+        attend_to_own(d, take, group, key_head, &tile[i], count);
     }
 }
 
 void covey_decode_attention(const Decode *d) {
     const int64_t tiles = (d->group_width * d->queries_per_key + TILE - 1) / TILE;
     const int64_t total = d->num_groups * d->num_key_heads * tiles;
+    Absorb *take = absorb_for(d);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(d->num_threads)
     for (int64_t task = 0; task < total; task++) {
         const int64_t group = task / (d->num_key_heads * tiles), key_head = task / tiles % d->num_key_heads;
         const int64_t first = task % tiles * TILE;
-        if (d->half)
-            attend_in_width(d, group, key_head, first, 1);
-        else
-            attend_in_width(d, group, key_head, first, 0);
+        attend(d, take, group, key_head, first);
     }
 }

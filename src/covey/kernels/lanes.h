@@ -9,6 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef __AVX2__
+#error "the processor must have vectors of eight floats (AVX2): through narrower ones torch is faster"
+#endif
+
 #ifdef __AVX512F__
 #define LANES 16 /* with 32 registers; without, 16 registers are counted on */
 #else

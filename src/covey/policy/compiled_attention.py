@@ -126,15 +126,13 @@ def compiled_layout(segments: Sequence[Segment], device: torch.device) -> Compil
 
 
 def chosen_attention(choice: str, heads: Iterable[Heads]) -> str:
-    """What packed streams go through, by its name in `batch.ATTENTIONS`: `auto` is compiled where that can be on a
-    processor with AVX-512, else blocks, which are faster on others.
+    """What packed streams go through, by its name in `batch.ATTENTIONS`: `auto` is compiled where that can be, else
+    blocks.
 
     `heads` are all that the policy's layers have. ValueError where it must be compiled and cannot.
     """
     if choice not in ("auto", "compiled"):
         return choice
-    if choice == "auto" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        return "blocks"
     reason = _obstacle(heads)
     if reason and choice == "compiled":
         raise ValueError(f"model.attention=compiled is not possible here: {reason}; auto takes blocks then")
