@@ -223,8 +223,10 @@ class Trainer:
             return {"grad_norm": 0.0, "grad_clipped": 0.0, "skipped": 0.0}
         self._scaler.unscale_(self._optimizer)
         limit = self._settings.optimizer.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit if limit > 0 else torch.inf)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        # Whole before it is used: torch 2.9 adds to a sharded norm on each rank, and clips by another factor.
         norm = sharding.whole(norm) if self.policy.sharded else norm
+        torch.nn.utils.clip_grads_with_norm_(self._parameters, limit if limit > 0 else torch.inf, norm)
         finite = bool(torch.isfinite(norm)) and math.isfinite(metrics["loss"])
         if finite:
             self._scaler.step(self._optimizer)
