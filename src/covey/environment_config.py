@@ -288,6 +288,17 @@ class RewardFunctionsConfig(EnvironmentConfig):
 
 
 @dataclass
+class CustomConfig(EnvironmentConfig):
+    """An environment of your own, a class or function in a module of yours."""
+
+    name: str = "custom"
+    factory: str = ""
+    """What makes the environment, as module:function; a class is a function too."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Its arguments, by name."""
+
+
+@dataclass
 class MixtureConfig(EnvironmentConfig):
     """Several environments whose prompts take turns."""
 
@@ -310,6 +321,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "machines": MachinesConfig,
     "infill": InfillConfig,
     "reward_functions": RewardFunctionsConfig,
+    "custom": CustomConfig,
     "mixture": MixtureConfig,
 }
 """The settings of each environment by its name."""

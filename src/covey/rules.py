@@ -17,6 +17,7 @@ from covey.environment_config import (
     ENVIRONMENT_SETTINGS,
     READS_DATA,
     CodeConfig,
+    CustomConfig,
     InfillConfig,
     MachinesConfig,
     MathConfig,
@@ -27,6 +28,7 @@ from covey.infill_rules import check_infill, check_kind
 from covey.machine_rules import check_machines
 from covey.needs import check_needs, read, shown
 from covey.stream_rules import check_curriculum, check_group_sizes, check_mixture
+from covey.tables import names_function
 
 BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
 """Advantages that mean something for a single completion."""
@@ -105,6 +107,11 @@ def check_environment(config: Config) -> None:
         check_machines(config)
     if schema is InfillConfig:
         check_infill(config)
+    if isinstance(config.environment, CustomConfig) and not names_function(config.environment.factory):
+        raise ValueError(
+            "environment=custom needs environment.factory=module:function, "
+            f"got environment.factory={config.environment.factory}"
+        )
 
 
 def check_rewards(config: Config) -> None:
@@ -266,7 +273,7 @@ def _check_sizes(config: Config) -> None:
             raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
 
 
-OWN_DATA = ("arithmetic", "machines")
+OWN_DATA = ("arithmetic", "machines", "custom")
 """Environments that make their own problems; others may read `data`."""
 MAY_READ_DATA = ("countdown", "code", "ifeval", "infill")
 """Environments that make their own problems where data.path is null."""

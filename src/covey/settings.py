@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from covey import launch, memory_plan
 from covey.config import AlgorithmConfig, Config, DataConfig, validate
 from covey.curriculum_config import group_size_at
-from covey.environment_config import ENVIRONMENT_SETTINGS, MixtureConfig
+from covey.environment_config import ENVIRONMENT_SETTINGS, CustomConfig, MixtureConfig
 from covey.units import memory
 
 CONF = Path(__file__).resolve().parent / "conf"
@@ -24,8 +24,8 @@ CONF = Path(__file__).resolve().parent / "conf"
 
 OPTION_FIELDS = ("advantage_options", "shaping", "selection_options", "group_filter_options", "loss_options")
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
-MIXTURE_FIELDS = ("parts", "weights", "data")
-"""Settings of environment=mixture whose keys are names of its parts."""
+FREE_FIELDS: Mapping[Any, tuple[str, ...]] = {MixtureConfig: ("parts", "weights", "data"), CustomConfig: ("options",)}
+"""Settings of environments whose keys their users choose."""
 
 
 def register() -> None:
@@ -48,9 +48,9 @@ def _open_options(algorithm: DictConfig) -> None:
 
 
 def _opened(schema: Any) -> DictConfig:
-    """Settings of an environment; those of a mixture have keys that its user chooses."""
+    """Settings of an environment; some have keys that its user chooses."""
     node: DictConfig = OmegaConf.structured(schema)
-    for name in MIXTURE_FIELDS if schema is MixtureConfig else ():
+    for name in FREE_FIELDS.get(schema, ()):
         OmegaConf.set_struct(node[name], False)
     return node
 

@@ -77,6 +77,7 @@ WORKED = MATHEMATICS | {"environment.answer_column": "none"}
 COUNTDOWN = {"environment.name": "countdown", "environment.num_train": 16, "environment.num_test": 8}
 SMALL_SUMS = ArithmeticConfig(num_train=8, num_test=4)
 MIXED = {"environment.name": "mixture", "environment.parts": {"sums": SMALL_SUMS, "more": SMALL_SUMS}}
+CUSTOM = {"environment.name": "custom", "environment.factory": "observed_environments:Numbers"}
 MIXED_WORDS = {
     "environment.name": "mixture",
     "environment.parts": {"words": Gsm8kConfig(), "more": Gsm8kConfig()},
@@ -152,6 +153,8 @@ CASES: dict[str, Case | Refused] = {
     "environment.problem_seed": Case(see.prompts, 1),
     "environment.scheme": Case(see.verdicts, "verl_strict", WORDS),
     "environment.format_reward": Case(see.verdicts, 0.3, WORDS),
+    "environment.factory": Case(see.prompts, "observed_environments:Squares", CUSTOM),
+    "environment.options": Case(see.prompts, {"count": 3}, CUSTOM),
     "environment.parts": Case(see.prompts, {"sums": SMALL_SUMS, "others": SMALL_SUMS}, MIXED),
     "environment.weights": Case(see.order, {"sums": 2.0}, MIXED),
     "environment.data": Case(see.prompts, {"more": DataConfig("words.jsonl", max_rows=3)}, MIXED_WORDS),

@@ -44,12 +44,31 @@ def fading(completions, **columns):
     CALLS.append(1)
     return [float(len(CALLS) <= 11)] * len(completions)
 """
+ENVIRONMENTS = """
+from covey.types import Prompt, Reward
+
+class Numbers:
+    power = 1
+
+    def __init__(self, count=4):
+        self.count = count
+
+    def prompts(self, split):
+        return [Prompt(f"{split}-{i}", "numbers", str(i ** self.power), {}) for i in range(self.count)]
+
+    async def score(self, prompt, completions):
+        return [Reward(float(len(text)), {}) for text in completions]
+
+class Squares(Numbers):
+    power = 2
+"""
 HUB = "hub/models--some--one"
 
 
 def make_world(folder: Path) -> None:
     """Fill the folder, which is the current one."""
     (folder / "observed_rewards.py").write_text(REWARDS)
+    (folder / "observed_environments.py").write_text(ENVIRONMENTS)
     _write_rows(folder)
     for name, seed in (("policy", 0), (f"{HUB}/snapshots/0", 0), (f"{HUB}/snapshots/1", 1)):
         policy = nano(seed=seed, nano_hidden_size=192)

@@ -1,5 +1,6 @@
 """What is rewarded. The module of an environment is imported when it is built: the package imports nothing heavy."""
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
         ArithmeticConfig,
         CodeConfig,
         CountdownConfig,
+        CustomConfig,
         Gsm8kConfig,
         IfevalConfig,
         InfillConfig,
@@ -237,6 +239,21 @@ def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") 
     return RewardFunctions(rows.splits, functions, how, prompt_column=config.data.prompt_column)
 
 
+def build_custom(settings: "CustomConfig", config: "Config") -> "Environment":
+    from covey.environments.base import Environment
+    from covey.tables import resolve
+
+    factory = resolve(settings.factory, {})
+    try:
+        inspect.signature(factory).bind(**settings.options)
+    except TypeError as error:
+        raise ValueError(f"environment.options={settings.options} do not fit {settings.factory}: {error}") from error
+    made = factory(**settings.options)
+    if not isinstance(made, Environment):
+        raise ValueError(f"{settings.factory} must make an object with prompts and score, got {type(made).__name__}")
+    return made
+
+
 def build_mixture(settings: "MixtureConfig", config: "Config", say: "Say" = LOGGER.info) -> "Environment":
     from covey.config import part_configs
     from covey.environments.mixture import Mixture
@@ -279,6 +296,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, Config], Environment]]" = {
     "machines": build_machines,
     "infill": build_infill,
     "reward_functions": build_reward_functions,
+    "custom": build_custom,
     "mixture": build_mixture,
 }
 """Name of an environment to its builder: (its own settings, the whole configuration) -> Environment."""

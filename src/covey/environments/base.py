@@ -8,6 +8,7 @@ from covey.types import Failure, Message, Prompt, Reward
 Split = Literal["train", "test"]
 
 
+@runtime_checkable
 class Environment(Protocol):
     """Supplies prompts and judges completions.
 

@@ -1,0 +1,78 @@
+"""An environment of one's own by its name, as module:function, from the command line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from covey.build import build_environment
+from covey.environment_config import CustomConfig
+from covey.environments.base import Split
+from covey.evaluate import Evaluation
+from covey.main import main
+from covey.types import Failure, Prompt, Reward
+
+from ..small import small_config
+
+OURS = "tests.environments.test_custom"
+
+
+class Letters:
+    """The share of a letter in each completion."""
+
+    def __init__(self, letter: str, num_prompts: int = 8) -> None:
+        self.letter, self.num_prompts = letter, num_prompts
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [Prompt(f"{split}-{i}", "letters", f"{i}:", {}) for i in range(self.num_prompts)]
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return [Reward(text.count(self.letter) / max(len(text), 1), {}) for text in completions]
+
+
+def no_environment() -> Evaluation | None:
+    return None
+
+
+def built(factory: str, **options: object) -> object:
+    return build_environment(small_config(environment=CustomConfig(factory=f"{OURS}:{factory}", options=dict(options))))
+
+
+def test_options_are_the_arguments_of_the_factory() -> None:
+    environment = built("Letters", letter="a", num_prompts=3)
+    assert type(environment).__name__ == "Letters"
+    assert vars(environment) == {"letter": "a", "num_prompts": 3}
+
+
+def test_a_run_trains_on_it_and_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(f"from {OURS} import Letters\n")
+    words = ["environment=custom", "environment.factory=mine:Letters", "environment.options={letter: e}", "num_steps=1"]
+    small = ["model.nano_hidden_size=16", "model.nano_num_layers=1", "model.nano_num_heads=2", "sampling.max_tokens=4"]
+    words += [*small, "groups_per_step=2", "group_size=2", "evaluation.num_prompts=2", "output.progress=false"]
+    assert main(["train", *words, "hydra.run.dir=run"]) == 0
+    assert "factory: mine:Letters" in (tmp_path / "run" / "config.yaml").read_text()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) >= 1
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "reason"),
+    [
+        ("Letters", {}, "environment.options={} do not fit .*:Letters: missing a required argument: 'letter'"),
+        ("Letters", {"letter": "a", "size": 1}, "got an unexpected keyword argument 'size'"),
+        ("no_environment", {}, "must make an object with prompts and score, got NoneType"),
+        ("Nothing", {}, r"must define the function Nothing"),
+    ],
+)
+def test_what_makes_no_environment_is_refused_in_one_line(
+    factory: str, options: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason) as refusal:
+        built(factory, **options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_factory_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "environment=custom"]) == 2
+    expected = "covey: environment=custom needs environment.factory=module:function, got environment.factory=\n"
+    assert capsys.readouterr().err == expected
