@@ -202,6 +202,21 @@ def test_the_environment_of_the_rewards_page_trains_and_shows_how_it_is_done(wor
     assert splits[0].isdisjoint(splits[1])
 
 
+def test_the_python_page_trains_and_samples(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = (workbench / "from_python.py").read_text()
+    shorter = source.replace("num_steps=20", "num_steps=1, groups_per_step=2, group_size=2")
+    shorter = shorter.replace("num_steps=60", "num_steps=1").replace("step-000020", "step-000001")
+    assert len(shorter) == len(source) + len(", groups_per_step=2, group_size=2") - 2, (
+        "the example names its steps else"
+    )
+    (workbench / "from_python.py").write_text(shorter)
+    runpy.run_path("from_python.py", run_name="__main__")
+    assert (workbench / "outputs" / "from_python" / "summary.json").is_file()
+    *_, pass_at_1, answers = capsys.readouterr().out.splitlines()
+    assert "'low': " in pass_at_1
+    assert len(ast.literal_eval(answers)) == 4
+
+
 def test_the_environment_of_the_rewards_page_fits_on_a_screen() -> None:
     assert len(example_files("docs/rewards.md")["backwards.py"].splitlines()) <= 40
 
