@@ -179,7 +179,7 @@ def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: py
     assert " steps" not in shown
 
 
-def test_a_saved_policy_is_measured_as_its_run_was_set_where_only_its_name_is_typed(
+def test_a_saved_policy_is_measured_as_its_run_was_set_unless_a_group_is_chosen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["train", *words(model__precision="float64", sampling__top_k=50), "hydra.run.dir=run"]) == 0
@@ -188,12 +188,12 @@ def test_a_saved_policy_is_measured_as_its_run_was_set_where_only_its_name_is_ty
     capsys.readouterr()
     assert main(["evaluate", name, "hydra.run.dir=alone"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("settings of run\n")
+    assert printed.out.startswith("settings of run: environment=arithmetic\n")
     assert printed.err == ""
     assert json.loads(Path("alone/summary.json").read_text())["before"] == after
 
     settings = [word for word in words(sampling__max_tokens=3) if "nano" not in word]
-    assert main(["evaluate", *settings, name, "hydra.run.dir=otherwise"]) == 0
+    assert main(["evaluate", "environment=arithmetic", *settings, name, "hydra.run.dir=otherwise"]) == 0
     assert capsys.readouterr().err.splitlines()[-1] == (
         "WARNING: unlike the run in run: model.precision=float32 (there float64), sampling.top_k=0 (there 50)"
     )

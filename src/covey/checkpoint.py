@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from covey.base_model import keep_base
 from covey.disk import sync, writing
 from covey.policy import sharding
+from covey.policy.adapters import BASE
 from covey.policy.policy import Policy, is_adapted
 
 LOGGER = logging.getLogger(__name__)
@@ -73,6 +75,8 @@ def save_checkpoint(
         _remove_leftovers(checkpoints)
         aside = Path(tempfile.mkdtemp(prefix=f"{final.name}.tmp-", dir=checkpoints))
         try:
+            if is_adapted(policy.model):
+                keep_base(policy, checkpoints.parent / BASE, weights)
             save_policy(policy, aside / POLICY, weights)
             _write(aside, state, {"format": FORMAT, "step": step, **facts})
             if final.exists():  # an earlier attempt at this step, which did not verify or lacks its evaluation

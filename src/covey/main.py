@@ -92,6 +92,8 @@ def _check_flags(verb: str, words: Sequence[str]) -> None:
     """Refuse in one line what argparse would refuse in twenty."""
     skip = 0
     for word, after in zip(words, [*words, None][1:], strict=True):
+        if not skip and "=" not in word and not word.startswith(("-", "~")) and os.path.exists(word):
+            raise ValueError(f'"{word}" sets nothing; did you mean model.name={word}?')
         if skip or not word.startswith("-"):
             skip = max(0, skip - 1)
             continue
@@ -120,19 +122,24 @@ def _run(verb: str, words: Sequence[str]) -> int:
     def job(composed: "DictConfig") -> None:
         # Hydra would print a line of its own about an exception that leaves the job.
         try:
-            _job(verb, composed, was_there)
+            _job(verb, composed, was_there, added)
             codes.append(0)
         except Exception as error:
             codes.append(report(error))
 
     sys.path.append(os.getcwd())  # module:function settings name modules beside the user
+    added = ""
+    if verb == "evaluate":
+        from covey import measuring
+
+        words, added = measuring.with_environment(words)
     words = [*words, f"{RUN_DIR}."] if verb == "config" else list(words)
     _with_hydra(f"covey {verb}", words, job)
     return max(codes, default=0)
 
 
-def _job(verb: str, composed: "DictConfig", was_there: bool) -> None:
-    """One job in the folder that Hydra has made, or that `was_there` before."""
+def _job(verb: str, composed: "DictConfig", was_there: bool, added: str) -> None:
+    """One job in the folder that Hydra has made, or that `was_there` before; nobody typed the word `added`."""
     import logging
     from pathlib import Path
 
@@ -143,14 +150,13 @@ def _job(verb: str, composed: "DictConfig", was_there: bool) -> None:
 
     hydra_config = HydraConfig.get()
     wanted = Path(hydra_config.runtime.output_dir)
+    typed = [word for word in hydra_config.overrides.task if word != added]
     named = any(word.startswith(RUN_DIR) for word in hydra_config.overrides.hydra)
     with ExitStack() as held:
         try:
-            old, composed = _resumed(verb, composed, hydra_config.overrides.task)
-            if verb == "evaluate" and hydra_config.job.config_name == "config":
-                composed = _measured(composed, hydra_config.overrides.task)
-            config = settings.to_config(composed)
-            notes = _notes(verb, config, hydra_config.overrides.task)
+            old, composed = _resumed(verb, composed, typed)
+            config = _measured(composed, typed) if verb == "evaluate" else settings.to_config(composed)
+            notes = _notes(verb, config, typed)
             if verb == "config":
                 print(settings.report(config), end="", flush=True)
                 return
@@ -168,7 +174,7 @@ def _job(verb: str, composed: "DictConfig", was_there: bool) -> None:
         for note in notes:
             logging.getLogger(__name__).warning(note)
         if hydra_config.mode is RunMode.MULTIRUN:
-            print(f"job {hydra_config.job.num}: {' '.join(hydra_config.overrides.task)}", flush=True)
+            print(f"job {hydra_config.job.num}: {' '.join(typed)}", flush=True)
         _work(verb, config, folder)
 
 
@@ -185,9 +191,9 @@ def _notes(verb: str, config: "Config", typed: Sequence[str]) -> list[str]:
         newer = run_folder.newer_trainings(Path(config.resume or ""), Path("outputs"))
         notes += [f"resume=latest passes over {path}, which is newer and has no checkpoint" for path in newer]
     if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):
-        from covey import resuming
+        from covey import measuring
 
-        other = resuming.unlike_the_run(run, config, typed)
+        other = measuring.unlike_the_run(run, config, typed)
         notes += [f"unlike the run in {run}: {', '.join(other)}"] if other else []
     return notes
 
@@ -206,20 +212,17 @@ def _resumed(verb: str, composed: "DictConfig", typed: Sequence[str]) -> "tuple[
     return old, resuming.settings_of(old, typed)
 
 
-def _measured(composed: "DictConfig", typed: Sequence[str]) -> "DictConfig":
-    """A policy that a run saved is measured with the settings of that run where nothing but its name was typed."""
-    from covey import run_folder
+def _measured(composed: "DictConfig", typed: Sequence[str]) -> "Config":
+    """The settings to evaluate with: what was typed, over those of the run that saved the policy; says so in a line."""
+    from hydra.core.hydra_config import HydraConfig
 
-    if len(typed) != 1 or not typed[0].startswith("model.name="):
-        return composed
-    run = run_folder.run_of(composed.model.name)
-    if run is None:
-        return composed
-    from covey import resuming
+    from covey import measuring, settings
 
+    below = measuring.run_below(typed) if HydraConfig.get().job.config_name == "config" else None
+    config = settings.to_config(measuring.laid_over(below, composed.model.name, typed) if below else composed)
     if launch.rank() == 0:
-        print(f"settings of {run}", flush=True)
-    return resuming.settings_to_measure(run, composed.model.name)
+        print(measuring.first_line(config, typed, below), flush=True)
+    return config
 
 
 def _work(verb: str, config: "Config", folder: "Path") -> None:

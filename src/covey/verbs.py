@@ -12,6 +12,7 @@ from covey.config import Config
 from covey.environment_config import InfillConfig
 from covey.environments.base import Describes
 from covey.policy import distribution
+from covey.policy.naming import check_name, saved_step
 from covey.record import Record
 from covey.stopping import Stopper
 from covey.train import look, made_environment, warmed
@@ -30,12 +31,13 @@ def run_cold_start(config: Config, output_dir: Path) -> None:
 
 def run_evaluate(config: Config, output_dir: Path) -> None:
     """Measure the policy that `model` names on the held-out prompts, without training it: no cold start either."""
+    check_name(config.model.name)
     with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
         environment = made_environment(config, record)
         with record.watchdog.waiting(f"the model {config.model.name} to be loaded", "deadlines.loading"):
             run = build_run(config, environment, record.timer)
         record.begin(run)
-        look(run, config, record, step=0)
+        look(run, config, record, step=saved_step(config.model.name))
 
 
 def run_judge(config: Config, output_dir: Path) -> None:

@@ -68,7 +68,12 @@ def test_weights_saved_in_bfloat16_are_trained_in_float32(tmp_path: Path) -> Non
     assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", ["/no/such/directory", "nobody/nothing-at-all"])
+def test_a_path_that_is_not_there_is_not_asked_of_the_hub() -> None:
+    with pytest.raises(ValueError, match=r"^model\.name=/no/such/directory: there is no such folder$"):
+        load_policy(ModelConfig(name="/no/such/directory"), seed=0)
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing-at-all"])
 def test_an_unknown_name_is_one_line_that_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=f"model.name={name} is no directory or reachable hub model") as caught:

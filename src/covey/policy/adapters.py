@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ALL_LINEAR = ["all-linear"]
+BASE = "base"
+"""The folder of a run that holds the model under its adapters, where no name leads to it (`base_model.keep_base`)."""
 
 
 def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn.Module:
@@ -57,10 +59,19 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
                 f"model.name={settings.name} holds adapters and needs model.{name}={found[name]}, "
                 f"got model.{name}={value}"
             )
+    saved.base_model_name_or_path = base_of(Path(settings.name), saved.base_model_name_or_path)
     if not saved.base_model_name_or_path:
         raise ValueError(f"model.name={settings.name} holds adapters that do not name their base model")
     saved.lora_dropout = settings.lora_dropout
     return saved
+
+
+def base_of(policy: Path, recorded: str | None) -> str | None:
+    """The base model of saved adapters: the one kept in their run folder (it may have been moved), else `recorded`."""
+    above = policy.resolve().parents
+    if len(above) < 3 or above[1].name != "checkpoints" or not (above[2] / BASE).is_dir():
+        return recorded
+    return str(above[2] / BASE)
 
 
 def load_adapters(model: PreTrainedModel, settings: ModelConfig, saved: "LoraConfig") -> nn.Module:

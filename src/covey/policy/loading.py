@@ -23,6 +23,7 @@ from covey.policy.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.attention import ATTENTION, register
 from covey.policy.compiled_attention import chosen_attention
 from covey.policy.compiled_parts import choose_kernels
+from covey.policy.naming import check_name
 from covey.policy.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.policy import DTYPES, Policy
@@ -42,6 +43,7 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
         raise ValueError("model.activation_offload=true needs a GPU, got model.device=cpu")
     if settings.attention == "flex" and device.type == "cpu":
         raise ValueError("model.attention=flex needs a GPU, got model.device=cpu")
+    check_name(settings.name)
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
     model, tokenizer = _load_model(replace(settings, name=base), device, seed)
