@@ -245,7 +245,9 @@ def test_an_environment_without_demonstrations_is_one_line(tmp_path: Path) -> No
 
 
 def test_held_back_prompts_must_leave_something_to_show(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^cold_start.num_check_prompts=36 leaves none of 36 demonstrations$"):
+    with pytest.raises(
+        ValueError, match=r"^cold_start.num_check_prompts=36 leaves none of 36 demonstrations; set it below 36$"
+    ):
         warmed(config_for(tmp_path, cold_start__num_check_prompts=36))
 
 

@@ -158,7 +158,7 @@ def test_a_run_that_passes_says_so_and_keeps_the_report(capsys: pytest.CaptureFi
     assert main(["train", *words(), "hydra.run.dir=run"]) == 0
     assert capsys.readouterr().out.startswith("preflight: 7 checks passed in ")
     assert [check["passed"] for check in report()] == [True] * 7
-    assert set(report()[0]) == {"name", "passed", "figure", "tolerance", "remedy", "values", "seconds"}
+    assert set(report()[0]) == {"name", "passed", "figure", "tolerance", "remedy", "values", "seconds", "applies"}
     assert "preflight" in json.loads(Path("run/summary.json").read_text())["phases"]
 
 

@@ -120,4 +120,6 @@ def test_a_change_that_is_refused_is_not_kept(capsys: pytest.CaptureFixture[str]
     assert main(["train", *small, f"hydra.run.dir={folder}"]) == 0
     assert main(["train", f"resume={folder}", "num_steps=1", "resume_changes=[num_steps]"]) == 2
     assert "is finished (2 of 1 steps)" in capsys.readouterr().err
+    assert main(["train", f"resume={folder}", "recipe=arithmetic"]) == 2
+    assert '"recipe=arithmetic" cannot change a run; resume takes' in capsys.readouterr().err
     assert not (folder / "changes.jsonl").exists()

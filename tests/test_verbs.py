@@ -257,7 +257,7 @@ def test_a_function_that_always_fails_ends_the_run_in_one_line_that_names_it(
     name: str, count: int, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"environment__in_process": True, "evaluation__num_prompts": 1, "evaluation__num_samples": 2}
-    assert main(own_rewards(name, **settings)) == 2
+    assert main(own_rewards(name, **settings, preflight__enabled=False)) == 2
     assert capsys.readouterr().err == f"covey: none of {count} completions could be scored: {reason}\n"
     assert summary()["status"] == "failed"
     assert "Traceback" in Path("run/covey.log").read_text()
@@ -276,7 +276,7 @@ def test_too_many_failures_end_the_run_by_the_stated_rule(capsys: pytest.Capture
 def test_a_hanging_function_is_killed_and_named(capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"environment__timeout": 0.3, "environment__num_workers": 1, "evaluation__num_prompts": 1}
     started = time.monotonic()
-    assert main(own_rewards("hangs", **settings)) == 2
+    assert main(own_rewards("hangs", **settings, preflight__enabled=False)) == 2
     assert capsys.readouterr().err == (
         'covey: none of 1 completions could be scored: reward function "hangs" took longer than 0.3 s\n'
     )

@@ -136,7 +136,8 @@ def warm_up(
     held_back, shown = shuffled[: settings.num_check_prompts], shuffled[settings.num_check_prompts :]
     if not shown:
         raise ValueError(
-            f"cold_start.num_check_prompts={settings.num_check_prompts} leaves none of {len(shuffled)} demonstrations"
+            f"cold_start.num_check_prompts={settings.num_check_prompts} leaves none of {len(shuffled)} demonstrations; "
+            f"set it below {len(shuffled)}"
         )
     trainer = Trainer(policy, _trainer_settings(config))
     sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))

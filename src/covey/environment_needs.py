@@ -1,7 +1,20 @@
 """Settings of one environment that only mean something beside another of them."""
 
-from covey.environment_config import CodeConfig, CountdownConfig, IfevalConfig, InfillConfig, RewardFunctionsConfig
+from typing import TYPE_CHECKING
+
+from covey.environment_config import (
+    CodeConfig,
+    CountdownConfig,
+    CustomConfig,
+    IfevalConfig,
+    InfillConfig,
+    RewardFunctionsConfig,
+)
 from covey.need import Needs, is_set, names_of
+from covey.tables import names_function
+
+if TYPE_CHECKING:
+    from covey.config import Config
 
 JUDGE_TRAINING = names_of(
     InfillConfig, "environment", "judge_num", "judge_pairs", "judge_lr", "judge_hidden", "judge_cache"
@@ -98,3 +111,11 @@ ENVIRONMENT_NEEDS: dict[str, tuple[Needs, ...]] = {
     ),
 }
 """The same for the settings of one environment, by its name."""
+
+
+def check_custom(config: "Config") -> None:
+    """An environment of one's own has a name of its own."""
+    assert isinstance(config.environment, CustomConfig)
+    factory = config.environment.factory
+    if not names_function(factory):
+        raise ValueError(f"environment=custom needs environment.factory=module:function, got {factory or 'none'}")

@@ -65,6 +65,8 @@ def explain(error: Exception) -> str:
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):
         reason = error.message.splitlines()[1].partition(" expecting ")[0]
+        if reason.startswith("missing EQUAL"):
+            reason = "settings are written name=value, such as recipe=arithmetic"
         return f'cannot read the override "{error.override}": {reason}'
     if isinstance(error, OmegaConfBaseException):
         return _setting(error)
@@ -154,6 +156,8 @@ def _setting(error: OmegaConfBaseException) -> str:
     text = str(error)
     if re.search(r"Key '\S+' (is )?not in", text):
         return unknown_setting(error.full_key or str(error.key))
+    if error.full_key and "is not a ListConfig" in text:
+        return f"{error.full_key} is a list: write {error.full_key}=[{error.value}]"
     return f"{error.full_key}: {_reason(text)}" if error.full_key else _reason(text)
 
 

@@ -20,12 +20,12 @@ from rich.table import Table
 from covey.build import Run
 from covey.config import Config
 from covey.disk import writing
-from covey.environments.base import Logs
+from covey.environments.base import Logs, Tries
 from covey.policy import distribution
 from covey.preflight_fill import check_frozen, check_kl, check_rewards
 from covey.preflight_memory import check_memory
 from covey.preflight_policy import check_gradient, check_logprobs
-from covey.preflight_text import check_completions, check_gold, check_lengths, check_tokenizer
+from covey.preflight_text import check_completions, check_functions, check_gold, check_lengths, check_tokenizer
 from covey.preflight_types import Check, Finding, Subject
 from covey.record import Record
 from covey.state import generators, restore_generators
@@ -52,7 +52,8 @@ def before_training(run: Run, config: Config, record: Record) -> None:
         checks = examine(Subject(run, config))
     write(checks, record.folder)
     refuse(checks)
-    record.say(f"preflight: {len(checks)} checks passed in {duration(sum(check.seconds for check in checks))}")
+    num_passed, seconds = sum(check.applies for check in checks), sum(check.seconds for check in checks)
+    record.say(f"preflight: {num_passed} checks passed in {duration(seconds)}")
 
 
 def examine(subject: Subject) -> list[Check]:
@@ -69,8 +70,10 @@ def examine(subject: Subject) -> list[Check]:
 
 
 def stages_of(subject: Subject) -> tuple[Stage, ...]:
-    """Those of a policy of this kind."""
-    return STAGES if subject.run.policy.mask_id is None else (*STAGES, *FILL_STAGES)
+    """Those of a policy and an environment of this kind."""
+    if subject.run.policy.mask_id is not None:
+        return (*STAGES, *FILL_STAGES)
+    return (*STAGES, *TRIED_STAGES) if isinstance(subject.run.environment, Tries) else STAGES
 
 
 def refuse(checks: Sequence[Check]) -> None:
@@ -97,7 +100,7 @@ def table(checks: Sequence[Check]) -> Table:
         shown.add_column(heading)
     shown.add_column("time", justify="right")
     for check in checks:
-        verdict = "passed" if check.passed else "FAILED"
+        verdict = ("passed" if check.applies else "not applicable") if check.passed else "FAILED"
         shown.add_row(check.name, verdict, check.figure, check.tolerance, duration(check.seconds))
     return shown
 
@@ -127,7 +130,8 @@ def _made(stage: Stage, subject: Subject) -> Check:
     started = time.perf_counter()
     found = stage.look(subject)
     seconds = time.perf_counter() - started
-    return Check(stage.name, found.passed, found.figure, found.tolerance, found.remedy, found.values, seconds)
+    words = (found.figure, found.tolerance, found.remedy)
+    return Check(stage.name, found.passed, *words, found.values, seconds, found.applies)
 
 
 def _unmade(stage: Stage, missing: str) -> Check:
@@ -149,6 +153,9 @@ STAGES: tuple[Stage, ...] = (
     Stage("gradient", check_gradient, ("lengths", "memory")),
 )
 """In this order: what others build on comes first, and no pass is made that memory has no room for."""
+
+TRIED_STAGES: tuple[Stage, ...] = (Stage("reward functions", check_functions, ("lengths", "memory")),)
+"""Besides, where the user's own code judges."""
 
 FILL_STAGES: tuple[Stage, ...] = (
     Stage("frozen models", check_frozen),

@@ -39,7 +39,7 @@ def check_kl(subject: Subject) -> Finding:
     run, config = subject.run, subject.config
     reference, objective = run.trainer.reference, run.trainer.objective
     if reference is None or not objective.kl.active:
-        return Finding(True, "no KL to a reference", "")
+        return Finding(True, "no KL to a reference", "", applies=False)
     scoring = Scoring(run.source.sampling, config.logprob_chunk)
     forward = Forward(run.policy, reference, objective, scoring)
     found = 0.0

@@ -1,17 +1,17 @@
-"""Checks of text on its way into tokens and back: round trips, the chat template, lengths, gold answers."""
+"""Checks of text on its way into tokens and back: round trips, the chat template, lengths, gold answers, rewards."""
 
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from covey.engine.base import Sampling
 from covey.engine.fake import FakeEngine
 from covey.engine.runner import cache_shape
-from covey.environments.base import HasGold, RunStopped
+from covey.environments.base import Environment, HasGold, RunStopped, Tries
 from covey.policy.policy import Policy
 from covey.preflight_types import Finding, Subject, vocabulary_size
 from covey.rollout import encode_prompt
-from covey.types import Message, Prompt, Rollout
+from covey.types import Group, Message, Prompt, Rollout
 
 # ------------------------------------------------------------------------------------------------ tokenizer
 
@@ -114,7 +114,7 @@ def _decode(policy: Policy, ids: Sequence[int]) -> str:
 def check_completions(subject: Subject) -> Finding:
     """What is judged is what was sampled, without special tokens; a stop ends a completion, and only its end."""
     if subject.config.engine.name == "fake":
-        return Finding(True, "engine=fake samples from a script, not from the policy", "")
+        return Finding(True, "engine=fake samples from a script, not from the policy", "", applies=False)
     rollouts = [(group.prompt, rollout) for group in subject.groups for rollout in group.rollouts]
     faults = [f"prompt {g.prompt.id}: {failure.reason}" for g in subject.groups for failure in g.failures]
     faults += [fault for prompt, rollout in rollouts for fault in _completion_faults(subject, prompt, rollout)]
@@ -184,7 +184,7 @@ def check_gold(subject: Subject) -> Finding:
     """The environment's own gold answers, tokenized and decoded like any completion, get full marks."""
     environment = subject.run.environment
     if not isinstance(environment, HasGold):
-        return Finding(True, f"environment={subject.config.environment.name} has no gold answers", "")
+        return Finding(True, f"environment={subject.config.environment.name} has no gold answers", "", applies=False)
     golds = [(prompt, environment.gold(prompt)) for prompt in subject.prompts]
     verdicts = [(prompt, _score(subject, prompt, gold)) for prompt, gold in golds if gold is not None]
     full = subject.config.evaluation.correct_above
@@ -201,17 +201,42 @@ def check_gold(subject: Subject) -> Finding:
 
 def _score(subject: Subject, prompt: Prompt, gold: str) -> float | str:
     """The reward of the gold answer as a completion, or why it could not be scored."""
-    source, policy = subject.run.source, subject.run.policy
+    policy = subject.run.policy
     ids = list(policy.tokenizer(gold, add_special_tokens=False)["input_ids"])
     ids += sorted(policy.stop_ids)[: int(policy.mask_id is None)]
-    engine = FakeEngine(_always(ids), vocab_size=len(policy.tokenizer))
-    looking = replace(source, sampler=replace(source.sampler, engine=engine))
+    found = _judged(subject, subject.run.environment, prompt, [ids])
+    return found if isinstance(found, str) else found.rewards[0]
+
+
+def _judged(
+    subject: Subject, environment: Environment, prompt: Prompt, written: Sequence[Sequence[int]]
+) -> Group | str:
+    """These completions with their rewards, or why none could be scored."""
+    source = subject.run.source
+    engine = FakeEngine(lambda prompt_ids, sample_index: written[sample_index], len(subject.run.policy.tokenizer))
+    looking = replace(source, sampler=replace(source.sampler, engine=engine, environment=environment))
     try:
-        (group,) = looking.run([prompt], 1, Sampling(max_tokens=len(ids) + 1))
+        (group,) = looking.run([prompt], len(written), Sampling(max_tokens=max(map(len, written)) + 1))
     except RunStopped as error:
         return str(error)
-    return group.rewards[0]
+    return group
 
 
-def _always(ids: Sequence[int]) -> Callable[[tuple[int, ...], int], Sequence[int]]:
-    return lambda prompt_ids, sample_index: ids
+# ------------------------------------------------------------------------------------------------ reward functions
+
+
+def check_functions(subject: Subject) -> Finding:
+    """The user's own reward functions, called as in training, have something to say of sampled completions."""
+    environment = subject.run.environment
+    groups = {group.prompt.environment: group for group in reversed(subject.groups) if group.rollouts}
+    tries = environment.trial if isinstance(environment, Tries) else lambda prompt: None
+    trials = [(trial, group.rollouts) for group in groups.values() if (trial := tries(group.prompt)) is not None]
+    if not trials:
+        return Finding(True, "no reward functions", "", applies=False)
+    said = [_judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
+    faults = [found for found in said if isinstance(found, str)]
+    if faults:
+        return Finding(False, faults[0], "one reward at least", "mend the function, rewards or the rows")
+    num_scored = sum(len(found.rollouts) for found in said if not isinstance(found, str))
+    num_tried = sum(len(rollouts) for _, rollouts in trials)
+    return Finding(True, f"{num_scored} of {num_tried} completions get a reward", "one reward at least")

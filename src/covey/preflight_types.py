@@ -33,6 +33,8 @@ class Finding:
     """What to do about it, naming settings; "" where it passed."""
     values: Mapping[str, float] = field(default_factory=dict)
     """The numbers behind the figure."""
+    applies: bool = True
+    """Whether there was anything to measure; what does not apply stops nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Check:
     remedy: str
     values: Mapping[str, float]
     seconds: float
+    applies: bool = True
 
 
 class Unscored:

@@ -238,6 +238,8 @@ def _owner(text: str) -> str:
 
 def _is_choice(saved: DictConfig, key: str) -> bool:
     """Whether the word chooses a file (model=nano) instead of setting a value."""
+    if (settings.CONF / key).is_dir():  # recipe=..., which is no setting
+        return True
     try:
         found = OmegaConf.select(saved, key, throw_on_missing=True)
     except OmegaConfBaseException:

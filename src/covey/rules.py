@@ -24,11 +24,12 @@ from covey.environment_config import (
     MixtureConfig,
     RewardFunctionsConfig,
 )
+from covey.environment_needs import check_custom
 from covey.infill_rules import check_infill, check_kind
 from covey.machine_rules import check_machines
 from covey.needs import check_needs, read, shown
 from covey.stream_rules import check_curriculum, check_group_sizes, check_mixture
-from covey.tables import names_function
+from covey.tables import check_options, near, resolve
 
 BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
 """Advantages that mean something for a single completion."""
@@ -101,17 +102,7 @@ def check_environment(config: Config) -> None:
             f"data.prompt_column={config.data.prompt_column} needs environment=reward_functions, got environment={name}"
         )
     check_answers(config)
-    if schema is CodeConfig:
-        check_code(config)
-    if schema is MachinesConfig:
-        check_machines(config)
-    if schema is InfillConfig:
-        check_infill(config)
-    if isinstance(config.environment, CustomConfig) and not names_function(config.environment.factory):
-        raise ValueError(
-            "environment=custom needs environment.factory=module:function, "
-            f"got environment.factory={config.environment.factory}"
-        )
+    OWN_RULES.get(schema, lambda config: None)(config)
 
 
 def check_rewards(config: Config) -> None:
@@ -223,11 +214,13 @@ def check_functions(config: Config) -> None:
     """Names and options of the functions an algorithm is made of. Imports torch, so it comes last."""
     from covey.advantages import ADVANTAGES
     from covey.kl import KLController
+    from covey.losses import LOSSES
     from covey.objective import build_objective
     from covey.selection import GROUP_FILTERS, SELECTION
     from covey.shaping import SHAPING
 
     algorithm = config.algorithm
+    _check_name("loss", algorithm.loss, LOSSES)
     _check_function("advantage", algorithm.advantage, ADVANTAGES, algorithm.advantage_options)
     for name, options in algorithm.shaping.items():
         _check_function(f"shaping.{name}", name, SHAPING, options)
@@ -248,11 +241,14 @@ def check_functions(config: Config) -> None:
         )
 
 
-def _check_function(setting: str, name: str, table: Mapping[str, Callable[..., Any]], options: Collection[str]) -> None:
-    from covey.tables import check_options, resolve
-
+def _check_name(setting: str, name: str, table: Collection[str]) -> None:
     if name not in table and ":" not in name:
-        raise ValueError(f"algorithm.{setting} must be one of {', '.join(table)} or module:function, got {name}")
+        known = f"{', '.join(table)} or module:function"
+        raise ValueError(f"algorithm.{setting} must be one of {known}, got {name}{near(name, table)}")
+
+
+def _check_function(setting: str, name: str, table: Mapping[str, Callable[..., Any]], options: Collection[str]) -> None:
+    _check_name(setting, name, table)
     where = f"algorithm.{setting}" if setting.startswith("shaping.") else f"algorithm.{setting}_options"
     check_options(resolve(name, table), options, setting=where)
 
@@ -273,6 +269,9 @@ def _check_sizes(config: Config) -> None:
             raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
 
 
+OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
+    **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom}
+}
 OWN_DATA = ("arithmetic", "machines", "custom")
 """Environments that make their own problems; others may read `data`."""
 MAY_READ_DATA = ("countdown", "code", "ifeval", "infill")

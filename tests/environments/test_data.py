@@ -45,6 +45,29 @@ def test_what_is_held_out_depends_on_the_content_not_on_the_order(tmp_path: Path
     assert forward.splits["test"] == backward.splits["test"][::-1]
 
 
+def test_equal_prompts_are_held_out_together_and_data_without_them_are_divided_as_ever(tmp_path: Path) -> None:
+    by_prompt = RowSettings(prompt_columns=("prompt",), test_fraction=0.2)
+    several = [{**row, "answer": 10 * row["answer"] + turn} for turn in range(3) for row in rows(20)]
+    found = load_rows(write(tmp_path / "several.jsonl", several), by_prompt).splits
+    prompts = {split: {row["prompt"] for row in found[split]} for split in found}
+    assert (len(found["train"]), len(found["test"])) == (48, 12)
+    assert prompts["train"].isdisjoint(prompts["test"])
+    once = load_rows(write(tmp_path / "once.jsonl", rows(20)), by_prompt).splits
+    assert [row["answer"] for row in once["test"]] == [8, 9, 13, 17]  # those with the lowest SHA-256
+
+
+def test_rows_of_a_prompt_too_frequent_for_the_test_split_are_trained_on(tmp_path: Path) -> None:
+    by_prompt = RowSettings(prompt_columns=("prompt",))
+    given = [{"prompt": "often", "answer": i} for i in range(17)] + [{"prompt": "twice", "answer": i} for i in (0, 1)]
+    found = load_rows(write(tmp_path / "data.jsonl", [*given, {"prompt": "a"}]), by_prompt).splits
+    assert {row["prompt"] for row in found["train"]} >= {"often"}
+    pairs = [{"prompt": prompt, "answer": i} for prompt in "ab" for i in range(3)]
+    halves = load_rows(write(tmp_path / "pairs.jsonl", pairs), by_prompt).splits
+    assert [len({row["prompt"] for row in halves[split]}) for split in halves] == [1, 1]
+    same = write(tmp_path / "same.jsonl", given[:17])
+    assert message(same, by_prompt) == "cannot hold out test rows of 17 rows with the same prompt; give a test split"
+
+
 MODULE = """
 def listed(): return [{"prompt": f"question {i}", "answer": i} for i in range(10)]
 def lazy(): return iter(listed())
@@ -167,6 +190,8 @@ def test_missing_and_empty_data_say_so(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert message(None).startswith("no data: set data.path")
     assert message(str(tmp_path / "none.jsonl")) == f"no file or directory {tmp_path}/none.jsonl"
+    for path in ("rows.csv", "someone/rows.jsonl.gz", "rows/", "someone/rows/", "./rows"):
+        assert message(path) == f"no file or directory {path}"
     assert message(str(tmp_path / "empty.jsonl")) == f"{tmp_path}/empty.jsonl is empty"
     assert (
         message(str(tmp_path / "blank.jsonl"))

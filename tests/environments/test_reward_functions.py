@@ -308,6 +308,12 @@ def test_weights_must_match_the_functions() -> None:
         ({"question": "?"}, "train row 0 has no column 'prompt' (has: question)"),
         ({"prompt": 3}, "train row 0: prompt must be text or a list of messages with role and content, got 3"),
         ({"prompt": [{"text": "?"}]}, "train row 0: prompt must be text or a list of messages"),
+        ({"prompt": ""}, "train row 0 has an empty prompt"),
+        ({"prompt": []}, "train row 0 has an empty prompt"),
+        (
+            {"prompt": [{"role": "usr", "content": "?"}]},
+            "train row 0: prompt has the unknown role 'usr' (known: system, developer, user, assistant, tool)",
+        ),
         ({"prompt": "?", "completions": 1}, "columns completions have names that reward functions get as arguments"),
     ],
 )
@@ -361,3 +367,25 @@ def test_a_function_that_compares_is_not_asked_again_about_one_completion_alone(
 def test_an_impossible_failure_rate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_failure_rate must be in \[0, 1\], got 1.5"):
         RewardSettings(max_failure_rate=1.5)
+
+
+def test_a_function_that_cannot_be_called_says_what_its_arguments_lack() -> None:
+    def needs(completions: list[str], answer: list[int], note: list[None]) -> list[float]:
+        return [0.0]
+
+    async def lacks(completions: list[str], allowed: list[str], **columns: Any) -> list[float]:
+        return [0.0]
+
+    def fails(completions: list[str], **columns: Any) -> list[float]:
+        return [1.0 + completions]  # type: ignore[operator]
+
+    expected = {
+        needs: "reward function \"needs\" cannot be called: it takes no argument 'prompts'; give it **columns",
+        lacks: "reward function \"lacks\" cannot be called: rows have no column 'allowed' "
+        "(besides the prompt they have: answer, note)",
+        fails: 'reward function "fails" raised TypeError: ',
+    }
+    for function, reason in expected.items():
+        (found,) = reasons(score(environment(function), ["x"]))
+        assert found is not None
+        assert found.startswith(reason)

@@ -44,7 +44,7 @@ def build_gsm8k(settings: "Gsm8kConfig", config: "Config") -> "Environment":
     from covey.environments.data import load_rows
     from covey.environments.gsm8k import GSM8K
 
-    rows = load_rows(config.data.path, _row_settings(config, ("question", "answer")))
+    rows = load_rows(config.data.path, _row_settings(config, ("question", "answer"), prompt=("question",)))
     return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
 
 
@@ -113,7 +113,7 @@ def build_code(settings: "CodeConfig", config: "Config") -> "Environment":
         limits=code_limits(settings),
     )
     if config.data.path is not None:
-        problems = problems_of(load_rows(config.data.path, _row_settings(config, ())).splits)
+        problems = problems_of(load_rows(config.data.path, _row_settings(config, (), prompt=("prompt", "text"))).splits)
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
         problems = draw_problems(settings.problem, settings.difficulty, counts, settings.problem_seed)
@@ -158,7 +158,7 @@ def build_ifeval(settings: "IfevalConfig", config: "Config") -> "Environment":
         requests = generate(ifeval_recipe(settings), settings.num_train, settings.num_test)
         return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
 
-    source = Source(config.data.path, settings.benchmark, _row_settings(config, COLUMNS))
+    source = Source(config.data.path, settings.benchmark, _row_settings(config, COLUMNS, prompt=("prompt",)))
     return IFEval(load(source, generated, ask), scheme)
 
 
@@ -270,13 +270,17 @@ def build(config: "Config", say: "Say" = LOGGER.info) -> "Environment":
     return ENVIRONMENTS[name](config.environment, config)
 
 
-def _row_settings(config: "Config", columns: tuple[str, ...], column_setting: str | None = None) -> "RowSettings":
+def _row_settings(
+    config: "Config", columns: tuple[str, ...], column_setting: str | None = None, prompt: tuple[str, ...] = ()
+) -> "RowSettings":
+    """`columns` must be there; `prompt` are those of them that make the prompt, where not all do."""
     from covey.environments.data import RowSettings
 
     data = config.data
     return RowSettings(
         columns=columns,
         column_setting=column_setting,
+        prompt_columns=prompt or columns,
         subset=data.subset,
         train_split=data.train_split,
         test_split=data.test_split,

@@ -56,6 +56,18 @@ class ReadsTokens(Protocol):
 
 
 @runtime_checkable
+class Tries(Protocol):
+    """An environment that judges with the user's own code, which is tried once before a run begins."""
+
+    def trial(self, prompt: Prompt) -> tuple[Environment, Prompt] | None:
+        """What judges it, and the prompt as that knows it; None where no code of the user's does.
+
+        It judges as in training but counts and logs nothing, and where no judgement applies it gives 0.
+        """
+        ...
+
+
+@runtime_checkable
 class Replies(Protocol):
     """An environment that may say something to a completion; the policy then has a second turn, and that is scored."""
 

@@ -20,6 +20,9 @@ Row = Mapping[str, Any]
 MAX_ROW_BYTES = 4 << 20
 """A longer row is taken for a mistake (a prompt of megabytes fits no policy) and treated as broken."""
 
+FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".gz", ".zst", ".zip", ".arrow", ".yaml", ".py")
+"""No data set of a hub is called so: a name that ends in one of them is a file, also of a kind that cannot be read."""
+
 HALF_PAIR = b"\\ud"
 """JSON can spell halves of surrogate pairs, which no tokenizer takes; only rows with this need a closer look."""
 
@@ -34,6 +37,8 @@ class RowSettings:
     """Columns that every row must have."""
     column_setting: str | None = None
     """The setting that says how the column is called, where it is only one."""
+    prompt_columns: tuple[str, ...] = ()
+    """Columns that make the prompt: rows equal in them are held out together. Empty takes the whole row."""
     subset: str | None = None
     train_split: str = "train"
     test_split: str = "test"
@@ -74,7 +79,7 @@ def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
     """Rows of a file, of a directory with train.* and test.* files, of a hub data set, or that a function returns.
 
     Where there is no test split, `test_fraction` of the rows is held out: those whose content hashes lowest, so the
-    choice is the same every time. Raises ValueError for whatever a user can mend.
+    choice is the same every time, rows with equal prompts all or none. Raises ValueError for whatever a user can mend.
     """
     settings = settings or RowSettings()
     if path is None:
@@ -86,7 +91,7 @@ def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
         return _collected({"train": _read_file(local)}, settings, path)
     if local.is_dir():
         return _collected(_directory(local, settings), settings, path)
-    if local.suffix in READERS or path.startswith(("/", ".", "~")) or path.count("/") > 1:
+    if local.suffix in FILE_SUFFIXES or path.startswith(("/", ".", "~")) or path.endswith("/") or path.count("/") > 1:
         raise ValueError(f"no file or directory {path}")
     return _collected(_hub(path, settings), settings, path)
 
@@ -110,7 +115,7 @@ def _collected(sources: Mapping[Split, Iterable[_Entry]], settings: RowSettings,
         if not splits[split]:
             raise ValueError(f"{name} has no usable rows for split {split} ({skipped} broken)")
     if "test" not in splits:
-        splits["train"], splits["test"] = _held_out(splits["train"], settings.test_fraction)
+        splits["train"], splits["test"] = _held_out(splits["train"], settings)
     if num_skipped:
         _log.warning("%s: %d broken rows skipped", name, num_skipped)
     return Rows({split: rows[: settings.max_rows] for split, rows in splits.items()}, num_skipped)
@@ -159,14 +164,36 @@ def _remedy(entry: _Entry, others: Iterable[Row], settings: RowSettings) -> str:
     return f", nor has any other row{other_name}"
 
 
-def _held_out(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
-    """(train, test), in their order: the test rows are those whose content has the lowest SHA-256."""
+def _held_out(rows: list[Row], settings: RowSettings) -> tuple[list[Row], list[Row]]:
+    """(train, test), in their order: the test rows are those whose content has the lowest SHA-256.
+
+    Rows with the same prompt stay together: those that would not all fit into the test split are trained on.
+    """
     if len(rows) < 2:
         raise ValueError(f"cannot hold out test rows of {len(rows)} row; give a test split")
-    num_test = min(len(rows) - 1, max(1, round(fraction * len(rows))))
-    digests = [hashlib.sha256(json.dumps(row, sort_keys=True, default=repr).encode()).digest() for row in rows]
-    test = set(sorted(range(len(rows)), key=lambda index: (digests[index], index))[:num_test])
+    num_test = min(len(rows) - 1, max(1, round(settings.test_fraction * len(rows))))
+    digests = [hashlib.sha256(_as_json(row)).digest() for row in rows]
+    of_prompts: dict[bytes, list[int]] = {}
+    for index in sorted(range(len(rows)), key=lambda index: (digests[index], index)):
+        of_prompts.setdefault(_prompt_key(rows[index], settings.prompt_columns), []).append(index)
+    if len(of_prompts) < 2:
+        raise ValueError(f"cannot hold out test rows of {len(rows)} rows with the same prompt; give a test split")
+    test: set[int] = set()
+    for indices in of_prompts.values():
+        if len(test) + len(indices) <= num_test:
+            test.update(indices)
+    fewest = min(len(indices) for indices in of_prompts.values())
+    test = test or set(next(indices for indices in of_prompts.values() if len(indices) == fewest))
     return [row for i, row in enumerate(rows) if i not in test], [row for i, row in enumerate(rows) if i in test]
+
+
+def _prompt_key(row: Row, columns: Iterable[str]) -> bytes:
+    """What rows with the same prompt have in common."""
+    return _as_json({column: row[column] for column in columns if column in row} or row)
+
+
+def _as_json(row: Row) -> bytes:
+    return json.dumps(row, sort_keys=True, default=repr).encode()
 
 
 def _directory(folder: Path, settings: RowSettings) -> dict[Split, Iterator[_Entry]]:

@@ -18,6 +18,7 @@ from covey.environments.base import (
     ReadsTokens,
     Replies,
     Split,
+    Tries,
     Weighs,
 )
 from covey.types import Failure, Message, Prompt, Reward
@@ -73,6 +74,10 @@ class Mixture:
             return await self.score(prompt, completions)
         verdicts = await part.score_tokens(own, completions, completion_ids)
         return [_named(prompt.environment, verdict) for verdict in verdicts]
+
+    def trial(self, prompt: Prompt) -> tuple[Environment, Prompt] | None:
+        part, own = self._of(prompt)
+        return part.trial(own) if isinstance(part, Tries) else None
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
         part, own = self._of(prompt)

@@ -21,6 +21,9 @@ from covey.environments.worker_process import Prepares
 RewardCallable = Callable[..., Any]
 """def reward(prompts, completions, **columns) -> list[float | None], plain or async."""
 
+CALLED_WITH = ("prompts", "completions", "completion_ids")
+"""Arguments of every call besides the hooks; the others are columns."""
+
 
 class Outcome(TypedDict):
     """What one call came to; plain data, so that it can cross processes."""
@@ -133,7 +136,7 @@ class RewardCall:
             outcome = judged(self.function(**_with_hooks(keywords, metrics)), count)
         except (Exception, SystemExit) as error:
             if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
-                outcome = failed(_raised(error), count)
+                outcome = failed(self._reason(error, keywords), count)
             else:
                 outcome = merged([self._sync(1, _only(keywords, i, count)) for i in range(count)])
         outcome["metrics"].extend(metrics)
@@ -147,12 +150,35 @@ class RewardCall:
             outcome = judged(await call, count)
         except (Exception, SystemExit) as error:
             if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
-                outcome = failed(_raised(error), count)
+                outcome = failed(self._reason(error, keywords), count)
             else:
                 alone = (self.awaited(1, _only(keywords, i, count)) for i in range(count))
                 outcome = merged(await asyncio.gather(*alone))
         outcome["metrics"].extend(metrics)
         return outcome
+
+    def _reason(self, error: BaseException, keywords: Mapping[str, Any]) -> str:
+        """What to do where it could not even be called, else what it raised."""
+        within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        problem = None if within or not isinstance(error, TypeError) else _misfit(self.function, keywords)
+        return _raised(error) if problem is None else f"cannot be called: {problem}"
+
+
+def _misfit(function: RewardCallable, keywords: Mapping[str, Any]) -> str | None:
+    """Which argument it lacks or does not take; None where that is not the trouble."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some that are written in C have none
+        return None
+    given = _with_hooks(keywords, [])
+    named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    for name in (name for name, p in named.items() if p.default is p.empty and name not in given):
+        columns = ", ".join(column for column in keywords if column not in CALLED_WITH) or "nothing"
+        return f"rows have no column {name!r} (besides the prompt they have: {columns})"
+    extra = [name for name in given if name not in named]
+    if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return f"it takes no argument {extra[0]!r}; give it **columns"
+    return None
 
 
 def _with_hooks(keywords: Mapping[str, Any], metrics: list[tuple[str, float]]) -> dict[str, Any]:

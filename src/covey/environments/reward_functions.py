@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.deadlines import Watchdog
-from covey.environments.base import RunStopped, Split
+from covey.environments.base import Environment, RunStopped, Split
 from covey.environments.call_thread import CallThread
 from covey.environments.reward_call import Outcome, RewardCall, RewardCallable, failed, is_async, name_of
 from covey.environments.reward_specs import load_reward
@@ -35,6 +35,8 @@ Row = Mapping[str, Any]
 HIDDEN_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on either."""
 RESERVED_COLUMNS = frozenset({"prompts", "completions", "trainer_state", "log_extra", "log_metric"})
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who speaks in a conversation. Many chat templates drop the words of any other without a sound."""
 FAILURE_WINDOW = 1000
 """Rewards the failure rate is taken over."""
 MIN_FAILURE_SAMPLE = 20
@@ -149,21 +151,30 @@ class RewardFunctions:
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
         """Raises RewardFailureRate when more than max_failure_rate of the last 1000 rewards failed (of at least 20)."""
-        return await self._score(prompt, completions, {"completion_ids": [list(ids) for ids in completion_ids]})
+        return await self._score(prompt, completions, _tokens(completion_ids))
+
+    def trial(self, prompt: Prompt) -> tuple[Environment, Prompt]:
+        return _Trial(self), prompt
 
     async def _score(
         self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
     ) -> list[Reward | Failure]:
-        count = len(completions)
-        keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens)} for _ in self._functions]
-        calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
-        outcomes = await asyncio.gather(*calls)
-        scores = [self._reward(index, outcomes) for index in range(count)]
+        scores, outcomes = await self.judged(prompt, completions, tokens)
         self._note([score for score in scores if score is not _DOES_NOT_APPLY])
         for outcome in outcomes:
             for name, value in outcome["metrics"]:
                 self._metrics[name].append(value)
         return scores
+
+    async def judged(
+        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
+    ) -> tuple[list[Reward | Failure], list[Outcome]]:
+        """What the functions come to together and what each says; nothing is counted or logged."""
+        count = len(completions)
+        keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens)} for _ in self._functions]
+        calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
+        outcomes = await asyncio.gather(*calls)
+        return [self._reward(index, outcomes) for index in range(count)], outcomes
 
     def metrics(self) -> dict[str, float]:
         """Means of what functions logged through `log_metric` since this was last asked."""
@@ -237,6 +248,34 @@ _DOES_NOT_APPLY = Failure("no reward function applied")
 """All functions said None: left out of the group like a failure, but nobody's fault, so not counted as one."""
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """The same functions, tried out."""
+
+    environment: RewardFunctions
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return self.environment.prompts(split)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return await self._score(prompt, completions, {})
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
+        return await self._score(prompt, completions, _tokens(completion_ids))
+
+    async def _score(
+        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
+    ) -> list[Reward | Failure]:
+        scores, _ = await self.environment.judged(prompt, completions, tokens)
+        return [Reward(0.0, {}) if score is _DOES_NOT_APPLY else score for score in scores]
+
+
+def _tokens(completion_ids: Sequence[Sequence[int]]) -> dict[str, list[list[int]]]:
+    return {"completion_ids": [list(ids) for ids in completion_ids]}
+
+
 def _check_arguments(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
     """A column would silently take the place of an argument of the same name."""
     for reward in functions:
@@ -270,9 +309,14 @@ def _prompt_text(row: Row, prompt_column: str, place: str) -> str | tuple[Messag
     if prompt_column not in row:
         raise ValueError(f"{place} has no column {prompt_column!r} (has: {', '.join(row)})")
     prompt = row[prompt_column]
+    if prompt in ("", []):
+        raise ValueError(f"{place} has an empty prompt")
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
+        unknown = [message["role"] for message in prompt if message["role"] not in ROLES]
+        if unknown:
+            raise ValueError(f"{place}: prompt has the unknown role {unknown[0]!r} (known: {', '.join(ROLES)})")
         return tuple(dict(message) for message in prompt)
     raise ValueError(f"{place}: prompt must be text or a list of messages with role and content, got {prompt!r:.80}")
 

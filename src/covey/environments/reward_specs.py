@@ -67,8 +67,12 @@ def reward_spec(entry: object) -> RewardSpec:
 def _named(spec: RewardSpec) -> RewardSpec:
     module, colon, attribute = spec.function.partition(":")
     if spec.ready_made is None and not (module and colon and attribute):
+        path, dot, name = spec.function.rpartition(".")
+        meant = (
+            f"; did you mean {path}:{name}?" if path and dot and name and not colon else near(spec.function, REWARDS)
+        )
         raise ValueError(
-            f"no reward function {spec.function!r}{near(spec.function, REWARDS)}; "
+            f"no reward function {spec.function!r}{meant}; "
             f"there is {', '.join(REWARDS)}, and your own as module:function"
         )
     return spec
