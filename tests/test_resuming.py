@@ -123,3 +123,81 @@ def test_a_change_that_is_refused_is_not_kept(capsys: pytest.CaptureFixture[str]
     assert main(["train", f"resume={folder}", "recipe=arithmetic"]) == 2
     assert '"recipe=arithmetic" cannot change a run; resume takes' in capsys.readouterr().err
     assert not (folder / "changes.jsonl").exists()
+
+
+ROWS = (
+    *words(num_steps=1),
+    *("environment=reward_functions", "environment.in_process=true", "rewards=[lengths:short]", "data.path=rows.jsonl"),
+    *("preflight.enabled=false", "output.progress=false"),
+)
+
+
+def rows_run(num_rows: int = 40, *typed: str) -> Path:
+    """A finished run over rows of a file, with a reward of the user's."""
+    write_rows(num_rows)
+    Path("lengths.py").write_text(
+        "def short(completions, **columns):\n    return [1 / len(c + '.') for c in completions]\n"
+    )
+    folder = Path("outputs/rows")
+    assert main(["train", *ROWS, *typed, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def write_rows(num_rows: int, word: str = "number") -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{word} {n}: "}) + "\n" for n in range(num_rows)))
+
+
+def test_a_run_that_could_not_go_on_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = rows_run()
+    before = (folder / "summary.json").read_text()
+    changed = ["num_steps=2", "rewards=[nomod:f]", "resume_changes=[num_steps,rewards]"]
+    assert main(["train", f"resume={folder}", *changed]) == 2
+    assert "nomod" in capsys.readouterr().err
+    assert not (folder / "changes.jsonl").exists()
+    assert (folder / "summary.json").read_text() == before
+    assert main(["train", f"resume={folder}", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+    assert rows(folder / "changes.jsonl")[0]["changes"] == {"num_steps": {"from": 1, "to": 2}}
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+
+
+def test_a_run_that_goes_on_with_fewer_rows_compares_the_prompts_of_both_evaluations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = rows_run(40, "evaluation.num_prompts=4")
+    write_rows(20)
+    changed = ["num_steps=2", "resume_changes=[num_steps,data.path]"]
+    assert main(["train", f"resume={folder}", *changed]) == 0
+    content = json.loads((folder / "summary.json").read_text())
+    assert (content["before"]["num_prompts"], content["after"]["num_prompts"]) == (4, 2)
+    print(content["gain"])
+    assert (
+        "saw other prompts than the first: the gain compares the 1 that both saw, of 4 and 2" in capsys.readouterr().err
+    )
+
+
+def test_a_run_goes_on_with_other_prompts_only_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = rows_run()
+    write_rows(40, "figure")
+    more = ["num_steps=2", "resume_changes=[num_steps]"]
+    assert main(["train", f"resume={folder}", *more]) == 2
+    assert capsys.readouterr().err == (
+        "covey: the prompts of data.path=rows.jsonl are not those that outputs/rows was trained on; "
+        "resume_changes=[data.path] goes on with them, no longer bit for bit\n"
+    )
+    assert not (folder / "changes.jsonl").exists()
+    more = ["num_steps=2", "resume_changes=[num_steps,data.path]"]
+    assert main(["train", f"resume={folder}", *more]) == 0
+    assert "no prompt is in both evaluations" in capsys.readouterr().err
+    assert json.loads((folder / "summary.json").read_text())["gain"] is None
+    (folder / "checkpoints/step-000002/manifest.json").unlink()  # as if it had been killed before it was whole
+    assert main(["train", f"resume={folder}"]) == 0
+
+
+def test_a_checkpoint_that_does_not_say_which_prompts_it_had_is_gone_on_with() -> None:
+    folder = rows_run()
+    manifest = folder / "checkpoints/step-000001/manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["prompts"]
+    manifest.write_text(json.dumps(content))
+    write_rows(40, "figure")
+    assert main(["train", f"resume={folder}", "num_steps=2", "resume_changes=[num_steps]"]) == 0

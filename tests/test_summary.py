@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from covey import evaluate as measured
 from covey.summary import (
     Gain,
     RunFacts,
+    over_the_same,
     paired_accuracy_gain,
     paired_mean_gain,
     peak_memory_bytes,
@@ -257,3 +259,16 @@ def test_a_judge_that_rises_above_what_watches_it_is_shown_and_said(
 def test_an_evaluation_on_a_handful_of_prompts_is_called_that(tmp_path: Path, number: int, said: str) -> None:
     looks = replace(BEFORE, num_prompts=number), replace(AFTER, num_prompts=number)
     assert said in "\n".join(shown(summary(FACTS, *looks), tmp_path))
+
+
+def test_looks_at_different_prompts_are_compared_over_those_that_both_saw() -> None:
+    def look(correct: tuple[float, ...], reward: tuple[float, ...]) -> measured.Evaluation:
+        unknown = measured.UNKNOWN
+        return measured.Evaluation(unknown, unknown, {}, len(correct), 1, 0, correct, reward)
+
+    before, after = look((0, 0, 1), (0.0, 0.25, 1.0)), look((1, 0), (0.75, 0.0))
+    first, last = [("sums", "a"), ("sums", "b"), ("sums", "c")], [("sums", "b"), ("sums", "d")]
+    pair = over_the_same(before, after, first, last)
+    assert pair is not None
+    assert [(side.correct_greedy, side.mean_reward) for side in pair] == [((0,), (0.25,)), ((1,), (0.75,))]
+    assert over_the_same(before, after, first, [("sums", "d"), ("words", "a")]) is None

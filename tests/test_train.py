@@ -15,12 +15,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import covey
 from covey.config import AlgorithmConfig, Config
 from covey.environments.base import RunStopped
+from covey.main import main
 from covey.policy.loading import load_policy
-from covey.settings import to_yaml
 from covey.train import due, train
 from covey.types import Failure, Prompt
 
-from .small import TOKENIZER, equal, rows, saved_weights, scripted, small_config, start_weights, timeless, use, varied
+from .small import (
+    TOKENIZER,
+    equal,
+    logging_as_it_was,
+    rows,
+    saved_weights,
+    scripted,
+    small_config,
+    start_weights,
+    timeless,
+    use,
+    varied,
+)
 
 PRESETS = Path(covey.__file__).parent / "conf" / "algorithm"
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -34,11 +46,8 @@ def preset(name: str) -> AlgorithmConfig:
 
 
 def run(folder: Path, config: Config | None = None, **changes: Any) -> Path:
-    """Train into `folder`, the config beside it as the command writes it."""
-    config = config or small_config(**changes)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(to_yaml(config))
-    train(config, folder)
+    """Train into `folder`."""
+    train(config or small_config(**changes), folder)
     return folder
 
 
@@ -382,3 +391,23 @@ def test_an_algorithm_preset_trains_through_the_loop(
         assert row["grad_norm"] > 0
         assert isinstance(row["loss"], float)
     assert not equal(saved_weights(folder), untrained)
+
+
+# ------------------------------------------------------------------------------------------------ from a program
+
+
+def test_a_folder_takes_one_run_and_the_command_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = small_config(environment__num_train=16, environment__num_test=8)
+    train(config, "outputs/twice")
+    folder = Path("outputs/twice")
+    before = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"^outputs/twice already holds a run \(config\.yaml\); name another "):
+        train(config, folder)
+    assert (folder / "metrics.jsonl").read_text() == before
+    assert "torch" in json.loads((folder / "versions.json").read_text())
+    with logging_as_it_was():
+        assert main(["train", "resume=outputs/twice", "num_steps=3", "resume_changes=[num_steps]"]) == 0
+    assert [row["step"] for row in metrics(folder)] == [1, 2, 3]

@@ -164,13 +164,11 @@ def _job(verb: str, composed: "DictConfig", was_there: bool, added: str) -> None
             from covey.policy import distribution
 
             held.enter_context(distribution.joined(config.deadlines.ranks))
-            text = settings.to_yaml(config)
-            folder = distribution.from_first(lambda: old or run_folder.claim(wanted, text, exact=named))
+            folder = held.enter_context(resuming.owned(config, wanted, exact=named, old=old))
         finally:
             if not was_there:
                 run_folder.discard_if_empty(wanted, num_parents=0 if named else 2)
-        distribution.from_first(lambda: held.enter_context(resuming.alone_in(folder)))
-        run_folder.begin(folder)
+        run_folder.begin_log(folder)
         for note in notes:
             logging.getLogger(__name__).warning(note)
         if hydra_config.mode is RunMode.MULTIRUN:
@@ -256,9 +254,9 @@ def _work(verb: str, config: "Config", folder: "Path") -> None:
 
 
 def _train(config: "Config", folder: "Path") -> None:
-    from covey.train import train
+    from covey.train import run_train as run
 
-    train(config, folder)
+    run(config, folder)
 
 
 def _cold_start(config: "Config", folder: "Path") -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from covey import fingerprint
 from covey.build import Run
 from covey.checkpoint import Retention, complete_checkpoints, retire, save_checkpoint
 from covey.config import Config
@@ -27,7 +28,7 @@ from covey.launch import log_name
 from covey.policy import distribution, sharding
 from covey.progress import Progress, Silent, make_progress
 from covey.rollout_metrics import fill_metrics, means, rollout_metrics
-from covey.summary import RunFacts, peak_memory_bytes, summary, versions, write_summary
+from covey.summary import RunFacts, Seen, over_the_same, peak_memory_bytes, summary, versions, write_summary
 from covey.timing import PhaseTimer
 from covey.tracker import Many, RolloutLog, Tracker, make_trackers
 from covey.types import Group
@@ -35,6 +36,7 @@ from covey.types import Group
 LOGGER = logging.getLogger(__name__)
 
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
+Compared = tuple[Evaluation | None, Evaluation | None]
 
 
 class Record:
@@ -65,11 +67,16 @@ class Record:
         self._drops: Counter[str] = Counter()
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
+        self._seen: list[list[Seen]] = []
+        """The prompts of each evaluation; empty where a checkpoint of an earlier covey does not say."""
         self.evaluated_at = -1
         """Step of the newest evaluation."""
         self.saved_step = 0
         """Step of the newest checkpoint this process wrote."""
         self._run: Run | None = None
+        self._prompts = ""
+        self._is_as_left = config.resume is not None
+        """Whether the run goes on and has not got anywhere yet: what its folder says of it still holds."""
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
@@ -89,7 +96,8 @@ class Record:
                 closing.callback(self._run.close)
             self._progress.close()
             try:
-                self._summarise("completed" if kind is None else _status(kind))
+                if not self._is_as_left:
+                    self._summarise("completed" if kind is None else _status(kind))
             except CannotWrite as unwritten:
                 if kind is None:
                     raise
@@ -106,9 +114,10 @@ class Record:
         self._progress.message(text)
         self.watchdog.progress()
 
-    def begin(self, run: Run) -> None:
-        """The parts of the run are there."""
+    def begin(self, run: Run, prompts: str = "") -> None:
+        """The parts of the run are there; checkpoints say which `prompts` it has (`fingerprint.of_environment`)."""
         self._run = run
+        self._prompts = prompts
 
     def drop(self, reason: str, num_groups: int) -> None:
         """Groups of this rank that were taken and will not be trained, for the row of the step."""
@@ -116,6 +125,7 @@ class Record:
 
     def step(self, step: int, groups: Sequence[Group], credit: Credit, metrics: Mapping[str, float]) -> None:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
+        self._is_as_left = False
         self._drops.update(self.run.source.take_drops())
         drops: Counter[str] = Counter()
         for of_rank in distribution.all_gather(dict(self._drops)):
@@ -159,11 +169,13 @@ class Record:
 
     def evaluation(self, step: int, found: Evaluation) -> None:
         """Log a look at the held-out prompts."""
+        self._is_as_left = False
         metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
         for name, part in found.parts.items():
             metrics |= {f"accuracy/{name}": part.accuracy.value, f"reward_mean/{name}": part.reward_mean.value}
         self._evaluations.append(found)
+        self._seen.append(fingerprint.of_prompts(self.run.test_prompts))
         self.evaluated_at = step
         of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
         row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
@@ -196,7 +208,7 @@ class Record:
     def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
         """Rank 0's part. False where the disk did not take it and the run goes on all the same."""
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": distribution.world_size()}
-        facts |= {"environment": environment_facts(self.run)}
+        facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
         if self._evaluations and self.evaluated_at == state["step"]:
             facts["score"] = self._evaluations[-1].accuracy.value
         self._sync_rows()
@@ -231,6 +243,7 @@ class Record:
             "seconds": time.monotonic() - self._started,
             "phases": self.timer.seconds,
             "evaluations": [asdict(evaluation) for evaluation in self._evaluations],
+            "seen": list(self._seen),
             "evaluated_at": self.evaluated_at,
         }
 
@@ -242,6 +255,7 @@ class Record:
         for name, seconds in state["phases"].items():
             self.timer.charge(name, seconds)
         self._evaluations = [evaluation_from(found) for found in state["evaluations"]]
+        self._seen = list(state.get("seen", [[] for _ in self._evaluations]))
         self.evaluated_at = state["evaluated_at"]
         self._step_started = time.monotonic()
 
@@ -272,7 +286,24 @@ class Record:
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
         with writing(self._folder / "summary.json"):
-            write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence))
+            compared = self._compared(before, after)
+            write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
+
+    def _compared(self, before: Evaluation | None, after: Evaluation | None) -> Compared:
+        """What the gain compares: the prompts of both looks. They differ where a run went on with other rows."""
+        if before is None or after is None:
+            return None, None
+        first, last = self._seen[0], self._seen[-1]
+        if first == last or (not first and before.num_prompts == after.num_prompts):
+            return before, after
+        found = over_the_same(before, after, first, last)
+        if found is None:
+            LOGGER.warning("no prompt is in both evaluations, the first and the last: the summary has no gain")
+            return None, None
+        num_shared, of = len(found[0].correct_greedy), f"{before.num_prompts} and {after.num_prompts}"
+        saw = "the last evaluation saw other prompts than the first"
+        LOGGER.warning("%s: the gain compares the %d that both saw, of %s", saw, num_shared, of)
+        return found
 
 
 def make_watchdog(config: Config, folder: Path) -> Watchdog:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ from covey.checkpoint import complete_checkpoints, newest_valid, read_manifest
 from covey.config import Config, ModelConfig
 from covey.disk import writing
 from covey.policy import distribution
-from covey.run_folder import CONFIG, begun_at
+from covey.run_folder import CONFIG, begun_at, claim, write_versions
 from covey.summary import versions
 
 LOGGER = logging.getLogger(__name__)
 CHANGES = "changes.jsonl"
 """Settings that resumed runs went on with; config.yaml stays as the run was begun."""
 LOCK = "run.lock"
+ORIGIN_OF_PROMPTS = ("data", "environment", "seed")
+"""Settings, or sections of them, that decide which prompts there are."""
 CONTROL = ("resume", "resume_changes")
 """Settings that say how to resume; they are no part of the run's own settings."""
 ORIGIN = ("name", "revision", *(field for field in vars(ModelConfig()) if field.startswith("nano_")))
@@ -76,18 +78,43 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
             f"{key}={_read(wanted, key)} differs from {key}={_read(saved, key)} of {folder}; "
             f"resume_changes=[{key}] goes on with it, no longer bit for bit"
         )
-    wanted.resume = str(folder)
+    wanted.resume, wanted.resume_changes = str(folder), changes
     return wanted
 
 
 def saved_settings(folder: Path) -> DictConfig:
     """The settings that the run in `folder` had last: those it was begun with and what was changed since."""
     saved = settings.load(folder / CONFIG)
-    if (folder / CHANGES).is_file():
-        for line in (folder / CHANGES).read_text(encoding="utf-8").splitlines():
-            for key, change in json.loads(line)["changes"].items():
-                OmegaConf.update(saved, key, change["to"], merge=False)
+    for line in _changes(folder):
+        for key, change in line["changes"].items():
+            OmegaConf.update(saved, key, change["to"], merge=False)
     return saved
+
+
+def refuse_other_prompts(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
+    """ValueError where the run in `folder` had other `prompts` (`fingerprint.of_environment`) and resume_changes names
+    nothing that they come from."""
+    if _last_prompts(folder, checkpoint) in (None, prompts):
+        return
+    path = config.data.path
+    key, chosen = ("environment.name", config.environment.name) if path is None else ("data.path", path)
+    if not any(name.partition(".")[0] in ORIGIN_OF_PROMPTS for name in config.resume_changes):
+        raise ValueError(
+            f"the prompts of {key}={chosen} are not those that {folder} was trained on; "
+            f"resume_changes=[{key}] goes on with them, no longer bit for bit"
+        )
+    LOGGER.info("the prompts of %s=%s are others from here on", key, chosen)
+
+
+def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
+    """Those the run went on with last, else those of the checkpoint; None where an earlier covey wrote it."""
+    changed = [line["prompts"] for line in _changes(folder) if "prompts" in line]
+    return changed[-1] if changed else read_manifest(checkpoint).get("prompts")
+
+
+def _changes(folder: Path) -> list[dict[str, Any]]:
+    path = folder / CHANGES
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
 def settings_to_measure(folder: Path, policy: str) -> DictConfig:
@@ -109,21 +136,40 @@ def unlike_the_run(folder: Path, config: Config, typed: Sequence[str]) -> list[s
     return [f"{key}={now} (there {then})" for key, (then, now) in pairs.items() if then != now]
 
 
-def remember_changes(config: Config, folder: Path, step: int) -> None:
-    """Write down in what a run that goes on after `step` differs from how it was, for the next time it is resumed."""
+def remember_changes(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
+    """Write down in what a run that goes on after `checkpoint` differs from how it was, settings and `prompts`, for the
+    next time it is resumed."""
     if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
         return
     saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
     assert isinstance(wanted, DictConfig)
     pairs = {key: (_read(saved, key), _read(wanted, key)) for key in _leaves(saved)}
     changes = {key: {"from": before, "to": after} for key, (before, after) in pairs.items() if before != after}
-    if not changes:
+    is_other = _last_prompts(folder, checkpoint) not in (None, prompts)
+    if not changes and not is_other:
         return
+    step = int(read_manifest(checkpoint)["step"])
     for key, change in changes.items():
         LOGGER.info("%s was %s and is %s after step %d", key, change["from"], change["to"], step)
     path = folder / CHANGES
     earlier = path.read_text(encoding="utf-8") if path.is_file() else ""
-    _replace(path, [earlier, json.dumps({"after_step": step, "changes": changes}) + "\n"])
+    line = {"after_step": step, "changes": changes} | ({"prompts": prompts} if is_other else {})
+    _replace(path, [earlier, json.dumps(line) + "\n"])
+
+
+@contextmanager
+def owned(config: Config, wanted: Path, *, exact: bool, old: Path | None = None) -> Iterator[Path]:
+    """The folder of a run, which no other has: `old`, to go on in, or one made for it and begun with its settings.
+
+    `exact` as for `claim`. ValueError where another run is in the folder.
+    """
+    text = settings.to_yaml(config)
+    with ExitStack() as held:
+        folder = distribution.from_first(lambda: old or claim(wanted, text, exact=exact))
+        distribution.from_first(lambda: held.enter_context(alone_in(folder)))
+        if distribution.is_first():
+            write_versions(folder)
+        yield folder
 
 
 @contextmanager
@@ -170,7 +216,7 @@ def _replace(path: Path, lines: Sequence[str]) -> None:
 
 
 def resume_point(config: Config, folder: Path) -> Path | None:
-    """The checkpoint to go on from, the logs cut back to it, changed settings written down; None for a new run.
+    """The checkpoint to go on from, the logs cut back to it; None for a new run.
 
     ValueError where there is no checkpoint, or nothing left to do.
     """
@@ -185,7 +231,6 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     step, evaluated = int(manifest["step"]), "score" in manifest
     if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
-    remember_changes(config, folder, step)
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         drop_rows_after(folder / name, step, evaluated=evaluated)
     return checkpoint

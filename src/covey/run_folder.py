@@ -86,23 +86,22 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def begin(folder: Path) -> None:
-    """Write versions.json and send the log to covey.log, warnings also to the terminal.
+def begin_log(folder: Path) -> None:
+    """Send the log to covey.log, warnings also to the terminal.
 
     Of several processes the first does; the others only write a log of their own.
     """
     number = launch.rank()
     file = logging.StreamHandler(LogFile(folder / launch.log_name(number)))
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    if number == 0:
-        _write_versions(folder)
     logging.basicConfig(level=logging.INFO, handlers=[file] if number else [file, _terminal()], force=True)
     logging.captureWarnings(True)
     # Bars of the hub and of transformers would tear the live panel and fill logs; a value the user set stays.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def _write_versions(folder: Path) -> None:
+def write_versions(folder: Path) -> None:
+    """versions.json: what was started, with which versions of everything; earlier starts stay in it."""
     earlier = _facts(folder)
     facts: dict[str, Any] = {"command": " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])}
     if "command" in earlier:

@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # covey.evaluate imports torch; reading a summary must not
 
 PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
 """Whose versions are recorded; those not installed are left out."""
+Seen = tuple[str, str]
+"""A prompt that an evaluation looked at: its environment and what tells it from others (`covey.fingerprint`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,18 @@ class Gain:
 
 
 def summary(
-    facts: RunFacts, before: "Evaluation | None", after: "Evaluation | None", confidence: float = 0.95
+    facts: RunFacts,
+    before: "Evaluation | None",
+    after: "Evaluation | None",
+    confidence: float = 0.95,
+    compared: "tuple[Evaluation | None, Evaluation | None] | None" = None,
 ) -> dict[str, Any]:
-    """The content of summary.json. `before`, `after` and `gain` are null where there was no such evaluation."""
+    """The content of summary.json. `before`, `after` and `gain` are null where there was no such evaluation.
+
+    The gain is that of `compared` where the two looks were not at the same prompts (`over_the_same`).
+    """
     rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
-    gain = gains(before, after, confidence)
+    gain = gains(*(compared or (before, after)), confidence)
     flattered = flattery_note(gain, facts.environment.get("gap_to"))
     return {
         "status": facts.status,
@@ -141,6 +150,35 @@ def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: f
         name: asdict(paired_mean_gain(before.mean_parts[name], after.mean_parts[name], confidence)) for name in both
     }
     return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward), "parts": parts, "reward_parts": of_parts}
+
+
+def over_the_same(
+    before: "Evaluation", after: "Evaluation", seen_before: Sequence[Seen], seen_after: Sequence[Seen]
+) -> "tuple[Evaluation, Evaluation] | None":
+    """Both, with what they found prompt by prompt cut to the prompts that both saw; None where there is none.
+
+    Their means and intervals stay those of all the prompts that each saw.
+    """
+    shared = [prompt for prompt in seen_before if prompt in set(seen_after)]
+    return (_over(before, seen_before, shared), _over(after, seen_after, shared)) if shared else None
+
+
+def _over(evaluation: "Evaluation", seen: Sequence[Seen], wanted: Sequence[Seen]) -> "Evaluation":
+    places = {prompt: place for place, prompt in enumerate(seen)}
+    chosen = [places[prompt] for prompt in wanted]
+    names = {name for name, _ in wanted}
+    parts = {
+        name: _over(part, [prompt for prompt in seen if prompt[0] == name], [p for p in wanted if p[0] == name])
+        for name, part in evaluation.parts.items()
+        if name in names
+    }
+    return replace(
+        evaluation,
+        correct_greedy=tuple(evaluation.correct_greedy[place] for place in chosen),
+        mean_reward=tuple(evaluation.mean_reward[place] for place in chosen),
+        mean_parts={name: tuple(of[place] for place in chosen) for name, of in evaluation.mean_parts.items()},
+        parts=parts,
+    )
 
 
 def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:

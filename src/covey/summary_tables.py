@@ -60,7 +60,9 @@ def before_after(content: Mapping[str, Any]) -> Table:
         of_looks = [{name: look["reward_parts"][name]} for look in looks]
         table.add_row(shown, *_row(of_looks, gain.get("reward_parts", {}), name, _number))
     for name in looks[-1].get("parts", {}):
-        of_looks, of_gain = [look["parts"][name] for look in looks], gain["parts"][name] if gain else {}
+        if any(name not in look["parts"] for look in looks):  # the run went on with an environment more
+            continue
+        of_looks, of_gain = [look["parts"][name] for look in looks], gain["parts"].get(name) or {} if gain else {}
         table.add_row(f"{name}, %", *_row(of_looks, of_gain, "accuracy", _percent))
         table.add_row(f"{name}, reward", *_row(of_looks, of_gain, "reward_mean", _number))
     return table

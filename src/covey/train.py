@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from covey import cold_start
+from covey import cold_start, fingerprint
 from covey.batch import Row, count, evened, make_batch, make_rows, with_signal, without_truncated
 from covey.build import Run, build_environment, build_run
 from covey.checkpoint import load_state, load_weights
@@ -21,7 +21,7 @@ from covey.evaluate import evaluate
 from covey.policy import distribution, sharding
 from covey.preflight import before_training
 from covey.record import Record, make_watchdog
-from covey.resuming import changed_facts, resume_point, way_on
+from covey.resuming import changed_facts, owned, refuse_other_prompts, remember_changes, resume_point, way_on
 from covey.source import within_bound
 from covey.state import full_state, light_state, restore
 from covey.stopping import Stopper, StopRequested
@@ -30,8 +30,19 @@ from covey.types import Batch, Group
 LOGGER = logging.getLogger(__name__)
 
 
-def train(config: Config, output_dir: Path) -> None:
-    """Run GRPO as `config` says, or go on with the run in `output_dir`; everything it leaves behind is there.
+def train(config: Config, output_dir: Path | str) -> None:
+    """Run GRPO as `config` says in a folder of its own, or with config.resume go on with the run in `output_dir`.
+
+    The folder is what `covey train` leaves, so that `covey train resume=` goes on with it too. Raises ValueError where
+    it holds a run already and config.resume is None, and what `run_train` raises.
+    """
+    folder = Path(output_dir)
+    with owned(config, folder, exact=True, old=None if config.resume is None else folder):
+        run_train(config, folder)
+
+
+def run_train(config: Config, output_dir: Path) -> None:
+    """The same in a folder that the caller owns; everything the run leaves behind is there.
 
     Raises ValueError for what a user can mend, RunStopped where going on would be pointless, and StopRequested after
     Ctrl-C or SIGTERM, once the last finished step is saved.
@@ -40,16 +51,21 @@ def train(config: Config, output_dir: Path) -> None:
     stopper = Stopper(config.output.grace_seconds, distribution.all_max_int if distribution.is_distributed() else None)
     with stopper.installed(), Record(config, output_dir) as record, farewell(record):
         environment = made_environment(config, record)
+        prompts = fingerprint.of_environment(environment)
+        if checkpoint is not None:
+            distribution.from_first(lambda: refuse_other_prompts(config, output_dir, checkpoint, prompts))
         warm = warmed(config, environment, record)
         with record.watchdog.waiting(f"the model {warm.model.name} to be loaded", "deadlines.loading"):
             run = build_run(warm, environment, record.timer)
-        record.begin(run)
+        record.begin(run, prompts)
         if checkpoint is None:
             before_training(run, config, record)
         first = resume(run, record, checkpoint) if checkpoint is not None else 0
         if first == 0 or (due(first - 1, config.evaluation.every, config.num_steps) and record.evaluated_at != first):
             look(run, config, record, step=first)  # after a resume: a signal came during this look
         finished = light_state(run, record, step=first)
+        if checkpoint is not None:  # not before: a run that cannot be built keeps the settings it had
+            distribution.from_first(lambda: remember_changes(config, output_dir, checkpoint, prompts))
         try:
             for step in range(first, config.num_steps):
                 train_step(run, config, record, step, stopper)

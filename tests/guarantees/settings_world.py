@@ -13,7 +13,6 @@ from covey.config import Config, ModelConfig, validate
 from covey.environment_config import ENVIRONMENT_SETTINGS
 from covey.policy.nano import NanoShape
 from covey.policy.nano_masked import nano_judge_model, nano_masked_tokenizer
-from covey.settings import to_yaml
 from covey.train import train
 
 from ..builders import nano
@@ -81,8 +80,6 @@ def make_world(folder: Path) -> None:
     (folder / HUB / "refs" / "main").write_text("0")
     (folder / HUB / "refs" / "other").write_text("1")
     stopped = configured({"num_steps": 2})
-    (folder / "stopped").mkdir()
-    (folder / "stopped" / "config.yaml").write_text(to_yaml(stopped))
     train(stopped, folder / "stopped")
 
 

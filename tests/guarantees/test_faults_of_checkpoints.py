@@ -26,7 +26,7 @@ from covey.config import ModelConfig
 from covey.policy.loading import load_policy
 from covey.policy.policy import Policy
 from covey.run_folder import claim
-from covey.train import train
+from covey.train import run_train
 
 from ..small import scripted, small_config, use
 from .syscalls import Call, can_trace, follow
@@ -243,7 +243,7 @@ def synced_by(action: Callable[[], object]) -> list[Path]:
 def test_the_rows_before_a_checkpoint_are_synced_before_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     config = small_config(num_steps=1, preflight__enabled=False)
-    synced = synced_by(lambda: train(config, tmp_path))
+    synced = synced_by(lambda: run_train(config, tmp_path))
     assert {tmp_path / "metrics.jsonl", tmp_path / "rollouts.jsonl"} == set(synced[:2])
     assert synced[-1] == tmp_path / "checkpoints"
 
