@@ -13,8 +13,9 @@ from covey.main import main
 from covey.resuming import drop_rows_after, find_run, settings_of
 from covey.run_folder import newer_trainings
 from covey.settings import to_yaml
+from covey.train import train
 
-from .small import logging_as_it_was, rows, words
+from .small import logging_as_it_was, rows, small_config, words
 
 
 @pytest.fixture(autouse=True)
@@ -201,3 +202,19 @@ def test_a_checkpoint_that_does_not_say_which_prompts_it_had_is_gone_on_with() -
     manifest.write_text(json.dumps(content))
     write_rows(40, "figure")
     assert main(["train", f"resume={folder}", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+
+
+# ------------------------------------------------------------------------------------------------ from a program
+
+
+def test_a_folder_takes_one_run_and_the_command_goes_on_with_it() -> None:
+    config = small_config(environment__num_train=16, environment__num_test=8)
+    train(config, "outputs/twice")
+    folder = Path("outputs/twice")
+    before = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"^outputs/twice already holds a run \(config\.yaml\); name another "):
+        train(config, folder)
+    assert (folder / "metrics.jsonl").read_text() == before
+    assert "torch" in json.loads((folder / "versions.json").read_text())
+    assert main(["train", "resume=outputs/twice", "num_steps=3", "resume_changes=[num_steps]"]) == 0
+    assert [row["step"] for row in rows(folder / "metrics.jsonl", "train")] == [1, 2, 3]

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import covey
 from covey.config import AlgorithmConfig, Config
 from covey.environments.base import RunStopped
-from covey.main import main
 from covey.policy.loading import load_policy
 from covey.train import due, train
 from covey.types import Failure, Prompt
@@ -23,7 +22,6 @@ from covey.types import Failure, Prompt
 from .small import (
     TOKENIZER,
     equal,
-    logging_as_it_was,
     rows,
     saved_weights,
     scripted,
@@ -391,23 +389,3 @@ def test_an_algorithm_preset_trains_through_the_loop(
         assert row["grad_norm"] > 0
         assert isinstance(row["loss"], float)
     assert not equal(saved_weights(folder), untrained)
-
-
-# ------------------------------------------------------------------------------------------------ from a program
-
-
-def test_a_folder_takes_one_run_and_the_command_goes_on_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = small_config(environment__num_train=16, environment__num_test=8)
-    train(config, "outputs/twice")
-    folder = Path("outputs/twice")
-    before = (folder / "metrics.jsonl").read_text()
-    with pytest.raises(ValueError, match=r"^outputs/twice already holds a run \(config\.yaml\); name another "):
-        train(config, folder)
-    assert (folder / "metrics.jsonl").read_text() == before
-    assert "torch" in json.loads((folder / "versions.json").read_text())
-    with logging_as_it_was():
-        assert main(["train", "resume=outputs/twice", "num_steps=3", "resume_changes=[num_steps]"]) == 0
-    assert [row["step"] for row in metrics(folder)] == [1, 2, 3]
