@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 import covey
-from covey.base_model import COLD_START_REPORT
+from covey.base_model import COLD_START_REPORT as REPORT
 from covey.batch import count, evened, make_batch, make_rows
 from covey.checkpoint import save_policy
 from covey.config import AlgorithmConfig, Config, ModelConfig, OptimizerConfig
@@ -35,7 +35,6 @@ from covey.source import LocalSource, PromptStream
 from covey.trainer import Trainer, TrainerSettings
 from covey.types import Batch, Completion, Group, Prompt, Reward
 
-REPORT = COLD_START_REPORT
 LEFTOVER_SECONDS = 86400.0
 """Age at which a half-written policy is nobody's."""
 

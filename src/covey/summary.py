@@ -159,7 +159,8 @@ def over_the_same(
 
     Their means and intervals stay those of all the prompts that each saw.
     """
-    shared = [prompt for prompt in seen_before if prompt in set(seen_after)]
+    after_too = set(seen_after)
+    shared = [prompt for prompt in seen_before if prompt in after_too]
     return (_over(before, seen_before, shared), _over(after, seen_after, shared)) if shared else None
 
 
