@@ -1,4 +1,4 @@
-"""Reads the golden values of the shared reference material: one `Case` per setting, compared under its own tolerance.
+"""Golden values: one `Case` for each setting of a formula, compared under its own tolerance.
 
     from .cases import Case, check, golden, tensor
 
@@ -6,12 +6,14 @@
     def test_an_estimator_gives_the_golden_advantages(case: Case) -> None:
         check(ADVANTAGES[case.params["estimator"]](...), case, "advantages")
 
-Where the folder is absent every such test becomes one skipped test that says so.
+The values in the folder values/ are part of the repository; generate.py writes them. Those of the shared reference
+material, which other libraries computed, are read besides where COVEY_SHARED names it.
 """
 
+import fnmatch
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,12 @@ import pytest
 import torch
 from torch import Tensor
 
+VALUES = Path(__file__).parent / "values"
+RTOL, ATOL = 1e-12, 1e-14
+"""Of the values of the repository, which are exact to the last digit."""
+RENAMED = {"seed_formulas": "document_formulas"}
+DOCUMENT_OF_SEED = {"000": "machines", "001": "code", "003": "torchrl", "004": "trl"}
+"""How the shared values name these files and documents."""
 NON_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
@@ -34,39 +42,35 @@ class Case:
     expected: dict[str, Any]
     rtol: float
     atol: float
-    repo: str
-    """Where the numbers come from: a GitHub name, "definition", "enumeration", "catalogue rule" or "seed document"."""
 
     def options(self, *names: str) -> dict[str, Any]:
         """Those of `names` that the case sets, as keyword arguments."""
         return {name: self.params[name] for name in names if name in self.params}
 
 
-def golden_folder() -> Path:
-    """The folder of golden files; it need not exist."""
+def shared_folder() -> Path:
+    """Return the folder of shared golden values; it need not exist."""
     default = Path(__file__).resolve().parents[3] / "shared"
     return Path(os.environ.get("COVEY_SHARED", default)) / "golden"
 
 
-def read_cases(*names: str) -> list[Case]:
-    """All cases of the files `names` (without ".json"; "adv_*" is a pattern), in file order."""
-    paths = [path for name in names for path in sorted(golden_folder().glob(f"{name}.json"))]
-    return [_case(path.stem, raw) for path in paths for raw in json.loads(path.read_text())["cases"]]
+def read_cases(*names: str, folder: Path = VALUES) -> list[Case]:
+    """Return all cases of the documents `names` ("adv_*" is a pattern), in the order of the files."""
+    files = {RENAMED.get(path.stem, path.stem): path for path in folder.glob("*.json")}
+    chosen = [name for pattern in names for name in sorted(fnmatch.filter(files, pattern))]
+    documents = [(name, json.loads(files[name].read_text())) for name in chosen]
+    return [_case(name, raw, document.get("inputs", ())) for name, document in documents for raw in document["cases"]]
 
 
-def golden(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: run a test that takes `case` once for every case of the files `names`."""
-    if golden_folder().is_dir():
-        params = [pytest.param(case, id=case.id) for case in read_cases(*names)]
-        assert params, f"no golden file is named {names}"
-    else:
-        absent = pytest.mark.skip(reason=f"golden values are not at {golden_folder()}; set COVEY_SHARED")
-        params = [pytest.param(None, id="absent", marks=absent)]
-
-    def mark(test: Callable[..., None]) -> Callable[..., None]:
-        return pytest.mark.shared(pytest.mark.parametrize("case", params)(test))
-
-    return mark
+def golden(
+    *names: str, where: Callable[[Case], bool] = lambda case: True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a test that takes `case`: run it for every case of the documents `names` that `where` accepts."""
+    committed = [pytest.param(case, id=case.id) for case in read_cases(*names) if where(case)]
+    assert committed, f"no golden document is named {names}"
+    shared = [case for case in read_cases(*names, folder=shared_folder()) if where(case)]
+    marked = [pytest.param(case, id=case.id, marks=pytest.mark.shared) for case in shared]
+    return pytest.mark.parametrize("case", committed + marked)
 
 
 def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -80,8 +84,10 @@ def check(actual: Any, case: Case, key: str) -> None:
     want = tensor(case.expected[key])
     assert got.shape == want.shape, f"{case.id}: {key} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     gap = (got - want).abs() - (case.atol + case.rtol * want.abs())
-    # A NaN on either side must fail, so ask for "<= 0" rather than refuse "> 0".
-    assert bool((gap <= 0).all()), f"{case.id}: {key}\n     got {got.tolist()}\nexpected {want.tolist()}"
+    # A NaN on one side must fail, so ask for "<= 0" rather than refuse "> 0".
+    assert bool(((gap <= 0) | (got.isnan() & want.isnan())).all()), (
+        f"{case.id}: {key}\n     got {got.tolist()}\nexpected {want.tolist()}"
+    )
 
 
 def check_all(actual: dict[str, Any], case: Case) -> None:
@@ -92,16 +98,19 @@ def check_all(actual: dict[str, Any], case: Case) -> None:
         check(actual[key], case, key)
 
 
-def _case(file: str, raw: dict[str, Any]) -> Case:
+def _case(file: str, raw: dict[str, Any], batches: Sequence[dict[str, Any]]) -> Case:
+    params, inputs = _decode(raw["params"]), raw["inputs"]
+    if "seed" in params:
+        params["document"] = DOCUMENT_OF_SEED[params.pop("seed")]
+    tolerance = raw.get("tolerance", {"rtol": RTOL, "atol": ATOL})
     return Case(
         id=raw["id"],
         file=file,
-        params=_decode(raw["params"]),
-        inputs=_decode(raw["inputs"]),
+        params=params,
+        inputs=_decode(batches[inputs] if isinstance(inputs, int) else inputs),
         expected=_decode(raw["expected"]),
-        rtol=raw["tolerance"]["rtol"],
-        atol=raw["tolerance"]["atol"],
-        repo=raw["origin"]["repo"],
+        rtol=tolerance["rtol"],
+        atol=tolerance["atol"],
     )
 
 

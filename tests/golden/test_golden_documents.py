@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -18,14 +17,8 @@ from covey.objective_terms import ObjectiveInputs
 from covey.scores import scores
 from covey.selection import clip_advantages
 
-from .cases import Case, check, golden, read_cases, tensor
+from .cases import Case, check, golden, tensor
 
-PRESETS = {
-    "000": "machines_document",
-    "001": "code_document",
-    "003": "torchrl_document",
-    "004": "trl_document",
-}
 READINGS: dict[str, dict[Any, dict[str, Any]]] = {
     "kl_per_sequence": {
         "sequence_sum": {"kl_aggregation": "seq_mean_token_sum"},
@@ -63,10 +56,10 @@ def loss_of(config: AlgorithmConfig, inputs: ObjectiveInputs) -> Tensor:
     return objective(inputs, count_totals(inputs.mask_NT), config.kl_coef, config.entropy_coef)[0]
 
 
-@golden("seed_formulas")
+@golden("document_formulas")
 def test_a_document_preset_has_the_golden_advantages_loss_and_gradient(case: Case) -> None:
-    readings = [READINGS[name][value] for name, value in case.params.items() if name != "seed"]
-    config = algorithm(PRESETS[case.params["seed"]], *readings)
+    readings = [READINGS[name][value] for name, value in case.params.items() if name != "document"]
+    config = algorithm(f"{case.params['document']}_document", *readings)
     log_probs_NT = tensor(case.inputs["log_probs"]).requires_grad_(True)
     old_NT = tensor(case.inputs.get("old_log_probs", case.inputs["log_probs"]))
     if "rewards" in case.inputs:
@@ -87,10 +80,8 @@ def test_a_document_preset_has_the_golden_advantages_loss_and_gradient(case: Cas
     check(torch.autograd.grad(loss, log_probs_NT)[0], case, "grad_log_probs")
 
 
-@golden("masked_policy")
+@golden("masked_policy", where=lambda case: case.params["quantity"] == "loss")
 def test_the_infill_preset_has_the_golden_advantages_loss_and_gradient(case: Case) -> None:
-    if case.params["quantity"] != "loss":
-        pytest.skip("a formula of no document")
     config = algorithm("infill_document", READINGS["kl_reduction"][case.params["kl_reduction"]])
     logits_BTV, ref_BTV = tensor(case.inputs["logits"]).requires_grad_(True), tensor(case.inputs["ref_logits"])
     positions_BM, samples_BGM = torch.tensor(case.inputs["masked_positions"]), torch.tensor(case.inputs["samples"])
@@ -110,11 +101,3 @@ def test_the_infill_preset_has_the_golden_advantages_loss_and_gradient(case: Cas
     check(advantages_N, case, "advantages")
     check(loss, case, "loss")
     check(torch.autograd.grad(loss, logits_BTV)[0], case, "grad_logits")
-
-
-def test_every_document_formula_is_read(shared: Path) -> None:
-    cases = read_cases("seed_formulas")
-    assert len(cases) == 18
-    assert {case.params["seed"] for case in cases} == set(PRESETS)
-    read = {name for case in cases for name in case.params}
-    assert read - {"seed"} <= set(READINGS)

@@ -23,7 +23,7 @@ from covey.losses import clip, loss_inputs
 from covey.masked_policy import fill_entropy, fill_kl, fill_log_probs, fill_mask, reduce_positions
 from covey.scores import scores
 
-from .cases import Case, check_all, golden, read_cases, tensor
+from .cases import Case, check_all, golden, tensor
 
 
 @golden("kl_estimators")
@@ -196,9 +196,3 @@ def diffusion_loss(case: Case) -> dict[str, Any]:
     terms_NT = clip(inputs, **case.options("eps_low", "eps_high")) + case.params["beta"] * kl_NT
     loss = aggregate(terms_NT, mask_NT, count_totals(mask_NT), Reduction(case.params["aggregation"]))
     return {"loss": loss, "grad_log_probs": torch.autograd.grad(loss, log_probs_NT)[0]}
-
-
-def test_every_kl_file_is_read(shared: Any) -> None:
-    present = {path.stem for path in (shared / "golden").glob("kl_*.json")}
-    assert present == {"kl_controller", "kl_estimators", "kl_full", "kl_in_reward"}
-    assert len(read_cases(*present, "reference_update", "masked_policy")) == 54

@@ -17,6 +17,7 @@ from covey.diagnostics import (
     value,
 )
 from covey.masks import (
+    EntropyControl,
     drop_truncated,
     entropy_bonus,
     entropy_of,
@@ -25,6 +26,7 @@ from covey.masks import (
     policy_token_mask,
     sum_pi_squared,
     token_log_probs,
+    update_entropy_control,
 )
 from covey.scores import scores
 
@@ -38,6 +40,7 @@ def test_masks_and_entropies_are_the_golden_ones(case: Case) -> None:
         "truncated": truncated_output,
         "tool": tool_output,
         "entropy_bonus": entropy_bonus_output,
+        "entropy_control": entropy_control_output,
         "entropy": lambda case: {"entropy": entropy_of(tensor(case.inputs["logits"]))},
         "token_log_prob": token_log_prob_output,
         "sum_pi_squared": lambda case: {"value": sum_pi_squared(tensor(case.inputs["logits"]))},
@@ -83,6 +86,14 @@ def entropy_bonus_output(case: Case) -> dict[str, Any]:
     loss = entropy_bonus(entropy_NT, mask_NT, case.params["coef"], int(mask_NT.sum()))
     loss.backward()
     return {"entropy": entropy_NT, "loss": loss, "grad_logits": logits.grad}
+
+
+def entropy_control_output(case: Case) -> dict[str, Any]:
+    control, path = EntropyControl(case.params["init"], active=False), []
+    for entropy in case.inputs["entropies"]:
+        control = update_entropy_control(control, entropy=entropy, **case.options("target", "step", "low", "high"))
+        path.append(control)
+    return {"coef": [state.coef for state in path], "applied": [state.applied for state in path]}
 
 
 def token_log_prob_output(case: Case) -> dict[str, Any]:

@@ -6,28 +6,27 @@ from torch import Tensor
 from covey.advantages import group_center
 from covey.scores import scores
 from covey.selection import GROUP_FILTERS, balanced_indices
-from covey.shaping import (
-    SHAPING,
-    ShapingInputs,
-    length_normalizer,
-    pass_rate_linear,
-    repetition_penalty,
-    soft_overlong_penalty,
-)
+from covey.shaping import SHAPING, ShapingInputs, length_normalizer
 
 from .cases import Case, check, check_all, golden, tensor
 
+SHAPING_OPTIONS = ("max_len", "cache", "factor", "floor", "coef", "ngram", "max_penalty", "w_out", "w_in", "w_turns")
 
-@golden("reward_length_penalty")
+
+@golden("reward_length_penalty", where=lambda case: case.params["shaping"] in SHAPING)
 def test_shaping_gives_the_golden_values(case: Case) -> None:
-    shaped = {
-        "soft_overlong": soft_overlong_output,
-        "stop_properly": stop_properly_output,
-        "repetition": repetition_output,
-        "pass_rate_linear": pass_rate_output,
-        "length_normalizer": length_normalizer_output,
-    }
-    check_all(shaped[case.params["shaping"]](case), case)
+    info = inputs_of(case)
+    rewards_N = tensor(case.inputs.get("rewards", [0.0] * len(info.groups_N)))
+    shaped_N = SHAPING[case.params["shaping"]](rewards_N, info, **case.options(*SHAPING_OPTIONS))
+    advantages_N = group_center(scores(shaped_N, info.groups_N))
+    # Without rewards there is nothing but the penalty.
+    check_all({"rewards": shaped_N, "penalty": shaped_N, "advantages": advantages_N}, case)
+
+
+@golden("reward_length_penalty", where=lambda case: case.params["shaping"] == "length_normalizer")
+def test_lengths_are_normalised_by_the_golden_weights(case: Case) -> None:
+    advantages_N, lengths_N = tensor(case.inputs["advantages"]), tensor(case.inputs["lengths"])
+    check(length_normalizer(advantages_N, lengths_N, **case.options("alpha")), case, "advantages")
 
 
 @golden("group_filter")
@@ -54,34 +53,9 @@ def inputs_of(case: Case) -> ShapingInputs:
 
     return ShapingInputs(
         groups_N=scores([0.0] * n, case.inputs.get("groups", [0] * n)).groups_N,
-        lengths_N=counts("output_tokens"),
+        lengths_N=counts("lengths" if "lengths" in case.inputs else "output_tokens"),
         total_lengths_N=counts("total_tokens"),
         turns_N=counts("turns"),
         truncated_N=torch.tensor(case.inputs.get("truncated", [False] * n)),
         token_ids=case.inputs.get("token_ids", [[]] * n),
     )
-
-
-def soft_overlong_output(case: Case) -> dict[str, Tensor]:
-    options = case.options("max_len", "cache", "factor", "floor")
-    return {"penalty": soft_overlong_penalty(tensor(case.inputs["lengths"]), **options)}
-
-
-def stop_properly_output(case: Case) -> dict[str, Tensor]:
-    shape = SHAPING["stop_properly"]
-    return {"rewards": shape(tensor(case.inputs["rewards"]), inputs_of(case), **case.options("coef"))}
-
-
-def repetition_output(case: Case) -> dict[str, Tensor]:
-    return {"penalty": repetition_penalty(case.inputs["token_ids"], **case.options("ngram", "max_penalty"))}
-
-
-def pass_rate_output(case: Case) -> dict[str, Tensor]:
-    options = case.options("w_out", "w_in", "w_turns")
-    shaped_N = pass_rate_linear(tensor(case.inputs["rewards"]), inputs_of(case), **options)
-    return {"advantages": group_center(scores(shaped_N, case.inputs["groups"]))}
-
-
-def length_normalizer_output(case: Case) -> dict[str, Tensor]:
-    advantages_N, lengths_N = tensor(case.inputs["advantages"]), tensor(case.inputs["lengths"])
-    return {"advantages": length_normalizer(advantages_N, lengths_N, **case.options("alpha"))}
