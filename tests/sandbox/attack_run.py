@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,24 @@ def processes() -> list[tuple[int, str]]:
             continue
         found.append((int(path.name), text))
     return found
+
+
+def named(name: str, among: Iterable[int]) -> list[int]:
+    """Those of the processes that have this name."""
+    return [pid for pid, line in processes() if pid in among and line.startswith(name)]
+
+
+def own_folders(sandbox: Sandbox) -> list[Path]:
+    """Where the folders of its programs are; none in the namespace tier."""
+    return [Path(one._folder) for one in sandbox._slots if one._folder is not None]
+
+
+def num_descriptors(pid: int) -> int:
+    """0 where it is gone, or nobody may look."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
 
 
 @contextmanager

@@ -232,6 +232,158 @@ def solve(x):
     "a finalizer that never ends": "class D:\n    def __del__(self):\n        while True: pass\ndef solve(x):\n    D()\n    return 1",
 }
 
+DISK = {
+    "space that no file shows": """
+import ctypes, os
+call = ctypes.CDLL(None, use_errno=True).syscall
+call.argtypes = [ctypes.c_long] * 5
+def solve(x):
+    fd = os.open("big", os.O_RDWR | os.O_CREAT); os.unlink("big")
+    number = {"x86_64": 285, "aarch64": 47}[os.uname().machine]
+    return "OUT" if any(call(number, fd, mode, 0, 100 << 20) == 0 for mode in (0, 1, 0x10, 0x11, 0x20, 0x40)) else "in"
+""",
+    "files that only a mapping holds": """
+import ctypes, os
+call = ctypes.CDLL(None).mmap
+call.argtypes, call.restype = [ctypes.c_long] * 6, ctypes.c_long
+def solve(x):
+    for i in range(60):
+        fd = os.open("a", os.O_RDWR | os.O_CREAT)
+        os.write(fd, b"z" * (1 << 20))
+        if call(0, 4096, 1, [1, 2, 0x802][x], fd, 0) == -1: return "in"  # shared, private, as the linker does it
+        os.unlink("a"); os.close(fd)
+    return "OUT"
+""",
+    "files that never had a name": """
+import os
+def solve(x):
+    for i in range(60): os.write(os.open(".", os.O_TMPFILE | os.O_RDWR), b"z" * (1 << 20))
+    return "OUT"
+""",
+    "a file that others were renamed onto": """
+import os
+def solve(x):
+    kept = []
+    for i in range(60):
+        kept.append(os.open("b", os.O_RDWR | os.O_CREAT)); os.write(kept[-1], b"z" * (1 << 20))
+        os.rename("b", "a")
+    return "OUT"
+""",
+    "files in a folder that may not be listed": """
+import os, time
+def solve(x):
+    os.mkdir("d", 0o300)
+    for i in range(60): open(f"d/{i}", "wb").write(b"z" * (1 << 20)); time.sleep(0.01)
+    return "OUT"
+""",
+    "files behind a path that is too long": """
+import os, time
+def solve(x):
+    for _ in range(24): os.mkdir("n" * 250); os.chdir("n" * 250)
+    for i in range(60): open(str(i), "wb").write(b"z" * (1 << 20)); time.sleep(0.01)
+    return "OUT"
+""",
+    "files in folders that change their names": """
+import os, threading, time
+def turn():
+    while True:
+        os.rename("a", "c"); os.rename("b", "a"); os.rename("c", "b")
+def solve(x):
+    os.mkdir("a"); os.symlink("/", "b")
+    at = os.open("a", os.O_RDONLY)
+    threading.Thread(target=turn, daemon=True).start()
+    for i in range(60): os.write(os.open(str(i), os.O_CREAT | os.O_WRONLY, dir_fd=at), b"z" * (1 << 20)); os.close(at + 1); time.sleep(0.02)
+    return "OUT"
+""",
+    "one file as large as many": """
+import os
+def solve(x):
+    fd = os.open("a", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 10 << 20)
+    for i in range(60): os.pwrite(fd, b"z" * (1 << 20), i << 20)
+    return "OUT"
+""",
+    "memory that is a file": """
+import ctypes, os
+def solve(x):
+    number = {"x86_64": 319, "aarch64": 279}[os.uname().machine]
+    return "OUT" if ctypes.CDLL(None).syscall(number, b"m", 0) >= 0 else "in"
+""",
+}
+"""Programs that want more of the disk than `file_bytes`, in pieces of 1 MiB."""
+
+TELLING = {
+    "locks": """
+import fcntl, os, struct
+def solve(x):
+    for path in (os.__file__, os.path.dirname(os.__file__), "mine"):
+        try: one, other = (os.open(path, os.O_RDWR | os.O_CREAT if path == "mine" else os.O_RDONLY) for _ in range(2))
+        except OSError: continue
+        for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX):
+            try: fcntl.flock(one, kind); fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError: return "OUT"
+            except PermissionError: pass
+        for lock in (37, 6):
+            try:
+                for fd in (one, other): fcntl.fcntl(fd, lock, struct.pack("hhqqi4x", fcntl.F_WRLCK if path == "mine" else fcntl.F_RDLCK, 0, 0, 0, 0))
+            except BlockingIOError: return "OUT"
+            except OSError: pass
+        for ask in (5, 36):
+            try: fcntl.fcntl(one, ask, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)); return "OUT"
+            except OSError: pass
+    return "in"
+""",
+    "times of reading": """
+import os, sys
+def solve(x):
+    library = os.path.dirname(os.__file__)
+    folders = [path for name in ("json", "asyncio", "email", "xml", "encodings", "unittest", "sqlite3", "wsgiref") for path, _, _ in os.walk(os.path.join(library, name))]
+    paths = folders + [os.path.join(folder, name) for folder in folders for name in os.listdir(folder)]
+    paths += [os.path.join(library, name + ".py") for name in sys.stdlib_module_names]
+    paths = [path for path in paths if os.path.exists(path)]
+    before = [os.stat(path).st_atime_ns for path in paths]
+    for path in paths:
+        try: os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(1)
+        except OSError: pass
+    return "OUT" if len(paths) < 100 or before != [os.stat(path).st_atime_ns for path in paths] else "in"
+""",
+    "what of a file is in memory": """
+import ctypes, os
+def solve(x):
+    fd = os.open(os.__file__, os.O_RDONLY)
+    try: os.preadv(fd, [bytearray(9)], 0, 8); return "OUT"
+    except OSError: pass
+    page = ctypes.create_string_buffer(1 << 16)
+    number = {"x86_64": 27, "aarch64": 232}[os.uname().machine]
+    address = ctypes.addressof(page) + 4095 & ~4095
+    return "OUT" if ctypes.CDLL(None).syscall(number, ctypes.c_void_p(address), 4096, ctypes.create_string_buffer(9)) == 0 else "in"
+""",
+    "names of installed packages": """
+import os, sysconfig
+def solve(x):
+    found = []
+    for path in {sysconfig.get_path(key) for key in ("purelib", "platlib", "stdlib", "platstdlib")} | {os.path.dirname(os.__file__)}:
+        for folder in (path, path + "/site-packages", path + "/dist-packages"):
+            try: found += [name for name in os.listdir(folder) if name.endswith("-info") or name in ("pip", "site-packages") and folder == path]
+            except OSError: pass
+    return "OUT" if [name for name in found if name.endswith(("-info", "pip"))] else "in"
+""",
+    "clocks and scheduling of other processes": """
+import ctypes, os, time
+def solve(x):
+    pids = {os.getppid() or 2, os.getppid() - 1, 1, 2} - {os.getpid(), 0, -1}
+    tries = [lambda p: time.clock_gettime(~p << 3 | 2), lambda p: time.clock_getres(~p << 3 | 2), os.getpgid, os.getsid, os.sched_getaffinity,
+             os.sched_getscheduler, os.sched_getparam, os.sched_rr_get_interval, lambda p: os.getpriority(os.PRIO_PROCESS, p), lambda p: os.kill(p, 0),
+             lambda p: os.getpriority(os.PRIO_USER, 1)]
+    for attempt in tries:
+        for pid in pids:
+            try: attempt(pid); return "OUT"
+            except OSError: pass
+    return "in"
+""",
+}
+"""Programs that find out about others, or leave them a sign."""
+
 CRASHING = {
     "numbers of one hash": """
 import os, json
@@ -254,4 +406,4 @@ def solve(x):
     "the stack": "import sys\nsys.setrecursionlimit(1 << 30)\nclass A:\n    def __getattr__(self, n): return getattr(self, n)\ndef solve(x): return A().x",
 }
 
-ALL = {**FORGING, **FINDING, **ESCAPING, **EXHAUSTING, **CRASHING}
+ALL = {**FORGING, **FINDING, **ESCAPING, **EXHAUSTING, **DISK, **TELLING, **CRASHING}

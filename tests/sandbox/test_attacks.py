@@ -13,7 +13,7 @@ from covey.sandbox import AssertTest, CallTest, Limits, OutputTest, Sandbox, San
 
 from . import attack_run, hostile
 
-LIMITS = Limits(wall_seconds=1.0, total_seconds=1.5)
+LIMITS = Limits(wall_seconds=1.5, total_seconds=2.0, file_bytes=1 << 20)
 SLOW = {"infinite_loop", "sleep_ignoring_signals", "huge_power", "recursion_limit_segfault", "hang_on_one_input"}
 NOBODY = 65534
 
@@ -88,6 +88,23 @@ def test_so_do_all_of_them_for_an_ordinary_user(shared: Path, tier: str) -> None
     command = [sys.executable, attack_run.__file__, tier, str(NOBODY), str(file)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert (found.stdout.strip(), found.returncode) == ("55 cases, 0 problems", 0), found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["namespace", "landlock"])
+def test_no_hostile_program_passes_for_an_ordinary_user(tmp_path: Path, tier: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("the other tests ran as an ordinary user already")
+    tests = [{"args": [n], "expected": secret(n) if n < 2 else "OUT"} for n in range(3)]
+    shared = {"function": "solve", "tests": tests, "reward": 0.0, "limits": {"wall_s": 1.5, "memory_mb": 512}}
+    needs = {"needs": {"file": {"/tmp/sbx_canary/victim": "kept"}}}
+    cases = [{"name": name, "code": code, **shared, **needs} for name, code in hostile.ALL.items()]
+    file = tmp_path / "cases.jsonl"
+    file.write_text("\n".join(map(json.dumps, cases)))
+    tmp_path.chmod(0o755)
+    command = [sys.executable, attack_run.__file__, tier, str(NOBODY), str(file)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (found.stdout.strip(), found.returncode) == (f"{len(cases)} cases, 0 problems", 0), found.stderr
 
 
 @pytest.mark.shared

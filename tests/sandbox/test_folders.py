@@ -66,6 +66,38 @@ def test_bytes_entries_and_depth_count_as_too_much(tmp_path: Path, hostile: Path
     assert folders.is_over(str(many), 1 << 40)
 
 
+def test_what_cannot_be_looked_at_counts_as_too_much(tmp_path: Path) -> None:
+    """As an ordinary user; root may look everywhere."""
+    shut = tmp_path / "shut"
+    shut.mkdir(0o300)
+    pid = os.fork()
+    if pid == 0:
+        if os.getuid() == 0:
+            os.chown(shut, 65534, 65534)
+            os.chmod(tmp_path, 0o755)
+            at = os.open(tmp_path, os.O_RDONLY)
+            os.setresuid(65534, 65534, 65534)
+            os.fchdir(at)
+        else:
+            os.chdir(tmp_path)
+        os._exit(7 if folders.is_over(".", 1 << 40) else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_what_lies_behind_a_path_that_is_too_long_is_counted(tmp_path: Path) -> None:
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("n" * 250, dir_fd=at)
+        below = os.open("n" * 250, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    assert not folders.is_over(str(tmp_path), 200_000)
+    os.write(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at), b"x" * 200_000)
+    assert folders.is_over(str(tmp_path), 200_000)
+    os.close(at)
+    folders.remove(str(tmp_path / ("n" * 250)))
+
+
 def test_what_is_gone_is_neither_over_nor_has_threads(tmp_path: Path) -> None:
     assert not folders.is_over(str(tmp_path / "gone"), 0)
     assert folders.num_threads(2**22 + 1) == 0

@@ -12,7 +12,7 @@ from covey.sandbox.inside.syscalls import _TABLE, AUDIT_ARCH, numbers
 
 MACHINES = ("x86_64", "aarch64")
 PID = 4711
-ALLOW, KILL = "allow", "kill"
+ALLOW, KILL, DONE = "allow", "kill", "done"
 HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
     "aarch64": Path("/usr/include/asm-generic/unistd.h"),
@@ -32,7 +32,9 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None,
         elif operation == 0x54:
             value &= operand
         elif operation == 0x06:
-            return {0x7FFF0000: ALLOW, 0x80000000: KILL}.get(operand) or errno.errorcode[operand & 0xFFFF]
+            return {0x7FFF0000: ALLOW, 0x80000000: KILL, 0x50000: DONE}.get(operand) or errno.errorcode[
+                operand & 0xFFFF
+            ]
         else:
             holds = {0x15: value == operand, 0x35: value >= operand, 0x45: value & operand != 0}[operation]
             at += if_true if holds else if_false
@@ -91,6 +93,23 @@ def test_these_are_refused_whatever_their_arguments(machine: str, name: str) -> 
         ("ioctl", (0, 0x5412), "EPERM"),  # TIOCSTI: input for a terminal
         ("fcntl", (0, 4), ALLOW),
         ("fcntl", (0, 8), "EPERM"),  # F_SETOWN: signals to others
+        ("fcntl", (0, 6), DONE),  # F_SETLK
+        ("fcntl", (0, 37), DONE),  # F_OFD_SETLK
+        ("fcntl", (0, 5), "EPERM"),  # F_GETLK
+        ("fcntl", (0, 1024), "EPERM"),  # F_SETLEASE
+        ("flock", (3, 2), DONE),
+        ("fadvise64", (3, 0, 0, 4), DONE),
+        ("clock_gettime", (1,), ALLOW),
+        ("clock_gettime", (11,), ALLOW),
+        ("clock_gettime", (~PID << 3 | 2,), "EINVAL"),  # the CPU time of a process
+        ("timer_create", (0xFFFFFFFA,), "EINVAL"),
+        ("sched_getaffinity", (0,), ALLOW),
+        ("sched_getaffinity", (PID,), ALLOW),
+        ("sched_getaffinity", (PID - 1,), "EPERM"),
+        ("getpgid", (1,), "EPERM"),
+        ("getpriority", (0, 1), "EPERM"),
+        ("preadv2", (), "ENOSYS"),
+        ("mincore", (), "EPERM"),
         ("prctl", (15,), ALLOW),
         ("prctl", (4, 1), "EPERM"),  # PR_SET_DUMPABLE
         ("prctl", (8, 1), "EPERM"),
@@ -109,6 +128,21 @@ def test_modes_and_times_are_for_programs_that_see_no_file_of_the_host(machine: 
             assert verdict(machine, numbers(machine)[name], are_files_private=False) == "EPERM"
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_files_of_the_host_are_neither_mapped_nor_reserved(machine: str) -> None:
+    for name, arguments, verdict_there in [
+        ("mmap", (0, 4096, 3, 0x22, 0xFFFFFFFF), ALLOW),  # MAP_PRIVATE | MAP_ANONYMOUS
+        ("mmap", (0, 4096, 1, 0x1, 3), "EPERM"),
+        ("mmap", (0, 4096, 1, 0x802, 3), "EPERM"),  # as the linker does it
+        ("fallocate", (3, 0), ALLOW),
+        ("fallocate", (3, 1), "EPERM"),
+        ("fallocate", (3, 0x10), "EPERM"),
+    ]:
+        number = numbers(machine)[name]
+        assert verdict(machine, number, *arguments, are_files_private=True) == ALLOW
+        assert verdict(machine, number, *arguments, are_files_private=False) == verdict_there
+
+
 def test_another_architecture_is_killed_and_calls_younger_than_the_table_do_not_exist() -> None:
     assert verdict("x86_64", 20, arch=0x40000003) == KILL  # i386
     assert verdict("x86_64", 0x40000000) == "ENOSYS"  # x32
@@ -119,7 +153,7 @@ def test_the_number_of_the_process_is_put_into_the_assembled_program() -> None:
     for machine in MACHINES:
         made = seccomp.program_for(machine, PID, are_files_private=True)
         assert made == b"".join(seccomp.struct.pack("=HBBI", *one) for one in seccomp.assemble(machine, PID, True))
-        assert seccomp.program_for(machine, PID, True).count(PID.to_bytes(4, "little")) == 3
+        assert seccomp.program_for(machine, PID, True).count(PID.to_bytes(4, "little")) == 10
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -139,7 +173,9 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
 
 def test_every_allowed_name_is_in_the_table() -> None:
     names = {cell.split()[0] for cell in _TABLE.replace("\n", " ").split("|")}
-    assert set(seccomp.ALLOWED.split() + seccomp.MODES.split() + seccomp.ATTRIBUTES.split()) <= names
+    listed = (seccomp.ALLOWED, seccomp.MODES, seccomp.ATTRIBUTES, seccomp.CLOCKS, seccomp.OF_A_PROCESS, seccomp.LOCKS)
+    assert {name for text in listed for name in text.split()} <= names
+    assert set(seccomp.rules(PID, True)) <= names
 
 
 def test_there_is_a_table_for_this_machine_or_an_error_that_names_those_there_are() -> None:

@@ -11,7 +11,7 @@ MAX_TEST = 256 << 20
 
 
 def order_of(code: str, tests: Sequence[Test], entry_point: str | None, limits: Limits) -> dict[str, Any]:
-    """Raises ValueError for tests that cannot be run."""
+    """Return what the judge is sent; raises ValueError for tests that cannot be run."""
     if not tests:
         raise ValueError("tests must not be empty: a program that passes none of none has shown nothing")
     if entry_point is None and not all(isinstance(test, OutputTest) for test in tests):
@@ -25,11 +25,12 @@ def order_of(code: str, tests: Sequence[Test], entry_point: str | None, limits: 
 
 
 def report_of(answer: dict[str, Any]) -> Report:
-    """Raises SandboxFailed where there is no verdict."""
+    """Return a report in which equal results are one object; raises SandboxFailed where there is no verdict."""
     if "unjudged" in answer:
         raise SandboxFailed(answer["unjudged"])
+    results = [TestResult(**result) for result in answer["results"]]
     return Report(
-        results=tuple(TestResult(**result) for result in answer["results"]),
+        results=tuple(map({result: result for result in results}.__getitem__, results)),
         suspicious_imports=tuple(answer["imports"]),
         seconds=answer["seconds"],
     )

@@ -14,8 +14,8 @@ Kind = Literal["passed", "wrong", "error", "timeout", "crash", "output", "load",
 - passed
 - wrong: an answer, but not the expected one (or one that is no plain value)
 - error: it raised
-- timeout: it took longer than `wall_seconds`
-- crash: its process ended or was killed (a signal, the CPU limit, `os._exit`)
+- timeout: it took longer than `wall_seconds`, or its answer took too long to judge
+- crash: its process ended or was killed (a signal, the CPU limit, `os._exit`), or its answer ended the one that judged
 - output: it printed more than `output_bytes` where its output is the answer
 - load: the program could not be loaded, or does not define the entry point
 - channel: the program broke the rules of the result channel; then all of its tests fail

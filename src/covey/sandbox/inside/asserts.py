@@ -1,26 +1,29 @@
 """Assert-style tests as datasets have them: trusted code, run here, whose calls of the candidate go to the sandbox.
 
 What comes back is plain data, so `assert f(x) == y` compares two plain values in a process that ran nothing of the
-program.
+program. From its first call on a test is on the program's account: small answers can make large work.
 """
 
 import ast
 import builtins
+import gc
 import importlib
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 from covey.sandbox.inside import codec, wire
-from covey.sandbox.inside.case import PASSED, Case, LoadFailed, Verdict, answer_of, failed
+from covey.sandbox.inside.case import Case, LoadFailed, answer_of
 from covey.sandbox.inside.host import Ended, TimedOut, Unjudged, Violation
+from covey.sandbox.inside.link import MAX_MESSAGE, PASSED, Verdict, failed
 from covey.sandbox.inside.shown import shown, shown_call
-from covey.sandbox.inside.timer import TooSlow
 
 CANDIDATE = "candidate"
 USUAL = "math cmath sys os re random string copy itertools functools collections heapq bisect operator datetime"
-"""Modules that tests use without importing them."""
+MODULES = {name: importlib.import_module(name) for name in USUAL.split()}
+"""What tests use without importing it."""
 TEST_NAME = "<test>"
 
 
@@ -33,56 +36,77 @@ class GivenUp(BaseException):
 
 
 class Candidate:
-    """The program's function as a test sees it."""
+    """The program's function as one test sees it."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, num_left: int) -> None:
         self._case = case
+        self._num_left = num_left
+        self._began = time.monotonic()
+        self._deadline: float | None = None
+        """There is one from the first call on."""
+        self._has_answered = False
         self.verdict: Verdict | None = None
         """Of a call that gave no answer."""
         self.fault: Exception | None = None
         """Why the whole program passes no test, or gets no verdict. Kept here, since tests may catch what they like."""
-        self.num_calls = 0
-        """Of the process that runs now."""
-        self.deadline = 0.0
         self.last = ""
         """The last call and what became of it."""
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
-        """The program's answer, in plain types; raises what it raised, by name."""
+        """Return the program's answer, in plain types; raises what it raised, by name."""
         text = shown_call(self._case.entry_point, arguments, keywords)
         if self.verdict is not None or self.fault is not None:
             raise GivenUp
         try:
             frame = self._ask(arguments, keywords)
-            has_value, value = answer_of(frame, self.num_calls - 1)
+            has_value, value = answer_of(frame, self._num_calls - 1)
         except TimedOut:
-            self._case.has_timed_out = True
             self.verdict = failed("timeout", f"{text} took too long")
         except Ended:
             self.verdict = failed("crash", f"{text} ended its process")
-        except Violation as error:
+        except (Violation, Unjudged) as error:
             self.fault = error
+        except LoadFailed as error:
+            self.verdict = failed("load", str(error))
         except codec.Unencodable as error:
-            self.fault = Unjudged(f"a test passes on what a program cannot be given: {text}: {error}")
+            self._refuse(f"a test passes on what a program cannot be given: {text}: {error}")
+        except Exception as error:
+            self.verdict = failed("error", f"{text} cannot be judged: {type(error).__name__}")
         else:
+            self._has_answered = True
             self.last = f"{text} returned {shown(value)}" if has_value else f"{text} raised {value}"
             if has_value:
                 return value
             raise error_named(value)
         raise GivenUp
 
+    @property
+    def _num_calls(self) -> int:
+        assert self._case.program is not None
+        return self._case.program.num_calls
+
     def _ask(self, arguments: Any, keywords: Any) -> dict[str, Any]:
         program = self._case.program
         assert program is not None
         encoder = codec.Encoder(self._case.limits["output_bytes"], is_strict=True)
-        order = {"i": self.num_calls, "args": encoder.encode(list(arguments)), "kwargs": encoder.encode(keywords)}
+        order = {"i": program.num_calls, "args": encoder.encode(list(arguments)), "kwargs": encoder.encode(keywords)}
+        if self._deadline is None:
+            self._case.excuse(time.monotonic() - self._began)
+            self._deadline = self._case.expect(self._num_left)
         program.send(wire.pack(codec.dumps(order)))
-        self.num_calls += 1
-        return program.receive(self.deadline)
+        program.num_calls += 1
+        return program.receive(self._deadline)
+
+    def _refuse(self, why: str) -> None:
+        """Blame the program for arguments that may be made of its answers, else the test."""
+        if self._has_answered:
+            self.verdict = failed("error", why)
+        else:
+            self.fault = Unjudged(why)
 
 
 def error_named(text: str) -> Exception:
-    """The built-in exception of that name, or else a ProgramError; none that ends processes or loops."""
+    """Return the built-in exception of that name, or else a ProgramError; none that ends processes or loops."""
     name, _, message = text.partition(": ")
     found = builtins.__dict__.get(name)
     is_plain = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, StopIteration)
@@ -92,41 +116,34 @@ def error_named(text: str) -> Exception:
         return ProgramError(text)
 
 
-def judge_asserts(case: Case, tests: list[dict[str, Any]]) -> list[Verdict]:
-    """Each test by itself; one that ends its process does not touch those behind it."""
-    verdicts: list[Verdict] = []
-    candidate = Candidate(case)
-    is_fresh = False
-    while len(verdicts) < len(tests):
-        if case.left() == 0:
-            left = failed("not_run", f"the program used up {case.limits['total_seconds']:g} s")
-            return verdicts + [left] * (len(tests) - len(verdicts))
-        if case.program is None:
-            try:
-                case.load()
-            except LoadFailed as error:
-                return verdicts + [failed("load", str(error))] * (len(tests) - len(verdicts))
-            candidate, is_fresh = Candidate(case), True
-        candidate.deadline = case.deadline(len(tests) - len(verdicts))
-        verdict = judge_assert(case, candidate, tests[len(verdicts)])
-        if candidate.verdict is not None:
-            case.end()
-        if verdict["kind"] != "crash" or is_fresh:
-            verdicts.append(verdict)
-        is_fresh = False
-    return verdicts
+def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
+    """Give the verdict on one test, and return how many were given: none where a fresh process is to try it again."""
+    is_fresh = case.program is None
+    if is_fresh:
+        case.load()
+    case.begin_uncharged()
+    candidate = Candidate(case, len(tests) - index)
+    verdict = verdict_on_assert(case, candidate, tests[index])
+    if candidate.verdict is not None:
+        case.end()
+        if candidate.verdict["kind"] == "crash" and not is_fresh:
+            return 0  # what an earlier test did to the process may be to blame
+    case.add(verdict)
+    return 1
 
 
-def judge_assert(case: Case, candidate: Candidate, test: dict[str, Any]) -> Verdict:
-    """Passed where nothing raises."""
-    candidate.last = ""
+def verdict_on_assert(case: Case, candidate: Candidate, test: dict[str, Any]) -> Verdict:
+    """Run the test, which is passed where nothing raises."""
     verdict = PASSED
     try:
         run_test(case.entry_point, candidate, test)
-    except (Unjudged, TooSlow):
+    except Unjudged:
         raise
     except GivenUp:
         pass
+    except MemoryError:
+        gc.collect()
+        verdict = failed("error", f"MemoryError in the test: {candidate.last}")
     except BaseException as error:
         verdict = failed("wrong" if isinstance(error, AssertionError) else "error", message(error, candidate, test))
     if candidate.fault is not None:
@@ -135,32 +152,43 @@ def judge_assert(case: Case, candidate: Candidate, test: dict[str, Any]) -> Verd
 
 
 def message(error: BaseException, candidate: Candidate, test: dict[str, Any]) -> str:
-    """The line of the test that failed, and the last call it made."""
+    """Return the line of the test that failed, and the last call it made."""
     line, trace = "", error.__traceback__
     lines = test["source"].split("\n")
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == TEST_NAME:
             line = lines[trace.tb_lineno - 1].strip()
         trace = trace.tb_next
-    told = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error} in "
-    return f"{told}{line[:300]}" + (f": {candidate.last}" if candidate.last else "")
+    told = "" if isinstance(error, AssertionError) else f"{type(error).__name__}{text_of(error)} in "
+    return f"{told}{line[: MAX_MESSAGE // 2]}" + (f": {candidate.last}" if candidate.last else "")
+
+
+def text_of(error: BaseException) -> str:
+    """Return its message, which may be made of answers: it may be long, or raise itself."""
+    try:
+        text = str(error)[: MAX_MESSAGE // 3]
+    except Exception:
+        text = ""
+    return f": {text}" if text else ""
 
 
 def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> None:
-    """The test's code with the candidate under its own name and as `candidate`."""
-    scope: dict[str, Any] = {name: importlib.import_module(name) for name in USUAL.split()}
-    scope["__name__"] = "test"
+    """Run the test's code with the candidate under its own name and as `candidate`."""
+    scope: dict[str, Any] = {**MODULES, "__name__": "test"}
     exec(compiled(test["setup"], "<setup>")[0], scope)
     proxy = function_named(entry_point, candidate.call)
     scope[entry_point] = scope[CANDIDATE] = proxy
     code, is_defined_only = compiled(test["source"], TEST_NAME)
-    exec(code, scope)
-    if is_defined_only:
-        scope["check"](proxy)
+    try:
+        exec(code, scope)
+        if is_defined_only:
+            scope["check"](proxy)
+    finally:
+        scope.clear()  # what it holds would else stay until the next collection
 
 
 def function_named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function, since some tests look at `__name__`."""
+    """Return a function, since some tests look at `__name__`."""
 
     def candidate(*arguments: Any, **keywords: Any) -> Any:
         return call(*arguments, **keywords)
@@ -171,7 +199,7 @@ def function_named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 @lru_cache(maxsize=512)
 def compiled(source: str, name: str) -> tuple[CodeType, bool]:
-    """The code, and whether it defines a `check` that it does not call itself."""
+    """Return the code, and whether it defines a `check` that it does not call itself."""
     try:
         tree = ast.parse(source, name)
     except SyntaxError as error:

@@ -6,22 +6,13 @@ from typing import Any, Protocol
 
 from covey.sandbox.inside import codec, wire
 from covey.sandbox.inside.host import Broken, Ended, Program, TimedOut, Violation
+from covey.sandbox.inside.link import CHECK_SECONDS, Link, Verdict
 
 SUSPICIOUS = ("ctypes", "gc", "inspect", "os", "sys")
 START_SECONDS = 20.0
-"""For a process to be there and to have read the program, on a busy machine."""
+"""What no program is charged with, in all: processes that start on a busy machine, test code before its first call."""
 MIN_SECONDS = 0.05
 """A test that follows one that timed out gets at least this."""
-
-Verdict = dict[str, Any]
-"""passed, kind, message."""
-PASSED: Verdict = {"passed": True, "kind": "passed", "message": ""}
-
-
-def failed(kind: str, message: str) -> Verdict:
-    """A test that did not pass. The message is one line without control characters: terminals obey those."""
-    line = "".join(character if character.isprintable() else "?" for character in " ".join(message.split()))
-    return {"passed": False, "kind": kind, "message": line}
 
 
 class LoadFailed(Exception):
@@ -32,11 +23,11 @@ class Spawner(Protocol):
     """Makes processes for programs and ends them."""
 
     def fresh(self, limits: dict[str, Any], is_script: bool) -> Program:
-        """A new process that waits for its order."""
+        """Return a new process that waits for its order."""
         ...
 
     def end(self, program: Program) -> None:
-        """Ends it, and all it started."""
+        """End it, and all it started."""
         ...
 
 
@@ -45,53 +36,88 @@ class Case:
     """A program, its limits, and what is known about it so far."""
 
     spawner: Spawner
+    link: Link
     code: str
     entry_point: str
     limits: dict[str, Any]
     started: float = field(default_factory=time.monotonic)
+    excused: float = 0.0
+    """Seconds that it is not charged with."""
     has_timed_out: bool = False
     imports: list[str] | None = None
     program: Program | None = None
 
-    def deadline(self, num_left: int) -> float:
-        """When the next answer must be there. Once a test has timed out, the others share what is left."""
-        now = time.monotonic()
+    def expect(self, num_left: int) -> float:
+        """Return when the next answer must be there; the judge sees to it that it is also looked at soon after.
+
+        Once a test has timed out, the others share what is left.
+        """
         seconds = min(self.limits["wall_seconds"], self.left())
         if self.has_timed_out:
             seconds = min(seconds, max(self.left() / num_left, MIN_SECONDS))
-        return now + seconds
+        deadline = time.monotonic() + seconds
+        self.link.begin(deadline + CHECK_SECONDS, is_charged=True, excused=self.excused)
+        return deadline
+
+    def begin_uncharged(self) -> None:
+        """Begin what the program is not to blame for if it takes too long."""
+        self.link.begin(time.monotonic() + START_SECONDS, is_charged=False, excused=self.excused)
 
     def left(self) -> float:
-        """Seconds for all that is still to come."""
-        return max(0.0, self.started + self.limits["total_seconds"] - time.monotonic())
+        """Return the seconds for all that is still to come."""
+        return max(0.0, self.started + self.excused + self.limits["total_seconds"] - time.monotonic())
+
+    def excuse(self, seconds: float) -> None:
+        """Do not charge the program with this time, as far as there is any to give away."""
+        self.excused = min(self.excused + seconds, START_SECONDS)
+
+    def add(self, verdict: Verdict) -> None:
+        """Give the verdict on the next test."""
+        self.has_timed_out |= verdict["kind"] == "timeout"
+        self.link.add(verdict)
 
     def start(self, is_script: bool = False) -> Program:
-        """A fresh process that has its order; nothing of the program has run in it yet."""
+        """Return a fresh process that has read the program; nothing of the program has run in it yet."""
         self.end()
         began = time.monotonic()
+        deadline = began + START_SECONDS
+        self.link.begin(deadline + CHECK_SECONDS, is_charged=True, excused=self.excused)
         program = self.program = self.spawner.fresh(self.limits, is_script)
+        self._wait_ready(program, deadline)
+        self.excuse(time.monotonic() - began)
         order = {
             "code": self.code,
             "entry_point": self.entry_point,
             "is_script": is_script,
-            "suspicious": SUSPICIOUS,
+            "suspicious": SUSPICIOUS if self.imports is None else (),
         }
+        deadline = self.expect(1)
         program.send(wire.pack(codec.dumps(order)))
         try:
-            first = program.receive(began + START_SECONDS)
-        except (Ended, TimedOut, Violation) as error:
-            raise LoadFailed("its text ended the process that read it") from error
-        if "failed" in first:
-            raise Broken(f"a layer could not be put on: {first['failed']}")
-        self.imports = first["imports"] if self.imports is None else self.imports
-        self.started += time.monotonic() - began  # none of its own doing
+            first = program.receive(deadline)
+        except TimedOut:
+            raise LoadFailed(f"reading it took longer than {self.limits['wall_seconds']:g} s") from None
+        except (Ended, Violation):
+            raise LoadFailed("its text ended the process that read it") from None
+        if self.imports is None:
+            self.imports = first["imports"]
+            self.link.send(imports=self.imports)
         return program
 
+    def _wait_ready(self, program: Program, deadline: float) -> None:
+        """Raise Broken unless the process is shut in: it has not seen the program yet, so it tells the truth."""
+        try:
+            first = program.receive(deadline)
+        except (Ended, TimedOut) as error:
+            raise Broken(f"a process for a program did not start ({type(error).__name__})") from error
+        if "failed" in first:
+            raise Broken(f"a layer could not be put on: {first['failed']}")
+
     def load(self) -> Program:
-        """A fresh process that has loaded the program; raises LoadFailed."""
+        """Return a fresh process that has loaded the program; raises LoadFailed."""
         program = self.start()
         try:
-            loaded = program.receive(self.deadline(1))
+            loaded = program.receive(self.expect(1))
         except TimedOut:
             raise LoadFailed(f"loading it took longer than {self.limits['wall_seconds']:g} s") from None
         except Ended:
@@ -103,19 +129,21 @@ class Case:
         raise Violation("what came first was not an answer")
 
     def end(self) -> None:
-        """Ends the process that runs, if one does."""
+        """End the process that runs, if one does."""
         program, self.program = self.program, None
         if program is not None:
             self.spawner.end(program)
 
 
 def answer_of(frame: dict[str, Any], index: int) -> tuple[bool, Any]:
-    """(True, the value) or (False, the error's text); raises Violation for anything but an answer to that call."""
+    """Return (True, the value) or (False, the error's text); raises Violation for no answer to that call."""
     if type(frame.get("i")) is not int or frame["i"] != index:
         raise Violation("an answer to another call")
     if set(frame) == {"i", "out"}:
         try:
             return True, codec.decode(frame["out"])
+        except MemoryError:
+            raise
         except codec.FOREIGN as error:
             raise Violation("a value of unknown shape") from error
     if set(frame) == {"i", "err", "text"}:
@@ -124,7 +152,7 @@ def answer_of(frame: dict[str, Any], index: int) -> tuple[bool, Any]:
 
 
 def error_text(frame: dict[str, Any]) -> str:
-    """Type and message of an exception, on one line."""
+    """Return type and message of an exception, on one line."""
     name, text = frame["err"], frame["text"]
     if type(name) is not str or type(text) is not str:
         raise Violation("an error without a name")

@@ -197,7 +197,7 @@ def segment() -> Iterator[int]:
 
 def seen_from_outside(program: Program) -> Found:
     """What the host's /proc says of a process."""
-    lines = Path(f"/proc/{program.pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{program.process.pid}/status").read_text().splitlines()
     status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     return {"outer_uid": int(status["Uid"][0]), "capabilities": int(status["CapPrm"][0], 16)}
 

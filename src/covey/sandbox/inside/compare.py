@@ -58,12 +58,16 @@ def _complex(expected: complex, got: complex, tolerance: Tolerance) -> bool:
 
 
 def _sets(expected: Any, got: Any, tolerance: Tolerance) -> bool:
+    if len(expected) != len(got):
+        return False
     pairs = {key_of(one): (one, None) for one in expected}
     others = {key_of(other): (other, None) for other in got}
     return _pair_up(pairs, others, tolerance)
 
 
 def _dicts(expected: dict[Any, Any], got: dict[Any, Any], tolerance: Tolerance) -> bool:
+    if len(expected) != len(got):
+        return False
     pairs = {key_of(key): (key, value) for key, value in expected.items()}
     others = {key_of(key): (key, value) for key, value in got.items()}
     return _pair_up(pairs, others, tolerance)

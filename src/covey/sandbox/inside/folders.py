@@ -4,16 +4,18 @@ Only the Landlock tier needs them; in the namespace tier a program's folder is a
 Whatever a program left is hostile: links, folders nested by the thousand, folders nobody may enter.
 """
 
-import contextlib
+import errno
 import os
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 
 MAX_ENTRIES = 4096
 """In a program's folder."""
 MAX_DEPTH = 32
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def make_base(uid: int | None) -> str:
@@ -35,32 +37,40 @@ def is_public(path: str) -> bool:
 
 
 def is_over(folder: str, max_bytes: int) -> bool:
-    """Whether the files below take more than that many bytes, are too many or too deep. They may change meanwhile."""
-    entries, total, waiting = 0, 0, [(folder, 0)]
-    while waiting:
-        path, depth = waiting.pop()
-        for name, status in _listed(path):
-            entries += 1
+    """Return whether what is below takes more than that many bytes, is too many or too deep. It may change meanwhile.
+
+    What cannot be looked at counts as too much: nobody could bound it.
+    """
+    total = 0
+    try:
+        for entries, (status, depth) in enumerate(_below(folder), start=1):
             total += status.st_blocks * 512
             if total > max_bytes or entries > MAX_ENTRIES or depth > MAX_DEPTH:
                 return True
-            if stat.S_ISDIR(status.st_mode):
-                waiting.append((f"{path}/{name}", depth + 1))
+    except OSError:
+        return True
     return False
 
 
-def _listed(folder: str) -> list[tuple[str, os.stat_result]]:
-    """Names and states of what is in a folder; nothing where it is gone or no folder."""
-    found = []
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, _FOLDER)
-        try:
-            for name in os.listdir(descriptor):
-                with contextlib.suppress(OSError):
-                    found.append((name, os.lstat(name, dir_fd=descriptor)))
-        finally:
-            os.close(descriptor)
-    return found
+def _below(folder: str, at: int | None = None, depth: int = 0) -> Iterator[tuple[os.stat_result, int]]:
+    """Yield the state and depth of all that is in a folder; nothing where it is gone or no folder any more."""
+    try:
+        inner = os.open(folder, _FOLDER, dir_fd=at)
+    except OSError as error:
+        if error.errno in _REPLACED:
+            return
+        raise
+    try:
+        for name in os.listdir(inner):
+            try:
+                status = os.lstat(name, dir_fd=inner)
+            except FileNotFoundError:
+                continue
+            yield status, depth
+            if stat.S_ISDIR(status.st_mode):
+                yield from _below(name, inner, depth + 1)
+    finally:
+        os.close(inner)
 
 
 def num_threads(pid: int) -> int:

@@ -10,13 +10,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.sandbox.inside import codec, folders, wire
+from covey.sandbox.inside import codec, wire
 
 ZYGOTE_SECONDS = 30.0
 """The kernel may take long to end a process on a busy machine; a zygote that takes longer is given up."""
-LOOK_SECONDS = 0.05
-"""Between two looks at a program's folder and threads, where the kernel does not bound them."""
 _CHUNK = 1 << 16
+_READ = 1 << 20
 
 
 class Broken(Exception):
@@ -122,42 +121,63 @@ class Zygote:
         return answer
 
 
+@dataclass(frozen=True)
+class Process:
+    """A process for one program, as the zygote made it, and the pipes to it."""
+
+    pid: int
+    folder: str | None
+    job: int
+    result: int
+    stdin: int | None = None
+    stdout: int | None = None
+
+    @property
+    def descriptors(self) -> list[int]:
+        """All pipes, in order."""
+        return [pipe for pipe in (self.job, self.result, self.stdin, self.stdout) if pipe is not None]
+
+    def close(self) -> None:
+        """Let go of the pipes."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
 @dataclass
 class Program:
     """A process that runs one program: what goes in, what has come out."""
 
-    pid: int
-    job: int
-    result: int
+    process: Process
     limits: dict[str, Any]
-    folder: str | None
-    stdin: int | None = None
-    stdout: int | None = None
-    watches: bool = False
-    """Its folder and its threads are bounded from here, not by the kernel."""
+    num_calls: int = 0
+    """That test code has made."""
     outgoing: dict[int, memoryview] = field(default_factory=dict)
     incoming: bytearray = field(default_factory=bytearray)
     printed: bytearray = field(default_factory=bytearray)
+    _open: set[int] = field(default_factory=set)
     _poll: select.poll = field(default_factory=select.poll)
-    _looked: float = 0.0
 
     def __post_init__(self) -> None:
-        for descriptor in (self.result, self.stdout):
-            if descriptor is not None:
-                os.set_blocking(descriptor, False)
-                self._poll.register(descriptor, select.POLLIN)
-        for descriptor in (self.job, self.stdin):
-            if descriptor is not None:
-                os.set_blocking(descriptor, False)
+        self._open = set(self.process.descriptors)
+        for descriptor in self._open:
+            os.set_blocking(descriptor, False)
+        self._poll.register(self.process.result, select.POLLIN)
+        if self.process.stdout is not None:
+            self._poll.register(self.process.stdout, select.POLLIN)
+
+    @property
+    def stdin(self) -> int | None:
+        """Of a script."""
+        return self.process.stdin
 
     def send(self, content: bytes, descriptor: int | None = None) -> None:
-        """To the job channel, or another descriptor, as it takes it."""
-        descriptor = self.job if descriptor is None else descriptor
+        """Write to the job channel, or another descriptor, as it takes it."""
+        descriptor = self.process.job if descriptor is None else descriptor
         self.outgoing[descriptor] = memoryview(bytes(self.outgoing.get(descriptor, b"")) + content)
         self._write(descriptor)
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The next frame; raises TimedOut, Ended, TooMuch or Violation."""
+        """Return the next frame; raises TimedOut, Ended, TooMuch or Violation."""
         while True:
             frame = self._frame()
             if frame is not None:
@@ -165,16 +185,13 @@ class Program:
             self.pump(deadline)
 
     def pump(self, deadline: float) -> None:
-        """Moves bytes until something has come in; raises TimedOut, Ended or TooMuch."""
+        """Move bytes until something has come in; raises TimedOut, Ended, TooMuch or Violation."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimedOut
-            ready = self._poll.poll((min(left, LOOK_SECONDS) if self.watches else left) * 1000)
-            if self.watches:
-                self._look()
             has_read = False
-            for descriptor, _ in ready:
+            for descriptor, _ in self._poll.poll(min(left, wire.MAX_WAIT) * 1000):
                 if descriptor in self.outgoing:
                     self._write(descriptor)
                 else:
@@ -184,24 +201,26 @@ class Program:
                 return
 
     def finish_output(self, deadline: float) -> bytes:
-        """All it prints, up to its end."""
-        while self.stdout is not None:
+        """Return all it prints, up to its end."""
+        while self.process.stdout in self._open:
             with contextlib.suppress(Ended):
                 self.pump(deadline)
         return bytes(self.printed)
 
     def close(self) -> None:
-        """Lets go of the pipes."""
-        for descriptor in (self.job, self.result, self.stdin, self.stdout):
-            if descriptor is not None:
-                os.close(descriptor)
-        self.stdin = self.stdout = None
+        """Let go of the pipes."""
+        while self._open:
+            os.close(self._open.pop())
+
+    @property
+    def _max_frame(self) -> int:
+        return int(self.limits["output_bytes"]) + _CHUNK
 
     def _frame(self) -> dict[str, Any] | None:
         if len(self.incoming) < wire.LENGTH:
             return None
         length = int.from_bytes(self.incoming[: wire.LENGTH], "big")
-        if length > self.limits["output_bytes"] + _CHUNK:
+        if length > self._max_frame:
             raise Violation("a frame is too large")
         if len(self.incoming) < wire.LENGTH + length:
             return None
@@ -209,6 +228,8 @@ class Program:
         del self.incoming[: wire.LENGTH + length]
         try:
             frame = codec.loads(text)
+        except MemoryError:
+            raise
         except codec.FOREIGN as error:
             raise Violation("a frame is not JSON") from error
         if type(frame) is not dict:
@@ -217,22 +238,21 @@ class Program:
 
     def _read(self, descriptor: int) -> None:
         try:
-            found = os.read(descriptor, 1 << 20)
+            found = os.read(descriptor, _READ)
         except BlockingIOError:
             return
-        if descriptor == self.stdout:
+        if descriptor == self.process.stdout:
             self.printed += found
             if len(self.printed) > self.limits["output_bytes"]:
                 raise TooMuch
-            if not found:
-                self._poll.unregister(descriptor)
-                os.close(descriptor)
-                self.stdout = None
-        elif found:
-            self.incoming += found
         else:
-            self._poll.unregister(descriptor)
-            raise Ended
+            self.incoming += found
+            if len(self.incoming) > wire.LENGTH + self._max_frame + _READ:  # a frame that nobody waits for
+                raise Violation("it said more than it was asked for")
+        if not found:
+            self._close(descriptor)
+            if descriptor == self.process.result:
+                raise Ended
 
     def _write(self, descriptor: int) -> None:
         content = self.outgoing.pop(descriptor, memoryview(b""))
@@ -248,15 +268,10 @@ class Program:
             self.outgoing[descriptor] = content
             self._poll.register(descriptor, select.POLLOUT)
         elif descriptor == self.stdin:
-            os.close(descriptor)
-            self.stdin = None
+            self._close(descriptor)
 
-    def _look(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
-        if folders.num_threads(self.pid) > self.limits["num_processes"] + 1:
-            raise Ended
-        if self.folder and folders.is_over(self.folder, self.limits["file_bytes"]):
-            raise Ended
+    def _close(self, descriptor: int) -> None:
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(descriptor)
+        self._open.discard(descriptor)
+        os.close(descriptor)

@@ -1,26 +1,30 @@
-"""The trusted process of a slot: holds the expected values, has programs run by its zygote, compares.
+"""The trusted process of a slot: has programs run by its zygote and judged by its checker, and watches over both.
 
-It speaks with its caller over a socket: `start` once, then one program after another. Where it fails, there is no
-verdict; a program cannot make it fail, but for the test code of the data set that runs here.
+It speaks with its caller over a socket: `start` once, then one program after another. It looks at no answer itself, so
+that no program can make it fail or wait; where it fails all the same, there is no verdict.
 """
 
 import contextlib
 import os
 import resource
 import secrets
+import select
+import signal
+import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from covey.sandbox.inside import checks, folders, kernel, landlock, timer, verdicts, wire
-from covey.sandbox.inside.case import Case
-from covey.sandbox.inside.host import Broken, Ended, Program, TimedOut, Unjudged, Violation, Zygote
+from covey.sandbox.inside import checker, checks, folders, kernel, landlock, users, wire
+from covey.sandbox.inside.host import Broken, Ended, Process, Program, TimedOut, Violation, Zygote
 from covey.sandbox.inside.layers import LAYERS_OF, can_change_user
+from covey.sandbox.inside.supervisor import CallerGone, Supervisor
 
-FIRST_UID, NUM_UIDS = 61184, 4336
-"""Numbers for users that exist only for a moment, the range that systemd uses for the same purpose."""
 RUNS_PER_ZYGOTE = 5000
-JUDGE_SECONDS = 10.0
-"""CPU time for one program's verdicts."""
+ZYGOTE_SECONDS = 6 * 3600.0
+"""Of its life; what it sees to at its start holds for half a day."""
+LOOK_SECONDS = 0.05
+"""Between two looks at a program's folder and threads, where the kernel does not bound them."""
 JUDGE_BYTES = 8 << 30
 PROBE_SECONDS = 30.0
 PROBE_LIMITS = {
@@ -43,20 +47,26 @@ PROOFS = (
 class Host:
     """A zygote, the process it keeps ready for the next program, and the folders of programs."""
 
-    def __init__(self, start: dict[str, Any]) -> None:
+    def __init__(self, start: dict[str, Any], callers: Sequence[int]) -> None:
         self.start = start
+        self.callers = callers
         self.is_namespaced = start["tier"] == "namespace"
         self.landlock_abi = landlock.abi()
         self.needs_landlock = not self.is_namespaced or self.landlock_abi > 0
         self.can_change_user = can_change_user()
         self.layers = self._wanted()
-        self.uid = FIRST_UID + secrets.randbelow(NUM_UIDS) if "identity" in self.layers else None
+        self._reservation = users.reserve() if "identity" in self.layers else None
+        self.uid = self._reservation[0] if self._reservation is not None else None
         self.zygote: Zygote | None = None
         self.base: str | None = None
         self.probes: list[str] = []
         """Which layers were found to hold, and how."""
-        self._spare: Program | None = None
-        self._num_runs = 0
+        self.look_seconds = LOOK_SECONDS if not self.is_namespaced else wire.MAX_WAIT
+        self._limits: dict[str, Any] = {}
+        self._spare: Process | None = None
+        self._running: Process | None = None
+        self._looked = 0.0
+        self._num_runs, self._opened = 0, time.monotonic()
         self._leftovers: list[str] = []
 
     def _wanted(self) -> tuple[str, ...]:
@@ -78,7 +88,7 @@ class Host:
         environment = {checks.CANARY: secrets.token_hex(8), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
         config = {"layers": self.layers, "uid": self.uid, "base": self.base}
         self.zygote = Zygote(self.start["command"], self.start["bundle"].encode(), config, environment)
-        self._num_runs = 0
+        self._num_runs, self._opened = 0, time.monotonic()
         self.check()
 
     @property
@@ -87,19 +97,59 @@ class Host:
         assert self.zygote is not None
         return self.zygote
 
-    def fresh(self, limits: dict[str, Any], is_script: bool) -> Program:
-        """The process kept ready, where it suits."""
+    def judge(self, order: dict[str, Any], supervisor: Supervisor) -> dict[str, Any]:
+        """Return the verdicts on one program, of which nothing is left then."""
+        self._use(order["limits"])
+        answer = supervisor.judge(order)
+        self.tidy()
+        return answer
+
+    def serve(self, message: dict[str, Any], channel: socket.socket) -> None:
+        """Give the checker a process, or end the one it has."""
+        if "end" in message:
+            self.clear()
+        if "spawn" in message:
+            self.clear()
+            self._running = self._fresh(message["spawn"])
+            socket.send_fds(channel, [b"+"], self._running.descriptors)
+            self._running.close()
+
+    def look(self) -> None:
+        """End the program that takes more files or threads than it may, where the kernel does not bound them."""
+        now = time.monotonic()
+        if self.is_namespaced or self._running is None or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        process, limits = self._running, self._limits
+        has_many = folders.num_threads(process.pid) > limits["num_processes"] + 1
+        if has_many or (process.folder and folders.is_over(process.folder, limits["file_bytes"])):
+            os.kill(process.pid, signal.SIGKILL)
+
+    def clear(self) -> None:
+        """End the program that runs; it is gone by the next `tidy`."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._end(running)
+
+    def _use(self, limits: dict[str, Any]) -> None:
+        """Processes are made for these limits."""
+        if limits != self._limits and self._spare is not None:
+            spare, self._spare = self._spare, None
+            spare.close()
+            self._end(spare)
+        self._limits = limits
+
+    def _fresh(self, is_script: bool) -> Process:
+        """Return the process kept ready, where it suits."""
+        if is_script or self._spare is None:
+            return self.spawn(self._limits, is_script)
         spare, self._spare = self._spare, None
-        if spare is not None:
-            if spare.limits == limits and not is_script:
-                return spare
-            self.end(spare)
-        return self.spawn(limits, is_script)
+        return spare
 
     def spawn(
         self, limits: dict[str, Any], is_script: bool = False, omit: tuple[str, ...] = (), is_probe: bool = False
-    ) -> Program:
-        """A new process, shut in, that waits for its order."""
+    ) -> Process:
+        """Return a new process, shut in, that waits for its order."""
         folder = self.make_folder() if self.base is not None and "private_folder" in self.layers else None
         job_read, job_write = os.pipe()
         result_read, result_write = os.pipe()
@@ -116,7 +166,7 @@ class Host:
             for descriptor in theirs:
                 os.close(descriptor)
         self._num_runs += 1
-        return Program(pid, job_write, result_read, limits, folder, stdin, stdout, watches=not self.is_namespaced)
+        return Process(pid, folder, job_write, result_read, stdin, stdout)
 
     def make_folder(self) -> str:
         """Empty, of the program's user alone."""
@@ -127,26 +177,26 @@ class Host:
             os.chown(folder, self.uid, self.uid)
         return folder
 
-    def end(self, program: Program) -> None:
-        """Killed; gone by the next `tidy`."""
-        self.living.end_soon(program.pid)
-        program.close()
-        if program.folder is not None:
-            self._leftovers.append(program.folder)
+    def _end(self, process: Process) -> None:
+        self.living.end_soon(process.pid)
+        if process.folder is not None:
+            self._leftovers.append(process.folder)
 
     def tidy(self) -> None:
-        """What programs left is gone."""
+        """Wait until all programs that were to end are gone, with what they left."""
         self.living.reap()
         while self._leftovers:
-            folders.remove(self._leftovers.pop())
+            with contextlib.suppress(OSError):  # what resists is tried again when the base goes
+                folders.remove(self._leftovers.pop())
 
-    def prepare(self, limits: dict[str, Any]) -> None:
-        """While the caller is busy: has a process ready for the next program."""
-        if self._num_runs >= RUNS_PER_ZYGOTE and self._spare is None:
+    def prepare(self) -> None:
+        """Have a process ready for the next program, while the caller is busy."""
+        is_old = self._num_runs >= RUNS_PER_ZYGOTE or time.monotonic() - self._opened > ZYGOTE_SECONDS
+        if is_old and self._spare is None:
             self.living.close()
             self._open_zygote()
         if self._spare is None:
-            self._spare = self.spawn(limits)
+            self._spare = self.spawn(self._limits)
 
     def close(self) -> None:
         """Everything ends and nothing is left."""
@@ -157,13 +207,15 @@ class Host:
 
     def probe(self, omit: tuple[str, ...], facts: dict[str, Any]) -> dict[str, Any]:
         """What the probes find with some layers taken off."""
-        program = self.spawn(PROBE_LIMITS, omit=omit, is_probe=True)
+        process = self.spawn(PROBE_LIMITS, omit=omit, is_probe=True)
+        program = Program(process, PROBE_LIMITS)
         try:
             found = checks.answers(program, facts, time.monotonic() + PROBE_SECONDS)
         except (Ended, TimedOut, Violation) as error:
             raise Broken(f"the probes gave no answer ({type(error).__name__})") from error
         finally:
-            self.end(program)
+            program.close()
+            self._end(process)
             self.tidy()
         if "failed" in found:
             raise Broken(f"{found['failed'].partition(':')[0]} is missing: {found['failed']}")
@@ -185,20 +237,19 @@ class Host:
         self.probes = [f"{check.layer}: {check.attempt}" for check, _, _ in met]
 
 
-def prove(host: Host) -> None:
-    """Programs of known outcome; raises Broken where one is judged otherwise."""
+def prove(host: Host, supervisor: Supervisor) -> None:
+    """Judge programs of known outcome; raises Broken where one is judged otherwise."""
     for name, code, seconds, kinds in PROOFS:
         limits = {**PROBE_LIMITS, "wall_seconds": seconds}
         tests = [{"test": "call", "args": [], "kwargs": {"d": []}, "expected": 1, "rel": 0.0, "abs": 0.0}]
-        request = {"code": code, "entry_point": "f", "limits": limits, "tests": tests}
-        found = run(host, request)["results"][0]["kind"]
-        host.tidy()
+        order = {"code": code, "entry_point": "f", "limits": limits, "tests": tests}
+        found = host.judge(order, supervisor)["results"][0]["kind"]
         if found not in kinds:
             raise Broken(f"{name} was judged {found}")
 
 
 def describe(host: Host) -> dict[str, Any]:
-    """For the manifest."""
+    """Return what the manifest says."""
     return {
         "tier": host.start["tier"],
         "layers": list(host.layers),
@@ -210,44 +261,58 @@ def describe(host: Host) -> dict[str, Any]:
     }
 
 
-def run(host: Host, request: dict[str, Any]) -> dict[str, Any]:
-    """The verdicts on one program."""
-    started = time.monotonic()
-    case = Case(host, request["code"], request["entry_point"], request["limits"])
-    try:
-        with timer.limited(JUDGE_SECONDS):
-            results = verdicts.judge(case, request["tests"])
-    except timer.TooSlow:
-        return {"unjudged": f"judging it took more than {JUDGE_SECONDS:g} s of CPU time"}
-    except Unjudged as error:
-        return {"unjudged": " ".join(str(error).split())}
-    finally:
-        case.end()
-    return {"results": results, "imports": case.imports or [], "seconds": time.monotonic() - started}
-
-
 def main(control: int) -> None:
-    """Until the caller closes its end, or the sandbox fails."""
+    """Judge programs until the caller is gone, or the sandbox fails."""
+    kernel.name_process("covey-judge")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_AS, (JUDGE_BYTES, JUDGE_BYTES))
-    host = None
+    callers = watched(control)
+    host, supervisor = None, None
     try:
-        host = Host(wire.receive(control))
+        host = Host(receive(callers), callers)
+        supervisor = Supervisor(serve_checker, host)
         host.open()
         if host.start["proves"]:
-            prove(host)
+            prove(host, supervisor)
         wire.send(control, describe(host))
         while True:
-            request = wire.receive(control)
-            answer = run(host, request)
-            host.tidy()  # first, so that a caller who has the answer finds nothing of the program
+            answer = host.judge(receive(callers), supervisor)
             wire.send(control, answer)
-            host.prepare(request["limits"])
+            host.prepare()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:
         with contextlib.suppress(OSError):
             wire.send(control, {"failed": " ".join(f"{error}".split()) or type(error).__name__})
     finally:
+        if supervisor is not None:
+            supervisor.close()
         if host is not None:
             host.close()
+
+
+def serve_checker(channel: socket.socket) -> None:
+    """Run in the checker, which ends with this process."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.name_process("covey-checker")
+    kernel.offer_to_oom_killer()
+    checker.serve(channel, checker.Asked)
+
+
+def watched(control: int) -> list[int]:
+    """Return the descriptors that tell of the caller's end: its socket, which others may hold too, and its process."""
+    try:
+        return [control, os.pidfd_open(os.getppid())]
+    except OSError:  # a container may refuse it
+        return [control]
+
+
+def receive(callers: Sequence[int]) -> Any:
+    """Return the next message of the caller; raises CallerGone where there will be none."""
+    poll = select.poll()
+    for descriptor in callers:
+        poll.register(descriptor, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll()}
+    if callers[0] not in ready:
+        raise CallerGone
+    return wire.receive(callers[0])

@@ -1,5 +1,6 @@
 """The Linux calls the sandbox is made of, through ctypes. Each raises OSError where the kernel refuses."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -31,6 +32,7 @@ PR_SET_PDEATHSIG = 1
 PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
+PR_SET_NAME = 15
 PR_SET_NO_NEW_PRIVS = 38
 PR_GET_NO_NEW_PRIVS = 39
 
@@ -69,6 +71,18 @@ def call(name: str, *arguments: int) -> int:
 def prctl(option: int, value: int = 0) -> int:
     """prctl with one argument."""
     return checked(LIBC.prctl(option, value, 0, 0, 0), f"prctl {option}")
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show, of at most 15 characters."""
+    text = ctypes.create_string_buffer(name.encode())
+    prctl(PR_SET_NAME, ctypes.addressof(text))
+
+
+def offer_to_oom_killer() -> None:
+    """Where the machine runs out of memory, have the kernel end this process and its children before the caller."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
 
 
 def unshare(flags: int) -> None:

@@ -30,7 +30,9 @@ ENVIRONMENT = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTEC
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 MAX_FILES = 4096
 """In its folder."""
-NUM_DESCRIPTORS = 64
+NUM_DESCRIPTORS = 32
+NUM_SIGNALS = 64
+"""That wait to be received."""
 NUM_STREAMS = 5
 """Standard streams, job and result."""
 _HIGH = 200
@@ -153,7 +155,7 @@ def set_limits(spec: Spec) -> None:
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_MEMLOCK: (0, 0),
         resource.RLIMIT_MSGQUEUE: (0, 0),
-        resource.RLIMIT_SIGPENDING: (NUM_DESCRIPTORS, NUM_DESCRIPTORS),
+        resource.RLIMIT_SIGPENDING: (NUM_SIGNALS, NUM_SIGNALS),
     }
     if spec.is_alone:
         bounds[resource.RLIMIT_NPROC] = (limits["num_processes"] + _OTHERS,) * 2

@@ -49,8 +49,9 @@ class Answers:
 
 def serve(limits: dict[str, Any]) -> NoReturn:
     """One program from its order to its end; the parent sees the channel close."""
-    order = codec.loads(read_frame(JOB))
     answers = Answers(RESULT, limits["output_bytes"])
+    answers.send({"ready": True})
+    order = codec.loads(read_frame(JOB))
     answers.send({"imports": imports(order["code"], order["suspicious"])})
     try:
         if order["is_script"]:

@@ -13,21 +13,21 @@ from covey.sandbox.inside import kernel
 from covey.sandbox.inside.syscalls import AUDIT_ARCH, numbers
 
 ALLOWED = """
-read write close lseek pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2
+read write close lseek pread64 pwrite64 readv writev preadv pwritev
 open openat creat stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64
 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat umask
-ftruncate fallocate fsync fdatasync flock statfs fstatfs fadvise64 readahead copy_file_range sendfile
+ftruncate fsync fdatasync statfs fstatfs copy_file_range sendfile
 dup dup2 dup3 pipe pipe2 close_range poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait
 epoll_pwait epoll_pwait2 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
 recvfrom getsockname getpeername getsockopt shutdown
-mmap munmap mprotect mremap madvise brk mincore msync
+munmap mprotect mremap madvise brk msync
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack
-alarm pause getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete
-nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times restart_syscall
-getpid getppid gettid getpgrp getpgid getsid getuid geteuid getgid getegid getresuid getresgid getgroups capget
-getrlimit setrlimit getrusage getpriority sysinfo uname getcpu getrandom
-sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min
-sched_rr_get_interval futex set_robust_list set_tid_address rseq membarrier arch_prctl exit exit_group wait4 waitid
+alarm pause getitimer setitimer timer_settime timer_gettime timer_getoverrun timer_delete
+nanosleep gettimeofday time times restart_syscall
+getpid getppid gettid getpgrp getuid geteuid getgid getegid getresuid getresgid getgroups
+getrlimit setrlimit getrusage sysinfo uname getcpu getrandom
+sched_yield sched_get_priority_max sched_get_priority_min
+futex set_robust_list set_tid_address rseq membarrier arch_prctl exit exit_group wait4 waitid
 """
 MODES = "chmod fchmod fchmodat utime utimes utimensat futimesat truncate"
 """Landlock does not cover these (truncate only from its third version on), so they are for programs that see no file of
@@ -35,12 +35,24 @@ the host."""
 ATTRIBUTES = "getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr"
 """Answered as by a file system without extended attributes: `shutil.copy2` then goes on."""
 
+CLOCKS = "clock_gettime clock_getres clock_nanosleep timer_create"
+"""Their first argument names a clock; numbers above the kernel's own stand for the CPU time of any process."""
+NUM_CLOCKS = 12
+OF_A_PROCESS = "getpgid getsid sched_getaffinity sched_getparam sched_getscheduler sched_rr_get_interval"
+"""Their first argument names a process, which may only be the caller's own."""
+LOCKS = "flock fadvise64 readahead"
+"""They succeed and do nothing: locks on files of the standard library, and what of it is in memory, would be seen by
+other programs. A program's own files are seen by nobody else."""
+
 FIRST_UNKNOWN = 449
 """Calls from this number on are younger than the tables; libc falls back to older ones where they do not exist."""
 IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS (isatty), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
-FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-"""Duplicate, flags and locks, F_GETPIPE_SZ; not F_SETOWN, which has signals sent to other processes."""
+FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
+"""Duplicate, flags, F_GETPIPE_SZ; not F_SETOWN, which has signals sent to other processes."""
+FCNTL_LOCKS = (6, 7, 37, 38)
+"""F_SETLK, F_SETLKW and those of open files: like the calls of LOCKS."""
+_MAP_ANONYMOUS = 0x20
 PRCTLS = (2, 3, 15, 16, 21, 23, 39, 0x53564D41)
 """Names of threads and of memory, and questions."""
 _NEW_NAMESPACES = 0x7E020000
@@ -66,6 +78,8 @@ def refuse(number: int = errno.EPERM) -> Instruction:
 
 
 ALLOW: Instruction = (_RETURN, 0, 0, _ALLOW)
+SUCCEED: Instruction = (_RETURN, 0, 0, _ERRNO)
+"""The call returns 0, and the kernel does nothing."""
 
 
 def low(argument: int) -> Instruction:
@@ -73,10 +87,21 @@ def low(argument: int) -> Instruction:
     return (_LOAD, 0, 0, 16 + 8 * argument)
 
 
-def one_of(argument: int, values: Sequence[int]) -> Block:
-    """Allowed where the argument is one of the values."""
-    tests: Block = [(_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
-    return [low(argument), *tests, refuse(), ALLOW]
+def one_of(argument: int, values: Sequence[int], ignored: Sequence[int] = ()) -> Block:
+    """Allow the call where the argument is one of the values; where it is one of `ignored`, do nothing and succeed."""
+    outcomes = [*((value, ALLOW) for value in values), *((value, SUCCEED) for value in ignored)]
+    tests = [instruction for value, outcome in outcomes for instruction in ((_EQUAL, 0, 1, value), outcome)]
+    return [low(argument), *tests, refuse()]
+
+
+def below(argument: int, limit: int) -> Block:
+    """Allow the call where the argument is less than that."""
+    return [low(argument), (_AT_LEAST, 0, 1, limit), refuse(errno.EINVAL), ALLOW]
+
+
+def anonymous() -> Block:
+    """mmap: memory, not files. A file that is mapped stays on the disk when it has neither name nor descriptor."""
+    return [low(3), (_ANY_BIT, 0, 1, _MAP_ANONYMOUS), ALLOW, refuse()]
 
 
 def thread_only() -> Block:
@@ -96,7 +121,7 @@ def without_address() -> Block:
 
 
 def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
-    """What happens to each call that is not simply allowed; all others are refused."""
+    """Return what happens to each call that is not simply allowed; all others are refused."""
     table = {
         "clone": thread_only(),
         "clone3": [refuse(errno.ENOSYS)],  # libc falls back to clone, whose flags a filter can see
@@ -106,9 +131,17 @@ def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
         "tgkill": one_of(0, (pid,)),
         "prlimit64": one_of(0, (0, pid)),
         "ioctl": one_of(1, IOCTLS),
-        "fcntl": one_of(1, FCNTLS),
+        "fcntl": one_of(1, FCNTLS, FCNTL_LOCKS),
         "prctl": one_of(0, PRCTLS),
+        "getpriority": one_of(1, (0, pid)),
+        "preadv2": [refuse(errno.ENOSYS)],  # tells what of a file is in memory; libc falls back to preadv
+        "pwritev2": [refuse(errno.ENOSYS)],
+        "mmap": [ALLOW] if are_files_private else anonymous(),
+        "fallocate": [ALLOW] if are_files_private else one_of(1, (0,)),  # other modes are not held to RLIMIT_FSIZE
     }
+    table |= {name: below(0, NUM_CLOCKS) for name in CLOCKS.split()}
+    table |= {name: one_of(0, (0, pid)) for name in OF_A_PROCESS.split()}
+    table |= {name: [SUCCEED] for name in LOCKS.split()}
     table |= {name: [refuse(errno.ENOTSUP)] for name in ATTRIBUTES.split()}
     table |= {name: [ALLOW if are_files_private else refuse()] for name in MODES.split()}
     return table

@@ -1,54 +1,102 @@
-"""Values and calls as short text for messages; of hostile values too, so no `repr` of large numbers."""
+"""Values and calls as short text for messages, whatever the values are."""
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
+
+from covey.sandbox.inside.codec import Opaque
 
 MAX_ITEMS = 8
 MAX_DEPTH = 4
-MAX_CHARACTERS = 120
+MAX_CHARACTERS = 90
+"""Of a value, so that a call, what was expected and what came fit into one message."""
 MAX_BITS = 256
 
 
-def shown(value: Any, depth: int = 0) -> str:
-    """Like `repr`, cut short.
+def shown(value: Any) -> str:
+    """Return `repr` cut short. Never raises, and does no more work than its text is long.
 
     >>> shown((1, "a", [2.5] * 9))
     "(1, 'a', [2.5, 2.5, 2.5, 2.5, 2.5, 2.5, 2.5, 2.5, ...])"
     """
-    kind = type(value)
-    if depth > MAX_DEPTH:
-        return "..."
-    if kind is int and value.bit_length() > MAX_BITS:
-        return f"<integer of {value.bit_length()} bits>"
-    if kind in (str, bytes, bytearray):
-        return repr(value) if len(value) <= MAX_CHARACTERS else repr(value[:MAX_CHARACTERS]) + "..."
-    if kind is dict:
-        return _joined(
-            "{", (f"{shown(k, depth + 1)}: {shown(v, depth + 1)}" for k, v in _some(value.items())), value, "}"
-        )
-    if kind in (list, tuple, set, frozenset):
-        opening, closing = _BRACKETS[kind] if value or kind is not set else ("set(", ")")
-        end = "," + closing if kind is tuple and len(value) == 1 else closing
-        return _joined(opening, (shown(item, depth + 1) for item in _some(value)), value, end)
-    return repr(value)
+    return _cut(_pieces(value, 0))
 
 
-def shown_call(name: str, arguments: tuple[Any, ...] | list[Any], keywords: dict[str, Any]) -> str:
-    """A call as it is written."""
-    parts = [shown(argument) for argument in arguments] + [f"{key}={shown(value)}" for key, value in keywords.items()]
-    return f"{name}({', '.join(parts)})"
+def shown_call(name: str, arguments: Iterable[Any], keywords: dict[str, Any]) -> str:
+    """Return a call as it is written, cut short."""
+    parts = [_pieces(argument, 0) for argument in arguments]
+    parts += [_with(f"{key}=", _pieces(value, 0)) for key, value in keywords.items()]
+    return f"{name}({_cut(_separated(parts))})"
 
 
-def _some(values: Any) -> list[Any]:
-    return [item for item, _ in zip(values, range(MAX_ITEMS), strict=False)]
+def _cut(pieces: Iterator[str]) -> str:
+    text = ""
+    try:
+        for piece in pieces:
+            text += piece[: MAX_CHARACTERS + 1]
+            if len(text) > MAX_CHARACTERS:
+                return text[:MAX_CHARACTERS] + "..."
+    except Exception as error:  # of objects that test code made: nothing is known of their methods
+        text += f"<{type(error).__name__}>"
+    return text
 
 
-def _joined(opening: str, items: Any, value: Any, closing: str) -> str:
-    return opening + ", ".join([*items, *(["..."] if len(value) > MAX_ITEMS else [])]) + closing
+def _pieces(value: Any, depth: int) -> Iterator[str]:
+    kind = next((base for base in _PLAIN if issubclass(type(value), base)), type(value))
+    if kind is int:
+        yield int.__repr__(value) if value.bit_length() <= MAX_BITS else f"<integer of {value.bit_length()} bits>"
+    elif kind in (str, bytes, bytearray):
+        yield repr(kind(value[: MAX_CHARACTERS + 1]))
+    elif kind in _BRACKETS:
+        yield from _container(kind, value, depth)
+    elif kind is dict:
+        pairs = (_separated([_pieces(k, depth + 1), _pieces(v, depth + 1)], ": ") for k, v in dict.items(value))
+        yield from _with("{", _items(pairs, depth), "}")
+    elif kind is range:
+        step = [] if value.step == 1 else [value.step]
+        numbers = [_pieces(number, depth) for number in (value.start, value.stop, *step)]
+        yield from _with("range(", _separated(numbers), ")")
+    else:
+        yield repr(value) if kind in _SHORT else f"<{kind.__name__}>"
 
 
+def _container(kind: type, value: Any, depth: int) -> Iterator[str]:
+    opening, closing = _BRACKETS[kind]
+    if kind is set and not value:
+        opening, closing = "set(", ")"
+    if kind is tuple and len(value) == 1:
+        closing = ",)"
+    return _with(opening, _items((_pieces(item, depth + 1) for item in value), depth), closing)
+
+
+def _items(items: Iterator[Iterator[str]], depth: int) -> Iterator[str]:
+    """The first few of them, each shown only when it is its turn."""
+    first = list(islice(items, MAX_ITEMS + 1))
+    shortened = [*first[:MAX_ITEMS], iter(["..."])] if len(first) > MAX_ITEMS else first
+    return _separated(shortened) if depth < MAX_DEPTH or not first else iter(["..."])
+
+
+def _separated(parts: list[Iterator[str]], separator: str = ", ") -> Iterator[str]:
+    for index, part in enumerate(parts):
+        yield separator if index else ""
+        yield from part
+
+
+def _with(opening: str, pieces: Iterator[str], closing: str = "") -> Iterator[str]:
+    yield opening
+    yield from pieces
+    yield closing
+
+
+_SHORT = (type(None), bool, float, complex, Opaque)
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
     set: ("{", "}"),
     frozenset: ("frozenset({", "})"),
+    type({}.keys()): ("dict_keys([", "])"),
+    type({}.values()): ("dict_values([", "])"),
+    type({}.items()): ("dict_items([", "])"),
 }
+_PLAIN = (*_SHORT, int, str, bytes, bytearray, dict, range, *_BRACKETS)
+"""bool before int, which it is a kind of."""

@@ -11,6 +11,10 @@ MAX_TRUSTED = 1 << 30
 """Between processes that trust each other; what a program sends is held to its own limit."""
 
 
+MAX_WAIT = 1000.0
+"""Seconds of one wait: the kernel counts milliseconds in 32 bits."""
+
+
 def pack(payload: bytes) -> bytes:
     """A payload with its length before it."""
     return len(payload).to_bytes(LENGTH, "big") + payload
@@ -24,8 +28,11 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def send(descriptor: int, message: Any) -> None:
-    """One message to a process that is trusted."""
-    write_all(descriptor, pack(json.dumps(message).encode()))
+    """Write one message to a process that is trusted; raises ValueError for one that is too large."""
+    payload = json.dumps(message).encode()
+    if len(payload) > MAX_TRUSTED:
+        raise ValueError(f"a program and its tests must be at most {MAX_TRUSTED} bytes, got {len(payload)}")
+    write_all(descriptor, pack(payload))
 
 
 def receive(descriptor: int, seconds: float | None = None) -> Any:
@@ -53,5 +60,6 @@ def wait_readable(descriptor: int, deadline: float) -> None:
     """TimeoutError where there is nothing to read by then."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise TimeoutError
+    while not poll.poll(min(max(0.0, deadline - time.monotonic()), MAX_WAIT) * 1000):
+        if time.monotonic() >= deadline:
+            raise TimeoutError

@@ -24,6 +24,8 @@ MAX_MESSAGE = 1 << 16
 def main(control: int) -> None:
     """Until the judge closes its end."""
     channel = socket.socket(fileno=control)
+    kernel.name_process("covey-zygote")
+    kernel.offer_to_oom_killer()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     config = json.loads(channel.recv(MAX_MESSAGE))
     try:
@@ -37,12 +39,15 @@ def main(control: int) -> None:
 
 
 def prepare(config: dict[str, Any]) -> Spec:
-    """Imports, then moves into its namespaces; the spec of what it will spawn."""
+    """Import, then move into its namespaces; returns the spec of what it will spawn."""
     kernel.one_malloc_arena()
     library.preload()
     program.open_streams()
+    is_namespaced = any(layer in config["layers"] for layer in layers.NAMESPACE_LAYERS)
+    if "seccomp" in config["layers"] and not is_namespaced:
+        library.preload_extensions()
+        library.freshen()
     spec = Spec(layers=tuple(config["layers"]), limits={}, uid=config["uid"], base_bytes=address_space())
-    is_namespaced = any(layer in spec.layers for layer in layers.NAMESPACE_LAYERS)
     if is_namespaced:
         namespaces.enter(spec, library.folders(), library.hidden())
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -111,6 +116,7 @@ def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
     """In the new process: its descriptors, its layers, then the program."""
     step = layers.Step("start")
     try:
+        kernel.name_process("covey-program")
         arrange(descriptors)
         if not spec.has("pid_namespace") and not spec.has("seccomp"):
             os.setpgid(0, 0)  # the best that can be done about its children

@@ -1,0 +1,38 @@
+"""Numbers of users that exist only for the programs of one slot.
+
+Limits on threads count by user, so two slots of one user could disturb each other.
+"""
+
+import os
+import secrets
+import socket
+from contextlib import suppress
+
+FIRST_UID, NUM_UIDS = 61184, 4336
+"""The range that systemd uses for the same purpose."""
+
+
+def reserve() -> tuple[int, socket.socket]:
+    """Return a number that no process has and no other judge gets, as long as the socket is open.
+
+    The kernel takes the reservation back however the judge ends. Raises OSError where there is none left.
+    """
+    taken = owners()
+    for uid in secrets.SystemRandom().sample(range(FIRST_UID, FIRST_UID + NUM_UIDS), NUM_UIDS):
+        reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with suppress(OSError):
+            reservation.bind(f"\0covey-sandbox-user-{uid}")
+            if uid not in taken:
+                return uid, reservation
+        reservation.close()
+    raise OSError(f"the users {FIRST_UID} to {FIRST_UID + NUM_UIDS - 1} are all taken")
+
+
+def owners() -> set[int]:
+    """Return the users of all processes."""
+    found = set()
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit():
+                found.add(os.stat(f"/proc/{name}").st_uid)
+    return found
