@@ -1,23 +1,30 @@
 """From settings to an environment."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from covey.config import Config, DataConfig
 from covey.environment_config import ArithmeticConfig, Gsm8kConfig, RewardFunctionsConfig
 from covey.environments import ENVIRONMENTS
+from covey.environments.base import Demonstrates
+from covey.types import Prompt
 
-QUESTION = {"question": "6 * 7?", "answer": "#### 42", "prompt": "6*7="}
+QUESTIONS = {
+    "train": {"question": "6 * 7?", "answer": "#### 42", "prompt": "6*7="},
+    "test": {"question": "6 * 8?", "answer": "#### 48", "prompt": "6*8="},
+}
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> DataConfig:
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps(QUESTION))
+    for split, question in QUESTIONS.items():
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(question))
     return DataConfig(path=str(tmp_path))
 
 
@@ -35,7 +42,7 @@ def test_gsm8k_reads_its_rows_from_data(data: DataConfig) -> None:
 def test_reward_functions_take_their_rows_and_functions_from_the_top(data: DataConfig) -> None:
     config = Config(data=data, rewards=["builtins:len", "builtins:len"], reward_weights=[1.0, 0.5])
     environment = ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(in_process=True), config)
-    assert environment.prompts("test")[0].text == "6*7="
+    assert environment.prompts("test")[0].text == "6*8="
     with pytest.raises(ValueError, match="needs rewards="):
         ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(), Config(data=data))
 
@@ -45,6 +52,120 @@ def test_rows_that_lack_the_prompt_column_are_named(data: DataConfig) -> None:
     config = Config(data=data, rewards=["builtins:len"])
     with pytest.raises(ValueError, match=r"train\.jsonl line 1 has no column 'text'"):
         ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(), config)
+
+
+CHAT = [{"role": "user", "content": "6 * 7?"}]
+ANSWER = {"role": "assistant", "content": "42"}
+
+
+def prompts_of(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> list[Prompt]:
+    """The prompts of both splits of a file with these rows."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = Config(data=DataConfig(path=str(path), **settings), rewards=["builtins:len"])
+    environment = ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(in_process=True), config)
+    return [*environment.prompts("train"), *environment.prompts("test")]
+
+
+WITH_ANSWERS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": f"{n} + 1?"}, {**ANSWER, "content": f"{n + 1}"}]} for n in range(4)
+]
+
+
+def test_a_conversation_that_ends_with_the_answer_is_refused_by_its_line(tmp_path: Path) -> None:
+    rows = [{"messages": CHAT}, *WITH_ANSWERS]
+    with pytest.raises(ValueError) as refusal:
+        prompts_of(rows, tmp_path, prompt_column="messages")
+    assert str(refusal.value) == (
+        f"{tmp_path}/rows.jsonl line 2 has a prompt that ends with the assistant's message (data.answer_column=NAME "
+        "moves it into a column, data.prefill=true has the policy go on from it); data.bad_rows=skip leaves such rows "
+        "out"
+    )
+
+
+def test_the_answer_at_the_end_can_be_moved_into_a_column(tmp_path: Path) -> None:
+    rows = [*WITH_ANSWERS, {"messages": CHAT}]
+    found = prompts_of(rows, tmp_path, prompt_column="messages", answer_column="gold")
+    asked = {prompt.text[0]["content"]: prompt for prompt in found}  # type: ignore[index]
+    assert {question: prompt.columns["gold"] for question, prompt in asked.items()} == {
+        **{f"{n} + 1?": f"{n + 1}" for n in range(4)},
+        "6 * 7?": None,
+    }
+    assert {len(prompt.text) for prompt in found} == {1}
+
+
+def test_answers_at_the_end_of_prompts_show_a_cold_start_how_it_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in WITH_ANSWERS))
+    data = DataConfig(path=str(path), prompt_column="messages", answer_column="completion")
+    environment = ENVIRONMENTS["reward_functions"](
+        RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["builtins:len"])
+    )
+    assert isinstance(environment, Demonstrates)
+    shown = {prompt.text[0]["content"]: text for prompt, text in environment.demonstrations("train")}  # type: ignore[index]
+    assert shown.items() <= {f"{n} + 1?": f"{n + 1}" for n in range(4)}.items()
+    assert len(shown) == 3
+
+
+def test_conversations_that_end_with_an_instruction_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    instruction = {"role": "system", "content": "Say a number."}
+    prompts_of([{"prompt": [instruction]}, {"prompt": [instruction, *CHAT]}, {"prompt": "1"}], tmp_path)
+    (line,) = caplog.messages
+    assert re.fullmatch(
+        r"prompts that end with a system message, so that no user asks anything: 1, first: \w+-\d", line
+    )
+
+
+def test_equal_questions_with_other_answers_at_their_end_stay_in_one_split(tmp_path: Path) -> None:
+    rows = [{"prompt": [*CHAT, {**ANSWER, "content": str(n)}]} for n in range(8)] + [{"prompt": "6 * 8?"}] * 2
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataConfig(path=str(path), answer_column="gold", test_fraction=0.2)
+    environment = ENVIRONMENTS["reward_functions"](
+        RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["builtins:len"])
+    )
+    assert [len(environment.prompts(split)) for split in ("train", "test")] == [8, 2]
+
+
+def test_a_prefill_stays_where_it_is_and_a_setting_that_no_row_needs_is_refused(tmp_path: Path) -> None:
+    begun = [{"prompt": [*CHAT, {**ANSWER, "content": f"<think>{n}"}]} for n in range(4)]
+    assert {prompt.text[-1]["role"] for prompt in prompts_of(begun, tmp_path, prefill=True)} == {"assistant"}  # type: ignore[index]
+    plain = [{"prompt": f"{n} + 1?"} for n in range(4)]
+    for settings in ({"prefill": True}, {"answer_column": "gold"}):
+        with pytest.raises(ValueError, match="needs a conversation that ends with the assistant's message, got none"):
+            prompts_of(plain, tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"prompt": ""}, "has an empty prompt"),
+        ({"prompt": None}, "column 'prompt' is null"),
+        ({"prompt": [{"role": "human", "content": "?"}]}, "has a prompt with the unknown role 'human' (known: system,"),
+        ({"prompt": [ANSWER]}, "has a prompt in which nobody speaks before the assistant's last message"),
+        (
+            {"prompt": [*CHAT, ANSWER], "gold": "1"},
+            "has an answer at the end of its prompt and one in column 'gold'; na",
+        ),
+    ],
+)
+def test_what_is_no_prompt_is_named_by_its_line_or_skipped(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    rows = [{"prompt": "1"}, {"prompt": "2"}, row, {"prompt": [*CHAT, ANSWER]}]
+    with pytest.raises(ValueError, match=re.escape(f"rows.jsonl line 3 {problem}")) as refusal:
+        prompts_of(rows, tmp_path, answer_column="gold")
+    assert str(refusal.value).endswith("; data.bad_rows=skip leaves such rows out")
+    assert len(prompts_of(rows, tmp_path, answer_column="gold", bad_rows="skip")) == 3
+
+
+def test_tool_messages_and_parts_of_text_and_nulls_of_tables_are_taken(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    messages = [*CHAT, call, {"role": "tool", "content": "42", "name": None}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "6 * "}, {"type": "text", "text": "8?"}]}]
+    first, second = sorted(
+        prompts_of([{"prompt": messages}, {"prompt": parts}], tmp_path), key=lambda prompt: -len(prompt.text)
+    )
+    assert first.text == (*CHAT, {**call, "content": ""}, {"role": "tool", "content": "42"})
+    assert second.text == tuple(parts)
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -42,6 +42,21 @@ def values(verdicts: Sequence[Reward | Failure]) -> list[float]:
     return [verdict.value for verdict in verdicts if isinstance(verdict, Reward)]
 
 
+def test_answers_that_are_hard_to_look_at_are_low_rewards_and_no_failures(sandbox: Sandbox) -> None:
+    tests = [{"args": [n], "expected": n} for n in range(4)]
+    called = problem_of({"prompt": "Return n.", "entry_point": "f", "tests": tests})
+    used = problem_of(
+        {"prompt": "Return n.", "entry_point": "f", "tests": [f"assert {{*[f({n})]}} == {{{n}}}" for n in range(4)]}
+    )
+    limits = Limits(wall_seconds=1.0, total_seconds=4.0)
+    code = environment(sandbox, [called, used], partial_weight=0.5, limits=limits)
+    prompts = code.prompts("train")
+    answers = ["range(10**5000)", "{10**5000: 1}.keys()", "[{10**5000: range(10**5000)}.items()]", "'a' * 7000000"]
+    programs = [f"def f(n): return {answer} if n == 1 else n" for answer in answers]
+    assert values(score(code, [(prompt, program) for prompt in prompts for program in programs])) == [0.375] * 8
+    assert values(score(code, [(prompts[0], f"def f(n): return {answer}") for answer in answers])) == [0.0] * 4
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -87,7 +102,8 @@ def test_a_run_writes_down_what_isolated_its_programs_and_what_they_were_like(tm
     steps = [row for row in rows(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
     assert all(row["environment/programs"] > 0 for row in steps)
     assert all(row["environment/second_turns"] > 0 for row in steps)
-    assert any("Write the corrected function." in row["completion"] for row in rows(tmp_path / "rollouts.jsonl"))
+    said = [row["completion"][1]["content"] for row in rows(tmp_path / "rollouts.jsonl") if len(row["completion"]) == 3]
+    assert any("Write the corrected function." in text for text in said)
 
 
 @pytest.mark.shared

@@ -190,7 +190,7 @@ def test_no_two_problems_have_the_same_numbers_and_target_whatever_their_order()
 
 def test_a_small_range_is_shared_between_the_splits() -> None:
     splits = made_up(CountdownProblems((2,), max_number=3, num_train=4000, num_test=1000))
-    assert {split: len(problems) for split, problems in splits.items()} == {"train": 12, "test": 4}
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 9, "test": 3}
 
 
 def test_difficulties_come_in_equal_parts_and_mixed() -> None:
@@ -284,3 +284,9 @@ def test_the_gold_is_in_the_form_that_was_asked_for() -> None:
     plain, tags = environment(answer_form="plain"), environment()
     assert plain.gold(plain.prompts("train")[0]) == "3*5+7"
     assert tags.gold(tags.prompts("train")[0]) == "<think>3*5+7=22</think>\n<answer>3*5+7</answer>"
+
+
+def test_no_made_up_problem_is_solved_by_one_of_its_numbers() -> None:
+    for size in (2, 3, 4):
+        problems = [found for split in made_up(CountdownProblems((size,), **FEW)).values() for found in split]
+        assert [found for found in problems if found.target in found.numbers] == []

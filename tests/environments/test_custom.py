@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from covey.build import build_environment
-from covey.environment_config import CustomConfig
+from covey.environment_config import ArithmeticConfig, CustomConfig, MixtureConfig
 from covey.environments.base import Split
 from covey.evaluate import Evaluation
 from covey.main import main
@@ -70,6 +70,44 @@ def test_what_makes_no_environment_is_refused_in_one_line(
     with pytest.raises(ValueError, match=reason) as refusal:
         built(factory, **options)
     assert "\n" not in str(refusal.value)
+
+
+class Numbered(Letters):
+    """Letters whose ids are numbers: the same in both splits, or in one."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__("a")
+        self.way = way
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        names = {"same": ["0", "0"], "none": [], "of both": ["0", "1"]}[self.way]
+        return [Prompt(name if split == "train" or self.way != "same" else "x", "n", "1:", {}) for name in names]
+
+
+class Strings(Letters):
+    def prompts(self, split: Split) -> list[Prompt]:
+        return ["1+1="]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "reason"),
+    [
+        ("Numbered", {"way": "same"}, "must give each prompt an id of its own, two prompts of split train have '0'"),
+        ("Numbered", {"way": "of both"}, "must give each prompt an id of its own, prompts of train and test have '0'"),
+        ("Numbered", {"way": "none"}, "must give Prompts for split train, got none"),
+        ("Strings", {"letter": "a"}, "must give Prompts for split train, got a str"),
+    ],
+)
+def test_prompts_that_cannot_be_told_apart_are_refused(factory: str, options: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        built(factory, **options)
+    assert str(refusal.value) == f"environment=custom {reason}"
+
+
+def test_a_part_of_a_mixture_is_looked_at_too() -> None:
+    parts = {"mine": CustomConfig(factory=f"{OURS}:Numbered", options={"way": "of both"}), "sums": ArithmeticConfig()}
+    with pytest.raises(ValueError, match="prompts of train and test have 'mine/0'"):
+        build_environment(small_config(environment=MixtureConfig(parts=parts)))
 
 
 def test_a_factory_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import logging
+import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from covey.environments.data import RowSettings, as_rows, load_rows
@@ -65,7 +66,10 @@ def test_rows_of_a_prompt_too_frequent_for_the_test_split_are_trained_on(tmp_pat
     halves = load_rows(write(tmp_path / "pairs.jsonl", pairs), by_prompt).splits
     assert [len({row["prompt"] for row in halves[split]}) for split in halves] == [1, 1]
     same = write(tmp_path / "same.jsonl", given[:17])
-    assert message(same, by_prompt) == "cannot hold out test rows of 17 rows with the same prompt; give a test split"
+    assert message(same, by_prompt) == (
+        "cannot hold out test rows of 17 rows with the same prompt; "
+        "give a test split: data.path=FOLDER with train.* and test.* files"
+    )
 
 
 MODULE = """
@@ -107,32 +111,88 @@ def test_a_directory_without_a_test_file_holds_rows_out(tmp_path: Path) -> None:
 
 def test_splits_can_have_other_names(tmp_path: Path) -> None:
     write(tmp_path / "main.jsonl", rows(3))
-    write(tmp_path / "held.jsonl", rows(2))
+    write(tmp_path / "held.jsonl", rows(2, start=3))
     found = load_rows(str(tmp_path), RowSettings(train_split="main", test_split="held")).splits
     assert (len(found["train"]), len(found["test"])) == (3, 2)
-
-
-@pytest.mark.parametrize("suffix", ["json", "jsonl", "parquet"])
-def test_all_formats_give_the_same_rows(tmp_path: Path, suffix: str) -> None:
-    for split, given in (("train", rows(4)), ("test", rows(2))):
-        path = tmp_path / f"{split}.{suffix}"
-        if suffix == "parquet":
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given), path)
-        elif suffix == "json":
-            path.write_text(json.dumps(given))
-        else:
-            write(path, given)
-    assert load_rows(str(tmp_path)).splits == {"train": rows(4), "test": rows(2)}
 
 
 def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
     assert len(load_rows(write(tmp_path / "data.json", rows(10))).splits["train"]) == 9
 
 
-def test_at_most_max_rows_of_each_split_are_kept(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.jsonl", rows(50))
-    found = load_rows(path, RowSettings(max_rows=3)).splits
-    assert (len(found["train"]), len(found["test"])) == (3, 3)
+@pytest.mark.parametrize("shuffle_rows", [True, False])
+@pytest.mark.parametrize("has_test_split", [True, False])
+def test_at_most_max_rows_of_each_split_are_taken_at_random_or_from_the_start(
+    shuffle_rows: bool, has_test_split: bool, tmp_path: Path
+) -> None:
+    write(tmp_path / "train.jsonl", rows(200))
+    if has_test_split:
+        write(tmp_path / "test.jsonl", rows(100, start=200))
+    path = str(tmp_path if has_test_split else tmp_path / "train.jsonl")
+    whole = load_rows(path).splits
+    found = load_rows(path, RowSettings(max_rows=10, shuffle_rows=shuffle_rows)).splits
+    for split, of_split in found.items():
+        numbers = [row["answer"] for row in of_split]
+        everything = [row["answer"] for row in whole[split]]
+        assert numbers == sorted(numbers)
+        assert set(numbers) <= set(everything)
+        assert len(numbers) == 10
+        assert (numbers == everything[:10]) != shuffle_rows
+        assert (max(numbers) > everything[len(everything) // 2]) == shuffle_rows
+    assert load_rows(path, RowSettings(max_rows=10, shuffle_rows=shuffle_rows)).splits == found
+
+
+def test_a_random_choice_of_rows_follows_from_their_content_not_from_their_order(tmp_path: Path) -> None:
+    few = RowSettings(max_rows=10)
+    forward = load_rows(write(tmp_path / "a.jsonl", rows(300)), few)
+    backward = load_rows(write(tmp_path / "b.jsonl", rows(300)[::-1]), few)
+    for split in forward.splits:
+        assert forward.splits[split] == backward.splits[split][::-1]
+
+
+def test_few_rows_of_a_large_file_take_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large.jsonl"
+    with path.open("w") as file:
+        for number in range(3000):
+            file.write(json.dumps({"prompt": f"question {number}", "text": "x" * 20_000}) + "\n")
+    tracemalloc.start()
+    found = load_rows(str(path), RowSettings(max_rows=10, prompt_columns=("prompt",))).splits
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [len(found[split]) for split in found] == [10, 10]
+    assert peak < 5_000_000 < path.stat().st_size / 10
+
+
+def test_training_rows_with_a_prompt_of_the_test_split_are_not_trained_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_prompt = RowSettings(prompt_columns=("prompt",))
+    write(tmp_path / "train.jsonl", [*rows(3), {"prompt": "question 10", "answer": "another"}])
+    write(tmp_path / "test.jsonl", rows(2, start=10))
+    with caplog.at_level(logging.WARNING):
+        found = load_rows(str(tmp_path), by_prompt).splits
+    assert found == {"train": rows(3), "test": rows(2, start=10)}
+    assert caplog.messages == ["rows of split train left out because split test has their prompts too: 1"]
+    write(tmp_path / "train.jsonl", rows(2, start=10))
+    assert message(str(tmp_path), by_prompt) == (
+        "every prompt of split train is in split test too, so that none is left to train on; "
+        "without a test split, data.test_fraction of the rows is held out"
+    )
+
+
+def test_a_row_that_an_environment_cannot_take_is_named_by_its_line_or_skipped(tmp_path: Path) -> None:
+    def even(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        if row["answer"] % 2:
+            raise ValueError(f"has the odd answer {row['answer']}")
+        return {"half": row["answer"] // 2}
+
+    path = write(tmp_path / "data.jsonl", rows(10))
+    assert message(path, RowSettings(read=even)) == (
+        f"{path} line 2 has the odd answer 1; data.bad_rows=skip leaves such rows out"
+    )
+    found = load_rows(path, RowSettings(read=even, bad_rows="skip"))
+    assert found.num_skipped == 5
+    assert sorted(row["half"] for of_split in found.splits.values() for row in of_split) == [0, 1, 2, 3, 4]
 
 
 BROKEN_LINES = [
@@ -140,7 +200,7 @@ BROKEN_LINES = [
     (b'["prompt"]', "is not an object with columns but list"),
     (b'{"prompt": "\xff"}', "is not UTF-8 (byte 12)"),
     (b'{"question": "a"}', "has no column 'prompt' (has: question)"),
-    (b'{"prompt": null}', "has no column 'prompt'"),
+    (b'{"prompt": null}', "column 'prompt' is null; data.bad_rows=skip"),
     (b'{"prompt": "' + b"a" * 10_000_000 + b'"}', "has 10.0 MB, more than 4.2 MB"),
     (b"[" * 100_000, "is not JSON"),
 ]
@@ -185,8 +245,9 @@ def test_a_column_that_no_row_has_is_called_otherwise_and_one_that_some_lack_can
 def test_missing_and_empty_data_say_so(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "blank.jsonl").write_text("\n\n")
-    (tmp_path / "data.csv").write_text("prompt\n")
+    (tmp_path / "data.xml").write_text("prompt\n")
     (tmp_path / "bad.parquet").write_text("PAR")
+    (tmp_path / "bad.arrow").write_text("ARR")
     (tmp_path / "folder").mkdir()
     assert message(None).startswith("no data: set data.path")
     assert message(str(tmp_path / "none.jsonl")) == f"no file or directory {tmp_path}/none.jsonl"
@@ -197,9 +258,16 @@ def test_missing_and_empty_data_say_so(tmp_path: Path) -> None:
         message(str(tmp_path / "blank.jsonl"))
         == f"{tmp_path}/blank.jsonl has no usable rows for split train (0 broken)"
     )
-    assert message(str(tmp_path / "data.csv")) == f"{tmp_path}/data.csv must end in .jsonl, .json, .parquet"
+    assert message(str(tmp_path / "data.xml")) == (
+        f"{tmp_path}/data.xml must end in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow "
+        "(text also with .gz, .bz2, .xz, .zst)"
+    )
     assert message(str(tmp_path / "bad.parquet")).startswith(f"{tmp_path}/bad.parquet is not a Parquet file")
-    assert message(str(tmp_path / "folder")) == f"{tmp_path}/folder has no train.jsonl, .json or .parquet"
+    assert message(str(tmp_path / "bad.arrow")).startswith(f"{tmp_path}/bad.arrow is not an Arrow file")
+    assert message(str(tmp_path / "folder")) == (
+        f"{tmp_path}/folder holds no files that end in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"
+    )
+    assert message(str(tmp_path / "*.csv")) == f"no file matches {tmp_path}/*.csv"
 
 
 def test_two_files_for_one_split_are_ambiguous(tmp_path: Path) -> None:
@@ -209,7 +277,9 @@ def test_two_files_for_one_split_are_ambiguous(tmp_path: Path) -> None:
 
 
 def test_one_row_cannot_be_divided(tmp_path: Path) -> None:
-    assert "cannot hold out test rows of 1 row" in message(write(tmp_path / "data.jsonl", rows(1)))
+    assert message(write(tmp_path / "data.jsonl", rows(1))) == (
+        "cannot hold out test rows of 1 row; give a test split: data.path=FOLDER with train.* and test.* files"
+    )
 
 
 def test_a_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +293,10 @@ def test_a_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hub_splits_are_taken_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found = datasets.DatasetDict(
-        {"train": datasets.Dataset.from_list(rows(4)), "test": datasets.Dataset.from_list(rows(2))}
+        {"train": datasets.Dataset.from_list(rows(4)), "test": datasets.Dataset.from_list(rows(2, start=4))}
     )
     monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: found)
-    assert load_rows("someone/data").splits == {"train": rows(4), "test": rows(2)}
+    assert load_rows("someone/data").splits == {"train": rows(4), "test": rows(2, start=4)}
     assert message("someone/data", RowSettings(train_split="all")).startswith(
         "data set someone/data has no split 'all'"
     )
@@ -235,7 +305,7 @@ def test_hub_splits_are_taken_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_data_sets_in_memory_are_taken_as_they_are() -> None:
     data = datasets.Dataset.from_list(rows(10))
     assert len(as_rows(data).splits["train"]) == 9
-    assert as_rows({"train": data, "test": rows(2)}).splits == {"train": rows(10), "test": rows(2)}
+    assert as_rows({"train": data, "test": rows(2, start=10)}).splits == {"train": rows(10), "test": rows(2, start=10)}
     with pytest.raises(ValueError, match="the data split train row 1 has no column 'prompt'"):
         as_rows([{"question": "?"}, {"question": "!"}], NEEDS_PROMPT)
 

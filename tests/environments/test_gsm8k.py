@@ -52,7 +52,7 @@ def test_a_prompt_holds_an_instruction_and_the_question() -> None:
 
 def test_the_right_answer_scores_one_in_any_form_and_the_form_is_logged() -> None:
     rewards = scores(
-        GSM8K(ROWS), ["#### 1,230", "The answer is $1230.00.", "#### 1231", "1231", "\\boxed{3\\cdot 410}"]
+        GSM8K(ROWS), ["#### 1,230", "The answer is $1230.00.", "#### 1231", "1231", "\\boxed{3\\cdot 410=1230}"]
     )
     assert rewards == [
         Reward(1.0, {"correct": 1.0, "format": 1.0}),
@@ -63,20 +63,40 @@ def test_the_right_answer_scores_one_in_any_form_and_the_form_is_logged() -> Non
     ]
 
 
+@pytest.mark.parametrize("last", ["#### 7", "####7", "#### $1,230.50 \n\n", "#### -.5"])
+def test_a_wrong_last_line_in_the_requested_form_earns_the_format_reward(last: str) -> None:
+    assert covey_reward(f"So it is.\n{last}", False, 0.1).value == 0.1
+    assert covey_reward(last, False, 0.1).value == 0.1
+    assert covey_reward(f"so {last}", False, 0.1).value == 0.0
+
+
+def test_a_last_line_that_is_too_long_is_not_in_the_requested_form() -> None:
+    assert covey_reward("#### " + "1" * 195, False, 0.1).value == 0.1
+    assert covey_reward("#### " + "1" * 196, False, 0.1).value == 0.0
+    assert covey_reward("so #### " + "1" * 196, False, 0.1).value == 0.0
+
+
 @pytest.mark.parametrize("completion", ["#### 1\n#### 2", "#### 1\nor so", "#### one", "####", "#### {answer}"])
 def test_the_form_is_one_last_line_with_a_number(completion: str) -> None:
     assert covey_reward(completion, False, 0.1).value == 0.0
 
 
+@pytest.mark.parametrize("answer", ["#### 3*410", "#### 2460/2", "\\boxed{\\sqrt{1512900}}", "The answer is 1000+230."])
+def test_an_answer_that_is_not_computed_is_wrong_unless_values_alone_are_asked_for(answer: str) -> None:
+    rewards = [*scores(GSM8K(ROWS), [answer]), *scores(made := GSM8K(ROWS, "values"), [answer])]
+    made.close()
+    assert [reward.value for reward in rewards if isinstance(reward, Reward)] == [0.0, 1.0]
+
+
 def test_answers_that_need_algebra_are_judged_in_a_worker() -> None:
-    environment = GSM8K(ROWS)
+    environment = GSM8K(ROWS, "values")
     rewards = scores(environment, ["\\boxed{\\sqrt{1512900}}", "\\boxed{\\sqrt{1512901}}"])
     environment.close()
     assert [reward.value for reward in rewards if isinstance(reward, Reward)] == [1.0, 0.0]
 
 
 def test_an_answer_that_hangs_algebra_is_wrong_and_counted_and_does_not_hang_the_run() -> None:
-    environment = GSM8K(ROWS, limits=MathLimits(timeout=1.5))
+    environment = GSM8K(ROWS, "values", limits=MathLimits(timeout=1.5))
     slow = "\\boxed{\\binom{999999999}{499999999}}"
     assert scores(environment, [slow]) == [Reward(0.0, {"correct": 0.0, "format": 0.0})]
     assert environment.metrics() == {"math_calls": 1.0, "math_timeouts": 1.0, "math_crashes": 0.0}

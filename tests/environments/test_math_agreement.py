@@ -39,7 +39,7 @@ def test_schemes_disagree_with_labels_of_real_solutions_only_for_want_of_their_m
     different = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict != row["is_correct"]]
     # These completions end in `A: 42`, which covey and verl_flexible read. The others give none of the 200 right ones
     # full marks, and each for the same reason: what they look for is not there.
-    assert 400 - len(different) == {"covey": 400, "verl_flexible": 400}.get(scheme, 200)
+    assert 400 - len(different) == {"covey": 400, "values": 400, "verl_flexible": 400}.get(scheme, 200)
     assert all(row["is_correct"] and MARKS[scheme] not in row["completion"] for row in different)
 
 
@@ -61,6 +61,7 @@ def test_every_scheme_agrees_with_all_400_labels_once_answers_are_in_its_form(sh
         ("trl", "trl_accuracy"),
         ("math_verify", "math_verify"),
         ("covey", "correct"),
+        ("values", "correct"),
     ],
 )
 def test_the_math_environment_gives_the_recorded_verdicts(shared: Path, scheme: str, column: str) -> None:
@@ -70,9 +71,11 @@ def test_the_math_environment_gives_the_recorded_verdicts(shared: Path, scheme: 
     recorded = [row["correct"] if column == "correct" else row["external"][column] for row in rows]
     pairs = zip(rows, verdicts, recorded, strict=True)
     different = {row["id"] for row, verdict, expected in pairs if verdict != expected}
+    # What computes nothing: 6/8, a root of 12, 2^{10} and a binomial.
+    undone = {"ma-s-031", "ma-s-045", "ma-s-066", "ma-s-067"}
     # 0.35 against 35\%: the parser of math-verify that is installed here (latex2sympy2_extended 1.11) reads the gold as
     # 35, so TRL and math-verify themselves say 0 today, which the test below holds.
-    assert different == ({"ma-s-041"} if scheme in ("trl", "math_verify") else set())
+    assert different == {"trl": {"ma-s-041"}, "math_verify": {"ma-s-041"}, "covey": undone}.get(scheme, set())
 
 
 @pytest.mark.shared

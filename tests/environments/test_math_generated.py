@@ -57,6 +57,14 @@ def test_word_problems_say_their_own_numbers_in_every_step() -> None:
         assert all(number in steps for number in rest)
 
 
+@pytest.mark.parametrize(("make", "question"), [(word_problems, "question"), (mathematics, "problem")])
+def test_no_answer_is_a_number_of_its_question(make: object, question: str) -> None:
+    assert callable(make)
+    rows = [row for split in make().values() for row in split]
+    copied = [row for row in rows if row["answer"].rpartition("#### ")[2] in re.findall(r"\d+", row[question])]
+    assert copied == []
+
+
 # ------------------------------------------------------------------------------------------------ builders
 
 
@@ -80,8 +88,8 @@ def test_countdown_is_made_up_or_read_from_rows() -> None:
     assert [len(made.prompts(split)) for split in ("train", "test")] == [30, 10]
     assert {made.difficulty(prompt) for prompt in made.prompts("train")} == {2, 4}
     read = built(CountdownConfig(), DataConfig(f"{__name__}:targets"))
-    assert read.prompts("test")[0].columns == {"nums": [1, 2], "target": 3, "solution": None, "level": 2}
+    assert read.prompts("test")[0].columns == {"nums": [4, 2], "target": 6, "solution": None, "level": 2}
 
 
 def targets() -> dict[str, list[dict]]:
-    return {split: [{"nums": [1, 2], "target": 3}] for split in ("train", "test")}
+    return {split: [{"nums": [first, 2], "target": first + 2}] for split, first in (("train", 3), ("test", 4))}

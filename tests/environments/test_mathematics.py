@@ -108,16 +108,31 @@ def test_impossible_limits_are_refused(limits: dict) -> None:
 
 
 def test_covey_takes_the_right_answer_in_any_form_and_pays_a_little_for_one_box() -> None:
-    right = ["\\boxed{\\frac{3}{4}}", "\\boxed{0.75}", "\\boxed{\\frac{6}{8}}", "The answer is 3/4.", "#### .75"]
+    right = ["\\boxed{\\frac{3}{4}}", "\\boxed{0.75}", "\\boxed{75\\%}", "The answer is 3/4.", "#### .75"]
     assert values(environment(), *right) == [1.0] * 5
     wrong = ["\\boxed{1}", "\\boxed{1} or \\boxed{2}", "\\boxed{}", "<think>\\boxed{1}</think> one", "1", ""]
     assert values(environment(), *wrong) == [0.1, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert values(environment(format_reward=0.3), "\\boxed{1}") == [0.3]
 
 
-def test_covey_compares_expressions_exactly() -> None:
-    made = environment({"problem": "?", "answer": "2\\sqrt{3}"})
-    assert values(made, "\\boxed{\\sqrt{12}}", "\\boxed{3.464}", "\\boxed{2\\sqrt{2}}") == [1.0, 0.1, 0.1]
+@pytest.mark.parametrize(("scheme", "undone"), [("covey", 0.1), ("values", 1.0)])
+def test_expressions_are_compared_exactly_and_covey_wants_them_computed(scheme: str, undone: float) -> None:
+    made = environment({"problem": "?", "answer": "2\\sqrt{3}"}, scheme=scheme)
+    found = values(made, "\\boxed{2\\sqrt3}", "\\boxed{\\sqrt{12}}", "\\boxed{3.464}", "\\boxed{2\\sqrt{2}}")
+    assert found == [1.0, undone, 0.1, 0.1]
+
+
+def test_the_other_form_of_a_task_about_form_is_wrong() -> None:
+    made = environment({"problem": "Factor $x^2+5x+6$.", "answer": "(x+2)(x+3)"})
+    assert values(made, "\\boxed{(x+3)(x+2)}", "\\boxed{x^2+5x+6}", "\\boxed{6+5x+x^2}") == [1.0, 0.1, 0.1]
+
+
+def test_a_step_of_hostile_answers_keeps_no_worker_busy() -> None:
+    made = environment({"problem": "?", "answer": "\\sqrt{2}"})
+    began = time.monotonic()
+    assert values(made, *[f"\\boxed{{(x+y+z+w)^{{{99 - n}}}}}" for n in range(64)]) == [0.1] * 64
+    assert made.metrics()["math_calls"] == 0.0
+    assert time.monotonic() - began < 2
 
 
 def test_trl_reads_latex_only_and_a_gold_it_cannot_read_is_a_failure() -> None:
@@ -178,7 +193,7 @@ def test_gold_answers_of_every_kind_score_full_marks_in_every_scheme(scheme: str
 @pytest.mark.parametrize(
     ("scheme", "completion", "value"),
     [
-        ("covey", "\\boxed{\\binom{999999999}{499999999}}", 0.1),
+        ("values", "\\boxed{\\binom{999999999}{499999999}}", 0.1),
         ("trl", f"\\boxed{{{TOWER}}}", 0.0),
         ("math_verify", f"\\boxed{{{TOWER}}}", 0.0),
         ("torchrl", "<answer>$\\binom{999999999}{499999999}$</answer>", 0.1),

@@ -19,6 +19,7 @@ from covey.sandbox.types import AssertTest, CallTest, Limits, OutputTest, Report
 
 SECRET = 7203441
 LIMITS = Limits(wall_seconds=2.0, total_seconds=20.0)
+SMALL = Limits(wall_seconds=2.0, total_seconds=20.0, memory_bytes=64 << 20, output_bytes=1 << 20)
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 
 
@@ -169,6 +170,50 @@ def test_a_script_is_judged_by_what_it_prints(server: Served) -> None:
 def test_values_that_json_lacks_go_there_and_come_back(server: Served) -> None:
     value = {(1, 2): {3.5, float("inf")}, "b": [b"\x00", 2**80, None, True]}
     assert judged(server.url, "def f(x): return x", CallTest((value,), expected=value)).fraction == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("range(10**5000)", "wrong"),
+        ("{10**5000: 1}.keys()", "wrong"),
+        ("{0: 'a' * 1500000}.values()", "error"),  # more than output_bytes
+        ("'\\ud800' * 90000", "wrong"),
+        ("[[]] * 100000", "wrong"),
+        ("[[[[[[[10**4400]]]]]]]", "wrong"),
+    ],
+)
+def test_a_wrong_answer_that_is_hard_to_look_at_fails_its_test_alone(server: Served, answer: str, kind: str) -> None:
+    report = judged(server.url, f"def f(n): return {answer} if n == 2 else 2 * n", *doubles(1, 2, 3), limits=SMALL)
+    assert kinds(report) == ["passed", kind, "passed"]
+    assert max(len(result.message) for result in report.results) <= 300
+
+
+def test_large_work_made_of_a_small_answer_fails_its_test_alone(server: Served) -> None:
+    uses = ["sum(f(1)) == 1", "set(f(1)) == {1}", "__import__('time').sleep(f(2))", "__import__('os')._exit(f(2))"]
+    tests = [
+        AssertTest("assert f(0) == 0"),
+        *(AssertTest(f"assert {use}") for use in uses),
+        AssertTest("assert f(3) == 3"),
+    ]
+    code = "def f(n): return range(10**12) if n == 1 else 10**8 if n == 2 else n"
+    report = judged(server.url, code, *tests, limits=SMALL)
+    assert kinds(report) == ["passed", "timeout", "error", "timeout", "crash", "passed"]
+
+
+def test_more_output_than_is_allowed_is_the_programs_failure_and_not_the_servers(server: Served) -> None:
+    code = """
+import os, sys
+def f(n):
+    if n == 2:
+        for descriptor in range(3, 9):
+            try: os.write(descriptor, b"x" * 9000000)
+            except OSError: pass
+    return 2 * n
+if __name__ == "__main__" and sys.stdin.read() == "1": print("x" * 9000000)
+"""
+    report = judged(server.url, code, OutputTest("1", "x"), *doubles(1, 2), OutputTest("2", ""), limits=SMALL)
+    assert kinds(report) == ["output", "passed", "output", "passed"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from covey.environments.reward_call import TrainerState
 from covey.environments.reward_functions import (
     RewardFailureRate,
     RewardFunctions,
@@ -86,7 +87,7 @@ def test_a_text_prompt_comes_with_text_completions_and_every_column() -> None:
     recorder = Recorder()
     score(environment(recorder), ["4", "5"])
     (call,) = recorder.calls
-    assert call.pop("trainer_state") is None
+    assert call.pop("trainer_state") == TrainerState(global_step=0, max_steps=1, epoch=0.0)
     assert callable(call.pop("log_extra"))
     assert callable(call.pop("log_metric"))
     columns = {"answer": [4, 4], "note": [None, None]}
@@ -121,6 +122,48 @@ def test_hidden_columns_stay_hidden_and_gaps_are_none() -> None:
     score(made, ["4"])
     assert "completion" not in recorder.calls[0]
     assert recorder.calls[0]["hint"] == [None]
+
+
+def test_columns_are_those_of_all_rows_of_both_splits() -> None:
+    recorder = Recorder()
+    rows = {"train": [{"prompt": "a"}], "test": [{"prompt": "b", "hint": "h"}]}
+    made = RewardFunctions(rows, reward_functions([recorder]), HERE)
+    score(made, ["4", "5"])
+    assert recorder.calls[0]["hint"] == [None, None]
+
+
+def strict(completions: list[str], hint: list[str], **columns: Any) -> list[float]:
+    return [float(text == wanted.strip()) for text, wanted in zip(completions, hint, strict=True)]
+
+
+async def strict_later(completions: list[str], hint: list[str], **columns: Any) -> list[float]:
+    return strict(completions, hint)
+
+
+@pytest.mark.parametrize("function", [strict, strict_later])
+def test_a_function_that_raises_over_a_row_without_its_column_does_not_apply_to_it(
+    function: Callable[..., Any],
+) -> None:
+    rows = {"train": [{"prompt": "a"}, {"prompt": "b", "hint": " 4 "}], "test": []}
+    alone = RewardFunctions(rows, reward_functions([function]), HERE)
+    assert score(alone, ["4", "5"]) == [Failure("no reward function applied")] * 2
+    made = RewardFunctions(rows, reward_functions([function, length]), HERE)
+    assert score(made, ["4", "55"]) == [Reward(1.0, {"length": 1.0}), Reward(2.0, {"length": 2.0})]
+    assert [judged.value for judged in asyncio.run(made.score(made.prompts("train")[1], ["4", "5"]))] == [2.0, 1.0]  # type: ignore[union-attr]
+
+
+def test_a_function_that_raises_over_a_value_fails() -> None:
+    rows = {"train": [{"prompt": "a", "hint": 4}], "test": []}
+    (found,) = reasons(score(RewardFunctions(rows, reward_functions([strict]), HERE), ["4"]))
+    assert str(found).startswith('reward function "strict" raised AttributeError: ')
+
+
+def test_a_prompt_that_the_policy_goes_on_from_is_judged_with_its_begin() -> None:
+    recorder = Recorder()
+    begun = {"prompt": [*CHAT["prompt"], {"role": "assistant", "content": "<think>"}]}  # type: ignore[misc]
+    score(environment(recorder, row=begun, prefill=True), ["4"])
+    assert recorder.calls[0]["prompts"] == [CHAT["prompt"]]
+    assert recorder.calls[0]["completions"] == [[{"role": "assistant", "content": "<think>4"}]]
 
 
 def test_one_function_cannot_change_what_the_next_one_sees() -> None:
@@ -175,8 +218,8 @@ NOT_REWARDS = [
     (float("inf"), "returned inf for completion 1"),
     (torch.tensor(float("nan")), "returned nan for completion 1"),
     ("1.0", "returned str '1.0' for completion 1"),
-    (True, "returned bool True for completion 1"),
-    (np.bool_(True), "returned bool True for completion 1"),
+    (1e308, "returned 1e+308 for completion 1"),
+    (np.float64(-4e38), "returned -4e+38 for completion 1"),
     (1j, "returned complex 1j for completion 1"),
     ([1.0], "returned list [1.0] for completion 1"),
     (10**400, "returned int 1000"),
@@ -219,11 +262,34 @@ def test_a_wrong_number_of_values_is_never_spread(returned: Any, problem: str) -
         torch.tensor([1.0, 2.5]),
         [torch.tensor(1.0), np.float32(2.5)],
         [Fraction(1), np.float64(2.5)],
+        [torch.tensor(True), np.array(2.5)],
+        [np.int8(1), np.float16(2.5)],
     ],
 )
 def test_numbers_of_all_kinds_are_taken(returned: Any) -> None:
     scores = score(environment(returning(returned)), ["a", "b"])
     assert [judged.value for judged in scores if isinstance(judged, Reward)] == [1.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [True, False],
+        [np.bool_(True), np.bool_(False)],
+        np.array([True, False]),
+        torch.tensor([True, False]),
+        [torch.tensor(True), torch.tensor(False)],
+    ],
+)
+def test_what_is_true_is_worth_one_and_what_is_false_nothing(returned: Any) -> None:
+    scores = score(environment(returning(returned)), ["a", "b"])
+    assert scores == [Reward(1.0, {"fixed": 1.0}), Reward(0.0, {"fixed": 0.0})]
+    assert [type(judged.value) for judged in scores if isinstance(judged, Reward)] == [float, float]
+
+
+def test_a_weighted_sum_beyond_every_number_is_no_reward() -> None:
+    made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([returning([1e38])], [1e10]), HERE)
+    assert reasons(score(made, ["a"])) == ["the weighted sum of the reward functions is 1e+48"]
 
 
 def test_a_generator_is_as_good_as_a_list() -> None:
@@ -295,6 +361,52 @@ def test_logged_metrics_are_averaged_and_handed_out_once() -> None:
     assert made.metrics() == {}
 
 
+def anneal(completions: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:
+    return [trainer_state.global_step / trainer_state.max_steps + trainer_state.epoch] * len(completions)
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_functions_know_how_far_training_is(in_process: bool) -> None:
+    settings = RewardSettings(WorkerSettings(num_workers=1), in_process)
+    made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([anneal]), settings)
+    before = score(made, ["a"])
+    made.follow(3, 12, 0.5)
+    after = score(made, ["a"])
+    made.close()
+    assert (before, after) == ([Reward(0.0, {"anneal": 0.0})], [Reward(0.75, {"anneal": 0.75})])
+
+
+def notes(completions: list[str], log_extra: Callable[..., None], **kwargs: Any) -> list[float]:
+    log_extra("found", np.array([len(text) for text in completions]))
+    log_extra("also", [{"text": text, "at": (float("nan"), None)} for text in completions])
+    if any("!" in text for text in completions):
+        raise ValueError("loud")
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_logged_columns_stay_with_their_completions(in_process: bool) -> None:
+    settings = RewardSettings(WorkerSettings(num_workers=1), in_process, max_failure_rate=1.0)
+    made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([notes]), settings)
+    found = score(made, ["a", "b!", "ccc"])
+    made.close()
+    assert [judged.extra if isinstance(judged, Reward) else None for judged in found] == [
+        {"found": 1, "also": {"text": "a", "at": ["nan", None]}},
+        None,
+        {"found": 3, "also": {"text": "ccc", "at": ["nan", None]}},
+    ]
+
+
+def test_a_logged_column_of_another_length_is_an_error_with_its_place() -> None:
+    def short(completions: list[str], log_extra: Callable[..., None], **kwargs: Any) -> list[float]:
+        log_extra("found", ["a"] * 3)
+        return [1.0] * len(completions)
+
+    (found,) = reasons(score(environment(short), ["a"]))
+    raised = "raised ValueError: log_extra('found') needs 1 values, one a completion, got 3 (test_reward_functions.py:"
+    assert str(found).startswith(f'reward function "short" {raised}')
+
+
 def test_weights_must_match_the_functions() -> None:
     with pytest.raises(ValueError, match="reward_weights must have one entry for each of 2 rewards, got 1"):
         reward_functions([length, later], [1.0])
@@ -306,13 +418,38 @@ def test_weights_must_match_the_functions() -> None:
     ("row", "message"),
     [
         ({"question": "?"}, "train row 0 has no column 'prompt' (has: question)"),
-        ({"prompt": 3}, "train row 0: prompt must be text or a list of messages with role and content, got 3"),
-        ({"prompt": [{"text": "?"}]}, "train row 0: prompt must be text or a list of messages"),
+        (
+            {"prompt": None},
+            "train row 0 has a prompt that must be text or a list of messages with role and content, got None",
+        ),
+        (
+            {"prompt": 3},
+            "train row 0 has a prompt that must be text or a list of messages with role and content, got 3",
+        ),
+        (
+            {"prompt": [{"from": "human", "value": "?"}]},
+            "train row 0 has a prompt that must be text or a list of messages",
+        ),
         ({"prompt": ""}, "train row 0 has an empty prompt"),
         ({"prompt": []}, "train row 0 has an empty prompt"),
+        ({"prompt": [{"role": "user", "content": " "}]}, "train row 0 has an empty prompt"),
+        ({"prompt": [{"role": "user"}]}, "train row 0 has a prompt in which the user's message has no content"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
+            "train row 0 has a prompt in which the user's message has content that is no text: [{'type': 'image'}]",
+        ),
         (
             {"prompt": [{"role": "usr", "content": "?"}]},
-            "train row 0: prompt has the unknown role 'usr' (known: system, developer, user, assistant, tool)",
+            "train row 0 has a prompt with the unknown role 'usr' (known: system, developer, user, assistant, tool)",
+        ),
+        (
+            {"prompt": '[{"role": "user", "content": "?"}]'},
+            "train row 0 has a prompt of text that spells a list of messages; give the list itself, as in JSON lines",
+        ),
+        (
+            {"prompt": [*CHAT["prompt"], {"role": "assistant", "content": "4"}]},  # type: ignore[misc]
+            "train row 0 has a prompt that ends with the assistant's message (data.answer_column=NAME moves it into a "
+            "column, data.prefill=true has the policy go on from it)",
         ),
         ({"prompt": "?", "completions": 1}, "columns completions have names that reward functions get as arguments"),
     ],

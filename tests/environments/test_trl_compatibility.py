@@ -3,11 +3,13 @@
 import asyncio
 import inspect
 import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from covey.environments.reward_functions import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.symbolic import trl_accuracy
@@ -74,6 +76,34 @@ def test_rewards_that_trl_ships_give_the_same_floats(name: str) -> None:
     expected = by_trl(function, ROW)
     assert len(set(expected)) > 1
     assert by_covey(function, ROW) == [Reward(value, {name: value}) for value in expected if value is not None]
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_columns_that_trls_rewards_log_are_kept_with_their_completions(in_process: bool) -> None:
+    logged: dict[str, list[Any]] = {}
+    chats = [[{"role": "assistant", "content": text}] for text in COMPLETIONS]
+    rewards.accuracy_reward(
+        completions=chats,
+        solution=[ROW["solution"]] * len(chats),
+        log_extra=lambda column, values: logged.update({column: values}),
+    )
+    assert set(logged) == {"solution", "gold_parsed", "answer_parsed"}
+    found = by_covey(rewards.accuracy_reward, ROW, in_process=in_process)
+    extras = [score.extra for score in found if isinstance(score, Reward)]
+    assert {column: [extra[column] for extra in extras] for column in logged} == logged
+
+
+def test_a_function_reads_of_the_training_what_trls_trainer_tells_it() -> None:
+    state = transformers.TrainerState(global_step=0, max_steps=1, epoch=0.0)
+    seen: list[Any] = []
+
+    def reads(completions: list[Any], trainer_state: Any, **columns: Any) -> list[float]:
+        seen.append(trainer_state)
+        return [1.0] * len(completions)
+
+    by_covey(reads, ROW)
+    for name in ("global_step", "max_steps", "epoch"):
+        assert operator.attrgetter(name)(seen[0]) == operator.attrgetter(name)(state)
 
 
 def test_they_give_the_same_floats_in_a_worker_process() -> None:

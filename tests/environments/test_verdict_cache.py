@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from covey.environments import verdict_cache
 from covey.environments.verdict_cache import CachedRunner
 from covey.sandbox.types import CallTest, Limits, Report, SandboxFailed, Test
 
@@ -90,6 +91,17 @@ def test_the_verdict_that_was_not_asked_for_longest_is_dropped() -> None:
     runner = told()
     ask(CachedRunner(runner, 2), "a", "b", "a", "c", "a", "b")
     assert [code for code, _ in runner.asked] == ["a", "b", "c", "b"]
+
+
+def test_verdicts_with_long_messages_are_dropped_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict_cache, "MAX_BYTES", 10_000)
+    runner = Told(lambda code, tests: report(False, kind=code))  # a message of 27 characters: 516 bytes in all
+    cache = CachedRunner(runner, 1000)
+    ask(cache, *map(str, range(40)))
+    assert len(cache._kept) == 19
+    assert cache._num_bytes <= 10_000
+    ask(cache, "39", "0")
+    assert len(runner.asked) == 41
 
 
 def test_nothing_is_kept_by_a_cache_of_size_0() -> None:

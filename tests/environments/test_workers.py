@@ -15,10 +15,10 @@ import pytest
 from covey.environments.workers import NO_WORKER, WorkerPool, WorkerSettings
 from covey.types import Failure
 
-from ..processes import are_gone
+from ..processes import are_gone, is_running
 
 MODULE = """
-    import ctypes, os, subprocess, threading, time
+    import ctypes, os, subprocess, sys, threading, time
 
     def add(a, b): return a + b
     def sleep(): time.sleep(60)
@@ -35,11 +35,25 @@ MODULE = """
     def pid(): return os.getpid()
     def leak(held=[]): held.append(bytearray(1_000_000)); threading.Thread(target=sleep).start(); return len(held)
     def shout(): print("x" * 100_000); return 1
+    def tell(text): print("said:", text); print("and", file=sys.stderr); os.write(1, b"more"); return 1
+    def tell_and_hang(): print("last words"); time.sleep(60)
     def child():
         process = subprocess.Popen(["sleep", "60"])
         open("child", "w").write(str(process.pid))
         process.wait()
     def large(text): return len(text)
+    def daemon(clean=False, then="return", name="daemon"):
+        # leaves a process in a session of its own, whose parent is gone
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                with open(name, "w") as file: file.write(str(os.getpid()))
+                os.execve("/bin/sleep", ["sleep", "60"], {} if clean else os.environ)
+            os._exit(0)
+        while not os.path.exists(name) or not open(name).read(): time.sleep(0.01)
+        if then == "exit": os._exit(3)
+        if then == "hang": time.sleep(60)
+        return 1
 
     class Holds:
         def prepare(self): self.held = b"x" * 200_000_000
@@ -50,7 +64,7 @@ MODULE = """
 """
 NAMES = (
     *("add", "sleep", "spin", "hold_gil", "deadlock", "leave", "segfault", "quit", "fail", "forge", "pid", "leak"),
-    *("shout", "child", "large"),
+    *("shout", "tell", "tell_and_hang", "child", "large", "daemon"),
 )
 
 
@@ -165,6 +179,21 @@ def test_a_worker_whose_function_cannot_load_says_why(functions: dict) -> None:
     assert failure.reason.startswith(f"{NO_WORKER}: it did not start: OSError: no such model (worker_tasks.py:")
 
 
+def test_what_functions_print_goes_line_by_line_through_the_stderr_of_this_process(
+    pool: WorkerPool, capsys: pytest.CaptureFixture
+) -> None:
+    """A live panel moves aside for that. What the model wrote must not act on the terminal."""
+    assert asyncio.run(call(pool, "tell", text="\x1b[2Jred\u202e")) == 1
+    pool.close()
+    assert capsys.readouterr().err.splitlines() == [r"said: \x1b[2Jred\u202e", "and", "more"]
+
+
+def test_what_a_function_printed_before_it_hung_is_not_lost(pool: WorkerPool, capsys: pytest.CaptureFixture) -> None:
+    assert asyncio.run(call(pool, "tell_and_hang")) == Failure("took longer than 1 s")
+    pool.close()
+    assert capsys.readouterr().err == "last words\n"
+
+
 def test_what_functions_print_stays_off_the_result_channel(pool: WorkerPool, capfd: pytest.CaptureFixture) -> None:
     assert asyncio.run(call(pool, "shout")) == 1
     assert capfd.readouterr().out == ""
@@ -248,3 +277,34 @@ def test_no_worker_outlives_a_killed_parent_and_scripts_may_define_functions(tmp
 def test_impossible_settings_are_refused(settings: dict) -> None:
     with pytest.raises(ValueError, match="must be >"):
         WorkerSettings(**settings)
+
+
+# Nothing tells a process that dropped its environment and lost its worker from others: (exit, True) is not here.
+@pytest.mark.parametrize(
+    ("then", "clean"), [("return", False), ("return", True), ("hang", False), ("hang", True), ("exit", False)]
+)
+def test_what_a_function_leaves_in_a_session_of_its_own_ends_with_its_worker(
+    then: str, clean: bool, functions: dict
+) -> None:
+    pool = WorkerPool([functions["daemon"]], WorkerSettings(num_workers=1, timeout=3.0))
+    found = asyncio.run(pool.call(0, {"clean": clean, "then": then}))
+    assert found == 1 if then == "return" else isinstance(found, Failure)
+    left = int(Path("daemon").read_text())
+    pool.close()
+    assert are_gone([left], seconds=5.0)
+
+
+def test_a_worker_that_is_replaced_ends_what_it_left_and_the_other_one_keeps_what_it_has(functions: dict) -> None:
+    settings = WorkerSettings(num_workers=1, timeout=10.0, max_calls=1)
+    first, second = (WorkerPool([functions["daemon"]], settings) for _ in range(2))
+    long = WorkerPool([functions["daemon"]], WorkerSettings(num_workers=1, timeout=10.0))
+    try:
+        assert asyncio.run(long.call(0, {"name": "kept"})) == 1
+        for number, pool in enumerate((first, second)):
+            assert asyncio.run(pool.call(0, {"name": f"left{number}"})) == 1
+            assert are_gone([int(Path(f"left{number}").read_text())], seconds=5.0)
+        assert is_running(int(Path("kept").read_text()))
+    finally:
+        for pool in (first, second, long):
+            pool.close()
+    assert are_gone([int(Path("kept").read_text())], seconds=5.0)

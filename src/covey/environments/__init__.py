@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -224,10 +225,15 @@ def build_infill(settings: "InfillConfig", config: "Config", say: "Say" = LOGGER
 def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") -> "Environment":
     from covey.environments.data import load_rows
     from covey.environments.reward_functions import RewardFunctions, RewardSettings, reward_functions
+    from covey.environments.reward_rows import PromptFormat
     from covey.environments.workers import WorkerSettings
 
     functions = reward_functions(config.rewards, config.reward_weights)
-    rows = load_rows(config.data.path, _row_settings(config, (config.data.prompt_column,), "data.prompt_column"))
+    data = config.data
+    prompts = PromptFormat(data.prompt_column, data.answer_column, data.prefill)
+    how_to_read = replace(_row_settings(config, (data.prompt_column,), "data.prompt_column"), read=prompts.read)
+    rows = load_rows(data.path, how_to_read)
+    prompts.check_use(row for of_split in rows.splits.values() for row in of_split)
     workers = WorkerSettings(
         num_workers=settings.num_workers,
         timeout=settings.timeout,
@@ -236,7 +242,9 @@ def build_reward_functions(settings: "RewardFunctionsConfig", config: "Config") 
         max_bytes=settings.worker_bytes,
     )
     how = RewardSettings(workers, settings.in_process, settings.max_failure_rate)
-    return RewardFunctions(rows.splits, functions, how, prompt_column=config.data.prompt_column)
+    made = RewardFunctions(rows.splits, functions, how, prompt_column=data.prompt_column, prefill=data.prefill)
+    made.follow(0, config.num_steps, 0.0)
+    return made
 
 
 def build_custom(settings: "CustomConfig", config: "Config") -> "Environment":
@@ -286,6 +294,7 @@ def _row_settings(
         test_split=data.test_split,
         test_fraction=data.test_fraction,
         max_rows=data.max_rows,
+        shuffle_rows=data.shuffle_rows,
         bad_rows=data.bad_rows,
     )
 

@@ -8,6 +8,7 @@ The rule, in this order:
 3. Without a mark the last number decides.
 4. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 0.33 is not
    1/3. A percentage equals both its number and its hundredth part; number words are not read.
+5. An answer that leaves the computation undone is wrong (module `computed`), unless values alone are asked for.
 
 Pure, in bounded time, and text is never evaluated as code. Answers that are not numbers go on to `symbolic`, whose time
 is not bounded: `GSM8K` runs that in a worker process with a deadline.
@@ -18,9 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from covey.environments.computed import is_computed, is_respelled
+from covey.environments.math_nodes import last_side, numeral_value
+from covey.environments.math_trees import read_tree
 from covey.environments.numerals import Readings, read_last, read_values
 from covey.environments.plain_math import closing_brace, plain, single_blanks
-from covey.environments.symbolic import MAX_SYMBOLIC, symbolic_equal
+from covey.environments.symbolic import MAX_SYMBOLIC, same_spelling, symbolic_equal
 
 Form = Literal["hash", "box", "tag", "label", "none"]
 
@@ -131,7 +135,7 @@ _LABEL = re.compile(
     r"|^[^\w\n]{0,10}A:",
     re.IGNORECASE | re.MULTILINE,
 )
-_SENTENCE_END = re.compile(r"(?<!\bRs)(?<!approx)[.!?](?=[\s\"'*)\]<]|$)|\n|<")
+_SENTENCE_END = re.compile(r"(?<!\bRs)(?<!approx)[.!?](?=[\s\"'*)\]<]|$)|\n|<(?=[/|]|[A-Za-z_]{1,20}>)")
 _LABEL_GAP = re.compile(r"[\s:*_`]*")
 _NEGATED = re.compile(r"\s*(?:definitely |certainly )?not\b(?:.{0,60}?\bbut\b)?")
 _LEAD = re.compile(r"(?:[^\d,;]|,(?=\d)){0,80}(?=\d)")
@@ -231,39 +235,68 @@ def _affirmed(mark: _Mark) -> _Mark:
     return replace(mark, text=text)
 
 
-def answer_values(answer: Answer) -> list[Readings]:
-    """The number an answer states, or several where it lists alternatives; empty where it states none."""
-    if answer.form == "none":
-        return read_last(answer.text)
-    values = read_values(answer.text, strict=answer.form == "box")
+def answer_values(answer: Answer, computed: bool = False) -> list[Readings]:
+    """Return the number an answer states, or several where it lists alternatives; empty where it states none.
+
+    Args:
+        computed: a number that is left to compute, such as `12+7`, has no readings.
+    """
     starts_with_words = re.match(r"\s*[A-Za-z]", answer.text) is not None
-    if answer.form == "tag" and starts_with_words and "\\" not in answer.text:
-        return read_last(answer.text)
-    return values
+    is_sentence = answer.form == "tag" and starts_with_words and "\\" not in answer.text
+    if answer.form == "none" or is_sentence:
+        return read_last(answer.text, computed)
+    values = read_values(answer.text, answer.form == "box", computed)
+    return values or (_written_otherwise(answer.text) if answer.form == "box" else [])
 
 
-def gold_value(gold: str) -> Readings | None:
-    """The number a reference answer states; None where it is not one number (an expression, a list, a text)."""
-    values = read_values(gold, strict=True)
-    return values[0] if len(values) == 1 else None
+def gold_value(gold: str, computed: bool = False) -> Readings | None:
+    """Return the number a reference answer states; None where it is not one number (an expression, a list, a text)."""
+    values = read_values(gold, strict=True, computed=computed) or _written_otherwise(gold)
+    return values[0] if len(values) == 1 and values[0] else None
 
 
-def compare(completion: str, gold: str) -> bool | Answer:
-    """Whether the completion's answer is the reference answer, or the answer itself where arithmetic cannot tell.
+def _written_otherwise(text: str) -> list[Readings]:
+    """Return the number that a formula is, such as `0.\\overline{3}` and `\\{5\\}`, if it is one."""
+    tree = read_tree(text)
+    value = None if tree is None else numeral_value(last_side(tree))
+    return [] if value is None else [frozenset({value})]
 
-    The latter happens for reference answers that are not numbers and for answers like `\\binom{5}{2}`.
+
+def compare(completion: str, gold: str, question: str = "", computed: bool = True) -> bool | Answer:
+    """Judge the completion's answer, or return the answer where arithmetic alone cannot tell.
+
+    The latter happens for reference answers that are not numbers, and for answers like `\\{42\\}`.
+
+    Args:
+        question: says whether a form is asked for (module `computed`).
+        computed: an answer that leaves the computation undone is wrong; else values alone count.
     """
     expected = gold_value(gold)
     answer = find_answer(completion, numeric=expected is not None)
     if answer is None:
         return False
     if expected is None:
-        return answer if answer.form != "none" else _last_formula(answer)
-    values = answer_values(answer)
+        answer = answer if answer.form != "none" else _last_formula(answer)
+        return answer if not computed or _is_allowed(answer, gold, question) else False
+    if not computed:
+        values = answer_values(answer)
+        return all(value & expected for value in values) if values else _needs_algebra(answer) and answer
+    is_final = gold_value(gold, computed=True) is not None
+    values = answer_values(answer, computed=is_final)
     if values:
-        return all(value & expected for value in values)
-    needs_algebra = "\\" in plain(answer.text[:MAX_SYMBOLIC]) or (answer.form == "box" and "!" in answer.text)
-    return answer if answer.form != "none" and needs_algebra else False
+        is_allowed = is_final or answer.form == "none" or _is_allowed(answer, gold, question)
+        return is_allowed and all(value & expected for value in values) and is_respelled(answer.text, gold, question)
+    return _needs_algebra(answer) and _is_allowed(answer, gold, question) and answer
+
+
+def _needs_algebra(answer: Answer) -> bool:
+    """Check whether algebra may find a number where arithmetic finds none."""
+    has_command = "\\" in plain(answer.text[:MAX_SYMBOLIC]) or (answer.form == "box" and "!" in answer.text)
+    return has_command and answer.form != "none"
+
+
+def _is_allowed(answer: Answer, gold: str, question: str) -> bool:
+    return same_spelling(answer.text, gold) or is_computed(answer.text, gold, question)
 
 
 _FORMULA = re.compile(r"\$([^$\n]{1,200})\$|\\\(([^\n]{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL)
@@ -275,7 +308,10 @@ def _last_formula(answer: Answer) -> Answer:
     return Answer(formulas[-1] if formulas else answer.text[-MAX_SYMBOLIC:], "none")
 
 
-def is_correct(completion: str, gold: str) -> bool:
-    """Whether a completion gives the reference answer, by the rule above; time is bounded only for numeric answers."""
-    verdict = compare(completion, gold)
+def is_correct(completion: str, gold: str, question: str = "", computed: bool = True) -> bool:
+    """Check whether a completion gives the reference answer, by the rule above.
+
+    Time is bounded for numeric answers only. The arguments are those of `compare`.
+    """
+    verdict = compare(completion, gold, question, computed)
     return symbolic_equal(verdict.text, gold) if isinstance(verdict, Answer) else verdict

@@ -95,6 +95,15 @@ class Logs(Protocol):
 
 
 @runtime_checkable
+class Follows(Protocol):
+    """An environment whose judgement may depend on how far training is."""
+
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        """Hear how many steps are finished, of how many, and how often the training prompts were passed over."""
+        ...
+
+
+@runtime_checkable
 class Judges(Protocol):
     """An environment whose reward is what a learned judge says."""
 
@@ -153,6 +162,22 @@ def conversation(question: str, instruction: str) -> tuple[Message, ...]:
     """
     user: Message = {"role": "user", "content": question}
     return ({"role": "system", "content": instruction}, user) if instruction else (user,)
+
+
+def ends_with_assistant(messages: Sequence[Message]) -> bool:
+    """Return whether a conversation ends with the begin of the answer, which the policy goes on from."""
+    return bool(messages) and messages[-1]["role"] == "assistant"
+
+
+def split_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+    """Return a conversation without the begin of the assistant's answer, and that; "" where there is none."""
+    return (messages[:-1], text_of(messages[-1])) if ends_with_assistant(messages) else (messages, "")
+
+
+def text_of(message: Message) -> str:
+    """Return what a message says: its content is text, or a list of parts of text."""
+    content: Any = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 class RunStopped(RuntimeError):

@@ -15,6 +15,7 @@ from covey.environments.base import Split
 from covey.environments.code_extract import extract_program
 from covey.environments.code_problems import Problem
 from covey.environments.verdict_cache import CachedRunner
+from covey.escaping import excerpt
 from covey.sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -156,7 +157,7 @@ class Code:
         failed = _first_failure(report)
         if failed is not None:
             self._counts["recheck_disagreements"] += 1
-            LOGGER.warning("prompt %s: full score, but run again: %s\n%s", prompt.id, failed, program)
+            LOGGER.warning("prompt %s: full score, but run again: %s\n%s", prompt.id, failed, excerpt(program))
 
 
 def reward_of(report: Report, partial_weight: float) -> Reward:

@@ -19,7 +19,7 @@ from covey.environments.answers import without_thoughts
 MAX_COMPLETION = 200_000
 """Characters; a longer text hands nothing in."""
 
-_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 
 

@@ -244,7 +244,8 @@ def intervals(rng: random.Random) -> Draft:
     )
 
     def inputs(rng: random.Random) -> Arguments:
-        starts = [rng.randint(0, 60) for _ in range(rng.randint(0, 7))]
+        furthest = 60 + 6 * gap  # so that gaps of either kind occur
+        starts = [rng.randint(0, furthest) for _ in range(rng.randint(0, 7))]
         return ([[start, start + rng.randint(0, 9)] for start in starts],)
 
     return Draft(

@@ -1,16 +1,21 @@
 """Programming problems with their tests, whatever they come from: drawn from the families, or read from rows."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Split
-from covey.environments.code_families import FAMILIES, Draft, chosen_families
+from covey.environments.code_families import FAMILIES, Arguments, Draft, chosen_families
 from covey.sandbox.types import CallTest, Test
 
 NUM_TESTS = 10
 """Of a drawn problem."""
+MAX_ALIKE = 5
+"""Of the tests of a problem, how many one constant, or an argument as it was given, may pass."""
+MAX_DRAWS = 2000
+"""Calls drawn for the tests of a problem; the least varied family needs some dozens."""
 MAX_MISSES = 200
 """Draws in a row that bring nothing new, after which a family is taken to have no further problems."""
 
@@ -49,11 +54,38 @@ def drawn(family: str, difficulty: int, seed: str) -> Draft:
 
 
 def draft_tests(draft: Draft, seed: str) -> tuple[CallTest, ...]:
-    """Calls with the answers of the draft's own program, a pure function of draft and seed."""
+    """Draw different calls with the answers of the draft's own program, a pure function of draft and seed.
+
+    At most `MAX_ALIKE` of them are passed by a program that returns a constant, or what it was given.
+    """
     rng = random.Random(f"{draft.statement}/{seed}")
     solve = reference(draft)
-    inputs = [draft.inputs(rng) for _ in range(NUM_TESTS)]
-    return tuple(CallTest(arguments, expected=solve(*arguments)) for arguments in inputs)
+    tests: dict[str, CallTest] = {}
+    passed: Counter[str] = Counter()
+    for _ in range(MAX_DRAWS):
+        arguments = draft.inputs(rng)
+        test = CallTest(arguments, expected=solve(*arguments))
+        idle = _idle_programs(arguments, test.expected)
+        if repr(arguments) in tests or any(passed[program] == MAX_ALIKE for program in idle):
+            continue
+        tests[repr(arguments)] = test
+        passed.update(idle)
+        if len(tests) == NUM_TESTS:
+            return tuple(tests.values())
+    raise AssertionError(f"{draft.statement}: only {len(tests)} tests tell programs from constants")
+
+
+def _idle_programs(arguments: Arguments, expected: Any) -> list[str]:
+    """Return names of the programs without work in them that give this answer: constants, and what was given."""
+    first = arguments[0]
+    returned = {
+        "first": first,
+        "last": arguments[-1],
+        "text": str(first),
+        "sorted": sorted(first) if isinstance(first, list) and {*map(type, first)} <= {list} else None,
+    }
+    answer = repr(expected)
+    return [f"returns {answer}", *(name for name, value in returned.items() if repr(value) == answer)]
 
 
 def reference(draft: Draft) -> Callable[..., Any]:

@@ -185,7 +185,8 @@ def _draw(size: int, count: int, wanted: CountdownProblems, generator: random.Ra
         numbers = tuple(generator.randint(1, wanted.max_number) for _ in range(size))
         made = random_expression(numbers, wanted.operators, generator)
         key = tuple(sorted(numbers)), int(made.value)
-        is_new = made.value <= wanted.max_target and key not in found
+        is_echo = key[1] in numbers  # one number alone would be a solution where numbers may be left over
+        is_new = made.value <= wanted.max_target and key not in found and not is_echo
         num_misses = 0 if is_new else num_misses + 1
         if is_new:
             found[key] = Problem(numbers, key[1], made.text)

@@ -4,8 +4,9 @@ Schemes, all on the scale 0 to 1:
 
 | scheme        | asks for              | rewards                                                            |
 |---------------|-----------------------|--------------------------------------------------------------------|
-| covey         | a last line `#### N`  | 1 for the right answer in any form (module `answers`), else        |
-|               |                       | `format_reward` where the last line has the form                   |
+| covey         | a last line `#### N`  | 1 for the right answer, computed (modules `answers`, `computed`),  |
+|               |                       | else `format_reward` where the last line has the form              |
+| values        | a last line `#### N`  | the same, computed or not                                          |
 | verl_strict   | a last line `#### N`  | 1 where the last `#### N` in the last 300 characters is the gold   |
 | verl_flexible | a last line `#### N`  | 1 where the last number in the last 300 characters is the gold     |
 | torchrl       | think and answer tags | 1 for the right first answer tag, 0.1 for a wrong one              |
@@ -30,10 +31,12 @@ from covey.types import Failure, Prompt, Reward
 Row = Mapping[str, Any]
 
 VERL_CHARACTERS = 300
+MAX_LAST_LINE = 200
+"""Characters; a longer last line is not in the requested form."""
 
 _CALCULATOR_NOTE = re.compile(r"<<[^<>\n]*>>")
 _GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
-_REQUESTED_FORM = re.compile(r"(?:^|\n)#### ?\$?-?[\d,]*\.?\d+\s*$")
+_REQUESTED_FORM = re.compile(r"#### ?\$?-?(?:[\d,]*\.\d+|[\d,]*\d)")
 _VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
 
@@ -123,15 +126,21 @@ class GSM8K:
             return TEXT_SCHEMES[self.scheme](completion, gold)
         if self.scheme == "trl":
             return await self._verifier.trl(completion, gold)
-        right = await self._verifier.is_right(completion, gold)
+        right = await self._verifier.is_right(completion, gold, computed=self.scheme == "covey")
         return right if isinstance(right, Failure) else covey_reward(completion, right, self.format_reward)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
     """1 for the right answer; for a wrong one `format_reward` where the last line, and no other, is `#### N`."""
-    has_form = completion.count("####") == 1 and _REQUESTED_FORM.search(completion) is not None
+    has_form = completion.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(completion)) is not None
     value = 1.0 if is_right else format_reward * has_form
     return Reward(value, {"correct": float(is_right), "format": float(has_form)})
+
+
+def _last_line(completion: str) -> str:
+    """Return the last line that is not blank, or nothing where it is too long to be in the form."""
+    line = completion.rstrip()[-MAX_LAST_LINE - 1 :].rpartition("\n")[2]
+    return line if len(line) <= MAX_LAST_LINE else ""
 
 
 def verl_strict_reward(completion: str, gold: str) -> Reward:
@@ -185,6 +194,7 @@ _ASK_BOX = "Reason step by step, then write the answer, only a number, as \\boxe
 
 INSTRUCTIONS = {
     "covey": _ASK_HASH,
+    "values": _ASK_HASH,
     "verl_strict": _ASK_HASH,
     "verl_flexible": _ASK_HASH,
     "torchrl": _ASK_TAGS,
@@ -192,6 +202,7 @@ INSTRUCTIONS = {
 }
 DEMONSTRATIONS: dict[str, Callable[[str, str], str]] = {
     "covey": _hash_form,
+    "values": _hash_form,
     "verl_strict": _hash_form,
     "verl_flexible": _hash_form,
     "torchrl": _tag_form,

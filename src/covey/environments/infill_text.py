@@ -12,9 +12,10 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from covey.environments.base import Split
-from covey.environments.data import READERS, RowSettings, load_rows
+from covey.environments.data import RowSettings, load_rows
 from covey.environments.grammar import sentences
 from covey.environments.masking import MASKINGS, num_masked
+from covey.environments.row_files import is_row_file
 from covey.tables import names_function
 
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -72,7 +73,7 @@ def load_texts(path: str | None, column: str, window: int, rows: RowSettings) ->
     if path is None:
         return Pieces({split: sentences(NUM_SENTENCES[split], "infill", held_out=split == "test") for split in SPLITS})
     file = Path(path).expanduser()
-    if names_function(path) or not file.is_file() or file.suffix in READERS:
+    if names_function(path) or not file.is_file() or is_row_file(file):
         found = load_rows(path, rows)
         return Pieces({split: [str(row[column]) for row in found.splits[split]] for split in SPLITS})
     if rows.max_rows is not None:

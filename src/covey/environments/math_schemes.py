@@ -10,6 +10,8 @@ from covey.environments.plain_math import closing_brace
 from covey.types import Reward
 
 DAPO_CHARACTERS = 300
+MAX_DAPO_GOLD = 1_000
+"""Characters; a longer gold equals no answer, for the normalisation takes cubic time."""
 NO_ANSWER = "[INVALID]"
 FORMAT_REWARD_TORCHRL = 0.1
 
@@ -121,7 +123,8 @@ VERL_SPELLINGS = (
 def verl_dapo_reward(completion: str, gold: str) -> Reward:
     """verl's DAPO score (math_dapo): 1 where the last line that says `Answer:` gives the gold, else -1."""
     found = _DAPO_ANSWER.findall(completion[-DAPO_CHARACTERS:])
-    is_right = dapo_normalised(found[-1] if found else NO_ANSWER) == dapo_normalised(gold)
+    is_short = len(gold) <= MAX_DAPO_GOLD
+    is_right = is_short and dapo_normalised(found[-1] if found else NO_ANSWER) == dapo_normalised(gold)
     return Reward(1.0 if is_right else -1.0, {"correct": float(is_right)})
 
 

@@ -54,9 +54,9 @@ class MathVerifier:
         self._pool: WorkerPool | None = None
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
-    async def is_right(self, completion: str, gold: str) -> bool | Failure:
-        """Whether the completion's answer is the gold one, by the rule of `answers`."""
-        verdict = compare(completion, gold)
+    async def is_right(self, completion: str, gold: str, question: str = "", computed: bool = True) -> bool | Failure:
+        """Check whether the completion's answer is the gold one, by the rule of `answers.compare`."""
+        verdict = compare(completion, gold, question, computed)
         if not isinstance(verdict, Answer):
             return verdict
         at_sight = equal_at_sight(verdict.text, gold)

@@ -4,8 +4,9 @@ Schemes:
 
 | scheme      | asks for              | rewards                                                                   |
 |-------------|-----------------------|---------------------------------------------------------------------------|
-| covey       | a box                 | 1 for the right answer in any form (module `answers`), else               |
+| covey       | a box                 | 1 for the right answer, computed (modules `answers` and `computed`), else |
 |             |                       | `format_reward` where there is one box, closed and not empty              |
+| values      | a box                 | the same, computed or not                                                 |
 | math_verify | a box                 | 1 where math-verify's own settings find the gold anywhere                 |
 | trl         | a box                 | 1 where math-verify finds the gold in LaTeX, a box first                  |
 | verl        | a box                 | 1 where the last box is the gold as normalised text                       |
@@ -13,7 +14,7 @@ Schemes:
 | torchrl     | think and answer tags | 1 for the right first answer tag, 0.1 for a wrong one                     |
 
 The last four reproduce TRL's accuracy_reward, verl (volcengine/verl b178a3cd) and TorchRL (pytorch/rl ae9719f1), so
-that curves can be compared with theirs; as judges of mathematics they are worse than the first.
+that curves can be compared with theirs; as judges of mathematics they are worse than the first two.
 """
 
 import asyncio
@@ -89,8 +90,8 @@ class Mathematics:
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        gold = prompt.columns["gold"]
-        return await asyncio.gather(*(self._score(completion, gold) for completion in completions))
+        gold, question = prompt.columns["gold"], str(prompt.columns.get(self._settings.columns.problem, ""))
+        return await asyncio.gather(*(self._score(completion, gold, question) for completion in completions))
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         """The worked solutions where rows have some, ending in the form the scheme asks for."""
@@ -119,7 +120,7 @@ class Mathematics:
         """End the worker processes, if any. Also done when the environment is collected."""
         self._verifier.close()
 
-    async def _score(self, completion: str, gold: str) -> Reward | Failure:
+    async def _score(self, completion: str, gold: str, question: str) -> Reward | Failure:
         scheme = self._settings.scheme
         if scheme in TEXT_SCHEMES:
             return TEXT_SCHEMES[scheme](completion, gold)
@@ -131,7 +132,7 @@ class Mathematics:
             answer = first_block(completion, "answer")
             equal = await self._verifier.torchrl_equal(answer, gold) if answer else False
             return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
-        right = await self._verifier.is_right(completion, gold)
+        right = await self._verifier.is_right(completion, gold, question, computed=scheme == "covey")
         return right if isinstance(right, Failure) else covey_reward(completion, right, self._settings.format_reward)
 
 
@@ -225,6 +226,7 @@ _ASK_TAGS = "Reason inside <think></think> tags, then write the final answer alo
 
 INSTRUCTIONS = {
     "covey": _ASK_BOX,
+    "values": _ASK_BOX,
     "math_verify": _ASK_BOX,
     "trl": _ASK_BOX,
     "verl": _ASK_BOX,
@@ -233,6 +235,7 @@ INSTRUCTIONS = {
 }
 FORMS: dict[str, Callable[[str, str], str]] = {
     "covey": _box_form,
+    "values": _box_form,
     "math_verify": _box_form,
     "trl": _full_box_form,
     "verl": _box_form,

@@ -12,6 +12,7 @@ from covey.environments.base import (
     Demonstrates,
     Describes,
     Environment,
+    Follows,
     Graded,
     HasGold,
     Logs,
@@ -114,6 +115,11 @@ class Mixture:
         found = {name: part.metrics() for name, part in self._parts.items() if isinstance(part, Logs)}
         return {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
 
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        for part in self._parts.values():
+            if isinstance(part, Follows):
+                part.follow(step, max_steps, epoch)
+
     def watched_by(self, watchdog: Watchdog) -> None:
         for part in self._parts.values():
             if isinstance(part, Watchable):
@@ -141,4 +147,5 @@ def _named(name: str, verdict: Reward | Failure) -> Reward | Failure:
     if not isinstance(verdict, Reward):
         return verdict
     own = verdict.parts or {"value": verdict.value}
-    return Reward(verdict.value, {name: verdict.value, **{f"{name}/{term}": value for term, value in own.items()}})
+    parts = {name: verdict.value, **{f"{name}/{term}": value for term, value in own.items()}}
+    return replace(verdict, parts=parts)

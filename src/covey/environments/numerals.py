@@ -4,6 +4,7 @@ Pure functions on short strings: exact rational arithmetic, text is never evalua
 nesting are bounded, and every pattern has one way to match, so that time is linear in the length of the text.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -173,23 +174,70 @@ class _Value:
     readings: Readings
     begin: int
     end: int
+    is_numeral: bool
+    """Whether it is written with nothing left to compute."""
+
+
+def _is_variable(text: str, end: int) -> bool:
+    """Check for letters behind a number that are no unit: `19xyz`, `7t`."""
+    glued = _GLUED.match(text, end)
+    return glued is not None and (glued[1] or glued[2]) not in _UNITS
+
+
+_WRITTEN = re.compile(
+    rf"[(\s]*[-+]?[(\s]*[{CURRENCY}]?\s*[-+]?[(\s]*"
+    r"(?:(?P<top>\d[\d,]*)[)\s]*/[(\s]*-?(?P<bottom>\d[\d,]*)"
+    r"|\d+(?:[ -]|\+)(?P<part>\d+)/(?P<whole>\d+)"
+    r"|[\d.,'\u2019_ ]+(?:[eE][-+]?\d+)?(?:\s*[*x]\s*10\s*\^[({]?[-+]?\d+)?"
+    r"|10\^[({]?[-+]?\d+)[)}\s]*"
+)
+_SIGNED = re.compile(r"-[^\d-]*-")
+
+
+def _is_numeral(written: str) -> bool:
+    """Check for digits, a fraction in lowest terms, a mixed number or a power of ten, with one sign at most."""
+    found = _WRITTEN.fullmatch(written)
+    if found is None or _SIGNED.search(written):
+        return False
+    top, bottom = found["top"] or found["part"] or "1", found["bottom"] or found["whole"] or "1"
+    return math.gcd(int(top.replace(",", "")), int(bottom.replace(",", ""))) == 1
 
 
 _PERCENT = re.compile(r" ?(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
-_SCALE = re.compile(r" ?(thousand|million|billion|trillion)\b|k\b", re.IGNORECASE)
-_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "k": 10**3}
+_SCALE = re.compile(r" ?(thousand|million|billion|trillion|tenth|hundredth|thousandth)s?\b|k\b", re.IGNORECASE)
+_SCALES = {
+    **{"thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "k": Fraction(10**3)},
+    **{"trillion": Fraction(10**12), "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100)},
+    **{"thousandth": Fraction(1, 1000)},
+}
+_DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if)\b", re.IGNORECASE)
 _NO_VALUE_BEFORE = re.compile(r"[<>≤≥≠√\\|]")
 _NO_VALUE_AFTER = re.compile(
     r"\s*[\\π√^]"
     r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
-    r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[xyzn](?![A-Za-z])"
+    r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[xyzn](?![A-Za-z])|\s*\)+\s*/\s*\("
 )
+_GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])")
+"""Letters right behind a number, or one letter: a unit, or else variables."""
+_UNITS = frozenset({
+    "cm", "mm", "km", "in", "ft", "yd", "mi", "kg", "mg", "lb", "lbs", "oz", "sec", "min", "h", "hr", "hrs", "ml", "mL",
+    "mph", "kph", "kmh", "am", "pm", "th", "st", "nd", "rd", "USD", "EUR", "deg", "rad", "m", "g", "s", "l", "L", "k",
+    "K", "M", "N", "J", "W", "V", "A", "C", "F",
+})  # fmt: skip
 _STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈*]+){0,8}")
 _STRICT_AFTER = re.compile(r"(?:[A-Za-z$/.\s%*\]})(^-]|(?<=[A-Za-z^-])\d)*")
-_ALTERNATIVE = re.compile(r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}\s*,?\s*\bor\s+(?:maybe |perhaps |even |possibly )?")
-_NEXT_MEMBER = re.compile(r"[A-Za-z%]*(?:\s+[A-Za-z]+)?\s*(?:,\s*(?:and\s+)?|;\s*|&\s*|\band\s+)")
+_AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
+_BEFORE_VALUE = r"[\s$*_(\[]*"
+_ALTERNATIVE = re.compile(
+    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:or|to|vs|versus|maybe|perhaps|possibly)\b{_BEFORE_VALUE}"
+    rf"(?:(?:maybe|perhaps|possibly|even|else|rather)\b{_BEFORE_VALUE})?"
+)
+_NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
+_MORE_NUMBERS = re.compile(r"(?:[\s$*_]+[-+]?\.?\d[\d.,:/]*)+[\s$*_.]*")
+_BLANKS = re.compile(r"[\s$*_]+")
+"""Between numbers with nothing else behind them: `1 2 3`."""
 
 
 def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
@@ -202,18 +250,20 @@ def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
     if equals is not None and not _REASON.search(equals[0]):
         later = _value_at(text, equals.end(), number)
         if later is not None:
-            return _Value(later.readings, begin, later.end)
+            return _Value(later.readings, begin, later.end, later.is_numeral)
     return _with_suffix(text, value, begin, arithmetic.position)
 
 
 def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
+    is_numeral = _is_numeral(text[begin:end])
     percent = _PERCENT.match(text, end)
     if percent is not None:
-        return _Value(frozenset({value, value / 100}), begin, percent.end())
+        return _Value(frozenset({value, value / 100}), begin, percent.end(), is_numeral)
     scale = _SCALE.match(text, end)
     if scale is not None:
-        return _Value(frozenset({value, value * _SCALES[(scale[1] or "k").lower()]}), begin, scale.end())
-    return _Value(frozenset({value}), begin, end)
+        readings = frozenset({value, value * _SCALES[(scale[1] or "k").lower()]})
+        return _Value(readings, begin, scale.end(), is_numeral)
+    return _Value(frozenset({value}), begin, end, is_numeral)
 
 
 def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
@@ -231,24 +281,31 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> Iterator[_Val
     """Values listed after the first: `40 or 41 or 42`, `42, 43`; but in `42, 3 more than Bob` there is one value."""
     for _ in range(50):
         either = _ALTERNATIVE.match(text, end)
-        separator = either or _NEXT_MEMBER.match(text, end)
+        blanks = _BLANKS.match(text, end) if _MORE_NUMBERS.fullmatch(text, end) else None
+        separator = either or _NEXT_MEMBER.match(text, end) or blanks
         value = _value_at(text, separator.end(), number) if separator is not None else None
-        if value is None or (either is None and len(text[value.end :].split()) > MAX_WORDS_AFTER_LIST):
+        if value is None or (either is None and len(text[value.end :].split()) > MAX_WORDS_AFTER_LIST and not blanks):
             return
         yield value
         end = value.end
 
 
-def read_values(content: str, strict: bool = False) -> list[Readings]:
-    """The value that `content` states, or the several it lists; empty where it states none.
+def is_date(text: str) -> bool:
+    """Check for 10/12/2020 and the like, which is no quotient."""
+    return _DATE.search(text) is not None
+
+
+def read_values(content: str, strict: bool = False, computed: bool = False) -> list[Readings]:
+    """Return the value that `content` states, or the several it lists; empty where it states none.
 
     Args:
         strict: the text must be one value (or list) and nothing else but a name before it (`x =`) and a unit after it,
             and a comma is never a decimal comma. For boxes and reference answers.
+        computed: a value that is no numeral, such as `12+7` and `84/2`, has no readings.
     """
     text = plain(content[:MAX_CONTENT]).strip(" \n*_`\"'")
     number = _NUMBER_STRICT if strict else _NUMBER_PROSE
-    first = _first_value(text, number)
+    first = None if is_date(text) else _first_value(text, number)
     if first is None or _NO_VALUE_BEFORE.search(text, 0, first.begin):
         return []
     values = [first, *_alternatives(text, first.end, number)]
@@ -257,17 +314,21 @@ def read_values(content: str, strict: bool = False) -> list[Readings]:
         return []
     if (strict or "\\" in content) and not _STRICT_BEFORE.fullmatch(text, 0, first.begin):
         return []
-    if strict and not _STRICT_AFTER.fullmatch(text, end):
+    if strict and (not _STRICT_AFTER.fullmatch(text, end) or _is_variable(text, end)):
         return []
-    return [value.readings for value in values]
+    return [value.readings if value.is_numeral or not computed else frozenset() for value in values]
 
 
 _SIGN_BEFORE = re.compile(rf"(?:(?:^|(?<=[\s(=:\[*_`\"'{CURRENCY}]))-|= ?- )[{CURRENCY}]?$")
 _JOINERS = frozenset({"", ",", ";", "/", "or", "and", "&", ", or", ", and"})
 
 
-def read_last(text: str) -> list[Readings]:
-    """The last number of a text, or the list it ends in; empty where there is none or it cannot be read (a time)."""
+def read_last(text: str, computed: bool = False) -> list[Readings]:
+    """Return the last number of a text, or the list it ends in; empty where none can be read (a time cannot).
+
+    Args:
+        computed: as for `read_values`.
+    """
     text = plain(text[-MAX_ENDING:])
     numerals = list(_NUMERAL.finditer(text))
     numbers = list(_NUMBER_PROSE.finditer(text))
@@ -285,7 +346,8 @@ def read_last(text: str) -> list[Readings]:
     if value is None:
         return []
     last = _with_suffix(text, sign * value, begin, arithmetic.position)
-    return [*_listed_before(text, numbers[: first + 1]), last.readings]
+    readings = last.readings if last.is_numeral or not computed else frozenset()
+    return [*_listed_before(text, numbers[: first + 1]), readings]
 
 
 def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:

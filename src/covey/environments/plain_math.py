@@ -34,7 +34,7 @@ _SIGN_WORD = re.compile(r"(?:^|(?<=is )|(?<=to )|(?<=of )|(?<=: ))(?:minus|negat
 _DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}")
-_MIXED_FRACTION = re.compile(r"(\d+) ?\\[dtc]?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
+_MIXED_FRACTION = re.compile(r"(?<!\d)(\d+) ?\\[dtc]?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
 _FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
 _BEFORE_FRACTIONS = (
     (re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\!|\\[bB]igg?[lr]?(?![A-Za-z])"), ""),
@@ -57,14 +57,18 @@ def single_blanks(text: str) -> str:
     return _BLANK_LINES.sub("\n", _BLANKS.sub(" ", text))
 
 
+def unified(text: str) -> str:
+    """Return the text with one spelling of signs, blanks, digits and powers; LaTeX commands stay."""
+    text = single_blanks(text.translate(_CHARACTERS))
+    return _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
+
+
 def plain(text: str) -> str:
     """`text` with LaTeX arithmetic as ordinary arithmetic: `\\frac{3}{4}` is ((3)/(4)), `2\\times 10^{3}` is 2* 10^(3).
 
     Commands without a plain spelling stay, backslash included, so that callers see there is more than arithmetic.
     """
-    text = single_blanks(text.translate(_CHARACTERS))
-    text = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
-    text = _DOUBLE_STAR_POWER.sub("^", _SIGN_WORD.sub("-", _CURRENCY_CODE.sub("$", text)))
+    text = _DOUBLE_STAR_POWER.sub("^", _SIGN_WORD.sub("-", _CURRENCY_CODE.sub("$", unified(text))))
     if "\\" not in text and "{" not in text:
         return text
     text = _substitute(_TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)

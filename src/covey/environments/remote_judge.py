@@ -1,27 +1,32 @@
 """Judges programs that another machine runs, in a worker process of this one.
 
-The judge is the sandbox's own (`covey.sandbox.inside.verdicts`); only where a program's process would be, there is a
-server that is asked. Expected values stay here: the server gets code, entry point and arguments.
+The judge is the sandbox's own (`covey.sandbox.inside.verdicts`), in a checker of its own; only where a program's
+process would be, there is a server that is asked. Expected values stay here: the server gets code, entry point and
+arguments.
 
 A program has no process that lasts: each request runs it anew, with the calls that have not been answered yet.
 """
 
 import http.client
 import json
+import os
 import re
 import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import socket
 from typing import Any, cast
 
-from covey.sandbox.inside import codec, wire
-from covey.sandbox.inside.case import SUSPICIOUS, Case, LoadFailed, error_text
+from covey.environments.worker_process import die_with_parent
+from covey.sandbox.inside import checker, codec, wire
+from covey.sandbox.inside.case import SUSPICIOUS, LoadFailed, error_text
 from covey.sandbox.inside.host import Ended, Program, TimedOut, TooMuch, Unjudged, Violation
-from covey.sandbox.inside.verdicts import judge
+from covey.sandbox.inside.link import Link
+from covey.sandbox.inside.supervisor import Supervisor
 
 STDIN = 0
 OVERHEAD = 4
@@ -29,6 +34,8 @@ OVERHEAD = 4
 MAX_MESSAGE = 1 << 16
 DRIVER = Path(__file__).with_name("remote_driver.py")
 CODEC = Path(codec.__file__)
+PATIENCE_SECONDS = 60.0
+"""For a request that is over and has not noticed."""
 TIMED_OUT = "Timeout ("
 """How faulthandler's message begins when the driver's time for one call is over."""
 
@@ -40,22 +47,53 @@ IMPORT = re.compile(
 )
 
 
-class Unreachable(Exception):
+class Unreachable(Unjudged):
     """The server gives no verdict; the message says why in one line."""
 
 
 def judge_remotely(url: str, margin: float, order: Mapping[str, Any]) -> dict[str, Any]:
-    """What the sandbox's judge says to an order (`covey.sandbox.orders`), or {"unjudged": why}."""
-    started = time.monotonic()
-    spawner = RemoteSpawner(Server(url, margin), started, any(test["test"] == "assert" for test in order["tests"]))
-    case = Case(spawner, order["code"], order["entry_point"], dict(order["limits"]))
+    """Return what the sandbox's judge says to an order (`covey.sandbox.orders`), or {"unjudged": why}."""
+    remote = Remote(Server(url, margin), os.getpid(), any(test["test"] == "assert" for test in order["tests"]))
+    supervisor = Supervisor(remote.serve_checker, Alone())
     try:
-        results = judge(case, list(order["tests"]))
-    except (Unjudged, Unreachable) as error:
-        return {"unjudged": str(error)}
-    if spawner.failure:
-        return {"unjudged": spawner.failure}
-    return {"results": results, "imports": named_imports(order["code"]), "seconds": time.monotonic() - started}
+        answer = supervisor.judge(dict(order))
+    finally:
+        supervisor.close()
+    return {**answer, "imports": named_imports(order["code"])} if "results" in answer else answer
+
+
+@dataclass(frozen=True)
+class Remote:
+    """What a checker needs to know whose programs run elsewhere."""
+
+    server: "Server"
+    parent: int
+    """The process that it is to end with."""
+    loads_first: bool
+    """Whether a program is loaded before it is called: tests that call it one by one must not mistake a program that
+    cannot be loaded for one that raises."""
+    started: float = field(default_factory=time.monotonic)
+
+    def serve_checker(self, channel: socket) -> None:
+        """Run in the checker."""
+        die_with_parent(self.parent)
+        checker.serve(channel, lambda link: RemoteSpawner(self, link))
+
+
+class Alone:
+    """Watches over a checker that asks for nothing: its programs are another machine's affair."""
+
+    callers: Sequence[int] = ()
+    look_seconds = wire.MAX_WAIT
+
+    def serve(self, message: dict[str, Any], channel: socket) -> None:
+        """Nothing is asked for."""
+
+    def look(self) -> None:
+        """Nothing runs here."""
+
+    def clear(self) -> None:
+        """Nothing runs here."""
 
 
 def named_imports(code: str) -> list[str]:
@@ -94,6 +132,8 @@ class Server:
             with urllib.request.urlopen(request, timeout=seconds) as response:
                 content = _read(response, max_bytes + MAX_MESSAGE, time.monotonic() + seconds)
             answer = json.loads(content)
+        except RecursionError as error:
+            raise Unreachable(f"{address} answers with what is nested too deep") from error
         except TimeoutError as error:
             raise Unreachable(f"{address} has not answered for {seconds:.3g} s") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -104,12 +144,12 @@ class Server:
 
 
 def _read(response: http.client.HTTPResponse, max_bytes: int, deadline: float) -> bytes:
-    """A response that comes in time and is not larger than it may be."""
+    """Return a response that comes in time; raises TooMuch where it is larger than a program's output may be."""
     content = bytearray()
     while part := response.read1(1 << 16):
         content += part
         if len(content) > max_bytes:
-            raise ValueError(f"the answer has more than {max_bytes} bytes")
+            raise TooMuch
         if time.monotonic() > deadline:
             raise TimeoutError
     return bytes(content)
@@ -119,11 +159,8 @@ def _read(response: http.client.HTTPResponse, max_bytes: int, deadline: float) -
 class RemoteSpawner:
     """Makes what stands for a process."""
 
-    server: Server
-    started: float
-    loads_first: bool
-    """Whether a program is loaded before it is called: tests that call it one by one must not mistake a program that
-    cannot be loaded for one that raises."""
+    remote: Remote
+    link: Link
     failure: str = ""
     """Why there is no verdict: test code may catch what it was told of it."""
 
@@ -142,12 +179,14 @@ class RemoteProgram:
     limits: dict[str, Any]
     is_script: bool
     stdin: int = STDIN
+    num_calls: int = 0
     _order: dict[str, Any] = field(default_factory=dict)
     _input: bytes = b""
     _printed: bytes = b""
     _calls: list[dict[str, Any]] = field(default_factory=list)
     """Not yet sent."""
-    _answers: deque[dict[str, Any]] = field(default_factory=deque)
+    _answers: deque[str | dict[str, Any]] = field(default_factory=lambda: deque([{"ready": True}]))
+    """Those of the server as the lines they came in."""
     _num_missing: int = 0
     """Answers to calls that were sent."""
     _ending: type[Exception] = Ended
@@ -166,50 +205,64 @@ class RemoteProgram:
                 self._answers.extend([] if self.is_script else [{"loaded": True}])
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The next frame; raises LoadFailed, TimedOut, Ended, TooMuch, Violation or Unreachable."""
-        if self._answers and self._answers[0] == {"loaded": True} and self.spawner.loads_first:
+        """Return the next frame; raises LoadFailed, TimedOut, Ended, TooMuch, Violation or Unreachable."""
+        if self._answers and self._answers[0] == {"loaded": True} and self.spawner.remote.loads_first:
             self._run([])
         if not self._answers and self.is_script:
             return self._run_script()
         if not self._answers and not self._num_missing and self._calls:
-            calls, self._calls = self._calls, []
-            self._run(calls)
-        if self._answers:
-            return self._answers.popleft()
-        raise self._ending
+            self._run_calls()
+        if not self._answers:
+            raise self._ending
+        answer = self._answers.popleft()
+        return _frame(answer, self.limits["output_bytes"]) if isinstance(answer, str) else answer
 
     def finish_output(self, deadline: float) -> bytes:
         return self._printed
 
+    def _run_calls(self) -> None:
+        """Make all calls at once, or the first alone where their answers are too much together."""
+        calls, self._calls = self._calls, []
+        try:
+            self._run(calls)
+        except TooMuch:
+            if len(calls) == 1:
+                raise
+            self._calls = calls[1:]
+            self._run(calls[:1])
+
     def _seconds(self) -> float:
-        return max(0.1, self.spawner.started + self.limits["total_seconds"] - time.monotonic())
+        return max(0.1, self.spawner.remote.started + self.limits["total_seconds"] - time.monotonic())
 
     def _ask(self, code: str, stdin: str, seconds: float) -> dict[str, Any]:
         if self.spawner.failure:
             raise Unreachable(self.spawner.failure)
+        server, link = self.spawner.remote.server, self.spawner.link
+        link.begin(time.monotonic() + seconds + server.margin + PATIENCE_SECONDS, is_charged=False)
         try:
-            result = self.spawner.server.run(code, stdin, seconds, self.limits)
+            result = server.run(code, stdin, seconds, self.limits)
         except Unreachable as error:
             self.spawner.failure = str(error)
             raise
+        link.begin(time.monotonic() + self.limits["wall_seconds"], is_charged=True)
         late = result.get("status") == "TimeLimitExceeded" or TIMED_OUT in str(result.get("stderr"))
         self._ending = TimedOut if late else Ended
         return result
 
     def _run(self, calls: list[dict[str, Any]]) -> None:
-        """The calls in a fresh process; raises LoadFailed where the program cannot be loaded."""
+        """Make the calls in a fresh process; raises LoadFailed where the program cannot be loaded."""
         result = self._ask(self._driver(calls), "", self._seconds())
         lines = str(result.get("stdout") or "").split("\n")[:-1]  # a torn last line just ends the list
-        frames = [_frame(line, self.limits["output_bytes"]) for line in lines]
-        if not frames:
+        if not lines:
             late = self._ending is TimedOut
             raise LoadFailed("loading it took too long" if late else "its process ended while loading it")
-        if set(frames[0]) == {"err", "text"}:
-            raise LoadFailed(error_text(frames[0]))
-        if frames[0] != {"loaded": True} or len(frames) - 1 > len(calls):
+        first = _frame(lines[0], MAX_MESSAGE)
+        if set(first) == {"err", "text"}:
+            raise LoadFailed(error_text(first))
+        if first != {"loaded": True} or len(lines) - 1 > len(calls):
             raise Violation("what came was not the answers to the calls")
-        self._answers.extend(frames[1:])  # the judge looks whether they are in order
-        self._num_missing = len(calls) - len(frames[1:])
+        self._answers.extend(lines[1:])  # the judge looks whether they are in order
+        self._num_missing = len(calls) - len(lines[1:])
 
     def _run_script(self) -> dict[str, Any]:
         result = self._ask(self._order["code"], self._input.decode("utf-8", "replace"), self.limits["wall_seconds"])
@@ -247,11 +300,13 @@ def _frames(content: bytes) -> list[dict[str, Any]]:
 
 
 def _frame(line: str, max_bytes: int) -> dict[str, Any]:
-    """What the program said in one line; raises Violation where that is no answer."""
+    """Return what the program said in one line; raises Violation where that is no answer."""
     if len(line) > max_bytes + MAX_MESSAGE:
         raise Violation("a line is too long")
     try:
         frame = codec.loads(line.encode("utf-8", "replace"))
+    except MemoryError:
+        raise
     except codec.FOREIGN as error:
         raise Violation("a line is not JSON") from error
     if type(frame) is not dict:

@@ -10,6 +10,7 @@ from typing import Any
 
 from covey.environments.remote_judge import judge_remotely
 from covey.environments.workers import WorkerPool, WorkerSettings
+from covey.sandbox.inside.case import START_SECONDS
 from covey.sandbox.orders import order_of, report_of
 from covey.sandbox.types import Limits, Report, SandboxFailed, Test
 from covey.types import Failure
@@ -34,7 +35,7 @@ class RemoteRunner:
         self._margin = margin
         self._limits = limits or Limits()
         self._num_slots = num_slots or NUM_SLOTS
-        timeout = self._limits.total_seconds + 2 * margin
+        timeout = self._limits.total_seconds + START_SECONDS + 2 * margin
         settings = WorkerSettings(self._num_slots, timeout, max_calls=10_000, address_bytes=WORKER_BYTES)
         self._pool = WorkerPool([judge_remotely], settings)
 

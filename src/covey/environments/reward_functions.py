@@ -5,9 +5,9 @@ A reward function is called with keyword arguments only, once for all completion
     def reward(prompts, completions, **columns) -> list[float | None]
 
 `prompts` and `completions` are strings where the prompt is one, and lists of messages where the prompt is a
-conversation; every other column of the row comes as a list of equal length, besides `trainer_state` (None),
-`log_extra` and `log_metric`. `completion_ids` are the tokens that were sampled, the stop token included. None means
-"does not apply to this completion".
+conversation; every other column of the rows comes as a list of equal length, None where a row lacks it, besides
+`trainer_state`, `log_extra` and `log_metric`. `completion_ids` are the tokens that were sampled, the stop token
+included. None means "does not apply to this completion".
 
 Functions run in worker processes with a deadline (`workers`), or here (`in_process`), which is faster; one that takes
 too long cannot be interrupted here, so that it ends the run.
@@ -16,27 +16,37 @@ too long cannot be interrupted here, so that it ends the run.
 import asyncio
 import copy
 import functools
+import logging
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from covey.deadlines import Watchdog
-from covey.environments.base import Environment, RunStopped, Split
+from covey.environments.base import Environment, RunStopped, Split, split_prefill
 from covey.environments.call_thread import CallThread
-from covey.environments.reward_call import Outcome, RewardCall, RewardCallable, failed, is_async, name_of
+from covey.environments.reward_call import (
+    AT_START,
+    Outcome,
+    RewardCall,
+    RewardCallable,
+    TrainerState,
+    failed,
+    is_async,
+    name_of,
+    problem_with,
+)
+from covey.environments.reward_rows import PromptFormat, Row
 from covey.environments.reward_specs import load_reward
 from covey.environments.workers import WorkerPool, WorkerSettings
 from covey.rewards.texts import final_text
 from covey.types import Failure, Message, Prompt, Reward
 
-Row = Mapping[str, Any]
+LOGGER = logging.getLogger(__name__)
 
 HIDDEN_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on either."""
 RESERVED_COLUMNS = frozenset({"prompts", "completions", "trainer_state", "log_extra", "log_metric"})
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Who speaks in a conversation. Many chat templates drop the words of any other without a sound."""
 FAILURE_WINDOW = 1000
 """Rewards the failure rate is taken over."""
 MIN_FAILURE_SAMPLE = 20
@@ -103,12 +113,19 @@ class RewardFunctions:
         settings: RewardSettings | None = None,
         *,
         prompt_column: str = "prompt",
+        prefill: bool = False,
     ) -> None:
-        """Raises ValueError for rows without a prompt, reserved column names and functions that cannot be sent."""
+        """`prefill` lets conversations end with the begin of the assistant's answer.
+
+        Raises ValueError for rows without a prompt, reserved column names and functions that cannot be sent.
+        """
         self.settings = settings or RewardSettings()
         self._functions = tuple(functions)
-        self._prompts = {split: _prompts(split, rows[split], prompt_column) for split in rows}
-        _check_arguments(self._functions, {name for some in rows.values() for row in some for name in row})
+        columns = list(dict.fromkeys(name for of_split in rows.values() for row in of_split for name in row))
+        _check_columns(self._functions, columns, prompt_column)
+        how = PromptFormat(prompt_column, prefill=prefill)
+        self._prompts = {split: _prompts(split, rows[split], columns, how) for split in rows}
+        _warn_of_silent_users(self._prompts)
         self._calls = [RewardCall(reward.function) for reward in self._functions]
         self._pool: WorkerPool | None = None
         self._thread = CallThread()
@@ -118,12 +135,20 @@ class RewardFunctions:
         else:
             for call in self._calls:
                 call.prepare()
+        self._state = AT_START
         self._recent: deque[bool] = deque(maxlen=FAILURE_WINDOW)
+        self._has_applied = False
+        self._num_without = 0
+        """Completions before the first that a function had a value for."""
         self._metrics: defaultdict[str, list[float]] = defaultdict(list)
 
     def watched_by(self, watchdog: Watchdog) -> None:
         """Have functions that run here end the run where they take too long."""
         self._watchdog = watchdog
+
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        """Let functions know by their `trainer_state` how far training is."""
+        self._state = TrainerState(step, max_steps, epoch)
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
@@ -160,7 +185,9 @@ class RewardFunctions:
         self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
     ) -> list[Reward | Failure]:
         scores, outcomes = await self.judged(prompt, completions, tokens)
-        self._note([score for score in scores if score is not _DOES_NOT_APPLY])
+        applied = [score for score in scores if score is not _DOES_NOT_APPLY]
+        self._stop_where_nothing_applies(len(scores), len(applied))
+        self._note(applied)
         for outcome in outcomes:
             for name, value in outcome["metrics"]:
                 self._metrics[name].append(value)
@@ -194,44 +221,59 @@ class RewardFunctions:
         columns = {name: [value] * count for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
         if isinstance(prompt.text, str):
             return {"prompts": [prompt.text] * count, "completions": list(completions), **columns}
+        asked, begun = split_prefill(prompt.text)
         return {
-            "prompts": [[dict(message) for message in prompt.text] for _ in range(count)],
-            "completions": [[{"role": "assistant", "content": text}] for text in completions],
+            "prompts": [[copy.deepcopy(dict(message)) for message in asked] for _ in range(count)],
+            "completions": [[{"role": "assistant", "content": begun + text}] for text in completions],
             **columns,
         }
 
     async def _outcome(self, index: int, count: int, keywords: Mapping[str, Any]) -> Outcome:
         if self._pool is not None:
-            result = await self._pool.call(index, {"count": count, "keywords": keywords})
+            result = await self._pool.call(index, {"count": count, "keywords": keywords, "state": self._state})
             return failed(result.reason, count) if isinstance(result, Failure) else result
-        call, seconds = self._calls[index], self.settings.workers.timeout
+        call, state, seconds = self._calls[index], self._state, self.settings.workers.timeout
         if is_async(call.function):
             deadline = asyncio.timeout(seconds)
             try:
                 async with deadline:
-                    return await call.awaited(count, keywords)
+                    return await call.awaited(count, keywords, state)
             except TimeoutError:
                 return failed(f"took longer than {seconds:g} s", count)
 
         def watched() -> Outcome:
             what = f"the reward function {self._functions[index].name}"
             with self._watchdog.waiting(what, "environment.timeout", seconds):
-                return call(count, keywords)
+                return call(count, keywords, state)
 
         return await self._thread.call(watched)
 
     def _reward(self, index: int, outcomes: Sequence[Outcome]) -> Reward | Failure:
         """The judgement of one completion from what all functions say of it."""
         parts: dict[str, float] = {}
+        extra: dict[str, Any] = {}
         total = 0.0
         for reward, outcome in zip(self._functions, outcomes, strict=True):
             if str(index) in outcome["problems"]:
                 return Failure(f'reward function "{reward.name}" {outcome["problems"][str(index)]}')
+            extra |= {column: values[index] for column, values in outcome["extras"].items()}
             value = outcome["values"][index]
             if value is not None:
                 parts[reward.name] = value
                 total += reward.weight * value
-        return Reward(total, parts) if parts else _DOES_NOT_APPLY
+        if problem_with(total):
+            return Failure(f"the weighted sum of the reward functions is {total:g}")
+        return Reward(total, parts, extra) if parts else _DOES_NOT_APPLY
+
+    def _stop_where_nothing_applies(self, num_scores: int, num_applied: int) -> None:
+        """Raise RewardFailureRate once no function applied to any of the first 1000 completions."""
+        self._num_without += 0 if num_applied or self._has_applied else num_scores
+        self._has_applied |= num_applied > 0
+        if not self._has_applied and self._num_without >= FAILURE_WINDOW:
+            raise RewardFailureRate(
+                f"no reward function applied to any of {self._num_without} completions: each returned None, or its "
+                "column has no value in these rows"
+            )
 
     def _note(self, scores: Sequence[Reward | Failure]) -> None:
         failures = [score for score in scores if isinstance(score, Failure)]
@@ -244,7 +286,7 @@ class RewardFunctions:
             )
 
 
-_DOES_NOT_APPLY = Failure("no reward function applied")
+_DOES_NOT_APPLY = Failure("no reward function applied", is_fault=False)
 """All functions said None: left out of the group like a failure, but nobody's fault, so not counted as one."""
 
 
@@ -276,8 +318,13 @@ def _tokens(completion_ids: Sequence[Sequence[int]]) -> dict[str, list[list[int]
     return {"completion_ids": [list(ids) for ids in completion_ids]}
 
 
-def _check_arguments(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
-    """A column would silently take the place of an argument of the same name."""
+def _check_columns(functions: Sequence[RewardFunction], columns: Sequence[str], prompt_column: str) -> None:
+    """Refuse columns that would silently take the place of an argument of the same name."""
+    taken = RESERVED_COLUMNS.intersection(columns) - {prompt_column}
+    if taken:
+        raise ValueError(
+            f"columns {', '.join(sorted(taken))} have names that reward functions get as arguments; rename"
+        )
     for reward in functions:
         function = reward.function
         both = sorted(set(function.keywords).intersection(columns)) if isinstance(function, functools.partial) else []
@@ -285,41 +332,32 @@ def _check_arguments(functions: Sequence[RewardFunction], columns: Collection[st
             raise ValueError(f"rows have the column {both[0]!r}, which args of {reward.name} set too; rename one")
 
 
-def _prompts(split: Split, rows: Sequence[Row], prompt_column: str) -> tuple[Prompt, ...]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    taken = RESERVED_COLUMNS.intersection(names) - {prompt_column}
-    if taken:
-        raise ValueError(
-            f"columns {', '.join(sorted(taken))} have names that reward functions get as arguments; rename"
-        )
-    columns = [name for name in names if name != prompt_column]
+def _prompts(split: Split, rows: Sequence[Row], columns: Sequence[str], how: PromptFormat) -> tuple[Prompt, ...]:
+    """Return a prompt for each row. Rows of both splits have the same columns, with None where a row lacks one."""
+    others = [name for name in columns if name != how.column]
     return tuple(
         Prompt(
             id=f"{split}-{index}",
             environment="reward_functions",
-            text=_prompt_text(row, prompt_column, f"{split} row {index}"),
-            columns={name: row.get(name) for name in columns},
+            text=_text(row, how, f"{split} row {index}"),
+            columns={name: row.get(name) for name in others},
         )
         for index, row in enumerate(rows)
     )
 
 
-def _prompt_text(row: Row, prompt_column: str, place: str) -> str | tuple[Message, ...]:
-    """The prompt of a row: text, or messages that each have a role and a content."""
-    if prompt_column not in row:
-        raise ValueError(f"{place} has no column {prompt_column!r} (has: {', '.join(row)})")
-    prompt = row[prompt_column]
-    if prompt in ("", []):
-        raise ValueError(f"{place} has an empty prompt")
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
-        unknown = [message["role"] for message in prompt if message["role"] not in ROLES]
-        if unknown:
-            raise ValueError(f"{place}: prompt has the unknown role {unknown[0]!r} (known: {', '.join(ROLES)})")
-        return tuple(dict(message) for message in prompt)
-    raise ValueError(f"{place}: prompt must be text or a list of messages with role and content, got {prompt!r:.80}")
+def _warn_of_silent_users(prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+    """Name conversations that end with an instruction: chat models are made to answer a user or a tool."""
+    spoken = [p for of_split in prompts.values() for p in of_split if not isinstance(p.text, str)]
+    instructed = [p for p in spoken if p.text[-1]["role"] in ("system", "developer")]  # type: ignore[index]
+    if instructed:
+        text = "prompts that end with a system message, so that no user asks anything: %d, first: %s"
+        LOGGER.warning(text, len(instructed), instructed[0].id)
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and "role" in message and "content" in message
+def _text(row: Row, how: PromptFormat, place: str) -> str | tuple[Message, ...]:
+    try:
+        prompt = how.read(row)[how.column]
+    except ValueError as error:
+        raise ValueError(f"{place} {error}") from error
+    return prompt if isinstance(prompt, str) else tuple(prompt)

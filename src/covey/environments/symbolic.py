@@ -9,13 +9,22 @@ import logging
 import re
 from fractions import Fraction
 
-from covey.environments.numerals import read_values
+from covey.environments.math_forms import canonical, differ, lacks_letter, num_terms
+from covey.environments.math_nodes import is_expression, last_side
+from covey.environments.math_relations import same_relation
+from covey.environments.math_trees import read_tree
+from covey.environments.numerals import is_date, read_values
 
 MAX_SYMBOLIC = 300
 """Longest expression that is given to math-verify, in characters."""
+MAX_TERMS_OF_ANSWER = 500
+"""Most terms that an answer may have once it is multiplied out."""
 
 _SPELLING = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])|[\s$.]+")
 _TOWER = re.compile(r"\^\s*\{?[^{}^]{0,40}\^|\d{5,}\s*!|\^\s*\{?\s*-?\d{5,}|!\s*!")
+
+
+_DENIAL = re.compile(r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]")
 
 
 def same_spelling(answer: str, gold: str) -> bool:
@@ -27,10 +36,29 @@ def same_spelling(answer: str, gold: str) -> bool:
 
 
 def equal_at_sight(answer: str, gold: str) -> bool | None:
-    """The verdict that needs no algebra: equal as text, or refused (long texts, towers of powers); None without one."""
+    """Return the verdict that needs no algebra, None where there is none.
+
+    Equal as text, or but for the order of terms, is right. Long texts, towers of powers, what denies (`\\neg`),
+    formulas whose values differ and those that multiplying out would make too long are wrong without algebra.
+    """
     if same_spelling(answer, gold):
         return True
-    return False if max(len(answer), len(gold)) > MAX_SYMBOLIC or _TOWER.search(answer) else None
+    if max(len(answer), len(gold)) > MAX_SYMBOLIC or _TOWER.search(answer):
+        return False
+    if _DENIAL.search(answer) or is_date(gold):
+        return False
+    tree, expected = read_tree(answer), read_tree(gold)
+    if tree is None or expected is None:
+        return None
+    related = True if canonical(tree) == canonical(expected) else same_relation(tree, expected)
+    if related is not None:
+        return related
+    if num_terms(tree) > MAX_TERMS_OF_ANSWER:
+        return False
+    if not (is_expression(tree) and is_expression(expected)):
+        return None
+    given, wanted = last_side(tree), last_side(expected)
+    return False if lacks_letter(given, wanted) or differ(given, wanted) else None
 
 
 def symbolic_equal(answer: str, gold: str) -> bool:

@@ -11,6 +11,11 @@ from typing import Any
 
 from covey.sandbox.types import Limits, Report, Runner, Test
 
+MAX_BYTES = 128 << 20
+"""Of all verdicts that are kept: a policy decides how long their messages are."""
+RESULT_BYTES = 200
+"""Of a result without its message, and of what is kept besides it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -31,11 +36,15 @@ class CachedRunner:
     """
 
     def __init__(self, runner: Runner, size: int) -> None:
-        """Keeps the last `size` verdicts; 0 keeps none. Takes over the runner: `close` closes it."""
+        """Keep the last `size` verdicts, of at most MAX_BYTES together; 0 keeps none.
+
+        Takes over the runner: `close` closes it.
+        """
         self._runner = runner
         self._size = size
         self._identity = identity_of(runner)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._num_bytes = 0
         self._running: dict[str, asyncio.Task[Report]] = {}
         self._num_asked = 0
         self._num_run = 0
@@ -79,11 +88,24 @@ class CachedRunner:
             self._running.pop(key, None)
 
     def _keep(self, key: str, report: Report) -> None:
-        before = self._kept.pop(key, None)
+        before = self._drop(key)
         agreed = before is not None and _verdicts(before.report) == _verdicts(report)
         self._kept[key] = _Kept(report, before.num_agreed + 1 if before is not None and agreed else 1)
-        while len(self._kept) > self._size:
-            self._kept.popitem(last=False)
+        self._num_bytes += bytes_of(report)
+        while len(self._kept) > self._size or self._num_bytes > MAX_BYTES:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: str) -> _Kept | None:
+        dropped = self._kept.pop(key, None)
+        self._num_bytes -= bytes_of(dropped.report) if dropped is not None else 0
+        return dropped
+
+
+def bytes_of(report: Report) -> int:
+    """Return about how much memory a report takes, whose equal results are one object."""
+    return sum(RESULT_BYTES + 4 * len(message) for message in {result.message for result in report.results}) + (
+        RESULT_BYTES + 8 * len(report.results)
+    )
 
 
 def identity_of(runner: Runner) -> str:

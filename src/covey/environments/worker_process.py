@@ -6,6 +6,7 @@ JSON, so nothing that comes back is ever more than data. Run as `python -P worke
 
 import ctypes
 import importlib
+import io
 import json
 import os
 import pickle
@@ -18,7 +19,7 @@ import types
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, runtime_checkable
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @runtime_checkable
@@ -29,9 +30,14 @@ class Prepares(Protocol):
 
 
 def die_with_parent(parent: int) -> None:
-    """On Linux the kernel kills this process when its parent ends, however that happens."""
+    """Let the kernel (Linux) kill this process when its parent ends, and keep what it starts below it.
+
+    Processes that lose their own parent become children of this one, so that they are found and killed with it.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        library = ctypes.CDLL(None)
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        library.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
@@ -101,6 +107,8 @@ def main(descriptor: int, parent: int) -> None:
     """Serve calls until the parent closes the connection."""
     die_with_parent(parent)
     os.dup2(2, 1)  # what functions print must not mix with the output of the run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # into a pipe it would be kept back, and lost with the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)

@@ -1,9 +1,9 @@
 """Worker processes with a deadline for each call, so that no reward function can hang or crash a run.
 
-A worker that takes too long is killed (SIGKILL, so a loop in C that holds the GIL ends too, and its own children with
-it) and replaced; the others do not notice. Workers are started fresh, never forked from this process: forking a
-process with torch's threads can deadlock. What runs in them is the user's own, trusted code: this isolates accidents,
-not attacks. Code that a model wrote does not belong here.
+A worker that takes too long is killed (SIGKILL, so a loop in C that holds the GIL ends too, and with it whatever it has
+started, also in sessions of its own) and replaced; the others do not notice. Workers are started fresh, never forked
+from this process: forking a process with torch's threads can deadlock. What runs in them is the user's own, trusted
+code: this isolates accidents, not attacks. Code that a model wrote does not belong here.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import secrets
 import signal
 import subprocess
 import sys
@@ -22,15 +23,22 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import IO, Any
 
+from covey.environments.leftovers import MARK, kill_started
 from covey.environments.worker_process import resident_bytes
+from covey.escaping import escape
 from covey.types import Failure
 
 NO_WORKER = "no worker process"
 """How the reason of a Failure begins that is not the function's doing."""
 TOO_LONG = "took longer than"
 """How it begins where a call was ended for its time."""
+
+MAX_LINE = 16384
+"""Bytes of a printed line after which it is broken."""
+PRINT_SECONDS = 0.5
+"""For the last lines of a worker that has ended, where something that it started holds its stderr open."""
 
 _CHILD = Path(__file__).with_name("worker_process.py")
 
@@ -81,13 +89,18 @@ class _Process:
 
     def __init__(self, setup: bytes) -> None:
         self._connection, theirs = Pipe()
+        self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_CHILD), str(theirs.fileno()), str(os.getpid())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=os.environ | {MARK: self._mark},
             start_new_session=True,  # its children can be killed with it, and Ctrl-C is left to the parent
         )
         theirs.close()
+        self._printed = threading.Thread(target=_pass_on, args=(self._process.stderr,), daemon=True)
+        self._printed.start()
         self._lock = threading.Lock()
         self._is_reaped = False
         self.num_calls = 0
@@ -136,9 +149,11 @@ class _Process:
         return max(0, resident_bytes(self._process.pid) - self.held_bytes)
 
     def kill(self) -> None:
-        """Kill the process with its children. Never after it was reaped: its number may belong to another by then."""
+        """Kill the process with all it has started. Never after it was reaped: its number may be another's by then."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             if not self._is_reaped:
+                os.kill(self._process.pid, signal.SIGSTOP)
+                kill_started(self._process.pid, self._mark)
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
@@ -146,6 +161,7 @@ class _Process:
         self.kill()
         self._reap()
         self._connection.close()
+        self._printed.join(PRINT_SECONDS)
 
     def _reap(self) -> int:
         if not self._is_reaped:  # wait for the end first, without the lock: `kill` needs it
@@ -153,6 +169,19 @@ class _Process:
         with self._lock:
             self._is_reaped = True
             return self._process.wait()
+
+
+def _pass_on(printed: IO[bytes]) -> None:
+    """Print what a worker prints, line by line: a live panel moves aside for this process's stderr, not for another's.
+
+    Reward functions print what the model wrote, so the lines are escaped.
+    """
+    with printed:
+        while line := printed.readline(MAX_LINE):
+            text = escape(line.decode(errors="replace").removesuffix("\n"), keep="\t")
+            with contextlib.suppress(OSError, ValueError):  # nobody listens any more: the worker must go on
+                sys.stderr.write(f"{text}\n")
+                sys.stderr.flush()
 
 
 class _Worker:

@@ -12,6 +12,7 @@ from covey.config import Config, DataConfig, validate
 from covey.environment_config import IfevalConfig
 from covey.environments import ENVIRONMENTS
 from covey.environments.base import Demonstrates, Graded, HasGold, Weighs
+from covey.environments.ifeval import material
 from covey.environments.ifeval.environment import IFEval
 from covey.environments.ifeval.prompts import from_rows
 from covey.types import Reward
@@ -67,6 +68,34 @@ def test_gold_answers_and_demonstrations_get_full_marks(scheme: str) -> None:
         (reward,) = asyncio.run(environment.score(prompt, [answer]))
         assert isinstance(reward, Reward)
         assert round(reward.value, 9) == (1.15 if scheme == "torchrl" else 1.0), (prompt, answer)
+
+
+FIXED = (
+    "\u200b",
+    "<<a>> *a* *a* *a* *a* *a* [a] [a] [a] [a] [a] [a] ... P.S. P.P.S",
+    "My answer is yes. My answer is no.",
+    "<<A>> *a* [b] this is a text about nothing at all and it says nothing of note. P.S. no. P.P.S no",
+    f"<<A>> *a* *b* [c] {' '.join(material.TOPICS)} P.S. P.P.S",
+    f"<<A>> *a* *b* [c] {' '.join(topic.split()[0] for topic in material.TOPICS)} P.S. P.P.S",
+)
+"""Texts that follow a third of all instructions and say nothing."""
+
+
+@pytest.mark.parametrize("style", ["full", "short"])
+def test_no_fixed_text_earns_much_on_generated_prompts(style: str) -> None:
+    environment = built(style=style, num_train=200)
+    for text in FIXED:
+        scored = [asyncio.run(environment.score(prompt, [text]))[0] for prompt in environment.prompts("train")]
+        assert sum(reward.value for reward in scored if isinstance(reward, Reward)) / len(scored) < 0.1, text
+
+
+def test_answers_to_a_benchmark_are_judged_by_form_alone(tmp_path: Path) -> None:
+    rows = DataConfig(path=written(tmp_path, "rows.jsonl", [row(number) for number in range(10)]))
+    environment = built(rows, benchmark=written(tmp_path, "benchmark.jsonl", [row(1000), row(1001)]))
+    for split, value in (("train", 0.0), ("test", 1.0)):
+        (reward,) = asyncio.run(environment.score(environment.prompts(split)[0], ["26"]))  # type: ignore[arg-type]
+        assert isinstance(reward, Reward)
+        assert reward.value == value
 
 
 def test_the_torchrl_scheme_asks_for_its_blocks_and_one_may_say_it_in_other_words() -> None:

@@ -2,14 +2,16 @@
 
 import pytest
 
+from covey.environments.ifeval import material
 from covey.environments.ifeval.instructions import instruction
 from covey.environments.ifeval.rewards import SCHEMES, Scheme, without_thoughts
+from covey.environments.ifeval.topics import is_about, num_different_words
 
 ASKED = (
     instruction("punctuation:no_comma", {}),
     instruction("startend:end_checker", {"end_phrase": "bye"}),
 )
-THINK, RIGHT, HALF, LOOSE = "<think>so, yes</think>", "a bye", "a, bye", "a *bye*"
+THINK, RIGHT, HALF, LOOSE = "<think>so, yes</think>", "it is bye", "it is, bye", "it is *bye*"
 
 
 def value(scheme: Scheme, completion: str) -> float:
@@ -91,10 +93,34 @@ def test_thoughts_are_not_judged_by_the_plain_schemes() -> None:
     assert value(Scheme("strict"), f"{THINK}\n{RIGHT}") == 1.0
 
 
-def test_short_answers_follow_nothing_where_a_length_is_asked_for() -> None:
-    assert value(Scheme("strict", min_words=2), "a bye") == 1.0
-    assert value(Scheme("strict", min_words=3), "a bye") == 0.0
-    assert value(Scheme("loose_share", min_words=3), "a bye") == 0.0
+def test_an_answer_of_few_different_words_follows_nothing() -> None:
+    assert value(Scheme("strict"), "it is bye") == 1.0
+    assert value(Scheme("strict"), "bye it bye") == 0.0
+    assert value(Scheme("loose_share", min_words=4), "it is bye") == 0.0
+    assert value(Scheme("strict", min_words=0), "bye") == 1.0
+    assert value(Scheme("torchrl"), "<answer>bye</answer>") == 1.10
+
+
+@pytest.mark.parametrize(
+    "text", ["\u200b", "***", "7", "<<a>> *a* *a* [a] [a] ... P.S. P.P.S", '"', "{}", "a, a. A! bye bye"]
+)
+def test_marks_without_words_follow_nothing(text: str) -> None:
+    assert value(Scheme("loose_share"), text) == 0.0
+
+
+def test_words_of_scripts_without_blanks_are_counted_by_their_letters() -> None:
+    assert (
+        num_different_words("\u4eca\u65e5\u306f\u3068\u3066\u3082\u5929\u6c17\u304c\u3044\u3044\u3067\u3059\u306d") >= 3
+    )
+    assert num_different_words("Das Wetter ist das Wetter") == 3
+
+
+def test_a_text_is_about_its_topic_where_it_names_it_and_few_others() -> None:
+    assert is_about("WE WENT TO SWIM ALL WINTER", "winter swimming", material.TOPICS)
+    assert is_about("handmade shoes", "hand-made shoes", material.TOPICS)
+    assert not is_about("A cold winter.", "winter swimming", material.TOPICS)
+    assert is_about(", ".join(material.TOPICS[:12]), material.TOPICS[0], material.TOPICS)
+    assert not is_about(", ".join(material.TOPICS[:30]), material.TOPICS[0], material.TOPICS)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """The environment: prompts with instructions that a program can check, and what completions of them are worth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from covey.environments.base import Split
+from covey.environments.ifeval import material
 from covey.environments.ifeval.gold import gold_answer
 from covey.environments.ifeval.instructions import CHECKS, Instruction
 from covey.environments.ifeval.rewards import Scheme
+from covey.environments.ifeval.topics import is_about
 from covey.environments.ifeval.verdicts import instructions_of
 from covey.types import Failure, Prompt, Reward
 
@@ -26,7 +30,8 @@ class IFEval:
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         instructions = _instructions(prompt)
-        return [self._scheme.reward(completion, instructions) for completion in completions]
+        scheme = replace(self._scheme, min_words=0) if prompt.columns.get("is_benchmark") else self._scheme
+        return [scheme.reward(completion, instructions, _topic_check(prompt)) for completion in completions]
 
     def gold(self, prompt: Prompt) -> str | None:
         """An answer that follows every instruction of a generated prompt; None for a row."""
@@ -53,5 +58,17 @@ class IFEval:
         return {name.partition(":")[2]: 0.0 for name in CHECKS} | self._scheme.part_weights
 
 
+def _topic_check(prompt: Prompt) -> Callable[[str], bool]:
+    """Return what checks that a text is about a generated prompt's topic, where its answer can be asked to name it."""
+    if "topic" not in prompt.columns or not NAMELESS.isdisjoint(prompt.columns["instruction_id_list"]):
+        return bool
+    return partial(is_about, topic=prompt.columns["topic"], topics=TOPICS[prompt.columns["style"]])
+
+
 def _instructions(prompt: Prompt) -> tuple[Instruction, ...]:
     return instructions_of(prompt.columns["instruction_id_list"], prompt.columns["kwargs"])
+
+
+TOPICS = {"full": material.TOPICS, "short": material.SHORT_TOPICS}
+NAMELESS = frozenset({"language:response_language", "detectable_format:constrained_response"})
+"""Kinds whose answers need not name the topic in the words of the prompt."""

@@ -25,9 +25,9 @@ def _placeholders(line: str) -> int:
 
 
 def postscript(text: str, *, postscript_marker: str) -> bool:
-    """The marker occurs anywhere, in any case. A marker other than P.S. and P.P.S is a pattern."""
+    """Check that the marker occurs anywhere, in any case; P.S. and P.P.S may have white space inside."""
     marker = postscript_marker.strip()
-    return re.search(_POSTSCRIPTS.get(marker, marker.lower()), text.lower(), re.MULTILINE) is not None
+    return re.search(_POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> bool:

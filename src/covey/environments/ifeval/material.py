@@ -111,4 +111,4 @@ LANGUAGES = {
 SHORT_TOPICS = ("bees", "owls", "cats", "dogs", "figs", "fish", "ants", "elks", "hens", "bats", "cows", "eels")
 SHORT_KEYWORDS = ("moon", "star", "lake", "hill", "gold", "bell", "drum", "rope")
 SHORT_PHRASES = ("bye.", "amen.", "the end.", "over.")
-SHORT_SENTENCES = ("{topic} are here, now.", "i like {topic}, too.", "so it is, yes.", "we go on, then.")
+SHORT_SENTENCES = ("{topic} are here, now.", "i like {topic}, too.", "so {topic} it is, yes.", "we saw {topic}, then.")

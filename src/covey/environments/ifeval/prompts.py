@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.base import Split, conversation
@@ -47,7 +47,12 @@ def load(
         train = apart(rows["train"], benchmark, str(source.benchmark))
         warn_of_benchmark(train, source.path)
         found = {"train": from_rows(train, "train", instruction), "test": from_rows(rows["test"], "test", instruction)}
-    return {**found, "test": from_rows(benchmark, "test", instruction)} if benchmark else found
+    return {**found, "test": _only_measured(from_rows(benchmark, "test", instruction))} if benchmark else found
+
+
+def _only_measured(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Mark prompts that nothing is trained on: every answer to them is judged by its form alone."""
+    return [replace(prompt, columns={**prompt.columns, "is_benchmark": True}) for prompt in prompts]
 
 
 def _benchmark_rows(source: Source) -> list[Row]:

@@ -8,23 +8,21 @@
 | loose_share  | the response less its thoughts           | the share of instructions followed loosely          |
 | torchrl      | the first closed answer block, untrimmed | a weighted sum of the four, and bonuses for format  |
 
+Under all but the last, a text with too few words follows nothing, nor does one that is not about what was asked.
 The last is the default reward of TorchRL's IfEvalScorer (pytorch/rl ae9719f1), 0 to 1.15.
 """
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from covey.environments.ifeval.instructions import Instruction
+from covey.environments.ifeval.topics import num_different_words
 from covey.environments.ifeval.verdicts import Verdicts, judge
-from covey.environments.ifeval.words import count_words
 from covey.types import Reward
 
 ASK_TAGS = "Think inside <think></think> tags, then write your whole answer inside <answer></answer> tags."
 THINK_END = "</think>"
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Scheme:
     """For exactly one closed answer block (torchrl)."""
     think_bonus: float = 0.05
     """For exactly one closed think block (torchrl)."""
-    min_words: int = 0
-    """An answer with fewer words follows nothing."""
+    min_words: int = 3
+    """An answer with fewer different words of two letters and more follows nothing (all but torchrl)."""
 
     def __post_init__(self) -> None:
         if self.name not in SCHEMES:
@@ -60,11 +58,17 @@ class Scheme:
         measured = dict(zip(MEASURES, self.measure_weights, strict=True))
         return measured | {"answer_block": self.answer_bonus, "think_block": self.think_bonus}
 
-    def reward(self, completion: str, instructions: Sequence[Instruction]) -> Reward:
-        """The reward of a completion; its parts are what it is made of, and which kinds were followed strictly."""
+    def reward(
+        self, completion: str, instructions: Sequence[Instruction], is_about: Callable[[str], bool] = bool
+    ) -> Reward:
+        """Return the reward of a completion, its parts, and which kinds were followed strictly.
+
+        Args:
+            is_about: checks that a text is about what was asked; one that is not follows nothing (all but torchrl).
+        """
         text, blocks = self._judged(completion)
-        enough = self.min_words == 0 or count_words(text) >= self.min_words
-        verdicts = judge(text if enough else "", instructions)
+        has_content = self.name == "torchrl" or (num_different_words(text) >= self.min_words and is_about(text))
+        verdicts = judge(text if has_content else "", instructions)
         parts = measures(verdicts) | blocks
         value = math.fsum(weight * parts[name] for name, weight in self.part_weights.items())
         return Reward(value, parts | _followed(instructions, verdicts))
@@ -77,9 +81,15 @@ class Scheme:
         """The text that is judged, and which blocks are there."""
         if self.name != "torchrl":
             return without_thoughts(completion), {}
-        answers, thoughts = _ANSWER.findall(completion), _THINK.findall(completion)
+        answers, thoughts = _blocks(completion, "answer"), _blocks(completion, "think")
         blocks = {"answer_block": float(len(answers) == 1), "think_block": float(len(thoughts) == 1)}
         return answers[0] if answers else "", blocks
+
+
+def _blocks(text: str, tag: str) -> list[str]:
+    """Return the contents of all closed blocks of a tag. A pattern would look for each opening's end anew."""
+    *closed, _ = text.split(f"</{tag}>")
+    return [after for _, opening, after in (piece.partition(f"<{tag}>") for piece in closed) if opening]
 
 
 def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
