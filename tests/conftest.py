@@ -1,12 +1,15 @@
 """What all tests share."""
 
 import os
+import tempfile
 
 # Before torch is imported: many small tests are faster on one thread, and threads that spin slow their neighbours.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 # No test needs the hub; without a network its client tries again and again.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The key that seals runs of tests is not that of the person who runs them.
+os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"covey-tests-{os.getuid()}")
 
 from collections.abc import Iterator
 from pathlib import Path

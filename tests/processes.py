@@ -1,9 +1,33 @@
 """Other processes, as Linux shows them: whose they are, and whether they still run. They may end while we look."""
 
+import multiprocessing
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def on_two_ranks(work: Callable[[], Any], folder: Path) -> list[Any]:
+    """What `work` returns on each of two ranks of a gloo group, which are forks of this process."""
+    forks = multiprocessing.get_context("fork")
+    ranks = [forks.Process(target=_work_as, args=(work, rank, folder)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        process.kill()
+    assert [process.exitcode for process in ranks] == [0, 0]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def _work_as(work: Callable[[], Any], rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.save(work(), folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
 
 
 def children(pid: int) -> set[int]:

@@ -2,20 +2,23 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from covey.config import Config
+from covey.environment_config import CustomConfig
 from covey.environments import ENVIRONMENTS
 from covey.environments.base import Environment
 from covey.environments.scripted import Scripted
+from covey.manifest import render
 from covey.policy.loading import load_policy
 from covey.policy.nano import nano_tokenizer
 from covey.types import Failure, Group, Prompt, Reward, Rollout
@@ -74,6 +77,7 @@ POLICIES: dict[str, dict[str, Any]] = {
         "model__kind": "masked",
         "model__nano_architecture": "bert",
         "engine__name": "fill",
+        "environment": CustomConfig(factory="tests:anything"),
     },
 }
 """Changes of `small_config` for each kind of policy."""
@@ -89,7 +93,8 @@ def scripted_for(kind: str, verdict: Any = varied) -> Scripted:
 
 def use(monkeypatch: pytest.MonkeyPatch, environment: Environment) -> None:
     """Let runs of `small_config` take this environment."""
-    monkeypatch.setitem(ENVIRONMENTS, "arithmetic", lambda settings, config: environment)
+    for name in ("arithmetic", "custom"):
+        monkeypatch.setitem(ENVIRONMENTS, name, lambda settings, config: environment)
 
 
 def rollout(reward: float, num_tokens: int = 2, finish_reason: Any = "stop", **parts: float) -> Rollout:
@@ -121,7 +126,15 @@ def rows(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def timeless(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows without what a clock decides."""
-    return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in metrics]
+    return [{k: v for k, v in row.items() if k not in ("time", "seconds", "tokens_per_second")} for row in metrics]
+
+
+def rewrite(manifest: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write a manifest anew with other facts, as an honest writer would; None takes a fact out."""
+    old = json.loads(manifest.read_text())
+    facts = {name: value for name, value in {**old, **change(old)}.items() if value is not None}
+    step, files = facts.pop("step"), facts.pop("files")
+    manifest.write_text(render(step, {k: v for k, v in facts.items() if k not in ("format", "sha256")}, files))
 
 
 def start_weights(config: Config) -> dict[str, Tensor]:
@@ -132,6 +145,14 @@ def saved_weights(folder: Path) -> dict[str, Tensor]:
     """Of the last checkpoint, as anybody would load it."""
     last = max((folder / "checkpoints").iterdir())
     return dict(AutoModelForCausalLM.from_pretrained(last / "policy").state_dict())
+
+
+def saved_policy(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the last checkpoint: all weights, or those of the adapters."""
+    last = max((folder / "checkpoints").iterdir())
+    return {
+        name: tensor for file in (last / "policy").glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
 
 
 def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

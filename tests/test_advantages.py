@@ -62,6 +62,7 @@ def permuted(given: Scores, order_N: Tensor) -> Scores:
         rewards_N=given.rewards_N[order_N],
         groups_N=given.groups_N[order_N],
         lengths_N=given.lengths_N[order_N],
+        written_N=given.written_N[order_N],
         parts_NK=given.parts_NK[order_N],
     )
 
@@ -279,8 +280,11 @@ def test_parts_that_do_not_apply_are_left_out_of_the_sum() -> None:
 
 def test_maxrl_divides_by_the_mean() -> None:
     close(maxrl(scores([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0, 0, 0, 0, 1, 1])), [3.0, -1.0, -1.0, -1.0, 0.0, 0.0])
-    with pytest.raises(ValueError, match=r"^rewards must be >= 0 for advantage=maxrl, got -0.5$"):
-        maxrl(scores([1.0, -0.5], [0, 0]))
+
+
+def test_maxrl_gives_0_to_a_group_whose_mean_is_not_positive() -> None:
+    rewards = [1.0, -0.5, -1.0, 0.5, -2.0, math.nan, 0.5, -0.5]
+    close(maxrl(scores(rewards, [0, 0, 1, 1, 2, 2, 3, 3])), [3.0, -3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 
 
 def test_a_role_meets_its_baseline_before_it_moves_it() -> None:

@@ -24,11 +24,11 @@ ROWS = ["data.path=rows.jsonl"]
         ([*IFEVAL, "environment.style=terse"], "environment.style must be one of full, short, got 'terse'"),
         (
             ["environment=math", *ROWS, "environment.scheme=verl_math"],
-            "environment.scheme must be one of covey, math_verify, trl, verl, verl_dapo, torchrl, got 'verl_math'",
+            "environment.scheme must be one of covey, values, math_verify, trl, verl, verl_dapo, torchrl, got",
         ),
         (
             ["environment=gsm8k", *ROWS, "environment.scheme=verl"],
-            "environment.scheme must be one of covey, verl_strict, verl_flexible, torchrl, trl, got verl",
+            "environment.scheme must be one of covey, values, verl_strict, verl_flexible, torchrl, trl, got verl",
         ),
         (
             ["environment=gsm8k", *ROWS, "environment.format_reward=1"],

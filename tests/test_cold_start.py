@@ -64,6 +64,17 @@ def test_a_demonstration_is_learned_to_its_end_and_the_prompt_is_not() -> None:
     assert shown.loss_mask == (False, False, True, True)
 
 
+def test_the_end_of_a_demonstration_may_be_named_by_the_generation_config_alone() -> None:
+    policy = load_policy(small_config().model, seed=0)
+    policy.tokenizer.eos_token = None
+    policy.causal_lm.generation_config.eos_token_id = [3, 1]
+    (shown,) = demonstration_group(policy, Prompt("p", "scripted", "a:", {}), "7").rollouts
+    assert shown.target_ids[-1] == 1
+    policy.causal_lm.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="needs a tokenizer with an eos_token, got none"):
+        demonstration_group(policy, Prompt("p", "scripted", "a:", {}), "7")
+
+
 def test_it_learns_what_is_demonstrated_and_says_how_far_it_is(tmp_path: Path) -> None:
     start, said = warmed(config_for(tmp_path, cold_start__num_steps=40))
     assert start.accuracy == 1.0

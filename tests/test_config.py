@@ -264,7 +264,7 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         ),
         (
             [*MY_REWARDS, "data.path=my_rows:posts", "data.subset=main"],
-            "data.subset=main needs data.path = a hub name, got data.path=my_rows:posts",
+            "data.subset=main needs data.path = a folder or a hub name, got data.path=my_rows:posts",
         ),
         (
             [*MY_REWARDS, "data.path=my_rows:posts", "data.train_split=dev"],
@@ -275,6 +275,25 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
             "environment=reward_functions needs rewards=[module:function], got rewards=[]",
         ),
         ([*MY_REWARDS, "reward_weights=[1,2]"], "reward_weights must have one weight for each of 1 rewards, got 2"),
+        (
+            [*MY_REWARDS, *ROWS, "data.answer_column=gold", "data.prefill=true"],
+            "data.answer_column=gold needs data.prefill=false: an answer at the end of a prompt is moved into a column "
+            "or gone on from, not both",
+        ),
+        (
+            [*MY_REWARDS, *ROWS, "data.answer_column=prompt"],
+            "data.answer_column must be another column than data.prompt_column=prompt",
+        ),
+        (
+            [*MY_REWARDS, *ROWS, "data.test_fraction=0"],
+            "data.test_fraction must be above 0 and at most 0.9, got 0: a run is measured on rows that it does not "
+            "train on; to train on all rows of a file, give a test split: data.path=FOLDER with train.* and test.* "
+            "files",
+        ),
+        (
+            ["environment=gsm8k", *ROWS, "data.prefill=true"],
+            "data.prefill=true needs environment=reward_functions, got environment=gsm8k",
+        ),
         (
             ["environment=gsm8k", *ROWS, "data.prompt_column=text"],
             "data.prompt_column=text needs environment=reward_functions, got environment=gsm8k",

@@ -1,5 +1,6 @@
 """From rewards to advantages: the order of the steps, and what is carried from batch to batch."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,42 @@ def test_a_step_whose_groups_were_all_dropped_has_no_credit_and_can_be_logged() 
     credit = assigner().assign([])
     assert (credit.advantages, credit.keep) == ([], [])
     assert group_metrics(credit.scores).keys() >= {"reward_mean"}
+
+
+def test_a_second_turn_is_charged_where_turns_are() -> None:
+    """Both wrote two tokens; the second one was answered with two tokens in between."""
+    once, twice = rollout(1.0, 2), rollout(1.0, 4)
+    twice = replace(twice, loss_mask=(False, True, False, False, True))
+    charge = {"w_out": 0.0, "w_in": 0.0, "w_turns": 0.2}
+    credit = assigner(advantage="none", shaping={"pass_rate_linear": charge}).assign([of(once, twice)])
+    assert credit.advantages == near([0.9, 0.8])
+
+
+def test_a_fill_in_several_passes_is_one_turn() -> None:
+    fill = replace(rollout(1.0, 5), loss_mask=(True, False, False, False, True, False), input_length=3)
+    shaping = {"pass_rate_linear": {"w_out": 0.0, "w_in": 0.0, "w_turns": 0.2}}
+    assert assigner(advantage="none", shaping=shaping).assign([of(fill, fill)]).advantages == near([0.8, 0.8])
+
+
+def test_masked_truncated_completions_are_in_no_token_statistic_but_in_the_mean_of_their_group() -> None:
+    """Whitening is over the tokens in the loss; the baseline is over all rewards of the group."""
+    cut = rollout(0.0, num_tokens=40, finish_reason="length")
+    groups = [of(rollout(1.0, 2), rollout(0.0, 4), rollout(1.0, 3), cut), of(rollout(1.0, 1), rollout(0.0, 5))]
+    settings = {"advantage": "group_center_token_whiten", "mask_truncated": True}
+    credit = assigner(**settings).assign(groups)
+    values = [a for found in credit.advantages for a in found]
+    lengths = [2, 4, 3, 0, 1, 5]
+    mean = sum(a * n for a, n in zip(values, lengths, strict=True)) / 15
+    variance = sum(n * (a - mean) ** 2 for a, n in zip(values, lengths, strict=True)) / 14
+    assert (mean, variance) == (pytest.approx(0.0, abs=1e-9), pytest.approx(1.0, abs=1e-6))
+    assert values[0] - values[1] == pytest.approx(values[4] - values[5])  # both groups have the mean 1/2
+
+
+def test_a_masked_truncated_completion_is_not_the_shortest() -> None:
+    """A selection ranks by what was written, in the loss or not."""
+    cut = rollout(0.0, num_tokens=40, finish_reason="length")
+    settings = {"selection": "top_k", "selection_options": {"k": 1, "rank_by": "length"}, "mask_truncated": True}
+    assert assigner(**settings).assign([of(cut, rollout(1.0, 3), rollout(0.0, 2))]).keep == [[False, False, True]]
 
 
 # ------------------------------------------------------------------------------------------------ failures

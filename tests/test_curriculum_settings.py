@@ -12,7 +12,7 @@ from covey.config import Config, DataConfig, part_configs
 from covey.curriculum_config import CurriculumConfig, GroupSizeStep
 from covey.environment_config import ArithmeticConfig, Gsm8kConfig, MixtureConfig
 from covey.explain import explain
-from covey.resuming import settings_of
+from covey.run_settings import settings_of
 
 SUMS = "{name: arithmetic, levels: [1]}"
 MIXTURE = ["environment=mixture", f"environment.parts={{easy: {SUMS}, arithmetic: {{}}}}"]
@@ -105,7 +105,18 @@ def test_the_curriculum_recipe_goes_from_easy_to_hard() -> None:
             ["curriculum.name=success", "curriculum.promote_at=0.9"],
             "curriculum.promote_at=0.9 needs curriculum.name = difficulty, got curriculum.name=success",
         ),
-        (["curriculum.name=sucess"], "curriculum.name must be one of none, success, difficulty, got sucess"),
+        (
+            ["curriculum.name=sucess"],
+            "curriculum.name must be one of none, success, difficulty, module:Class, got sucess",
+        ),
+        (
+            ["curriculum.name=success", "curriculum.options.rate=1"],
+            "curriculum.options={'rate': 1} needs curriculum.name = module:Class, got curriculum.name=success",
+        ),
+        (
+            ["curriculum.name=covey.source:PromptStream", "curriculum.options.rate=1"],
+            "curriculum.options must be among position, _orders for PromptStream, got rate",
+        ),
         (
             ["curriculum.name=success", "curriculum.window=[0.5,0.3]"],
             "curriculum.window must be two rates, 0 <= from < to <= 1, got [0.5,0.3]",

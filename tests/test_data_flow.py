@@ -1,20 +1,23 @@
 """What was sampled is what is trained: tokens, log-probs and advantages from the engine to the loss."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from covey.batch import without_truncated
+from covey.batch import make_rows, without_truncated
 from covey.build import Run, build_run
 from covey.config import Config
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment
 from covey.timing import PhaseTimer
-from covey.train import train, training_batch
-from covey.types import Batch, Group, MicroBatch, Prompt
+from covey.train import pack, reward_penalty, train, training_batch
+from covey.types import Batch, Failure, Group, MicroBatch, Prompt, Rollout
 
+from .builders import normal
 from .small import TOKENIZER, equal, rows, saved_weights, scripted, small_config, timeless, use, varied
 
 END = TOKENIZER.eos_token_id
@@ -137,6 +140,77 @@ def rollouts_in(micro: MicroBatch) -> set[tuple[str, tuple[int, ...]]]:
         assert micro.input_ids_BT.flatten()[start : start + len(prompts[name])].tolist() == prompts[name]
         found.add((name, (*prompts[name][1:], *written)))
     return found
+
+
+# ------------------------------------------------------------------------------------------------ the group filter
+
+
+def test_the_group_filter_sees_rewards_before_shaping() -> None:
+    """Whether a prompt is solved is asked of its verdicts: a length penalty makes no signal of a solved group."""
+    shaping = {"soft_overlong": {"max_len": 8, "cache": 8}}
+    settings = {"algorithm__group_filter": "zero_std", "algorithm__shaping": shaping}
+    solved = step_of(small_config(**settings), environment=scripted(lambda prompt, text: 1.0))
+    assert solved[1] == []
+    kept = step_of(small_config(**settings), environment=scripted(first_digit))
+    assert [group.rewards for group in kept[1]] == [(0.0, 1.0, 2.0, 3.0)] * 2
+
+
+# ------------------------------------------------------------------------------------------------ KL in the reward
+
+
+def penalised(**changes: Any) -> tuple[Run, Config, list[Group]]:
+    """A policy that has left its reference, and groups of 4, 2 and 3 rollouts of 2 to 5 tokens that it answered."""
+
+    def verdict(prompt: Prompt, text: str) -> float | Failure:
+        lost = {"train-1": "02", "train-2": "1"}.get(prompt.id, "")
+        return Failure("judge timed out") if text[0] in lost else first_digit(prompt, text)
+
+    settings = {"kl_coef": 0.5, "kl_in": "reward", "kl_estimator": "k1", "advantage": "none"}
+    config = small_config(
+        **{f"algorithm__{name}": value for name, value in settings.items()},
+        **{"groups_per_step": 3, "shuffle": False, "sampling__max_tokens": 8} | changes,
+    )
+    run, groups, _ = step_of(config, environment=scripted(verdict))
+    assert [len(group.rollouts) for group in groups] == [4, 2, 3]
+    with torch.no_grad():
+        for index, parameter in enumerate(run.policy.model.parameters()):
+            parameter += 0.1 * normal(*parameter.shape, seed=index)
+    return run, config, groups
+
+
+def kl_alone(run: Run, config: Config, group: Group, rollout: Rollout) -> float:
+    """The KL of one rollout, in a batch where there is no other."""
+    rows = make_rows([replace(group, rollouts=(rollout,))], [[0.0]])
+    (found,) = run.trainer.sequence_kl(pack(run, config, rows, (1, 1, 1)))
+    return found
+
+
+@pytest.mark.parametrize("packing", ["shared", "padded"])
+@pytest.mark.parametrize("micro_batch_tokens", [1000, 24])
+def test_every_rollout_is_penalised_by_its_own_kl(packing: str, micro_batch_tokens: int) -> None:
+    run, config, groups = penalised(packing=packing, micro_batch_tokens=micro_batch_tokens)
+    found = reward_penalty(run, config, groups)
+    assert found is not None
+    expected = [[0.5 * kl_alone(run, config, group, rollout) for rollout in group.rollouts] for group in groups]
+    assert found == [pytest.approx(values, abs=1e-5) for values in expected]
+    flat = sorted(value for values in expected for value in values)
+    assert min(b - a for a, b in pairwise(flat)) > 1e-3  # no two can be taken for each other
+    _, credit = training_batch(run, config, groups)
+    rewards = [
+        [reward - kl for reward, kl in zip(g.rewards, kls, strict=True)]
+        for g, kls in zip(groups, expected, strict=True)
+    ]
+    assert credit.advantages == [pytest.approx(values, abs=1e-5) for values in rewards]
+
+
+def test_a_truncated_completion_that_is_masked_is_penalised_too() -> None:
+    """Its reward is in the baseline of its group, as those of the others are: with the penalty."""
+    run, config, groups = penalised(sampling__max_tokens=3, algorithm__mask_truncated=True)
+    assert groups[0].rollouts[3].finish_reason == "length"
+    _, credit = training_batch(run, config, groups)
+    for group, advantages in zip(groups, credit.advantages, strict=True):
+        expected = [r.reward.value - 0.5 * kl_alone(run, config, group, r) for r in group.rollouts]
+        assert advantages == pytest.approx(expected, abs=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ what must not matter

@@ -97,15 +97,15 @@ def test_off_policy_metrics_of_two_tokens() -> None:
     )
 
 
-def test_nothing_to_average_is_zero() -> None:
+def test_nothing_to_average_has_no_mean() -> None:
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     unknown = torch.full((2, 3), NAN)
-    assert set(values(off_policy(unknown, unknown, nothing)).values()) == {0.0}
-    assert set(values(clip_fractions(unknown, unknown, nothing, eps_low=0.2, eps_high=0.2)).values()) == {0.0}
+    assert set(values(off_policy(unknown, unknown, nothing)).values()) == {None}
+    assert set(values(clip_fractions(unknown, unknown, nothing, eps_low=0.2, eps_high=0.2)).values()) == {None}
     assert effective_sample_size(ess_terms(unknown, nothing)) == (0.0, 0.0)
     assert float(largest_gap(unknown, unknown, nothing)) == 0.0
     assert float(largest_weight(torch.zeros(0), torch.zeros(0, dtype=torch.bool))) == 0.0
-    assert set(values(group_metrics(scores([], []))).values()) == {0.0}
+    assert set(values(group_metrics(scores([], []))).values()) == {None}
 
 
 def test_a_mean_carries_no_gradient() -> None:

@@ -22,11 +22,14 @@ from covey import main as main_module
 from covey.advantages import ADVANTAGES
 from covey.aggregation import AGGREGATIONS
 from covey.config import Config
+from covey.curriculum_config import CurriculumConfig
 from covey.kl import ESTIMATORS, SAMPLER_ESTIMATORS
 from covey.losses import LOSSES
 from covey.main import main
+from covey.preflight_custom import try_curriculum, try_custom
 from covey.selection import GROUP_FILTERS, SELECTION
 from covey.shaping import SHAPING
+from covey.types import Prompt
 from covey.usage import VERBS, group_choices
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +70,7 @@ def command_lines(page: str) -> list[list[str]]:
     shell = "".join(HEREDOC.sub("", body) for body in blocks(page, "bash")).replace("\\\n", " ")
     inline = [span for span in SPAN.findall(prose(page)) if span.startswith("covey ")]
     lines = [line.strip() for line in [*shell.splitlines(), *inline]]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("covey ")]
+    return [shlex.split(line.partition(" > ")[0], comments=True)[1:] for line in lines if line.startswith("covey ")]
 
 
 EXAMPLE_MODULES = {name.removesuffix(".py") for page in TEXTS for name in example_files(page)}
@@ -91,6 +94,7 @@ def workbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         (tmp_path / folder / "checkpoints" / "step-000001").mkdir(parents=True)
         (tmp_path / folder / "checkpoints" / "step-000001" / "manifest.json").touch()
         (tmp_path / folder / "config.yaml").write_text(settings.to_yaml(Config()))
+    (tmp_path / "saved.yaml").write_text(settings.to_yaml(Config()))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(environments.ENVIRONMENTS, "backwards", raising=False)
@@ -148,7 +152,7 @@ def test_every_setting_and_choice_that_is_named_exists() -> None:
             r"(?<![\w.+~])([a-z_]+(?:\.[a-z_]+)*)=(\w+)?", " ".join(SPAN.findall(prose(page)))
         ):
             is_choice = name in groups and (value in groups[name] or value.isupper())
-            in_options = name.rpartition(".")[0] in {f"algorithm.{field}" for field in settings.OPTION_FIELDS}
+            in_options = name.rpartition(".")[0] in OPTION_SETTINGS
             if not (is_choice or in_options or name in names or name in NO_SETTINGS or name.startswith("hydra.")):
                 unknown.append(f"{page}: {name}={value}")
         spans = [span for span in SPAN.findall(prose(page)) if not span.endswith((".py", ".json"))]
@@ -158,6 +162,8 @@ def test_every_setting_and_choice_that_is_named_exists() -> None:
     assert unknown == []
 
 
+OPTION_SETTINGS = {"model.chat_template_kwargs", *(f"algorithm.{field}" for field in settings.OPTION_FIELDS)}
+"""Settings whose keys the user's function or template knows."""
 NO_SETTINGS = {"sed", "foo", "strict"}
 """Mistakes that the settings page shows, and a keyword of Python."""
 
@@ -187,6 +193,39 @@ def test_the_reward_of_the_readme_trains(workbench: Path, capsys: pytest.Capture
     table = TEXTS[SETTINGS_PAGE].partition("## The run folder")[2].partition("```")[0]
     named = {cell.rpartition("/")[2] for cell in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)}
     assert named - {"cold_start.json", "judge.json"} <= run_folder
+
+
+OWN_REWARDS = [words for words in command_lines("docs/rewards.md") if words[0] == "train" and "model=nano" in words]
+
+
+@pytest.mark.parametrize("words", OWN_REWARDS, ids=identity)
+def test_the_rewards_of_the_rewards_page_train_on_its_rows(
+    words: list[str], workbench: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["num_steps=2", "groups_per_step=2", "group_size=4", "sampling.max_tokens=4", "environment.num_workers=1"]
+    small += ["evaluation.num_samples=1", "evaluation.k=[1]", "optimizer.warmup_steps=0"]
+    assert main([*words, *small, "hydra.run.dir=run"]) == 0, capsys.readouterr().err
+    assert (workbench / "run" / "checkpoints" / "step-000002").is_dir()
+
+
+def test_the_functions_of_the_algorithms_page_pass_their_own_test_and_the_dry_run(workbench: Path) -> None:
+    runpy.run_path("my_algorithm.py", run_name="__main__")
+    commands = [words for words in command_lines("docs/algorithms.md") if "my_algorithm:" in " ".join(words)]
+    tried: set[str] = set()
+    settings.register()
+    for _, *words in commands:
+        with initialize_config_dir(str(settings.CONF), version_base="1.3"):
+            config = settings.to_config(compose("config", overrides=words))
+        tried |= set(try_custom(config, [Prompt("a", "sums", "1+1=", {})]))
+    functions = re.findall(r"^def (\w+)", example_files("docs/algorithms.md")["my_algorithm.py"], re.MULTILINE)
+    assert tried == {f"my_algorithm:{name}" for name in functions}
+
+
+def test_the_curriculum_of_its_page_passes_the_dry_run(workbench: Path) -> None:
+    made = runpy.run_path("my_order.py")["LeastSolved"]
+    prompts = [Prompt(name, "sums", f"{name}=", {}) for name in "abc"]
+    config = Config(curriculum=CurriculumConfig(name="my_order:LeastSolved"))
+    assert try_curriculum(config, made(prompts, 0, True)) == ["my_order:LeastSolved"]
 
 
 def test_the_environment_of_the_rewards_page_trains_and_shows_how_it_is_done(workbench: Path) -> None:

@@ -85,3 +85,22 @@ def test_its_formulas_are_those_of_the_preset() -> None:
 def test_lists_that_do_not_fit_together_are_refused(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         GRPO().update(batch(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"rewards": [3.0, math.nan, 0.1, 0.0]}, "rewards of a batch must be finite, got nan for response 1"),
+        ({"logprobs": [-20.0, -25.0, -math.inf, -10.0]}, "logprobs of a batch must be finite, got -inf for response 2"),
+        (
+            {"ref_logprobs": torch.tensor([math.inf, 0, 0, 0])},
+            "ref_logprobs of a batch must be finite, got inf for",
+        ),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_by_name_and_place(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        GRPO().update(batch(**changes))
+    if "rewards" in changes:
+        with pytest.raises(ValueError, match=line):
+            GRPO().advantages(batch(**changes))

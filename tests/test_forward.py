@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from covey.config import AlgorithmConfig, OptimizerConfig
 from covey.engine.base import Sampling
 from covey.engine.native import NativeEngine
 from covey.environments.scripted import Scripted
-from covey.forward import Forward, objective_inputs, prepare, score, stack
-from covey.objective import build_objective
+from covey.forward import Forward, gather_rows, objective_inputs, prepare, score, stack
+from covey.objective import ObjectiveInputs, build_objective
+from covey.policy import distribution
 from covey.policy.logprobs import Kept, Scoring, kept_entries, score_tokens
 from covey.policy.nano import ARCHITECTURES
 from covey.policy.policy import Policy
@@ -137,10 +139,10 @@ def test_the_second_update_is_scored_over_the_entries_the_sampling_policy_kept(s
 
     kept = kept_by(before, batch)
     ratio = (scored(once, batch, kept) - scored(before, batch, kept)).exp()
-    assert metrics["ratio"] == pytest.approx(float(ratio.mean()), rel=1e-6)
-    assert metrics["ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-6)
+    assert metrics["last_update/ratio"] == pytest.approx(float(ratio.mean()), rel=1e-6)
+    assert metrics["last_update/ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-6)
     anew = (scored(once, batch, kept_by(once, batch)) - scored(before, batch, kept)).exp()
-    assert abs(float(anew.mean()) - metrics["ratio"]) > 1e-3
+    assert abs(float(anew.mean()) - metrics["last_update/ratio"]) > 1e-3
 
 
 def test_the_reference_is_scored_over_the_entries_the_policy_kept() -> None:
@@ -230,3 +232,23 @@ def test_micro_batches_are_stacked_in_order_and_padded_to_the_longest() -> None:
     assert torch.allclose(stacked.ref_log_probs_NT, whole.ref_log_probs_NT, atol=1e-5)
     assert not stacked.log_probs_NT.requires_grad
     assert stacked.full_kl_NT is None
+
+
+def test_rows_cross_between_ranks_on_the_host_and_come_back_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickled tensor of a GPU would come back on the GPU of the rank that sent it."""
+    sent: list[ObjectiveInputs] = []
+    monkeypatch.setattr(distribution, "is_distributed", lambda: True)
+    monkeypatch.setattr(distribution, "all_gather", lambda own: sent.append(own) or [own, None])
+    with FakeTensorMode():
+        values_NT = torch.zeros(2, 3, device="cuda")
+        own = ObjectiveInputs(values_NT, values_NT, values_NT, values_NT, values_NT > 0, values_NT, values_NT, None)
+        received, nothing = gather_rows(own, torch.device("meta"))  # stands for the rank's own GPU
+    assert received is not None
+    assert nothing is None
+    assert devices(sent[0]) == ["cpu"] * 7
+    assert devices(received) == ["meta"] * 7
+
+
+def devices(inputs: ObjectiveInputs) -> list[str]:
+    tensors = (getattr(inputs, field.name) for field in fields(inputs))
+    return [tensor.device.type for tensor in tensors if tensor is not None]

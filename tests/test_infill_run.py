@@ -203,7 +203,8 @@ def test_what_watches_the_judge_is_logged_and_changes_no_weight(tmp_path: Path, 
     watched = trained(tmp_path / "b", infill_config(cache, {"watch": ["grammar", "second_judge", "ngram"]}))
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     new = set(watched[0]) - set(alone[0])
-    assert new == {"reward/grammar", "reward/second_judge", "reward/ngram", "reward/gap"}
+    watching = ("grammar", "second_judge", "ngram", "gap")
+    assert new == {f"{name}/{part}" for name in ("reward", "reward_std") for part in watching}
     assert watched[0]["reward/gap"] == pytest.approx(watched[0]["reward/judge"] - watched[0]["reward/grammar"])
     assert watched[0]["reward/ngram"] < -0.5
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
@@ -280,6 +281,7 @@ def test_the_judge_verb_trains_a_judge_and_says_how_often_it_is_right(
     found = json.loads((tmp_path / "run" / "judge.json").read_text())["judge"]
     assert Path(found["name"]).parent == tmp_path / "judges"
     shown = capsys.readouterr().out.splitlines()
+    assert shown.pop(0) == "loading environment=infill"
     assert shown[0] == "judge: 2 steps of training begin, once for all runs with these texts"
     assert shown[1].startswith("judge: 2 steps done, loss 0.")
     assert shown[2].startswith(f"judge ranks {found['accuracy']:.1%} of held-out texts")

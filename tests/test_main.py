@@ -23,6 +23,9 @@ from .small import logging_as_it_was
 
 Work = Callable[[Config, Path], None]
 
+LOADING = "loading nano for environment=arithmetic\n"
+"""What is said before anything heavy is imported."""
+
 
 @pytest.fixture(autouse=True)
 def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -75,7 +78,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.endswith("HEAVY []\n")
-    for verb in ("train", "cold-start", "judge", "evaluate", "check", "config", "machines"):
+    for verb in ("train", "cold-start", "judge", "evaluate", "check", "show", "config", "machines"):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -114,7 +117,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "line"),
     [
         (["trian"], 'no verb "trian"; did you mean train?; '
-                    "verbs: train, cold-start, judge, evaluate, check, config, machines"),
+                    "verbs: train, cold-start, judge, evaluate, check, show, config, machines"),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),
@@ -160,7 +163,7 @@ def test_what_a_user_can_mend_during_the_run_is_one_line_and_the_log_has_the_tra
     assert main(["train", "hydra.run.dir=mine"]) == 2
     printed = capsys.readouterr()
     assert printed.err == "covey: rows.jsonl line 3: no prompt\n"
-    assert printed.out == "run folder: mine\n"
+    assert printed.out == f"{LOADING}run folder: mine\n"
     assert "Traceback" in Path("mine/covey.log").read_text()
 
 
@@ -186,7 +189,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     do(monkeypatch, fail_with(KeyboardInterrupt()))
     assert main(["train", "hydra.run.dir=mine"]) == 130
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("run folder: mine\n", "covey: interrupted\n")
+    assert (printed.out, printed.err) == (f"{LOADING}run folder: mine\n", "covey: interrupted\n")
 
 
 # ------------------------------------------------------------------------------------------------ the run folder
@@ -201,12 +204,12 @@ def test_a_run_gets_its_config_and_a_folder_by_date_and_time(
     assert config.seed == 3
     assert config.cold_start.enabled
     assert folder.parents[1] == tmp_path / "outputs"
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "run.lock", "versions.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "run.lock", "run.seal", "versions.json"]
     assert "\nnum_steps: " in (folder / "config.yaml").read_text()
     versions = json.loads((folder / "versions.json").read_text())
     assert versions["command"] == "covey train recipe=arithmetic seed=3"
     assert versions["covey"] == "0.1.0"
-    assert capsys.readouterr().out == f"run folder: {folder.relative_to(tmp_path)}\n"
+    assert capsys.readouterr().out == f"{LOADING}run folder: {folder.relative_to(tmp_path)}\n"
     assert Path.cwd() == tmp_path
 
 
@@ -303,6 +306,8 @@ def test_a_multirun_runs_every_combination_and_reports_the_ones_that_fail(
         "job 2: seed=3",
     ]
     assert printed.err == "covey: no luck\n"
+    shown = [line.rpartition("/")[2] for line in printed.out.splitlines() if line.startswith("multirun")]
+    assert shown == ["0: no summary", "2: no summary"]
 
 
 def test_a_configuration_of_ones_own_begins_with_coveys(
@@ -352,8 +357,8 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("covey ", {"train", "cold-start", "judge", "evaluate", "check", "config", "machines"}),
-        ("covey tr", {"train", "cold-start", "judge", "evaluate", "check", "config", "machines"}),
+        ("covey ", {"train", "cold-start", "judge", "evaluate", "check", "show", "config", "machines"}),
+        ("covey tr", {"train", "cold-start", "judge", "evaluate", "check", "show", "config", "machines"}),
         ("covey train environment=", {f"environment={name}" for name in group_choices()["environment"]}),
         ("covey train recipe=co", {f"recipe={name}" for name in group_choices()["recipe"] if name.startswith("co")}),
         ("covey config environment=gsm8k environment.sch", {"environment.scheme="}),

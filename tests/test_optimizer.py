@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from transformers import get_scheduler
 
 from covey.config import OptimizerConfig
 from covey.optimizer import SCHEDULES, build_optimizer, learning_rate
@@ -20,11 +21,11 @@ def rates(num_steps: int, **settings: float | str | int) -> list[float]:
     [
         ({"schedule": "constant"}, [1.0, 1.0, 1.0, 1.0, 1.0]),
         ({"schedule": "constant", "warmup_steps": 2}, [0.5, 1.0, 1.0, 1.0, 1.0]),
-        ({"schedule": "linear"}, [1.0, 0.75, 0.5, 0.25, 0.0]),
-        ({"schedule": "linear", "min_lr_ratio": 0.2}, [1.0, 0.8, 0.6, 0.4, 0.2]),
-        ({"schedule": "linear", "warmup_steps": 2}, [0.5, 1.0, 1.0, 0.5, 0.0]),
-        ({"schedule": "cosine"}, [1.0, 0.853553, 0.5, 0.146447, 0.0]),
-        ({"schedule": "cosine", "min_lr_ratio": 0.5}, [1.0, 0.926777, 0.75, 0.573223, 0.5]),
+        ({"schedule": "linear"}, [1.0, 0.8, 0.6, 0.4, 0.2]),
+        ({"schedule": "linear", "min_lr_ratio": 0.2}, [1.0, 0.84, 0.68, 0.52, 0.36]),
+        ({"schedule": "linear", "warmup_steps": 2}, [0.5, 1.0, 1.0, 0.666667, 0.333333]),
+        ({"schedule": "cosine"}, [1.0, 0.904508, 0.654508, 0.345492, 0.095492]),
+        ({"schedule": "cosine", "min_lr_ratio": 0.5}, [1.0, 0.952254, 0.827254, 0.672746, 0.547746]),
         ({"schedule": "cosine", "warmup_steps": 4}, [0.25, 0.5, 0.75, 1.0, 1.0]),
         ({"schedule": "linear", "warmup_steps": 9}, [0.111111, 0.222222, 0.333333, 0.444444, 0.555556]),
     ],
@@ -32,6 +33,21 @@ def rates(num_steps: int, **settings: float | str | int) -> list[float]:
 )
 def test_a_schedule_is_these_numbers(settings: dict[str, float | str | int], expected: list[float]) -> None:
     assert rates(5, **settings) == expected
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("num_steps", [1, 2, 7])
+def test_after_the_warm_up_a_schedule_has_the_rates_of_transformers(schedule: str, num_steps: int) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    scheduler = get_scheduler(schedule, optimizer, num_warmup_steps=3, num_training_steps=3 + num_steps)
+    expected = []
+    for _ in range(3 + num_steps):
+        expected.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    ours = rates(3 + num_steps, schedule=schedule, warmup_steps=3)
+    assert ours[3:] == pytest.approx(expected[3:], abs=1e-6)
+    assert min(ours) > 0
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))

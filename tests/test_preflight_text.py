@@ -178,6 +178,8 @@ def test_a_prompt_that_leaves_no_room_for_a_completion_is_named_wherever_it_is_i
         "(preflight.enabled=false trains unchecked)"
     )
     assert finding(build(environment, sampling__max_tokens=96), "lengths").passed
+    of_rows = build(environment, sampling__max_tokens=100, data__path="rows.jsonl")
+    assert finding(of_rows, "lengths").remedy.endswith("or leave long prompts out of the data: data.bad_rows=skip does")
 
 
 def test_a_cache_that_cannot_hold_one_completion_is_refused(build: Build) -> None:

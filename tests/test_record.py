@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from covey.config import ModelConfig
+from covey.credit import Credit
 from covey.environments.base import Split
 from covey.environments.scripted import Scripted
 from covey.record import Record
 from covey.rollout_metrics import rollout_metrics
+from covey.scores import scores
 from covey.train import train
 from covey.types import Failure, Group, Prompt, Reward
 
@@ -54,20 +58,50 @@ def summary_of(folder: Path) -> dict[str, Any]:
 def test_metrics_of_rollouts_are_over_the_rollouts_of_the_step() -> None:
     cut = rollout(0.0, num_tokens=6, finish_reason="length", correct=0.0)
     made = Group(group().prompt, (rollout(1.0, num_tokens=2, correct=1.0, style=0.5), cut), (Failure("lost"),))
-    assert rollout_metrics([made, group(1.0)], version=3) == {
+    given = credit_of([made, group(1.0)])
+    assert rollout_metrics([made, group(1.0)], [group(0.0, 0.25)], given, version=3) == {
         "completion_length_mean": 10 / 3,
         "completion_length_max": 6.0,
         "truncated_fraction": 1 / 3,
         "staleness_max": 3.0,
         "num_groups": 2.0,
+        "num_groups_sampled": 3.0,
+        "sampled_reward_mean": 2.25 / 5,
         "reward/correct": 0.5,
         "reward/style": 0.5,
         "reward/value": 1.0,
+        "reward_std/correct": pytest.approx(math.sqrt(0.5)),
+        "reward_std/style": None,
+        "reward_std/value": None,
+        "reward_std": pytest.approx(math.sqrt(1 / 3)),
+        "advantage_mean": pytest.approx(1 / 6),
+        "advantage_std": pytest.approx(math.sqrt(1 / 3)),
     }
 
 
-def test_a_step_without_groups_has_no_metrics_of_rollouts() -> None:
-    assert rollout_metrics([], version=3) == {}
+def test_rollouts_that_a_selection_left_out_are_not_in_the_metrics_of_advantages() -> None:
+    given = replace(credit_of([group(1.0, 0.0, 0.5)]), keep=[[True, False, True]])
+    found = rollout_metrics([group(1.0, 0.0, 0.5)], [], given, version=0)
+    assert (found["advantage_mean"], found["advantage_std"]) == (pytest.approx(0.25), pytest.approx(math.sqrt(0.125)))
+
+
+def test_a_step_without_groups_has_nulls_for_what_it_cannot_know() -> None:
+    found = rollout_metrics([], [], credit_of([]), version=3)
+    assert {name: value for name, value in found.items() if value is not None} == {
+        "num_groups": 0.0,
+        "num_groups_sampled": 0.0,
+    }
+    assert len(found) == 10
+
+
+def credit_of(groups: Sequence[Group]) -> Credit:
+    """Advantages as rewards less that of the group's middle, 0.5."""
+    labels = [(index, reward) for index, of_group in enumerate(groups) for reward in of_group.rewards]
+    return Credit(
+        advantages=[[reward - 0.5 for reward in of_group.rewards] for of_group in groups],
+        keep=[[True] * len(of_group.rollouts) for of_group in groups],
+        scores=scores([reward for _, reward in labels], [index for index, _ in labels]),
+    )
 
 
 def test_an_environment_that_logs_is_asked_for_every_row_and_closed_at_the_end(
@@ -157,8 +191,10 @@ def test_a_run_that_ends_before_its_first_step_has_a_summary_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, scripted())
+    config = small_config()
+    config.model = ModelConfig(name=str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"^model\.name="):
-        train(small_config(model__name=str(tmp_path)), tmp_path)
+        train(config, tmp_path)
     content = summary_of(tmp_path)
     assert (content["status"], content["steps"], content["before"]) == ("failed", 0, None)
 

@@ -10,12 +10,13 @@ import pytest
 
 from covey.config import Config
 from covey.main import main
-from covey.resuming import drop_rows_after, find_run, settings_of
+from covey.resuming import drop_rows_after
 from covey.run_folder import newer_trainings
+from covey.run_settings import find_run, settings_of
 from covey.settings import to_yaml
 from covey.train import train
 
-from .small import logging_as_it_was, rows, small_config, words
+from .small import logging_as_it_was, rewrite, rows, small_config, words
 
 
 @pytest.fixture(autouse=True)
@@ -197,9 +198,7 @@ def test_a_run_goes_on_with_other_prompts_only_where_that_is_asked_for(capsys: p
 def test_a_checkpoint_that_does_not_say_which_prompts_it_had_is_gone_on_with() -> None:
     folder = rows_run()
     manifest = folder / "checkpoints/step-000001/manifest.json"
-    content = json.loads(manifest.read_text())
-    del content["prompts"]
-    manifest.write_text(json.dumps(content))
+    rewrite(manifest, lambda old: {"prompts": None})
     write_rows(40, "figure")
     assert main(["train", f"resume={folder}", "num_steps=2", "resume_changes=[num_steps]"]) == 0
 

@@ -145,6 +145,10 @@ def test_a_wrong_number_of_verdicts_fails_the_whole_group(verdicts: Any, reason:
     [
         (Reward(math.nan, {}), "scripted gave the reward nan"),
         (Reward(-math.inf, {}), "scripted gave the reward -inf"),
+        (Reward(1e308, {}), "scripted gave the reward 1e+308"),
+        (Reward(1.0, {"speed": math.inf}), "scripted gave the part speed of the reward inf"),
+        (Reward(1.0, [0.5]), "scripted gave a reward whose parts are no mapping but [0.5]"),  # type: ignore[arg-type]
+        (Reward(1.0, {"speed": "fast"}), "scripted gave the part speed of the reward fast"),  # type: ignore[dict-item]
         (Reward(None, {}), "scripted gave the reward None"),  # type: ignore[arg-type]
         (0.5, "scripted.score returned a float where a Reward or Failure is due"),
     ],

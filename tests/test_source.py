@@ -195,6 +195,9 @@ def test_groups_without_spread_are_replaced_by_the_next_prompts(stack: ExitStack
     assert drops["filtered_all_right"] > 0
     assert drops["filtered_all_wrong"] > 0
     assert source.take_drops() == {}
+    assert Counter(left_out.reason for left_out in source.dropped) == {k: n for k, n in drops.items() if n}
+    for left_out in source.dropped:
+        assert (left_out.reason == "filtered_all_right") == (left_out.group.rewards == (1.0, 1.0))
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])

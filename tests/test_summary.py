@@ -164,7 +164,7 @@ def test_the_tables_fit_80_columns_and_end_with_the_run_folder(tmp_path: Path, m
     assert "accuracy, %     25.0 [20.0, 30.0]     75.0 [70.0, 80.0]    +50.0 [-16.6, 83.2]" in lines
     assert [line.split()[:4] for line in lines if line.startswith("sampling")] == [["sampling", "40", "s", "66.7"]]
     assert "completed · 10 steps · 1,200 tokens · 20 tokens/s · 3.0 GiB at peak" in lines
-    assert "config.yaml     every setting of the run" in lines
+    assert "config.yaml       every setting of the run" in lines
     assert not any(line.startswith("rollouts.jsonl") for line in lines)
     assert lines[-1] == "run folder: outputs/2026-01-02/03-04-05"
 
@@ -185,6 +185,10 @@ def test_a_single_look_has_one_column(tmp_path: Path) -> None:
 
 def test_a_prompt_that_one_side_could_not_measure_is_in_no_paired_gain() -> None:
     assert paired_mean_gain((0.0, 0.5, math.nan), (1.0, math.nan, 1.0), 0.95) == Gain(1.0, 1.0, 1.0)
+    among_others = paired_accuracy_gain((0.0, math.nan, 1.0, 0.0), (1.0, 1.0, 1.0, math.nan), 0.95)
+    assert among_others == paired_accuracy_gain((0.0, 1.0), (1.0, 1.0), 0.95)
+    for gain in (paired_mean_gain((math.nan,), (1.0,), 0.95), paired_accuracy_gain((math.nan,), (1.0,), 0.95)):
+        assert math.isnan(gain.value)
 
 
 def test_a_run_without_steps_is_not_said_to_have_done_any(tmp_path: Path) -> None:
@@ -254,11 +258,23 @@ def test_a_judge_that_rises_above_what_watches_it_is_shown_and_said(
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(1, "1 held-out prompt, greedy"), (19, "95 % intervals; too few to tell"), (20, "95 % intervals\n")],
+    [
+        (1, "1 held-out prompt, greedy and 8 samples; too few to tell\n"),
+        (19, "95 % intervals; too few to tell"),
+        (20, "95 % intervals\n"),
+    ],
 )
 def test_an_evaluation_on_a_handful_of_prompts_is_called_that(tmp_path: Path, number: int, said: str) -> None:
     looks = replace(BEFORE, num_prompts=number), replace(AFTER, num_prompts=number)
     assert said in "\n".join(shown(summary(FACTS, *looks), tmp_path))
+
+
+def test_one_held_out_prompt_has_values_and_no_intervals(tmp_path: Path) -> None:
+    looks = replace(BEFORE, num_prompts=1), replace(AFTER, num_prompts=1)
+    lines = shown(summary(FACTS, *looks), tmp_path)
+    (accuracy,) = [line.split() for line in lines if line.startswith("accuracy")]
+    assert accuracy == ["accuracy,", "%", "25.0", "75.0", "+50.0"]
+    assert not any("[" in line for line in lines)
 
 
 def test_looks_at_different_prompts_are_compared_over_those_that_both_saw() -> None:

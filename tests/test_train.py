@@ -86,6 +86,7 @@ def test_metrics_have_one_row_a_step_and_one_an_evaluation(finished: Path) -> No
     of_evaluations = (
         "step",
         "kind",
+        "time",
         "accuracy",
         "reward_mean",
         "reward/value",
@@ -107,12 +108,36 @@ def test_rollouts_are_a_few_a_step_with_what_was_said_and_what_it_was_worth(fini
     found = rows(finished / "rollouts.jsonl")
     assert [row["step"] for row in found] == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert found[0].keys() == {
-        *("step", "prompt_id", "prompt", "completion", "reward", "parts", "advantage"),
-        *("finish_reason", "policy_version"),
+        *("step", "time", "environment", "prompt_id", "prompt", "columns", "completion", "num_tokens"),
+        *("reward", "parts", "advantage", "finish_reason", "policy_version", "dropped"),
     }
     for row in found:
         assert row["reward"] == varied(Prompt("p", "scripted", "", {}), row["completion"])
         assert row["policy_version"] == row["step"] - 1
+
+
+def test_the_answers_of_every_evaluation_are_kept_greedy_ones_first(finished: Path) -> None:
+    found = rows(finished / "evaluations.jsonl")
+    assert [(row["step"], row["greedy"]) for row in found] == [
+        (step, greedy) for step in (0, 2, 4) for greedy in (True, True, False, False, False, False)
+    ]
+    for row in found:
+        assert row["reward"] == varied(Prompt("p", "scripted", "", {}), row["completion"])
+        assert row["correct"] == (row["reward"] >= 1)
+    for look in rows(finished / "metrics.jsonl", "evaluate"):
+        of_look = [row for row in found if row["step"] == look["step"]]
+        assert sum(row["correct"] for row in of_look if row["greedy"]) / 2 == look["accuracy"]
+        assert sum(row["reward"] for row in of_look if not row["greedy"]) / 4 == pytest.approx(look["reward_mean"])
+
+
+def test_answers_of_evaluations_are_bounded_so_that_the_last_evaluation_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    folder = run(
+        tmp_path, num_steps=3, evaluation__every=1, output__answers_per_evaluation=5, output__max_rollout_rows=9
+    )
+    assert [row["step"] for row in rows(folder / "evaluations.jsonl")] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_rollouts_in_all_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +201,8 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit_and_another_seed_another(
     again = run(tmp_path / "again", num_steps=3)
     other = run(tmp_path / "other", num_steps=3, seed=1)
     assert timeless(rows(first / "metrics.jsonl")) == timeless(rows(again / "metrics.jsonl"))
-    assert (first / "rollouts.jsonl").read_text() == (again / "rollouts.jsonl").read_text()
+    for name in ("rollouts.jsonl", "evaluations.jsonl"):
+        assert timeless(rows(first / name)) == timeless(rows(again / name))
     assert equal(saved_weights(first), saved_weights(again))
     assert not equal(saved_weights(first), saved_weights(other))
     assert timeless(metrics(first)) != timeless(metrics(other))
@@ -221,10 +247,16 @@ def test_a_batch_of_equal_rewards_changes_nothing_and_says_so(
     use(monkeypatch, scripted(lambda prompt, text: 0.5))
     folder = run(tmp_path, preflight__enabled=False)
     line = "no signal, the rewards of every group are equal; the policy stays as it is"
-    assert capsys.readouterr().out.splitlines() == [f"step 1: {line}", f"step 2: {line}"]
+    assert capsys.readouterr().out.splitlines()[1:] == [f"step 1: {line}", f"step 2: {line}"]
     assert equal(saved_weights(folder), start_weights(small_config()))
-    assert [row["num_rollouts_trained"] for row in metrics(folder)] == [0.0, 0.0]
-    assert [row["zero_std_fraction"] for row in metrics(folder)] == [1.0, 1.0]
+    for row in metrics(folder):
+        assert (row["num_rollouts_trained"], row["zero_std_fraction"]) == (0.0, 1.0)
+        assert (row["loss"], row["policy_loss"], row["grad_norm"]) == (0.0, 0.0, 0.0)
+        assert (row["reward_mean"], row["sampled_reward_mean"]) == (0.5, 0.5)
+        assert (row["reward_std"], row["advantage_mean"], row["advantage_std"]) == (0.0, 0.0, 0.0)
+        assert row["entropy"] > 1
+        assert row["ess_fraction"] == pytest.approx(1)
+        assert row["mismatch_max"] < 1e-4
 
 
 def test_momentum_does_not_move_the_policy_in_a_step_without_signal(
@@ -293,7 +325,7 @@ def test_truncated_completions_leave_the_loss_but_not_the_statistics(
         assert row["mean_group_std"] > 0
     assert equal(saved_weights(folder), start_weights(small_config()))
     expected = "step 1: no signal, every completion that could teach something is masked or empty;"
-    assert capsys.readouterr().out.startswith(expected)
+    assert capsys.readouterr().out.splitlines()[1].startswith(expected)
 
 
 # ------------------------------------------------------------------------------------------------ dropped groups
@@ -324,10 +356,49 @@ def test_a_step_whose_groups_were_all_refused_is_logged_and_the_run_goes_on(
     config = small_config(preflight__enabled=False)
     config.algorithm = preset("dapo")
     folder = run(tmp_path, config)
-    assert [row["dropped/filtered_all_right"] for row in metrics(folder)] == [8.0, 8.0]
-    assert capsys.readouterr().out.startswith("step 1: no signal, every group was dropped; the policy stays as it is\n")
+    for row in metrics(folder):
+        assert (row["dropped/filtered_all_right"], row["num_groups_sampled"], row["num_groups"]) == (8.0, 8.0, 0.0)
+        assert row["sampled_reward_mean"] == 1.0
+        assert {row[name] for name in OF_TRAINED_GROUPS} == {None}
+        assert row["entropy"] > 1
+        assert row["ess_fraction"] == pytest.approx(1)
+        assert row["tokens_per_second"] > 0
+    assert summary_of(folder)["tokens"] > 2 * 8 * 4
+    kept = rows(folder / "rollouts.jsonl")
+    assert {(row["step"], row["reward"], row["advantage"], row["dropped"]) for row in kept} == {
+        (step, 1.0, None, "filtered_all_right") for step in (1, 2)
+    }
+    expected = "step 1: no signal, every group was dropped; the policy stays as it is"
+    assert capsys.readouterr().out.splitlines()[1] == expected
     assert summary_of(folder)["status"] == "completed"
     assert equal(saved_weights(folder), start_weights(small_config()))
+
+
+OF_TRAINED_GROUPS = (
+    *("reward_mean", "reward_std", "mean_group_std", "zero_std_fraction", "all_correct_fraction", "all_wrong_fraction"),
+    *("unscored_fraction", "completion_length_mean", "completion_length_max", "truncated_fraction", "staleness_max"),
+    *("advantage_mean", "advantage_std", "loss", "policy_loss"),
+)
+"""Null where no group is left to train on."""
+
+
+def test_the_reward_of_a_step_that_is_filtered_in_part_is_known_of_all_that_was_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def verdict(prompt: Prompt, text: str) -> float:
+        reward = varied(prompt, text) if int(prompt.id[-1]) % 2 else 1.0
+        given.extend([reward] if prompt.id.startswith("train") else [])
+        return reward
+
+    use(monkeypatch, scripted(verdict))
+    config = small_config(num_steps=1, preflight__enabled=False)
+    config.algorithm = replace(preset("dapo"), group_filter_rounds=1)
+    (row,) = metrics(run(tmp_path, config))
+    assert row["num_groups"] < row["num_groups_sampled"] == len(given) / 4
+    assert row["sampled_reward_mean"] == pytest.approx(sum(given) / len(given))
+    assert row["reward_mean"] < row["sampled_reward_mean"]
 
 
 def test_every_prompt_that_was_drawn_is_trained_or_dropped_for_a_reason(

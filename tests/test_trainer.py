@@ -23,12 +23,14 @@ from .builders import (
     ADAMW,
     ADVANTAGES,
     SGD,
+    byte_batch,
     copied,
     gradient,
     logprobs,
     make,
     make_policy,
     make_trainer,
+    nano,
     random_groups,
     relative_error,
     rollout_of,
@@ -102,11 +104,30 @@ def test_the_ratio_of_the_second_update_is_against_the_weights_before_the_first(
     policy = bias_only_policy()
     trainer = make_trainer(policy, AlgorithmConfig(), UNIT, updates_per_batch=2)
     metrics = trainer.step(make(two_answers(), advantages=[[1.0, -1.0]]), 0)
+    assert (metrics["first_update/ratio"], metrics["first_update/ratio_max"]) == (1.0, 1.0)
     after_one = torch.tensor([-1 / 12, 3 / 12, -5 / 12, 3 / 12], dtype=torch.float64).softmax(0)
     ratios = 4 * after_one[torch.tensor([1, 3, 2])]
-    assert metrics["ratio"] == pytest.approx(float(ratios.mean()), rel=1e-12)
-    assert metrics["ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-12)
+    assert metrics["last_update/ratio"] == pytest.approx(float(ratios.mean()), rel=1e-12)
+    assert metrics["ratio"] == pytest.approx((1 + float(ratios.mean())) / 2, rel=1e-12)
+    assert metrics["ratio_max"] == metrics["last_update/ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-12)
     assert metrics["ratio_max"] > 1.2
+
+
+def test_metrics_of_several_updates_are_of_all_of_them() -> None:
+    policy = bias_only_policy()
+
+    def after(updates: int) -> dict[str, float]:
+        trainer = make_trainer(copied(policy), AlgorithmConfig(), UNIT, updates_per_batch=updates)
+        return trainer.step(make(two_answers(), advantages=[[1.0, -1.0]]), 0)
+
+    one, two, three = after(1), after(2), after(3)
+    assert not any("update/" in name for name in one)
+    for name in ("loss", "grad_norm", "entropy", "approx_kl", "clip_fraction"):
+        each = [one[name], two[f"last_update/{name}"], three[f"last_update/{name}"]]
+        assert three[name] == pytest.approx(sum(each) / 3, rel=1e-12)
+        assert three[f"first_update/{name}"] == one[name]
+    assert three["last_update/clip_fraction"] > 0
+    assert three["skipped"] == 0.0
 
 
 def test_old_log_probs_stay_exact_through_many_updates() -> None:
@@ -117,8 +138,8 @@ def test_old_log_probs_stay_exact_through_many_updates() -> None:
     before = logprobs(twin, batch.micro_batches, Scoring(Sampling(), 0))
     make_trainer(twin, AlgorithmConfig(), SGD, updates_per_batch=3).step(batch, 0)
     after = logprobs(twin, batch.micro_batches, Scoring(Sampling(), 0))
-    assert metrics["ratio"] == pytest.approx(float((after - before).exp().mean()), rel=1e-9)
-    assert metrics["ratio_max"] == pytest.approx(float((after - before).exp().max()), rel=1e-9)
+    assert metrics["last_update/ratio"] == pytest.approx(float((after - before).exp().mean()), rel=1e-9)
+    assert metrics["last_update/ratio_max"] == pytest.approx(float((after - before).exp().max()), rel=1e-9)
 
 
 def test_every_update_has_the_gradient_of_its_own_batch_alone() -> None:
@@ -237,12 +258,30 @@ def test_every_skipped_update_of_a_batch_is_counted() -> None:
     assert trainer.state_dict()["nonfinite_in_a_row"] == 3
 
 
-def test_a_batch_that_is_not_finite_steers_nothing() -> None:
-    algorithm = AlgorithmConfig(kl_coef=0.1, target_kl=0.5, kl_controller="doubling", target_entropy=1.0)
-    policy = make_policy("qwen2")
-    trainer = make_trainer(policy, algorithm, ADAMW, make_reference(policy, refreshed=False))
-    metrics = trainer.step(poisoned("nan advantage"), 0)
-    assert (metrics["kl_coef"], trainer.entropy.coef) == (0.1, 0.0)
+def test_the_loss_scale_of_float16_keeps_what_it_has_found() -> None:
+    """After an overflow halved it, it stays halved, and it counts the good steps since."""
+    trainer = make_trainer(nano(precision="float16"), AlgorithmConfig(), ADAMW)
+    batch = byte_batch()
+    huge = replace(batch, micro_batches=tuple(replace(m, advantage_L=1e4 * m.advantage_L) for m in batch.micro_batches))
+    assert trainer.step(huge, 0)["skipped"] == 1
+    scales = [trainer.state_dict()["scaler"]["scale"]]
+    for step in (1, 2, 3):
+        assert trainer.step(batch, step)["skipped"] == 0
+        scaler = trainer.state_dict()["scaler"]
+        scales.append(scaler["scale"])
+        assert scaler["_growth_tracker"] == step
+    assert scales == [32768.0] * 4
+
+
+def test_the_entropy_is_that_of_the_distribution_sampled_from() -> None:
+    policy = bias_only_policy()
+    trainer = make_trainer(policy, optimizer=UNIT, sampling=Sampling(temperature=0.5))
+    trainer.step(make(two_answers(), advantages=[[1.0, -1.0]]), 0)
+    probabilities = (logits_of(policy) / 0.5).softmax(0)
+    expected = -float((probabilities * probabilities.log()).sum())
+    metrics = trainer.step(make(two_answers(), advantages=[[1.0, -1.0]]), 1)
+    assert metrics["entropy"] == pytest.approx(expected, abs=1e-9)
+    assert expected < math.log(4) - 0.1
 
 
 def test_gradients_are_scaled_down_to_the_norm_allowed_and_not_up_to_it() -> None:
@@ -268,60 +307,8 @@ def test_the_learning_rate_of_a_step_is_that_of_its_schedule() -> None:
     policy = bias_only_policy()
     trainer = make_trainer(policy, optimizer=replace(UNIT, schedule="linear"), num_steps=3)
     batch = make(two_answers(), advantages=[[1.0, -1.0]])
-    assert [trainer.step(batch, step)["learning_rate"] for step in (0, 1, 2)] == [1.0, 0.5, 0.0]
-
-
-def test_the_kl_controller_moves_the_coefficient_once_a_batch() -> None:
-    algorithm = AlgorithmConfig(kl_coef=0.1, target_kl=0.1, kl_controller="doubling", kl_coef_max=0.15)
-    policy = make_policy("qwen2")
-    slow, near = replace(SGD, lr=1e-3), make_reference(policy, refreshed=False)
-    trainer = make_trainer(policy, algorithm, slow, near, updates_per_batch=2)
-    batch = make(random_groups(), advantages=ADVANTAGES)
-    assert trainer.step(batch, 0)["kl_coef"] == pytest.approx(0.05)  # a KL near 0 halves it
-    assert trainer.step(batch, 1)["kl_coef"] == pytest.approx(0.025)
-    stranger = make_reference(make_policy("qwen2", seed=9), refreshed=False)
-    far = make_trainer(policy, algorithm, SGD, stranger)
-    metrics = far.step(batch, 0)
-    assert metrics["kl_sequence_mean"] > 0.15
-    assert metrics["kl_coef"] == pytest.approx(0.15)  # doubled, then held at its maximum
-
-
-def test_the_proportional_controller_counts_the_completions_of_the_batch() -> None:
-    algorithm = AlgorithmConfig(kl_coef=0.1, target_kl=0.5, kl_horizon=90)
-    policy = make_policy("qwen2")
-    trainer = make_trainer(policy, algorithm, SGD, make_reference(policy, refreshed=False))
-    metrics = trainer.step(make(random_groups(), "shared", 20, ADVANTAGES), 0)
-    assert metrics["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 9 / 90))
-
-
-def test_the_reference_is_refreshed_on_schedule_and_not_before() -> None:
-    algorithm = AlgorithmConfig(kl_coef=0.1, reference_refresh_every=2, reference_refresh_alpha=1.0)
-    policy = make_policy("qwen2")
-    reference = make_reference(policy, refreshed=True)
-    trainer = make_trainer(policy, algorithm, SGD, reference)
-    batch, start = make(random_groups(), advantages=ADVANTAGES), weights(policy)
-    refreshed = []
-    for step in range(4):
-        trainer.step(batch, step)
-        refreshed.append(same(weights(reference.policy), weights(policy)))
-        assert same(weights(reference.policy), start) == (step == 0)
-    assert refreshed == [False, True, False, True]
-
-
-def test_the_entropy_target_moves_the_bonus_and_the_bonus_moves_the_policy() -> None:
-    batch = make(random_groups(), advantages=ADVANTAGES)
-    hungry, sated = (
-        make_trainer(make_policy("qwen2"), AlgorithmConfig(target_entropy=target)) for target in (100.0, 0.0)
-    )
-    assert [hungry.step(batch, step)["entropy_coef"] for step in range(2)] == pytest.approx([0.005, 0.01])
-    assert [sated.step(batch, step)["entropy_coef"] for step in range(2)] == [0.0, 0.0]
-    plain = make_trainer(make_policy("qwen2"), AlgorithmConfig())
-    for step in range(2):
-        plain.step(batch, step)
-    assert same(weights(sated.policy), weights(plain.policy))
-    assert not same(weights(hungry.policy), weights(plain.policy))
-    last = hungry.step(batch, 2)
-    assert last["entropy_loss"] == pytest.approx(-0.01 * last["entropy"])
+    rates = [trainer.step(batch, step)["learning_rate"] for step in (0, 1, 2)]
+    assert rates == pytest.approx([1.0, 2 / 3, 1 / 3])
 
 
 def test_what_is_logged_counts_every_rollout_and_every_loss_once() -> None:

@@ -11,12 +11,14 @@ import pytest
 
 from covey.engine.base import Sampling
 from covey.engine.fake import FakeEngine
+from covey.engine.native import NativeEngine
 from covey.environments.base import RunStopped, Split
 from covey.rollout import Sampler, causal_rollout, encode_prompt, roll_out
 from covey.train import train
 from covey.turns import Turn, reply_tokens, turn_seed
 from covey.types import Completion, Failure, Group, Message, Prompt, Reward
 
+from .builders import nano
 from .small import TOKENIZER, rows, small_config, use, varied
 
 END = TOKENIZER.eos_token_id
@@ -91,6 +93,12 @@ def test_the_last_answer_is_scored_and_the_text_is_the_whole_conversation() -> N
     assert environment.scored == ["2", "2"]
     assert (first.reward.value, second.reward.value) == (1.0, 1.0)
     assert (first.text, second.text) == ("2", "3user\nnoassistant\n2")
+    assert first.messages == ()
+    assert second.messages == (
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "no"},
+        {"role": "assistant", "content": "2"},
+    )
 
 
 def test_the_environment_hears_the_conversation_and_is_asked_once() -> None:
@@ -120,6 +128,21 @@ def test_samples_draw_their_second_turns_from_seeds_of_their_own() -> None:
     seeds = [sampling.seed for _, _, sampling in engine.calls]
     assert seeds == [7, turn_seed(7, 0), turn_seed(7, 1)]
     assert len(set(seeds)) == 3
+
+
+def test_sampled_second_turns_of_equal_first_answers_differ() -> None:
+    """The engine draws by seed and index, and each second turn is the first sample of a call of its own."""
+    native = NativeEngine(nano(), cache_bytes=10**7, max_rows=8)
+
+    class FirstSaysThree(FakeEngine):
+        async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+            scripted = "no" not in text(prompt_ids)
+            return await (super() if scripted else native).generate(prompt_ids, n, sampling)
+
+    engine = FirstSaysThree(lambda ids, index: (*tokens("3"), END), len(TOKENIZER))
+    first, second = rolled_out(Talks(), engine=engine).rollouts
+    assert first.text.startswith("3user\nnoassistant\n")
+    assert first.text != second.text
 
 
 def test_where_there_is_no_room_the_first_answer_stands() -> None:
@@ -187,7 +210,12 @@ def test_a_run_with_second_turns_passes_its_checks_and_trains_what_was_sampled(
     assert [check["name"] for check in checks if not check["passed"]] == []
     assert len(teacher.heard) > 16
     written = rows(tmp_path / "rollouts.jsonl")
-    assert any("user\nno" in row["completion"] for row in written)
+    talks = [row["completion"] for row in written if not isinstance(row["completion"], str)]
+    assert talks
+    assert [[message["role"] for message in talk] for talk in talks] == [["assistant", "user", "assistant"]] * len(
+        talks
+    )
+    assert {talk[1]["content"] for talk in talks} == {"no"}
     steps = rows(tmp_path / "metrics.jsonl", "train")
     assert all(step["mismatch_max"] < 1e-4 for step in steps)
     assert max(step["completion_length_mean"] for step in steps) > 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,19 +98,24 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     assert main(own_rewards("varied", environment__in_process=True)) == 0
     printed = capsys.readouterr()
     lines = [line.rstrip() for line in printed.out.splitlines()]
-    assert lines[0].startswith("preflight: 7 checks passed in ")
-    assert lines[1].startswith("step 0 evaluated: accuracy 0.")
-    assert lines[2].startswith("step 1/2  reward 0.")
-    assert lines[3].startswith("step 2/2  reward 0.")
-    assert lines[4].startswith("step 2 evaluated: ")
+    beginnings = (
+        "loading nano for environment=reward_functions",
+        "nano: ",
+        "preflight: 7 checks passed in ",
+        "step 0 evaluated: accuracy 0.",
+        "step 1/2  reward 0.",
+        "step 2/2  reward 0.",
+        "step 2 evaluated: ",
+    )
+    assert [line[: len(start)] for line, start in zip(lines, beginnings, strict=False)] == list(beginnings)
     assert any(line.startswith("accuracy, %") for line in lines)
     assert any(line.startswith("completed · 2 steps · ") for line in lines)
     assert lines[-1] == "run folder: run"
     assert "\x1b" not in printed.out
     assert printed.err == ""
     assert sorted(path.name for path in Path("run").iterdir()) == [
-        *("checkpoints", "config.yaml", "covey.log", "metrics.jsonl", "preflight.json", "rollouts.jsonl", "run.lock"),
-        *("summary.json", "versions.json"),
+        *("checkpoints", "config.yaml", "covey.log", "evaluations.jsonl", "metrics.jsonl", "preflight.json"),
+        *("rollouts.jsonl", "run.lock", "run.seal", "summary.json", "versions.json"),
     ]
 
 
@@ -159,7 +165,7 @@ def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: py
     assert f"cold start: 6 supervised steps, greedy accuracy {report['accuracy']:.1%}" in shown
     assert not report["cached"]
     assert "cold_start" in [line.split()[0] for line in shown.splitlines() if "█" in line]
-    assert "\ncold_start.json the warmed policy and its accuracy\n" in shown
+    assert re.search(r"^cold_start.json +the warmed policy and its accuracy$", shown, re.MULTILINE)
     assert "rollouts.jsonl" not in shown
     assert Path(report["path"]).parent == Path("cache").resolve()
 
@@ -175,6 +181,7 @@ def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: py
     assert (look["status"], look["after"], look["steps"]) == ("completed", None, 0)
     assert not Path("look/checkpoints").exists()
     shown = capsys.readouterr().out
+    assert "\nworst answers (of 2 kept, step 2)\nstep 2, test-" in shown
     assert ["measured"] in [line.split() for line in shown.splitlines()]
     assert " steps" not in shown
 

@@ -86,7 +86,7 @@ def group_center_batch_std(
     """Reward minus the group's mean, over one standard deviation for the whole batch (Lite PPO, arXiv 2508.08221).
 
     std_of: rewards, which includes the spread between prompts, or centered, which does not. recenter takes off the
-    batch mean as well, which is 0 already unless rewards are missing.
+    batch mean as well, which is 0 already.
     """
     one_of("std_of", std_of, ("rewards", "centered"))
     center_N = center(scores.rewards_N, scores.groups_N)
@@ -114,11 +114,10 @@ def opo(scores: Scores, *, singleton: str = "zero") -> Tensor:
     """
     tokens_N = torch.where(scores.scored, scores.lengths_N, 0.0)
     total_N = over_group(tokens_N, scores.groups_N)
-    weights_N = torch.where(total_N > 0, tokens_N, 1.0)
-    # Weigh the centred rewards: the plain mean drops out, and equal rewards give exactly 0.
+    # Weigh the centred rewards: equal ones give exactly 0, and without any token the plain mean is what is left.
     center_N = center(scores.rewards_N, scores.groups_N)
-    shift_N = over_group(weights_N * center_N, scores.groups_N) / torch.where(total_N > 0, total_N, 1.0)
-    advantages_N = torch.where(scores.scored, center_N - torch.where(total_N > 0, shift_N, 0.0), 0.0)
+    shift_N = divide(over_group(tokens_N * center_N, scores.groups_N), total_N, 0.0)
+    advantages_N = torch.where(scores.scored, center_N - shift_N, 0.0)
     return apply_singleton(advantages_N, scores.rewards_N, scores, singleton)
 
 
@@ -203,12 +202,10 @@ def gdpo(
 
 
 def maxrl(scores: Scores) -> Tensor:
-    """(reward - mean) / mean of the group: rare successes weigh most (MaxRL, arXiv 2602.02710).
+    """Return (reward - mean) / mean of the group, so that rare successes weigh most (MaxRL, arXiv 2602.02710).
 
-    A group of mean 0 gets 0. ValueError for a negative reward.
+    The estimator is meant for rewards of at least 0. A group whose mean is not positive gets 0, as in prime-rl.
     """
-    if bool((scores.rewards_N < 0).any()):
-        raise ValueError(f"rewards must be >= 0 for advantage=maxrl, got {scores.rewards_N.nan_to_num(nan=0.0).min()}")
     total_N = over_group(scores.rewards_N.nan_to_num(nan=0.0), scores.groups_N)
     mean_N = total_N / count_scored(scores.rewards_N, scores.groups_N).clamp(min=1)
     return divide(center(scores.rewards_N, scores.groups_N), mean_N, 0.0)

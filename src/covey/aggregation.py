@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey import custom
 from covey.ratio import select
 
 
@@ -44,7 +45,7 @@ class Reduction:
     """
 
     mode: str = "token_mean"
-    """A key of AGGREGATIONS."""
+    """A key of AGGREGATIONS, or module:function of the same signature."""
     norm_length: int | None = None
     """Tokens; the constant length of the *_norm modes."""
     count_empty: bool = False
@@ -75,11 +76,13 @@ def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Red
     sequences = totals.num_rows if reduction.count_empty else totals.num_sequences
     denominators = Denominators(max(totals.num_tokens, 1), max(sequences, 1), _length(reduction))
     counts_N = mask_NT.sum(1).to(values_NT.dtype)
-    weights_N = AGGREGATIONS[reduction.mode](counts_N, denominators)
+    weights_N = custom.lookup(custom.AGGREGATION, reduction.mode, AGGREGATIONS)(counts_N, denominators)
     return (weights_N * select(values_NT, mask_NT).sum(1)).sum()
 
 
 def _length(reduction: Reduction) -> int:
+    if ":" in reduction.mode:  # it may divide by a length or not
+        return reduction.norm_length or 1
     if not reduction.mode.endswith("_norm"):
         return 1
     if reduction.norm_length is None or reduction.norm_length < 1:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.section import Section
+
 
 @dataclass
-class AlgorithmConfig:
+class AlgorithmConfig(Section):
     """From rewards to a loss. The presets under conf/algorithm are named settings of this."""
 
     advantage: str = "group_zscore"

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from covey import environments
+from covey import custom, environments
 from covey.build_stream import build_stream, check_graded
 from covey.config import AlgorithmConfig, Config
-from covey.credit import CreditAssigner, bind
+from covey.credit import CreditAssigner
 from covey.deadlines import Stages, Watchable
 from covey.engine import ENGINES
 from covey.engine.base import Engine, Sampling
@@ -15,6 +15,7 @@ from covey.environments.base import Closes, Environment, Split, Weighs
 from covey.objective import Objective, build_objective
 from covey.policy import sharding
 from covey.policy.loading import load_policy
+from covey.policy.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
 from covey.prompt_lengths import fitting
@@ -26,6 +27,8 @@ from covey.trainer import Trainer, TrainerSettings
 from covey.types import Prompt
 
 LOGGER = logging.getLogger(__name__)
+
+SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,30 @@ class Run:
 def build_environment(config: Config, say: Callable[[str], None] = LOGGER.info) -> Environment:
     """The environment that `environment.name` names; `say` hears of what takes a while.
 
-    ValueError where it does not say what a curriculum asks for.
+    ValueError where its prompts cannot be told apart, or where it does not say what a curriculum asks for.
     """
     environment = environments.build(config, say)
+    check_prompts(config.environment.name, environment)
     check_graded(config, environment)
     return environment
+
+
+def check_prompts(name: str, environment: Environment) -> None:
+    """Refuse prompts that are none, or that share an id: seeds, verdicts and groups are told apart by it."""
+    seen: dict[str, Split] = {}
+    for split in SPLITS:
+        prompts = environment.prompts(split)
+        wrong = [prompt for prompt in prompts if not isinstance(prompt, Prompt)]
+        if wrong or not prompts:
+            got = f"a {type(wrong[0]).__name__}" if wrong else "none"
+            raise ValueError(f"environment={name} must give Prompts for split {split}, got {got}")
+        for prompt in prompts:
+            if prompt.id in seen:
+                where = f"two prompts of split {split}" if seen[prompt.id] == split else "prompts of train and test"
+                raise ValueError(
+                    f"environment={name} must give each prompt an id of its own, {where} have {prompt.id!r}"
+                )
+            seen[prompt.id] = split
 
 
 def build_run(config: Config, environment: Environment, timer: PhaseTimer) -> Run:
@@ -71,7 +93,9 @@ def build_run(config: Config, environment: Environment, timer: PhaseTimer) -> Ru
             part.watched_by(timer.watchdog)
     stages = Stages(timer.watchdog, config.deadlines.scoring)
     sampler = Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
-    source = build_source(config, sampler, usable_prompts(config, sampler, policy.max_length, "train"))
+    prompts = usable_prompts(config, sampler, policy.max_length, "train")
+    check_rendering(config, policy, prompts)
+    source = build_source(config, sampler, prompts)
     tests = _spread(usable_prompts(config, sampler, policy.max_length, "test"), config.evaluation.num_prompts)
     credit = CreditAssigner(config.algorithm, environment.part_weights if isinstance(environment, Weighs) else {})
     return Run(environment, policy, trainer, source, credit, tests)
@@ -119,6 +143,24 @@ def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Spl
     return fitting(prompts, sampler.tokenizer, max_length - added)
 
 
+def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
+    """Warn where a chat template stays unused because all prompts are text; ValueError where a setting is about it."""
+    template = policy.tokenizer.chat_template
+    if template is None or any(not isinstance(prompt.text, str) for prompt in prompts):
+        return
+    if config.model.chat_template_kwargs:
+        raise ValueError(
+            f"model.chat_template_kwargs={config.model.chat_template_kwargs} needs prompts that are conversations, "
+            "got text only"
+        )
+    if template != CHAT_TEMPLATE:
+        LOGGER.warning(
+            "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "
+            "(role, content) goes through it",
+            config.model.name,
+        )
+
+
 def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:
     """The stream of groups this config trains on."""
     return LocalSource(
@@ -137,7 +179,8 @@ def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
     """The dynamic-sampling filter, None where every group is kept."""
     if algorithm.group_filter is None:
         return None
-    return bind(algorithm.group_filter, algorithm.group_filter_options, GROUP_FILTERS, "group_filter_options")
+    name, options = algorithm.group_filter, algorithm.group_filter_options
+    return custom.lookup(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
 
 
 def training_sampling(config: Config) -> Sampling:

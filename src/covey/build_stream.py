@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 
+from covey import custom
 from covey.config import Config
 from covey.curriculum import EasyToHard, NearWindow, Promotion, Rotation, Window
 from covey.curriculum_config import CurriculumConfig
 from covey.environments.base import Environment, Graded, Mixes
 from covey.source import PromptStream, Stream
 from covey.types import Prompt
+
+STREAM_NAMES = ("prompts", "seed", "position", "draw", "state_dict", "load_state_dict")
+"""What `covey.source.Stream` asks for."""
 
 
 def build_stream(config: Config, environment: Environment, prompts: Sequence[Prompt]) -> Stream:
@@ -49,6 +53,8 @@ def _by_difficulty(curriculum: CurriculumConfig) -> bool:
 def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[float]) -> Stream:
     """Prompts of one environment; in plain order where the curriculum is by difficulty and there are none to go by."""
     c, seed, shuffle = config.curriculum, config.seed, config.shuffle
+    if ":" in c.name:
+        return _custom(config, prompts)
     if c.name == "none" or (_by_difficulty(c) and not difficulties):
         return PromptStream(prompts, seed, shuffle)
     if c.name == "difficulty":
@@ -58,6 +64,17 @@ def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[f
     for index, prompt in enumerate(prompts):
         lanes.setdefault(str(difficulties[index]) if c.per == "difficulty" else prompt.id, []).append(prompt)
     return NearWindow(lanes, Window(c.window[0], c.window[1], c.decay, c.explore), seed, shuffle=shuffle)
+
+
+def _custom(config: Config, prompts: Sequence[Prompt]) -> Stream:
+    """Make the curriculum of a class of your own. ValueError where it is no `Stream`."""
+    make = custom.lookup(custom.CURRICULUM, config.curriculum.name, {}, config.curriculum.options)
+    assert isinstance(make, custom.Custom), "the name has a colon"
+    stream = make(prompts, config.seed, config.shuffle)
+    if not isinstance(stream, Stream):
+        missing = [name for name in STREAM_NAMES if name not in {*vars(stream), *dir(type(stream))}]
+        raise make.error(f"have {', '.join(STREAM_NAMES)}", f"a {type(stream).__name__} without {', '.join(missing)}")
+    return stream
 
 
 def _difficulties(curriculum: CurriculumConfig, environment: Environment, prompts: Sequence[Prompt]) -> Sequence[float]:

@@ -3,13 +3,11 @@
     checkpoints/step-000100/
       policy/          the weights (or the adapter) and the tokenizer; `from_pretrained` loads it
       state.pt         optimiser, loss scale, generators, positions, counters (loaded with weights_only)
-      manifest.json    step, facts, and size and SHA-256 of every file; written last
+      manifest.json    step, facts, size and SHA-256 of every file, and a hash of itself; written last
 
 There is no pointer to the newest checkpoint: it is the newest one that verifies.
 """
 
-import hashlib
-import json
 import logging
 import os
 import shutil
@@ -24,15 +22,14 @@ from safetensors.torch import load_file
 
 from covey.base_model import keep_base
 from covey.disk import sync, writing
+from covey.manifest import MANIFEST, difference, file_digests, folder_name, read_manifest, render, step_of
 from covey.policy import sharding
 from covey.policy.adapters import BASE
 from covey.policy.policy import Policy, is_adapted
 
 LOGGER = logging.getLogger(__name__)
 
-FORMAT = 1
-"""Of the folder; a checkpoint of another format is refused."""
-MANIFEST, POLICY, STATE = "manifest.json", "policy", "state.pt"
+POLICY, STATE = "policy", "state.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def save_checkpoint(
     `weights` are the whole ones of a sharded policy. Returns its path. A process killed at any moment leaves the old
     checkpoints as they were, and at most a folder *.tmp-* besides.
     """
-    final = checkpoints / f"step-{step:06d}"
+    final = checkpoints / folder_name(step)
     with writing(final):
         checkpoints.mkdir(exist_ok=True)  # never its parents: a run folder that is gone must not come back as a stump
         sync(checkpoints.parent)
@@ -78,7 +75,7 @@ def save_checkpoint(
             if is_adapted(policy.model):
                 keep_base(policy, checkpoints.parent / BASE, weights)
             save_policy(policy, aside / POLICY, weights)
-            _write(aside, state, {"format": FORMAT, "step": step, **facts})
+            _write(aside, step, state, facts)
             if final.exists():  # an earlier attempt at this step, which did not verify or lacks its evaluation
                 os.rename(final, aside.with_name(f"{aside.name}-before"))
             os.rename(aside, final)
@@ -90,14 +87,14 @@ def save_checkpoint(
     return final
 
 
-def _write(aside: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """The rest of a checkpoint; all files are synced, and the manifest comes last."""
+def _write(aside: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write the rest of a checkpoint. All files are synced, and the manifest comes last."""
     with (aside / STATE).open("wb") as file:  # given a path, torch would not say why a write failed
         torch.save(dict(state), file)
-    files = _inventory(aside)
+    files = file_digests(aside)
     for name in files:
         sync(aside / name)
-    (aside / MANIFEST).write_text(json.dumps({**facts, "files": files}, indent=1) + "\n", encoding="utf-8")
+    (aside / MANIFEST).write_text(render(step, facts, files), encoding="utf-8")
     sync(aside / MANIFEST)
     sync(aside / POLICY)
     sync(aside)
@@ -119,19 +116,28 @@ def retire(checkpoints: Path, retention: Retention) -> None:
         return
     keep = set(complete[-max(retention.keep_last, 1) :])
     if retention.keep_best:
-        keep.add(max(complete, key=lambda path: (read_manifest(path).get("score", float("-inf")), path.name)))
+        keep.add(max(complete, key=lambda path: (_score(path), path.name)))
     for path in complete:
         if path not in keep:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _score(checkpoint: Path) -> float:
+    """Return the score of a checkpoint, the lowest where it has none or its manifest is damaged."""
+    try:
+        return float(read_manifest(checkpoint).get("score", "-inf"))
+    except ValueError:
+        return float("-inf")
+
+
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
-    """Checkpoints that have a manifest, oldest first; whether they verify is another question."""
-    return sorted(path.parent for path in checkpoints.glob(f"step-??????/{MANIFEST}"))
+    """Return the checkpoints that have a manifest, oldest first, whether they verify or not."""
+    found = {path.parent: step_of(path.parent) for path in checkpoints.glob(f"step-*/{MANIFEST}")}
+    return sorted((path for path, step in found.items() if step is not None), key=lambda path: found[path] or 0)
 
 
 def newest_valid(checkpoints: Path) -> Path | None:
-    """The newest checkpoint whose every file is as the manifest says; a damaged one is passed over, loudly."""
+    """Return the newest checkpoint that verifies. A damaged one is skipped with a warning."""
     for path in reversed(complete_checkpoints(checkpoints)):
         fault = problem(path)
         if fault is None:
@@ -141,27 +147,11 @@ def newest_valid(checkpoints: Path) -> Path | None:
 
 
 def problem(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, None where it verifies."""
+    """Return what is wrong with a checkpoint, None where it verifies."""
     try:
-        manifest = read_manifest(checkpoint)
-        if manifest.get("format") != FORMAT:
-            return f"format {manifest.get('format')}, this covey reads {FORMAT}"
-        found = _inventory(checkpoint)
-    except (OSError, ValueError) as error:
+        return difference(checkpoint, read_manifest(checkpoint)["files"])
+    except (OSError, ValueError, RecursionError) as error:
         return str(error)
-    found.pop(MANIFEST, None)
-    if found.keys() != manifest["files"].keys():
-        return f"files {sorted(found.keys() ^ manifest['files'].keys())} are missing or too many"
-    changed = [name for name, facts in manifest["files"].items() if facts != found[name]]
-    return f"{changed[0]} is not what was written" if changed else None
-
-
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest; ValueError where it does not parse."""
-    manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-    if not isinstance(manifest, dict) or "files" not in manifest or "step" not in manifest:
-        raise ValueError(f"{MANIFEST} has no files or no step")
-    return manifest
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
@@ -204,17 +194,3 @@ def _as_sharded(saved: Mapping[str, torch.Tensor], policy: Policy) -> dict[str, 
 
 def _parameters(policy: Policy) -> set[str]:
     return {name for name, _ in policy.model.named_parameters(remove_duplicate=False)}
-
-
-def _inventory(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of every file, by its path inside the folder."""
-    return {
-        str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _digest(file)}
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -165,9 +165,17 @@ def demonstration_group(policy: Policy, prompt: Prompt, shown: str | Sequence[in
     """A demonstration as a group of one rollout; of a causal policy the end-of-sequence token is learned with it."""
     prompt_ids = encode_prompt(policy.tokenizer, prompt)
     ids = policy.tokenizer(shown, add_special_tokens=False)["input_ids"] if isinstance(shown, str) else shown
-    end = () if policy.mask_id is not None else (policy.tokenizer.eos_token_id,)
+    end = () if policy.mask_id is not None else (_end_token(policy),)
     completion = Completion((*ids, *end), (0.0,) * (len(ids) + len(end)), "stop", policy_version=0)
     return Group(prompt, (finished_rollout(policy.mask_id, prompt_ids, completion, Reward(0.0, {}), ""),), ())
+
+
+def _end_token(policy: Policy) -> int:
+    """Return the tokenizer's end-of-sequence token, else a stop token of the generation config."""
+    named = policy.tokenizer.eos_token_id
+    if named is None and not policy.stop_ids:
+        raise ValueError("cold_start.enabled=true needs a tokenizer with an eos_token, got none")
+    return int(named) if named is not None else min(policy.stop_ids)
 
 
 def _batch(groups: Sequence[Group], config: Config, policy: Policy) -> Batch:

@@ -9,11 +9,12 @@ from typing import Any
 
 from covey.algorithm_config import AlgorithmConfig
 from covey.curriculum_config import CurriculumConfig, GroupSizeStep
-from covey.environment_config import READS_DATA, ArithmeticConfig, MixtureConfig, cache_folder
+from covey.environment_config import READS_DATA, ArithmeticConfig, EnvironmentConfig, MixtureConfig, cache_folder
+from covey.section import Section, check_section
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Section):
     """The policy."""
 
     name: str = "nano"
@@ -24,6 +25,8 @@ class ModelConfig:
     """Hub revision; null takes the default branch."""
     precision: str = "float32"
     """What the forward pass computes in: float32, bfloat16, float16 or float64. Weights train in float32 at least."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Values that the chat template reads, such as {enable_thinking: false}. The saved policy has them as defaults."""
     load_in_4bit: bool = False
     """Hold frozen base weights in 4 bits (bitsandbytes NF4); needs lora_rank > 0."""
     lora_rank: int = 0
@@ -58,13 +61,14 @@ class ModelConfig:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Section):
     """Rows of a data set, for environments that read one."""
 
     path: str | None = None
-    """A .jsonl/.json/.parquet file, a directory with train.* and test.* files, a hub name, or module:function."""
+    """A file (JSON lines, JSON, CSV, TSV, Parquet, Arrow), a folder of them, a pattern such as shards/*.parquet, what
+    save_to_disk wrote, a hub name, or module:function."""
     subset: str | None = None
-    """Configuration name of a hub data set."""
+    """Configuration name of a hub data set, or of a folder with its data card."""
     train_split: str = "train"
     """Split to train on."""
     test_split: str = "test"
@@ -73,14 +77,20 @@ class DataConfig:
     """Share of rows held out when there is no test split."""
     prompt_column: str = "prompt"
     """Column that holds the prompt (text or messages) for environment=reward_functions."""
+    answer_column: str | None = None
+    """Column that the assistant's message at the end of a conversation is moved to; null refuses such rows."""
+    prefill: bool = False
+    """Have the policy go on from the assistant's message at the end of a conversation."""
     max_rows: int | None = None
-    """Read at most this many rows of each split."""
+    """Take at most this many rows of each split."""
+    shuffle_rows: bool = True
+    """Take those `max_rows` at random, the same ones every time; false takes the first."""
     bad_rows: str = "error"
     """What a broken line does: error (names file and line) or skip (counted)."""
 
 
 @dataclass
-class EngineConfig:
+class EngineConfig(Section):
     """How tokens are sampled."""
 
     name: str = "native"
@@ -94,7 +104,7 @@ class EngineConfig:
 
 
 @dataclass
-class SamplingConfig:
+class SamplingConfig(Section):
     """The distribution that rollouts are drawn from; the trainer scores under the same one."""
 
     temperature: float = 1.0
@@ -117,7 +127,7 @@ class SamplingConfig:
 
 
 @dataclass
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """The optimiser and its schedule."""
 
     name: str = "adamw"
@@ -133,9 +143,9 @@ class OptimizerConfig:
     schedule: str = "constant"
     """constant, linear or cosine, over num_steps."""
     warmup_steps: int = 0
-    """Steps over which the rate rises linearly from 0."""
+    """Steps over which the rate rises linearly to lr; the first takes lr / warmup_steps."""
     min_lr_ratio: float = 0.0
-    """Share of lr at which linear and cosine end."""
+    """Share of lr towards which linear and cosine fall; the step after the last would have it."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm; 0 does not clip."""
     max_nonfinite_steps: int = 5
@@ -143,7 +153,7 @@ class OptimizerConfig:
 
 
 @dataclass
-class DistributionConfig:
+class DistributionConfig(Section):
     """Training on several processes, which torchrun or accelerate launch starts."""
 
     strategy: str = "ddp"
@@ -151,7 +161,7 @@ class DistributionConfig:
 
 
 @dataclass
-class ColdStartConfig:
+class ColdStartConfig(Section):
     """Supervised warm-up on demonstrations before GRPO."""
 
     enabled: bool = False
@@ -175,7 +185,7 @@ class ColdStartConfig:
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(Section):
     """Measuring on the held-out split: before, during and after."""
 
     every: int = 0
@@ -193,7 +203,7 @@ class EvaluationConfig:
 
 
 @dataclass
-class OutputConfig:
+class OutputConfig(Section):
     """What a run leaves behind, besides its config, summary and log."""
 
     save_every: int = 100
@@ -204,8 +214,12 @@ class OutputConfig:
     """Keep also the checkpoint of the best evaluation."""
     rollouts_per_step: int = 8
     """Rollouts written to rollouts.jsonl each step."""
+    answers_per_evaluation: int = 256
+    """Answers written to evaluations.jsonl at each evaluation, greedy ones first."""
+    show_rollouts: int = 0
+    """Rollouts of each step shown in the terminal, from the highest reward to the lowest."""
     max_rollout_rows: int = 20000
-    """Most rows of rollouts.jsonl."""
+    """Most rows of rollouts.jsonl, and of evaluations.jsonl."""
     trackers: list[str] = field(default_factory=list)
     """Besides metrics.jsonl: tensorboard, wandb."""
     wandb_project: str = "covey"
@@ -219,7 +233,7 @@ class OutputConfig:
 
 
 @dataclass
-class PreflightConfig:
+class PreflightConfig(Section):
     """What is measured on your own model and settings before the first step of a new run, and by `covey check`."""
 
     enabled: bool = True
@@ -235,7 +249,7 @@ class PreflightConfig:
 
 
 @dataclass
-class DeadlinesConfig:
+class DeadlinesConfig(Section):
     """Seconds a run may wait for something that gives no sign of progress, before it ends with a line that names it."""
 
     loading: float = 3600.0
@@ -257,7 +271,7 @@ class DeadlinesConfig:
 
 
 @dataclass
-class Config:
+class Config(Section):
     """One run."""
 
     seed: int = 0
@@ -288,6 +302,8 @@ class Config:
     """Go on with a run: its folder, or "latest". Its settings are taken from there."""
     resume_changes: list[str] = field(default_factory=list)
     """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
+    trust_run: bool = False
+    """Import what a run or a file of settings names that you did not make here, and follow its links."""
     rewards: list[Any] = field(default_factory=list)
     """Reward functions (environment=reward_functions): ready-made names, module:function, or {function, args}."""
     reward_weights: list[float] = field(default_factory=list)
@@ -319,11 +335,14 @@ def part_configs(config: Config) -> dict[str, Config]:
 
 
 def validate(config: Config) -> None:
-    """Check every rule that goes beyond one field's type; the rules are `covey.rules.RULES`.
+    """Check names, types and every rule between settings. The rules are `covey.rules.RULES`.
 
     ValueError with one line that names the settings to mend.
     """
     from covey.rules import RULES  # the rules are about the classes above
 
+    check_section(config)
+    if not isinstance(config.environment, EnvironmentConfig):
+        raise ValueError(f"environment must be settings, such as ArithmeticConfig(), got {config.environment!r:.60}")
     for rule in RULES:
         rule(config)

@@ -5,20 +5,20 @@ the groups of all ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from covey import custom
 from covey.advantages import ADVANTAGES, role_ema_step
 from covey.config import AlgorithmConfig
 from covey.policy import distribution
-from covey.scores import Scores, scores
+from covey.scores import Answer, Scores, scores
 from covey.selection import SELECTION, Selected, clip_advantages
 from covey.shaping import SHAPING, ShapingInputs, length_normalizer
-from covey.tables import check_options, resolve
 from covey.types import Group, Rollout
 
 
@@ -31,6 +31,8 @@ class Credit:
     """False where selection took the rollout out of the loss and its denominators."""
     scores: Scores
     """Shaped rewards of the whole step, all ranks."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What a custom advantage logs; the same on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,13 @@ class _Fact:
     parts: Mapping[str, float]
     num_tokens: int
     num_all_tokens: int
+    num_turns: int
     truncated: bool
     token_ids: tuple[int, ...]
     role: str
     kl: float
+    answer: Answer | None
+    """Only where the advantage asks for it: prompts may be large."""
 
 
 class CreditAssigner:
@@ -56,21 +61,26 @@ class CreditAssigner:
         self.baselines: dict[str, float] = {}
         self._algorithm = algorithm
         self._part_weights = part_weights
-        self._estimator = bind(algorithm.advantage, algorithm.advantage_options, ADVANTAGES, "advantage_options")
-        self._shaping = [bind(name, options, SHAPING, "shaping") for name, options in algorithm.shaping.items()]
+        name, options = algorithm.advantage, algorithm.advantage_options
+        self._estimator = custom.lookup(custom.ADVANTAGE, name, ADVANTAGES, options)
+        self._takes_answers = isinstance(self._estimator, custom.Custom) and self._estimator.num_inputs == 2
+        self._shaping = [
+            custom.lookup(custom.SHAPING, name, SHAPING, options) for name, options in algorithm.shaping.items()
+        ]
         self._select: Callable[..., Selected] | None = None
         if algorithm.selection is not None:
-            self._select = bind(algorithm.selection, algorithm.selection_options, SELECTION, "selection_options")
+            self._select = custom.lookup(custom.SELECTION, algorithm.selection, SELECTION, algorithm.selection_options)
 
     def assign(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None) -> Credit:
         """`kl` is the penalty on the reward of each rollout, already weighted; None where it is in the loss or off."""
-        local = _facts(groups, kl)
+        local = self._facts(groups, kl)
         of_ranks: list[list[_Fact]] = distribution.all_gather(local)
         facts = [fact for of_rank in of_ranks for fact in of_rank]
         given = self._shape(facts)
-        advantages_N, keep_N = self._advantages(given)
+        selected, metrics = self._select_rollouts(given, [fact.answer for fact in facts if fact.answer is not None])
         start = sum(len(of_rank) for of_rank in of_ranks[: distribution.rank()])
-        return Credit(_regroup(advantages_N, start, groups), _regroup(keep_N, start, groups), given)
+        advantages, keep = (_regroup(values_N, start, groups) for values_N in (selected.advantages_N, selected.keep_N))
+        return Credit(advantages, keep, given, metrics)
 
     def state_dict(self) -> dict[str, Any]:
         return {"baselines": self.baselines}
@@ -89,14 +99,20 @@ class CreditAssigner:
             roles=[fact.role for fact in facts],
         )
         rewards_N, info = given.rewards_N, _shaping_inputs(facts, given.groups_N)
+        if self._algorithm.mask_truncated:
+            given = replace(given, lengths_N=torch.where(info.truncated_N, 0.0, given.lengths_N))
         for shape in self._shaping:
-            rewards_N = shape(rewards_N, info)
+            rewards_N = shaped(shape, rewards_N, info)
         rewards_N = rewards_N - torch.tensor([fact.kl for fact in facts], dtype=torch.float64)
         return replace(given, rewards_N=rewards_N, baselines=dict(self.baselines))
 
-    def _advantages(self, given: Scores) -> tuple[Tensor, Tensor]:
+    def _select_rollouts(self, given: Scores, answers: Sequence[Answer]) -> tuple[Selected, dict[str, float]]:
+        """Return what trains, with its advantages, and what a custom advantage logs."""
+        logged: dict[str, float] = {}
+
         def estimate(on: Scores) -> Tensor:
-            advantages_N = self._estimator(on)
+            advantages_N, metrics = estimated(self._estimator, on, answers if self._takes_answers else None)
+            logged.update(metrics)
             alpha = self._algorithm.length_normalizer
             if alpha is not None:
                 advantages_N = length_normalizer(advantages_N, on.lengths_N, alpha=alpha)
@@ -105,46 +121,93 @@ class CreditAssigner:
         if self._select is None:
             selected = Selected(torch.ones_like(given.rewards_N, dtype=torch.bool), estimate(given))
         else:
-            selected = self._select(given, estimate)
+            selected = selected_by(self._select, given, estimate)
         if self._algorithm.advantage == "role_ema":
             _, self.baselines = role_ema_step(given, **self._algorithm.advantage_options)
-        return selected.advantages_N, selected.keep_N
+        return selected, logged
+
+    def _facts(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None) -> list[_Fact]:
+        """Return a fact for each rollout, and one without a reward for each completion that could not be scored.
+
+        A group so keeps its size, which pass@k needs.
+        """
+        facts: list[_Fact] = []
+        for index, group in enumerate(groups):
+            label = (distribution.rank(), index)
+            penalties = [0.0] * len(group.rollouts) if kl is None else kl[index]
+            facts.extend(_fact(label, group, r, k) for r, k in zip(group.rollouts, penalties, strict=True))
+            unscored = Answer(group.prompt, "", (), truncated=False)
+            lost = _Fact(label, float("nan"), {}, 0, 0, 0, False, (), "", 0.0, unscored)
+            facts.extend(lost for _ in group.failures)
+        return facts if self._takes_answers else [replace(fact, answer=None) for fact in facts]
 
 
-def bind(
-    name: str, options: Mapping[str, Any], table: Mapping[str, Callable[..., Any]], setting: str
-) -> Callable[..., Any]:
-    """The function a setting names with its options bound; ValueError for a name or an option that does not exist."""
-    function = resolve(name, table)
-    check_options(function, options, setting=f"algorithm.{setting}")
-    return partial(function, **options)
+def estimated(
+    estimator: Callable[..., Any], given: Scores, answers: Sequence[Answer] | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the advantages, and what a custom estimator logs. What was not scored gets 0, whatever it says.
+
+    ValueError where a custom one returns anything but a finite number for each rollout.
+    """
+    found = estimator(given) if answers is None else estimator(given, answers)
+    if not isinstance(estimator, custom.Custom):
+        return found, {}
+    values, metrics = custom.split_metrics(found)
+    found_N = estimator.check_tensor(values, tuple(given.rewards_N.shape), "rollout")
+    advantages_N = torch.where(given.scored, found_N.to(given.rewards_N), 0.0)
+    estimator.check_finite(advantages_N, given.scored, given.rewards_N, "reward")
+    return advantages_N, {name: float(value) for name, value in metrics.items()}
 
 
-def _facts(groups: Sequence[Group], kl: Sequence[Sequence[float]] | None) -> list[_Fact]:
-    """One fact a rollout, and one without a reward for each completion that could not be scored, so that a group
-    keeps its size (pass@k needs it)."""
-    facts: list[_Fact] = []
-    for index, group in enumerate(groups):
-        label = (distribution.rank(), index)
-        penalties = [0.0] * len(group.rollouts) if kl is None else kl[index]
-        facts.extend(_fact(label, group, r, k) for r, k in zip(group.rollouts, penalties, strict=True))
-        facts.extend(_Fact(label, float("nan"), {}, 0, 0, False, (), "", 0.0) for _ in group.failures)
-    return facts
+def shaped(shape: Callable[..., Any], rewards_N: Tensor, info: ShapingInputs) -> Tensor:
+    """Return the rewards as one shaping leaves them. What was not scored stays so.
+
+    ValueError where a custom one returns anything but a finite number for each rollout.
+    """
+    found_N = shape(rewards_N, info)
+    if isinstance(shape, custom.Custom):
+        found_N = shape.check_tensor(found_N, tuple(rewards_N.shape), "rollout").to(rewards_N)
+        shape.check_finite(found_N, ~rewards_N.isnan(), rewards_N, "reward")
+    return torch.where(rewards_N.isnan(), torch.nan, found_N)
+
+
+def selected_by(select: Callable[..., Any], given: Scores, estimate: Callable[[Scores], Tensor]) -> Selected:
+    """Return what a selection keeps, with its advantages. ValueError where a custom one returns anything else."""
+    selected = select(given, estimate)
+    if isinstance(select, custom.Custom):
+        shape = tuple(given.rewards_N.shape)
+        if not isinstance(selected, Selected) or selected.keep_N.dtype != torch.bool or selected.keep_N.shape != shape:
+            requirement = f"return covey.selection.Selected, keep_N one bool for each rollout, shape {shape}"
+            raise select.error(requirement, f"{selected!r:.80}")
+        select.check_tensor(selected.advantages_N, shape, "rollout")
+        select.check_finite(selected.advantages_N, selected.keep_N, given.rewards_N, "reward")
+    return selected
 
 
 def _fact(label: tuple[int, int], group: Group, rollout: Rollout, kl: float) -> _Fact:
     chosen = tuple(t for t, trained in zip(rollout.target_ids, rollout.loss_mask, strict=True) if trained)
+    truncated = rollout.finish_reason == "length"
     return _Fact(
         group=label,
         reward=rollout.reward.value,
         parts=rollout.reward.parts,
         num_tokens=len(chosen),
         num_all_tokens=len(rollout.input_ids) + 1,
-        truncated=rollout.finish_reason == "length",
+        num_turns=_num_turns(rollout),
+        truncated=truncated,
         token_ids=chosen,
         role=group.prompt.environment,
         kl=kl,
+        answer=Answer(group.prompt, rollout.text, chosen, truncated),
     )
+
+
+def _num_turns(rollout: Rollout) -> int:
+    """Return how many completions a rollout holds: stretches of loss tokens with an environment's reply between."""
+    if rollout.input_length is not None:  # passes of one fill
+        return 1
+    mask = rollout.loss_mask
+    return sum(chosen and not before for before, chosen in pairwise((False, *mask)))
 
 
 def _shaping_inputs(facts: Sequence[_Fact], groups_N: Tensor) -> ShapingInputs:
@@ -152,7 +215,7 @@ def _shaping_inputs(facts: Sequence[_Fact], groups_N: Tensor) -> ShapingInputs:
         groups_N=groups_N,
         lengths_N=torch.tensor([fact.num_tokens for fact in facts], dtype=torch.float64),
         total_lengths_N=torch.tensor([fact.num_all_tokens for fact in facts], dtype=torch.float64),
-        turns_N=torch.ones(len(facts), dtype=torch.float64),
+        turns_N=torch.tensor([fact.num_turns for fact in facts], dtype=torch.float64),
         truncated_N=torch.tensor([fact.truncated for fact in facts], dtype=torch.bool),
         token_ids=[fact.token_ids for fact in facts],
     )

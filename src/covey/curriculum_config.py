@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from covey.section import Section
 
 
 @dataclass
-class CurriculumConfig:
+class CurriculumConfig(Section):
     """Which prompts come next."""
 
     name: str = "none"
-    """none (each prompt once a pass), success (prompts near a success rate) or difficulty (from easy to hard)."""
+    """none (each prompt once a pass), success (near a success rate), difficulty (from easy to hard) or module:Class."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of a module:Class; unknown ones are refused."""
     window: list[float] = field(default_factory=lambda: [0.3, 0.5])
     """Success rates, from and to, that name=success keeps to: the share of a prompt's completions that is correct."""
     per: str = "prompt"
@@ -29,7 +34,7 @@ class CurriculumConfig:
 
 
 @dataclass
-class GroupSizeStep:
+class GroupSizeStep(Section):
     """One entry of group_size_schedule."""
 
     step: int

@@ -33,9 +33,9 @@ class Average(NamedTuple):
     denominator: Tensor
 
 
-def value(average: Average) -> float:
-    """numerator / denominator; 0 where there was nothing to average."""
-    return float(average.numerator / average.denominator) if float(average.denominator) > 0 else 0.0
+def value(average: Average) -> float | None:
+    """Divide numerator by denominator; None where there was nothing to average."""
+    return float(average.numerator / average.denominator) if float(average.denominator) > 0 else None
 
 
 def merge(parts: Iterable[Mapping[str, Average]]) -> dict[str, Average]:

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,23 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file that others may have put there: never through a link, never waiting for a pipe.
+
+    ValueError where it is no regular file or longer than `max_bytes`.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path.name} is a link, not a file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError(f"{path.name} is not a regular file")
+        if facts.st_size > max_bytes:
+            raise ValueError(f"{path.name} has {facts.st_size} bytes, at most {max_bytes} are read")
+        return file.read(max_bytes)
 
 
 def _is_the_disks(error: Exception) -> bool:

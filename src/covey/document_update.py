@@ -7,6 +7,7 @@ A response counts as one token whose log-probability is the sequence's, which is
 of. To train, take `covey train`: it works on tokens, and against the policy that sampled.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -67,15 +68,15 @@ class GRPO:
     """Another one changes the formulas; its ratio is of whole responses all the same."""
 
     def update(self, batch: DocumentBatch) -> Tensor:
-        """The loss of a batch, a scalar to be minimised. ValueError for lists that do not fit together."""
-        check(batch)
+        """Return the loss of a batch, a scalar to be minimised; ValueError for a batch that `check` refuses."""
+        advantages_N = self.advantages(batch)
         log_probs_N = _values(batch["logprobs"])
         column_NT = log_probs_N[:, None]
         inputs = ObjectiveInputs(
             log_probs_NT=column_NT,
             old_log_probs_NT=column_NT.detach(),
             sampler_log_probs_NT=column_NT.detach(),
-            advantages=self.advantages(batch).to(log_probs_N),
+            advantages=advantages_N.to(log_probs_N),
             mask_NT=torch.ones_like(column_NT, dtype=torch.bool),
             ref_log_probs_NT=_values(batch["ref_logprobs"]).detach().to(log_probs_N)[:, None],
         )
@@ -84,14 +85,15 @@ class GRPO:
         return loss
 
     def advantages(self, batch: DocumentBatch) -> Tensor:
-        """Of each response, in float64."""
+        """Return the advantage of each response, in float64; ValueError for a batch that `check` refuses."""
+        check(batch)
         estimator = ADVANTAGES[self.algorithm.advantage]
         found_N = estimator(scores(batch["rewards"], batch["prompt_ids"]), **self.algorithm.advantage_options)
         return clip_advantages(found_N, self.algorithm.advantage_clip)
 
 
 def check(batch: DocumentBatch) -> None:
-    """ValueError for a batch that is empty, whose lists differ in length or whose group ids name two prompts."""
+    """Raise ValueError for lists that are empty or of several lengths, numbers that are not finite, mixed groups."""
     lengths = {name: len(values) for name, values in batch.items()}  # type: ignore[arg-type]
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -100,6 +102,10 @@ def check(batch: DocumentBatch) -> None:
     for prompt_id, prompt in zip(batch["prompt_ids"], batch["prompts"], strict=True):
         if named.setdefault(prompt_id, prompt) != prompt:
             raise ValueError(f"a group must have one prompt, got two with prompt_id {prompt_id}")
+    for name in ("rewards", "logprobs", "ref_logprobs"):
+        for index, value in enumerate(_values(batch[name]).tolist()):
+            if not math.isfinite(value):
+                raise ValueError(f"{name} of a batch must be finite, got {value} for response {index}")
 
 
 def _values(given: Sequence[float] | Tensor) -> Tensor:

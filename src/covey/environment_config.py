@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from covey.section import Section
+
 
 def cache_folder() -> str:
     """Where covey keeps what it can make again: $COVEY_CACHE, else ~/.cache/covey."""
@@ -12,7 +14,7 @@ def cache_folder() -> str:
 
 
 @dataclass
-class EnvironmentConfig:
+class EnvironmentConfig(Section):
     """What every environment has."""
 
     name: str = ""
@@ -40,9 +42,9 @@ class Gsm8kConfig(EnvironmentConfig):
 
     name: str = "gsm8k"
     scheme: str = "covey"
-    """How an answer is rewarded: covey, verl_strict, verl_flexible, torchrl or trl."""
+    """How an answer is rewarded: covey, values, verl_strict, verl_flexible, torchrl or trl."""
     format_reward: float = 0.1
-    """Reward for an answer in the requested form that is wrong (scheme covey)."""
+    """Reward for an answer in the requested form that is wrong (schemes covey and values)."""
     instruction: str | None = None
     """What the system message says; null takes the scheme's own, "" sends none."""
 
@@ -53,9 +55,9 @@ class MathConfig(EnvironmentConfig):
 
     name: str = "math"
     scheme: str = "covey"
-    """How an answer is rewarded: covey, math_verify, trl, verl, verl_dapo or torchrl."""
+    """How an answer is rewarded: covey, values, math_verify, trl, verl, verl_dapo or torchrl."""
     format_reward: float = 0.1
-    """Reward for a wrong answer in the only box (scheme covey)."""
+    """Reward for a wrong answer in the only box (schemes covey and values)."""
     instruction: str | None = None
     """What the system message says; null takes the scheme's own, "" sends none."""
     problem_column: str = "problem"
@@ -155,8 +157,8 @@ class IfevalConfig(EnvironmentConfig):
     """Added for exactly one answer block (scheme torchrl)."""
     think_bonus: float = 0.05
     """Added for exactly one think block (scheme torchrl)."""
-    min_words: int = 0
-    """An answer with fewer words follows nothing."""
+    min_words: int = 3
+    """An answer with fewer different words of two letters and more follows nothing (all schemes but torchrl)."""
     instruction: str | None = None
     """What the system message says; null takes the scheme's own, "" sends none."""
     benchmark: str | None = None

@@ -27,17 +27,17 @@ ENVIRONMENT_NEEDS: dict[str, tuple[Needs, ...]] = {
     "gsm8k": (
         Needs(
             ("environment.format_reward",),
-            "environment.scheme = covey",
+            "environment.scheme = covey or values",
             ("environment.scheme",),
-            lambda scheme: scheme == "covey",
+            lambda scheme: scheme in ("covey", "values"),
         ),
     ),
     "math": (
         Needs(
             ("environment.format_reward",),
-            "environment.scheme = covey",
+            "environment.scheme = covey or values",
             ("environment.scheme",),
-            lambda scheme: scheme == "covey",
+            lambda scheme: scheme in ("covey", "values"),
         ),
         Needs(
             ("environment.timeout", "environment.num_workers"),
@@ -70,6 +70,12 @@ ENVIRONMENT_NEEDS: dict[str, tuple[Needs, ...]] = {
             "environment.scheme = torchrl",
             ("environment.scheme",),
             lambda scheme: scheme == "torchrl",
+        ),
+        Needs(
+            ("environment.min_words",),
+            "a scheme other than torchrl",
+            ("environment.scheme",),
+            lambda scheme: scheme != "torchrl",
         ),
         Needs(
             names_of(IfevalConfig, "environment", "style", "kinds", "max_instructions", "num_", "problem_seed"),

@@ -37,6 +37,7 @@ class Evaluation:
     num_unscored: int
     """Completions that the system failed to score."""
     correct_greedy: tuple[float, ...]
+    """NaN for a prompt that the judge has nothing to say about."""
     mean_reward: tuple[float, ...]
     """NaN for a prompt without any scored sample."""
     parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
@@ -61,28 +62,51 @@ def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the policy answered to the held-out prompts: a group for each prompt, in their order."""
+
+    greedy: list[Group]
+    """Of one completion."""
+    sampled: list[Group]
+
+
 def evaluate(
     source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, settings: EvaluationConfig
 ) -> Evaluation:
-    """Greedy and sampled completions of every prompt; the same random numbers each time, so that looks can be paired.
+    """Measure the policy on the prompts: `answer`, then `evaluation_of`."""
+    return evaluation_of(answer(source, prompts, sampling, settings), settings)
 
-    Completions that the system failed to score are left out; a prompt without any is not correct greedily, and in no
-    mean over samples.
+
+def answer(source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, settings: EvaluationConfig) -> Answers:
+    """Complete every prompt, once greedily and `num_samples` times sampled, and score the completions.
+
+    The random numbers are the same each time, so that looks can be paired.
     """
     greedy = source.run(prompts, 1, replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0))
-    sampled = source.run(prompts, settings.num_samples, sampling)
-    names = list(dict.fromkeys(prompt.environment for prompt in prompts))
+    return Answers(greedy, source.run(prompts, settings.num_samples, sampling))
+
+
+def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
+    """Measure what the answers are worth, over all prompts and over those of each environment.
+
+    Completions that the system failed to score are left out; a prompt without any is not correct greedily, and in no
+    mean over samples. One that the judge has nothing to say about is in no figure.
+    """
+    greedy, sampled = answers.greedy, answers.sampled
+    names = list(dict.fromkeys(group.prompt.environment for group in greedy))
     parts = {name: measured(_of(greedy, name), _of(sampled, name), settings) for name in names}
     return replace(measured(greedy, sampled, settings), parts=parts if len(parts) > 1 else {})
 
 
 def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
     """What one greedy and several sampled completions of each prompt come to."""
-    correct = tuple(float(_num_correct(group, settings.correct_above) > 0) for group in greedy)
+    correct = tuple(_is_correct(group, settings.correct_above) for group in greedy)
+    judged = [value for value in correct if not math.isnan(value)]
     rewards = tuple(fmean(group.rewards) if group.rewards else math.nan for group in sampled)
     mean_parts = _mean_parts(sampled)
     return Evaluation(
-        accuracy=wilson(sum(correct), len(correct), settings.confidence),
+        accuracy=wilson(sum(judged), len(judged), settings.confidence),
         reward_mean=_mean_of(rewards, settings.confidence),
         pass_at_k={k: _pass_at_k(sampled, k, settings) for k in settings.k},
         num_prompts=len(greedy),
@@ -154,6 +178,13 @@ def _of(groups: Sequence[Group], environment: str) -> list[Group]:
 def _pass_at_k(groups: Sequence[Group], k: int, settings: EvaluationConfig) -> Estimate:
     counts = [(len(g.rollouts), _num_correct(g, settings.correct_above)) for g in groups]
     return share_interval([pass_at_k(n, c, k) for n, c in counts if n >= k], settings.confidence)
+
+
+def _is_correct(group: Group, threshold: float) -> float:
+    """Return 1 or 0; NaN where the judge has nothing to say about such a prompt."""
+    if not group.rollouts and not any(failure.is_fault for failure in group.failures):
+        return math.nan
+    return float(_num_correct(group, threshold) > 0)
 
 
 def _num_correct(group: Group, threshold: float) -> int:

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from covey import launch
 from covey.disk import cannot_write
 from covey.settings import CONF, setting_names
+from covey.tables import near
 
 MENDABLE = (ValueError, OSError, ImportError, HydraException, OmegaConfBaseException)
 """What a user can mend, besides RunStopped. Anything else is a defect of covey and keeps its traceback."""
@@ -132,8 +133,7 @@ def _missing_choice(error: MissingConfigException) -> str:
     options = [option for option in error.options or () if not option.startswith("schema_")]
     if not options:
         return unknown_setting(group)
-    close = difflib.get_close_matches(choice, options, n=1)
-    return f'{group} has no choice "{choice}"{_did_you_mean(close) or ";"} choices: {", ".join(options)}'
+    return f'{group} has no choice "{choice}"{near(choice, options) or ";"} choices: {", ".join(options)}'
 
 
 def _composition(error: HydraException) -> str:
@@ -142,9 +142,17 @@ def _composition(error: HydraException) -> str:
     if isinstance(cause, OmegaConfBaseException):
         return _setting(cause)
     text = str(error)
+    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        name, values = several[1].lstrip("+"), several[2]
+        return f"{name}={values} holds several values: add --multirun for a run of each; a list is {name}=[{values}]"
+    if absent := re.match(r"Could not override '([^']+)'", text):
+        return f"{absent[1]} is no group of covey's own; +{absent[1]}=NAME adds a choice of a group in --config-dir"
     key, where = re.search(r"full_key: (\S+)", text), re.match(r"In '([^']+)'", text)
     place = f" in {where[1]}.yaml" if where else ""
     if key and re.search(r"Key '\S+' (is )?not in", text):
+        group = where[1].partition("/")[0] if where else ""
+        if key[1].partition(".")[0] == group and group not in OWN_SECTIONS:
+            return f"{group} is no section of settings{place}; begin the file with the line `# @package _global_`"
         return unknown_setting(key[1], place)
     if key:
         return f"{key[1]}{place}: {_reason(text.partition('composing config:')[2] or text)}"
@@ -166,6 +174,8 @@ def _reason(text: str) -> str:
     return one_line(re.split(r"\n\s+(?:full_key|reference_type|object_type)", text)[0])
 
 
+OWN_SECTIONS = ("model", "environment", "engine", "algorithm", "optimizer")
+"""Groups of files whose settings lie in the section of their name."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "adam_beta1": ("optimizer.betas",),
     "adam_beta2": ("optimizer.betas",),

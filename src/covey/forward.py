@@ -13,10 +13,13 @@ from torch import Tensor
 
 from covey.batch import unflatten
 from covey.objective import Objective, ObjectiveInputs
+from covey.policy import distribution
 from covey.policy.logprobs import Kept, Scores, Scoring, kept_entries, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference
 from covey.types import MicroBatch
+
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,17 @@ def objective_inputs(prepared: Prepared, scores: Scores) -> ObjectiveInputs:
         entropy_NT=rows(scores.entropy_L),
         full_kl_NT=None if scores.full_kl_L is None else rows(scores.full_kl_L),
     )
+
+
+def gather_rows(own: ObjectiveInputs | None, device: torch.device) -> list[ObjectiveInputs | None]:
+    """Return the rows of every rank, in rank order, on this rank's device; None for a rank without rows.
+
+    They travel through host memory: a pickled tensor of a GPU comes back on the GPU of its sender.
+    """
+    if not distribution.is_distributed():
+        return [own]
+    of_ranks: list[ObjectiveInputs | None] = distribution.all_gather(None if own is None else own.to(HOST))
+    return [None if rows is None else rows.to(device) for rows in of_ranks]
 
 
 def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:

@@ -3,7 +3,7 @@
 from covey.config import Config
 from covey.environment_config import InfillConfig
 
-FILLS = ("infill", "reward_functions", "mixture")
+FILLS = ("infill", "reward_functions", "mixture", "custom")
 """Environments whose prompts may have masked tokens."""
 WATCHES = ("grammar", "second_judge", "ngram")
 ARCHITECTURES = ("modernbert", "bert", "roberta")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from covey import custom
 from covey.ratio import RatioOptions, clamp_symmetric, log_ratio, select
-from covey.tables import resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def kl_penalty(
     and gradient when samples come from pi_old (DeepSeek-V3.2, arXiv 2512.02556).
     """
     q_NT = select(log_probs_NT, mask_NT) - select(base_NT, mask_NT)
-    estimator = resolve(options.estimator, ESTIMATORS)
+    estimator = custom.lookup(custom.KL_ESTIMATOR, options.estimator, ESTIMATORS)
     value_NT = clamp_symmetric(estimator(q_NT, options.clamp_log_ratio), options.clamp_value)
     if options.gradient != "is_weighted":
         return GRADIENTS[options.gradient](value_NT, q_NT)
@@ -189,7 +189,7 @@ def update(state: KLController, kl: float, num_completions: int) -> KLController
 
     A KL that is not finite leaves the coefficient as it is.
     """
-    if state.rule == "fixed" or not math.isfinite(kl):
+    if not math.isfinite(kl):
         return state
     coef = CONTROLLERS[state.rule](state, kl, num_completions)
     return replace(state, coef=min(max(coef, state.coef_min), state.coef_max))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.disk import CannotWrite, cannot_write
+from covey.escaping import is_visible
 
 LOGGER = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class LineFile:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Numbers that JSON cannot hold are written as the strings "nan", "inf" and "-inf"."""
-        self._left += (json.dumps(_finite(row), ensure_ascii=False, allow_nan=False) + "\n").encode(errors="replace")
+        self._left += (_one_line(json.dumps(_finite(row), ensure_ascii=False, allow_nan=False)) + "\n").encode()
         try:
             self._flush()
         except OSError as error:
@@ -65,6 +66,16 @@ class LineFile:
         if self._failed:
             LOGGER.warning("%s can be written again; nothing is missing in it", self._path)
         self._failed = False
+
+
+def _one_line(text: str) -> str:
+    """Return JSON with every character escaped that a terminal or a reader of lines could obey, or that hides.
+
+    The same values are read from it. Halves of surrogate pairs, which no UTF-8 can hold, become U+FFFD.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if is_visible(c) else json.dumps("\ufffd" if "\ud800" <= c <= "\udfff" else c)[1:-1] for c in text)
 
 
 def _finite(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides; covey machines.
+"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides; show; machines.
 
 Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from covey import __version__, launch, machine, usage
 from covey.stopping import StopRequested
@@ -30,20 +30,12 @@ HEARD_SECONDS = 10.0
 """For the rank that has something to say, at most; under torchrun the others end as soon as it has."""
 
 RUN_DIR = "hydra.run.dir="
-
-HYDRA_FLAGS = {
-    "--help": 0, "-h": 0, "--hydra-help": 0, "--multirun": 0, "-m": 0, "--run": 0, "-r": 0, "--resolve": 0,
-    "--info": 0, "-i": 0, "--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--config-name": 1, "-cn": 1,
-    "--config-dir": 1, "-cd": 1,
-}  # fmt: skip
-"""Flags that may follow a verb, with the number of words each takes."""
+CONFIG_FLAG = "--config"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit codes: 0, 2 (what the user can mend, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    machine.prepare()
-    code = _code_of(words)
+    code = _code_of(list(sys.argv[1:] if argv is None else argv))
     if argv is None and threading.active_count() > 1:
         from covey.deadlines import leave_within
 
@@ -55,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _code_of(words: list[str]) -> int:
     try:
+        machine.prepare()
         return _dispatch(words)
     except StopRequested as stop:  # by all ranks together
         return stop.status if launch.rank() else _say(str(stop), stop.status)
@@ -75,7 +68,9 @@ def _dispatch(words: list[str]) -> int:
     if verb in ("-sc", "--shell-completion"):
         return _complete(rest)
     if verb not in usage.VERBS:
-        raise ValueError(f'no verb "{verb}"{_near(verb, usage.VERBS)}; verbs: {", ".join(usage.VERBS)}')
+        from covey.tables import near
+
+        raise ValueError(f'no verb "{verb}"{near(verb, usage.VERBS)}; verbs: {", ".join(usage.VERBS)}')
     if "--help" in rest or "-h" in rest:
         print(usage.verb_help(verb))
         return 0
@@ -84,156 +79,129 @@ def _dispatch(words: list[str]) -> int:
 
         run_command(rest)
         return 0
-    _check_flags(verb, rest)
-    return _run(verb, rest)
+    if verb == "show":
+        from covey.show import run_show
 
+        run_show(rest)
+        return 0
+    from covey import command_line
 
-def _check_flags(verb: str, words: Sequence[str]) -> None:
-    """Refuse in one line what argparse would refuse in twenty."""
-    skip = 0
-    for word, after in zip(words, [*words, None][1:], strict=True):
-        if not skip and "=" not in word and not word.startswith(("-", "~")) and os.path.exists(word):
-            raise ValueError(f'"{word}" sets nothing; did you mean model.name={word}?')
-        if skip or not word.startswith("-"):
-            skip = max(0, skip - 1)
-            continue
-        flag, equals, _ = word.partition("=")
-        if flag not in HYDRA_FLAGS:
-            raise ValueError(f'no flag "{flag}"{_near(flag, HYDRA_FLAGS)}; see `covey {verb} --help`')
-        skip = 0 if equals else HYDRA_FLAGS[flag]
-        if skip and after is None:
-            raise ValueError(f"{flag} needs a value")
-    if verb == "config" and {"-m", "--multirun"} & set(words):
-        raise ValueError("covey config prints one configuration; --multirun is for covey train")
-
-
-def _near(word: str, known: Sequence[str] | dict[str, Any]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return _run(verb, command_line.arrange(verb, rest))
 
 
 def _run(verb: str, words: Sequence[str]) -> int:
     """Compose the settings (once, or for each job of a multirun) and do what the verb says."""
     codes: list[int] = []
+    folders: list[Path] = []
     was_there = any(os.path.isdir(word.removeprefix(RUN_DIR)) for word in words if word.startswith(RUN_DIR))
 
     def job(composed: "DictConfig") -> None:
         # Hydra would print a line of its own about an exception that leaves the job.
         try:
-            _job(verb, composed, was_there, added)
+            folders.extend(_job(verb, composed, Given(file, added, was_there)))
             codes.append(0)
         except Exception as error:
             codes.append(report(error))
 
-    sys.path.append(os.getcwd())  # module:function settings name modules beside the user
-    added = ""
-    if verb == "evaluate":
-        from covey import measuring
+    from covey import composing
 
-        words, added = measuring.with_environment(words)
+    sys.path.append(os.getcwd())  # module:function settings name modules beside the user
+    words, file = _config_file(words)
+    words, added = composing.with_environment(verb, words, file)
     words = [*words, f"{RUN_DIR}."] if verb == "config" else list(words)
-    _with_hydra(f"covey {verb}", words, job)
+    try:
+        _with_hydra(f"covey {verb}", words, job)
+    except OSError as error:  # of the job none leaves it
+        if error.errno is None:  # a file of settings that is not there
+            raise
+        folder = next((word for word in words if word.startswith(RUN_DIR)), error.filename)
+        raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
+    if len(folders) > 1 and launch.rank() == 0:
+        from covey.show import print_side_by_side
+
+        print_side_by_side(folders)
     return max(codes, default=0)
 
 
-def _job(verb: str, composed: "DictConfig", was_there: bool, added: str) -> None:
-    """One job in the folder that Hydra has made, or that `was_there` before; nobody typed the word `added`."""
+def _config_file(words: Sequence[str]) -> "tuple[list[str], Path | None]":
+    """Return the words without --config FILE, and the file."""
+    from pathlib import Path
+
+    places = [index for index, word in enumerate(words) if word == CONFIG_FLAG or word.startswith(f"{CONFIG_FLAG}=")]
+    if not places:
+        return list(words), None
+    place = places[-1]
+    is_apart = words[place] == CONFIG_FLAG
+    file = Path(words[place + 1] if is_apart else words[place].partition("=")[2]).expanduser()
+    if not file.is_file():
+        inside = file / "config.yaml"
+        raise ValueError(f"--config {file} is no file" + (f"; did you mean {inside}?" if inside.is_file() else ""))
+    return [*words[:place], *words[place + 1 + is_apart :]], file
+
+
+class Given(NamedTuple):
+    """What the command line gave besides settings."""
+
+    file: "Path | None"
+    """Of --config."""
+    added: str
+    """A word that nobody typed."""
+    was_there: bool
+    """Whether the run folder was there before."""
+
+
+def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
+    """Do one job in the folder that Hydra has made; return the folder, none where there was nothing to do in one."""
     import logging
+    from dataclasses import asdict
     from pathlib import Path
 
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from covey import run_folder, settings
+    from covey import composing, run_folder, settings
+    from covey.masking import secrets_in
 
     hydra_config = HydraConfig.get()
     wanted = Path(hydra_config.runtime.output_dir)
-    typed = [word for word in hydra_config.overrides.task if word != added]
+    typed = [word for word in hydra_config.overrides.task if word != given.added]
     named = any(word.startswith(RUN_DIR) for word in hydra_config.overrides.hydra)
     with ExitStack() as held:
         try:
-            old, composed = _resumed(verb, composed, typed)
-            config = _measured(composed, typed) if verb == "evaluate" else settings.to_config(composed)
-            notes = _notes(verb, config, typed)
+            job = composing.compose(verb, composed, typed, given.file)
             if verb == "config":
-                print(settings.report(config), end="", flush=True)
-                return
+                print(settings.report(job.config), end="", flush=True)
+                return []
+            for line in job.first_lines if launch.rank() == 0 else ():
+                print(line, flush=True)
             from covey import resuming  # imports torch and transformers, for which a refused setting need not wait
             from covey.policy import distribution
 
-            held.enter_context(distribution.joined(config.deadlines.ranks))
-            folder = held.enter_context(resuming.owned(config, wanted, exact=named, old=old))
+            held.enter_context(distribution.joined(job.config.deadlines.ranks))
+            folder = held.enter_context(resuming.owned(job.config, wanted, exact=named, old=job.old))
         finally:
-            if not was_there:
+            if not given.was_there:
                 run_folder.discard_if_empty(wanted, num_parents=0 if named else 2)
-        run_folder.begin_log(folder)
-        for note in notes:
+        run_folder.begin_log(folder, tuple(secrets_in(asdict(job.config))))
+        for note in job.notes:
             logging.getLogger(__name__).warning(note)
         if hydra_config.mode is RunMode.MULTIRUN:
             print(f"job {hydra_config.job.num}: {' '.join(typed)}", flush=True)
-        _work(verb, config, folder)
-
-
-def _notes(verb: str, config: "Config", typed: Sequence[str]) -> list[str]:
-    """What deserves a word before the work: typed settings that the verb does not read, runs that are passed over."""
-    from pathlib import Path
-
-    from covey import needs, run_folder
-
-    idle = needs.check_typed(verb, config, typed, launch.world_size())
-    alone = " in one process" if launch.world_size() == 1 else ""
-    notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
-    if "resume=latest" in typed:
-        newer = run_folder.newer_trainings(Path(config.resume or ""), Path("outputs"))
-        notes += [f"resume=latest passes over {path}, which is newer and has no checkpoint" for path in newer]
-    if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):
-        from covey import measuring
-
-        other = measuring.unlike_the_run(run, config, typed)
-        notes += [f"unlike the run in {run}: {', '.join(other)}"] if other else []
-    return notes
-
-
-def _resumed(verb: str, composed: "DictConfig", typed: Sequence[str]) -> "tuple[Path | None, DictConfig]":
-    """The run folder to go on with and its settings; None and what was composed for a new run."""
-    from pathlib import Path
-
-    if "resume" not in composed or composed.resume is None:
-        return None, composed
-    from covey import resuming
-
-    if verb not in ("train", "config"):
-        raise ValueError(f"resume={composed.resume} needs covey train, got covey {verb}")
-    old = resuming.find_run(composed.resume, Path("outputs"))
-    return old, resuming.settings_of(old, typed)
-
-
-def _measured(composed: "DictConfig", typed: Sequence[str]) -> "Config":
-    """The settings to evaluate with: what was typed, over those of the run that saved the policy; says so in a line."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from covey import measuring, settings
-
-    below = measuring.run_below(typed) if HydraConfig.get().job.config_name == "config" else None
-    config = settings.to_config(measuring.laid_over(below, composed.model.name, typed) if below else composed)
-    if launch.rank() == 0:
-        print(measuring.first_line(config, typed, below), flush=True)
-    return config
+        _work(verb, job.config, folder)
+    return [folder]
 
 
 def _work(verb: str, config: "Config", folder: "Path") -> None:
     """Do it, and end with the summary and the name of the run folder, however it ends."""
     import logging
 
-    from rich.console import Console
-
+    from covey.cleaning import CleanConsole
     from covey.disk import unheard
+    from covey.show import NUM_ANSWERS, print_answers
     from covey.summary import read_summary
     from covey.summary_tables import print_folder, print_summary
 
-    console = Console()
+    console = CleanConsole()
     try:
         WORK[verb](config, folder)
     except BaseException as error:
@@ -247,6 +215,8 @@ def _work(verb: str, config: "Config", folder: "Path") -> None:
         return
     content = read_summary(folder)
     with unheard():
+        if verb == "evaluate":
+            print_answers(folder, 0, NUM_ANSWERS, console)
         if content is None:
             print_folder(folder, console)
         else:
@@ -340,6 +310,7 @@ def report(error: Exception) -> int:
 
     import traceback
 
+    from covey.cleaning import INDENT, clean
     from covey.explain import explain, is_heard_elsewhere, is_mendable
 
     if launch.world_size() > 1 and is_heard_elsewhere(error):
@@ -348,15 +319,14 @@ def report(error: Exception) -> int:
     code = EXIT_MENDABLE if is_mendable(error) else EXIT_DEFECT
     if code == EXIT_MENDABLE and os.environ.get("COVEY_DEBUG") != "1":
         return _say(explain(error), code)
-    traceback.print_exception(error)
+    lines = "".join(traceback.format_exception(error)).rstrip("\n")
+    print(clean(lines).replace("\n", INDENT), file=sys.stderr)
     return code
 
 
 def _say(text: str, code: int) -> int:
+    from covey.cleaning import clean
+
     number = launch.rank()
-    print(f"covey: rank {number}: {text}" if number else f"covey: {text}", file=sys.stderr)
+    print(f"covey: rank {number}: {clean(text)}" if number else f"covey: {clean(text)}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

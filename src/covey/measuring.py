@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from covey import usage
+from covey import run_settings, usage
 from covey.run_folder import run_of
 from covey.settings import to_yaml
 
@@ -28,29 +27,6 @@ def run_below(words: Sequence[str]) -> Path | None:
     return None if len(names) != 1 or chosen else run_of(names[0])
 
 
-def with_environment(words: Sequence[str]) -> tuple[list[str], str]:
-    """The words, and before `model.name` the environment of its run, so that Hydra takes its settings; "" for none."""
-    run = run_below(words)
-    if run is None or any(word.startswith(("--config-name", "-cn")) for word in words):
-        return list(words), ""
-    name = OmegaConf.load(run / "config.yaml").environment.name
-    if name not in usage.group_choices()["environment"]:
-        return list(words), ""
-    added = f"environment={name}"
-    place = next(index for index, word in enumerate(words) if word.startswith(NAME))
-    return [*words[:place], added, *words[place:]], added
-
-
-def laid_over(run: Path, policy: str, typed: Sequence[str]) -> DictConfig:
-    """The settings of the run, for the policy that it saved, and over them what was typed."""
-    from covey import resuming
-
-    wanted = resuming.settings_to_measure(run, policy)
-    for override in OverridesParser.create().parse_overrides(list(typed)):
-        OmegaConf.update(wanted, override.key_or_group, override.value(), merge=True, force_add=override.is_add())
-    return wanted
-
-
 def first_line(config: "Config", typed: Sequence[str], below: Path | None) -> str:
     """Whose settings these are, and what is measured on which environment."""
     on = f"environment={config.environment.name}"
@@ -65,11 +41,9 @@ def first_line(config: "Config", typed: Sequence[str], below: Path | None) -> st
 
 def unlike_the_run(run: Path, config: "Config", typed: Sequence[str]) -> list[str]:
     """What is measured otherwise than in the run that saved the policy: the task first, unless it was typed by name."""
-    from covey import resuming
-
-    then, now = resuming.saved_settings(run), OmegaConf.create(to_yaml(config))
+    then, now = run_settings.saved_settings(run), OmegaConf.create(to_yaml(config))
     assert isinstance(now, DictConfig)
-    others = resuming.unlike_the_run(run, config, typed)
+    others = run_settings.unlike_the_run(run, config, typed)
     if then.environment.name != now.environment.name:
         return [f"environment={now.environment.name} (there {then.environment.name})", *others]
     there, here = dict(_task(then)), dict(_task(now))

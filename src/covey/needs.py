@@ -95,10 +95,6 @@ def _has_named_splits(path: str | None) -> bool:
     return path is None or not (Path(path).expanduser().is_file() or names_function(path))
 
 
-def _is_data_on_hub(path: str | None) -> bool:
-    return path is None or not (Path(path).expanduser().exists() or names_function(path))
-
-
 NANO = ("nano", "nano-masked")
 """The embedded policies."""
 WITHOUT_RATIO = ("reinforce", "reinforce_ratio", "nll")
@@ -190,7 +186,7 @@ NEEDS: tuple[Needs, ...] = (
         ("algorithm.count_empty",),
         "an aggregation that is a mean over sequences",
         ("algorithm.aggregation", "algorithm.kl_aggregation"),
-        lambda *modes: any((mode or "").startswith("seq_mean") for mode in modes),
+        lambda *modes: any((mode or "").startswith("seq_mean") or ":" in (mode or "") for mode in modes),
     ),
     Needs(
         CORRECTION_SETTINGS,
@@ -241,9 +237,9 @@ NEEDS: tuple[Needs, ...] = (
         lambda kind: kind == "masked",
     ),
     Needs(("sampling.likelihood",), "sampling.num_passes > 1", ("sampling.num_passes",), lambda passes: passes > 1),
-    Needs(("data.subset",), "data.path = a hub name", ("data.path",), _is_data_on_hub),
+    Needs(("data.shuffle_rows",), "data.max_rows set", ("data.max_rows",), is_set),
     Needs(
-        ("data.train_split", "data.test_split"),
+        ("data.subset", "data.train_split", "data.test_split"),
         "data.path = a folder or a hub name",
         ("data.path",),
         _has_named_splits,
@@ -271,9 +267,15 @@ NEEDS: tuple[Needs, ...] = (
         ("output.wandb_project",), "output.trackers with wandb", ("output.trackers",), lambda names: "wandb" in names
     ),
     Needs(("deadlines.tracker",), "output.trackers set", ("output.trackers",), bool),
-    Needs(("output.max_rollout_rows",), "output.rollouts_per_step > 0", ("output.rollouts_per_step",), _positive),
+    Needs(
+        ("output.max_rollout_rows",),
+        "output.rollouts_per_step > 0 or output.answers_per_evaluation > 0",
+        ("output.rollouts_per_step", "output.answers_per_evaluation"),
+        lambda rollouts, answers: rollouts > 0 or answers > 0,
+    ),
     Needs(("reward_weights",), "rewards set", ("rewards",), bool),
     Needs(("resume_changes",), "resume set", ("resume",), is_set),
+    Needs(("curriculum.options",), "curriculum.name = module:Class", ("curriculum.name",), lambda name: ":" in name),
     Needs(
         names_of(CurriculumConfig, "curriculum", "window", "per", "decay", "explore"),
         "curriculum.name = success",
@@ -297,8 +299,9 @@ TRAINING_SETTINGS = (
     *("source", "shuffle", "curriculum"),
     *("algorithm", "optimizer", "evaluation.every"),
     *("output.save_every", "output.keep_last", "output.keep_best"),
-    *("output.rollouts_per_step", "output.max_rollout_rows"),
+    *("output.rollouts_per_step", "output.show_rollouts"),
 )
+ANSWER_SETTINGS = ("output.answers_per_evaluation", "output.max_rollout_rows")
 CREDIT_SETTINGS = (
     *ADVANTAGE_SETTINGS,
     *names_of(AlgorithmConfig, "algorithm", "shaping", "selection", "group_filter"),
@@ -309,7 +312,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
         *names_of(CurriculumConfig, "curriculum", "window", "decay", "explore", "promot", "demote", "earlier"),
         *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
         *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
-        *(name for name in TRAINING_SETTINGS if name.startswith("output.")),
+        *(name for name in (*TRAINING_SETTINGS, *ANSWER_SETTINGS) if name.startswith("output.")),
     ),
     "judge": (
         *("num_steps", "groups_per_step", "group_size", "updates_per_batch"),
@@ -321,7 +324,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
         *("deadlines.cold_start", "deadlines.update"),
     ),
     "cold-start": (
-        *TRAINING_SETTINGS,
+        *(*TRAINING_SETTINGS, *ANSWER_SETTINGS),
         *("packing", "cold_start.enabled", "engine.name", *LORA_SETTINGS, "model.lora_rank", "model.load_in_4bit"),
         *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
         *("evaluation.num_prompts", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),

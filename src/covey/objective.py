@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey import custom
 from covey import objective_metrics as metrics
 from covey.aggregation import AGGREGATIONS, Reduction, Totals, aggregate
 from covey.batch_rules import SELECTORS
@@ -175,13 +176,15 @@ class Objective:
         inputs = cleaned(inputs)
         loss_in = self._loss_inputs(inputs, statistics)
         keep_NT, weights_NT = self._keep_and_weights(inputs, statistics)
-        term_NT = torch.where(keep_NT, self.policy.loss(loss_in) * weights_NT, 0.0)
+        loss_NT, own = evaluate_loss(self.policy.loss, loss_in)
+        term_NT = torch.where(keep_NT, loss_NT * weights_NT, 0.0)
         pieces = {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.policy.reduction)}
         pieces |= self._penalties(inputs, totals, kl_coef, entropy_coef)
         loss = torch.stack(list(pieces.values())).sum()
         with torch.no_grad():
             sums = metrics.loss_terms(pieces | {"loss": loss}, inputs.mask_NT)
             sums |= self._log(inputs, loss_in, keep_NT, weights_NT)
+            sums |= {f"loss/{name}": mean_over(values_NT, inputs.mask_NT) for name, values_NT in own.items()}
         return loss, sums
 
     def maxima(self, inputs: ObjectiveInputs) -> dict[str, Tensor]:
@@ -255,6 +258,20 @@ class Objective:
         return sums
 
 
+def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tuple[Tensor, custom.Metrics]:
+    """Return the loss of each token, and what a custom loss logs: a tensor (N, T) by name.
+
+    ValueError where a custom one returns anything but a number for each token.
+    """
+    found = loss(inputs)
+    if not isinstance(loss, custom.Custom):
+        return found, {}
+    loss_NT, own = custom.split_metrics(found)
+    shape = tuple(inputs.mask_NT.shape)
+    own = {name: loss.check_tensor(values_NT, shape, "token") for name, values_NT in own.items()}
+    return loss.check_tensor(loss_NT, shape, "token"), own
+
+
 def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
     """Resolve every name of a preset and check its options now, not at the first step.
 
@@ -281,11 +298,11 @@ def _policy_term(algorithm: AlgorithmConfig, norm_length: int) -> PolicyTerm:
         )
     if not 0 < algorithm.high_entropy_fraction <= 1:
         raise ValueError(f"high_entropy_fraction must be in (0, 1], got {algorithm.high_entropy_fraction}")
-    loss, selector = _resolve("loss", name, LOSSES), SELECTORS.get(name)
-    loss_options, selector_options = _split_options(dict(algorithm.loss_options), loss, selector)
-    events = EVENTS.get(name)
+    selector, events = SELECTORS.get(name), EVENTS.get(name)
+    one_of_or_custom("loss", name, LOSSES)
+    loss_options, selector_options = _split_options(dict(algorithm.loss_options), resolve(name, LOSSES), selector)
     return PolicyTerm(
-        loss=partial(loss, **loss_options),
+        loss=custom.lookup(custom.LOSS, name, LOSSES, loss_options),
         events=None if events is None else partial(events, **loss_options),
         selector=None if selector is None else partial(selector, **selector_options),
         ratio=RatioOptions(algorithm.ratio, _positive("log_ratio_clamp", algorithm.log_ratio_clamp)),
@@ -293,7 +310,7 @@ def _policy_term(algorithm: AlgorithmConfig, norm_length: int) -> PolicyTerm:
         proportional=name in PROPORTIONAL_LOSSES,
         reads_old=name not in RATIO_FREE_LOSSES,
         reduction=Reduction(
-            one_of("aggregation", algorithm.aggregation, AGGREGATIONS), norm_length, algorithm.count_empty
+            one_of_or_custom("aggregation", algorithm.aggregation, AGGREGATIONS), norm_length, algorithm.count_empty
         ),
         high_entropy_fraction=algorithm.high_entropy_fraction,
     )
@@ -341,12 +358,12 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
     one_of("kl_gradient", algorithm.kl_gradient, (*GRADIENTS, "is_weighted"))
     one_of("sampler_kl_estimator", algorithm.sampler_kl_estimator, SAMPLER_ESTIMATORS)
     if not full:
-        _resolve("kl_estimator", algorithm.kl_estimator, ESTIMATORS)
+        one_of_or_custom("kl_estimator", algorithm.kl_estimator, ESTIMATORS)
     if full and algorithm.kl_gradient == "is_weighted":
         raise ValueError("kl_gradient=is_weighted needs a sampled kl_estimator such as k3, got kl_estimator=full")
     if algorithm.kl_in == "reward" and algorithm.kl_aggregation is not None and algorithm.sampler_kl_coef == 0:
         raise ValueError(f"kl_aggregation={algorithm.kl_aggregation} needs kl_in=loss, got kl_in=reward")
-    mode = one_of("kl_aggregation", algorithm.kl_aggregation or algorithm.aggregation, AGGREGATIONS)
+    mode = one_of_or_custom("kl_aggregation", algorithm.kl_aggregation or algorithm.aggregation, AGGREGATIONS)
     return KLTerms(
         active=algorithm.kl_coef != 0 or algorithm.target_kl is not None,
         in_loss=algorithm.kl_in == "loss",
@@ -362,10 +379,12 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
     )
 
 
-def _resolve(setting: str, name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def one_of_or_custom(setting: str, name: str, table: Mapping[str, Callable[..., Any]]) -> str:
+    """Return `name`, or raise ValueError where it is neither an entry of `table` nor a function that is there."""
     if ":" not in name:
-        one_of(setting, name, (*table, "module:function"))
-    return resolve(name, table)
+        return one_of(setting, name, (*table, "module:function"))
+    resolve(name, table)
+    return name
 
 
 def _positive(name: str, value: float | None) -> float | None:

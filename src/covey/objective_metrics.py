@@ -3,7 +3,7 @@
 Notation: N rollouts, T loss-token positions after padding.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -16,6 +16,11 @@ from covey.losses import LossInputs
 Sums = dict[str, Average]
 LOSS_TERMS = ("loss", "policy_loss", "kl_loss", "sampler_kl_loss", "entropy_loss")
 """What the objective adds up."""
+MEASURED = (*LOSS_TERMS[:2], "ratio", "approx_kl", "mismatch", "mismatch_kl", "entropy", "ess_fraction")
+"""What every step logs: null where no token was scored."""
+MAXIMA = ("ratio_max", "mismatch_max")
+PER_UPDATE = ("loss", "entropy", "ratio", "ratio_max", "approx_kl", "clip_fraction", "grad_norm")
+"""What is logged of the first and of the last update too, where a batch has several."""
 
 
 def sequence_mean(values_NT: Tensor, mask_NT: Tensor) -> Average:
@@ -60,6 +65,14 @@ def combine(parts: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> Sums:
     return merge({name: Average(*pair) for name, pair in part.items()} for part in parts)
 
 
+def largest(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the largest value of each name over several micro-batches."""
+    found: dict[str, float] = {}
+    for part in parts:
+        found |= {name: max(value, found.get(name, value)) for name, value in part.items()}
+    return found
+
+
 def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
     """The numbers to log, once everything is added up; what has no tokens is left out.
 
@@ -71,3 +84,19 @@ def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
     if square > 0:
         values["ess_fraction"] = min(1.0, values["sampler_weight_mean"] ** 2 / square)
     return values
+
+
+def over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine the metrics of all updates on a batch: their mean, the largest maximum, the number that was skipped.
+
+    With several updates `first_update/NAME` and `last_update/NAME` tell how far they went.
+    """
+    names = dict.fromkeys(name for update in updates for name in update)
+    columns = {name: [update[name] for update in updates if name in update] for name in names}
+    combined = {name: sum(values) / len(values) for name, values in columns.items()}
+    combined |= {name: max(columns[name]) for name in MAXIMA if name in columns}
+    combined["skipped"] = sum(columns["skipped"])
+    if len(updates) > 1:
+        for place, update in (("first_update", updates[0]), ("last_update", updates[-1])):
+            combined |= {f"{place}/{name}": update[name] for name in PER_UPDATE if name in update}
+    return combined

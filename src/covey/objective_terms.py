@@ -6,6 +6,7 @@ Notation: N rollouts, T loss-token positions after padding.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from covey.aggregation import Reduction
@@ -39,6 +40,23 @@ class ObjectiveInputs:
     """Of the policy at each position, nats; with gradient where `needs_entropy_gradient`."""
     full_kl_NT: Tensor | None = None
     """Exact KL(policy || reference) at each position (`kl.full_kl`), with gradient."""
+
+    def to(self, device: torch.device) -> "ObjectiveInputs":
+        """Return the same rows on another device."""
+
+        def moved(values_NT: Tensor | None) -> Tensor | None:
+            return None if values_NT is None else values_NT.to(device)
+
+        return ObjectiveInputs(
+            log_probs_NT=self.log_probs_NT.to(device),
+            old_log_probs_NT=self.old_log_probs_NT.to(device),
+            sampler_log_probs_NT=self.sampler_log_probs_NT.to(device),
+            advantages=self.advantages.to(device),
+            mask_NT=self.mask_NT.to(device),
+            ref_log_probs_NT=moved(self.ref_log_probs_NT),
+            entropy_NT=moved(self.entropy_NT),
+            full_kl_NT=moved(self.full_kl_NT),
+        )
 
 
 @dataclass(frozen=True, slots=True)

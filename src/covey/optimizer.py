@@ -48,11 +48,15 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig], torch
 
 
 def learning_rate(step: int, num_steps: int, settings: OptimizerConfig) -> float:
-    """The rate of step 0, 1, ..., num_steps - 1: a linear rise over the warm-up, then the schedule down to its end."""
+    """Return the rate of step 0, 1, ..., num_steps - 1: a linear rise over the warm-up, then the schedule.
+
+    Every step learns: the rise begins above 0, and as in transformers the end of the decay is that of the step after
+    the last.
+    """
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps
-    decaying = max(num_steps - settings.warmup_steps - 1, 1)
-    progress = min((step - settings.warmup_steps) / decaying, 1.0)
+    num_decay_steps = max(num_steps - settings.warmup_steps, 1)
+    progress = min((step - settings.warmup_steps) / num_decay_steps, 1.0)
     floor = settings.min_lr_ratio
     return settings.lr * (floor + (1 - floor) * SCHEDULES[settings.schedule](progress))
 

@@ -54,6 +54,9 @@ def pkpo(
 
     def transformed(rewards_M: Tensor) -> Tensor:
         n = len(rewards_M)
+        if variant == "loo_minus_one" or (variant == "loo" and loo_scale == "matched"):
+            # A common offset cancels in these: taken off first, it costs no precision.
+            rewards_M = rewards_M - rewards_M[0]
         gain_M = k / n * best_with(rewards_M, k)
         if variant == "none":
             s_M = gain_M

@@ -22,6 +22,7 @@ from covey.config import Config
 from covey.disk import writing
 from covey.environments.base import Logs, Tries
 from covey.policy import distribution
+from covey.preflight_custom import check_custom, has_custom
 from covey.preflight_fill import check_frozen, check_kl, check_rewards
 from covey.preflight_memory import check_memory
 from covey.preflight_policy import check_gradient, check_logprobs
@@ -71,17 +72,19 @@ def examine(subject: Subject) -> list[Check]:
 
 def stages_of(subject: Subject) -> tuple[Stage, ...]:
     """Those of a policy and an environment of this kind."""
+    stages = (*CUSTOM_STAGES, *STAGES) if has_custom(subject.config) else STAGES
     if subject.run.policy.mask_id is not None:
-        return (*STAGES, *FILL_STAGES)
-    return (*STAGES, *TRIED_STAGES) if isinstance(subject.run.environment, Tries) else STAGES
+        return (*stages, *FILL_STAGES)
+    return (*stages, *TRIED_STAGES) if isinstance(subject.run.environment, Tries) else stages
 
 
 def refuse(checks: Sequence[Check]) -> None:
     """ValueError that names the first check that failed, its figure and what to do."""
     failed = next((check for check in checks if not check.passed), None)
     if failed is not None:
+        allowed = f", allowed: {failed.tolerance}" if failed.tolerance else ""
         raise ValueError(
-            f"preflight: {failed.name}: {failed.figure}, allowed: {failed.tolerance}; {failed.remedy} "
+            f"preflight: {failed.name}: {failed.figure}{allowed}; {failed.remedy} "
             "(preflight.enabled=false trains unchecked)"
         )
 
@@ -153,6 +156,9 @@ STAGES: tuple[Stage, ...] = (
     Stage("gradient", check_gradient, ("lengths", "memory")),
 )
 """In this order: what others build on comes first, and no pass is made that memory has no room for."""
+
+CUSTOM_STAGES: tuple[Stage, ...] = (Stage("custom functions", check_custom),)
+"""Before all others, where settings name functions as module:function: it makes no pass through the policy."""
 
 TRIED_STAGES: tuple[Stage, ...] = (Stage("reward functions", check_functions, ("lengths", "memory")),)
 """Besides, where the user's own code judges."""

@@ -109,12 +109,13 @@ def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
     tokens = (shape.prompt_ids * (1 + length // len(shape.prompt_ids)))[:length]
     completion = Completion(tokens, (0.0,) * length, "length", policy_version=0)
     rollout = finished_rollout(shape.mask_id, shape.prompt_ids, completion, Reward(0.0, {}), "")
+    group_size = min(shape.group_size, 1 + num_tokens // length)  # more fill no micro-batch, and are many to make
     # Shared inputs are read once for a group; as many groups as it takes even so.
-    num_groups = 1 + num_tokens // (len(shape.prompt_ids) if shape.mask_id is not None else shape.group_size * length)
-    groups = [Group(Prompt(str(i), "", "", {}), (rollout,) * shape.group_size, ()) for i in range(num_groups)]
-    num_rollouts = num_groups * shape.group_size
+    num_groups = 1 + num_tokens // (len(shape.prompt_ids) if shape.mask_id is not None else group_size * length)
+    groups = [Group(Prompt(str(i), "", "", {}), (rollout,) * group_size, ()) for i in range(num_groups)]
+    num_rollouts = num_groups * group_size
     batch = make_batch(
-        make_rows(groups, [[1.0] * shape.group_size] * num_groups),
+        make_rows(groups, [[1.0] * group_size] * num_groups),
         packing=shape.packing,
         micro_batch_tokens=num_tokens,
         totals=(num_rollouts * length, num_rollouts, num_rollouts),

@@ -1,5 +1,6 @@
 """Checks of text on its way into tokens and back: round trips, the chat template, lengths, gold answers, rewards."""
 
+import json
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,7 +8,7 @@ from dataclasses import replace
 from covey.engine.base import Sampling
 from covey.engine.fake import FakeEngine
 from covey.engine.runner import cache_shape
-from covey.environments.base import Environment, HasGold, RunStopped, Tries
+from covey.environments.base import Environment, HasGold, RunStopped, Tries, ends_with_assistant, text_of
 from covey.policy.policy import Policy
 from covey.preflight_types import Finding, Subject, vocabulary_size
 from covey.rollout import encode_prompt
@@ -24,28 +25,48 @@ def check_tokenizer(subject: Subject) -> Finding:
         *(fault for prompt in subject.prompts for fault in _prompt_faults(policy, prompt)),
     ]
     if faults:
-        return Finding(False, faults[0], "no difference", "take another tokenizer or template, or mend the prompt")
+        return Finding(False, faults[0][0], "no difference", faults[0][1])
     return Finding(True, f"{len(subject.prompts)} prompts come back unchanged", "no difference")
 
 
-def _token_faults(policy: Policy) -> Iterator[str]:
-    """What a policy of its kind cannot do without: a token that ends a completion, or one that is filled in."""
-    size = vocabulary_size(policy)
+Fault = tuple[str, str]
+"""What is wrong, and what to do about it."""
+
+
+def _token_faults(policy: Policy) -> Iterator[Fault]:
+    """Yield what a policy of its kind lacks: a token that ends a completion, or one that is filled in."""
+    size, other = vocabulary_size(policy), "take the tokenizer that belongs to the model"
     if policy.mask_id is not None:
         if policy.mask_id >= size:
-            yield f"mask token {policy.mask_id} has no embedding, there are {size}"
+            yield f"mask token {policy.mask_id} has no embedding, there are {size}", other
         return
     if not policy.stop_ids:
-        yield "the policy knows no stop token (eos_token of the tokenizer or of the generation config)"
+        yield (
+            "the policy knows no stop token (eos_token of the tokenizer or of the generation config)",
+            "name one: eos_token in tokenizer_config.json, or eos_token_id in generation_config.json of model.name",
+        )
     for token_id in sorted(policy.stop_ids):
         if token_id >= size:
-            yield f"stop token {token_id} has no embedding, there are {size}"
+            yield f"stop token {token_id} has no embedding, there are {size}", other
         left = str(policy.tokenizer.decode([token_id], skip_special_tokens=True))
         if left.strip():
-            yield f"stop token {token_id} is not marked as special, so {left!r} stays in the text that is judged"
+            yield (
+                f"stop token {token_id} is not marked as special, so {left!r} stays in the text that is judged",
+                'mark it: "special": true in tokenizer.json',
+            )
 
 
-def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
+def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[Fault]:
+    """Yield what tokenizer and chat template do to a prompt that they must not do."""
+    if policy.tokenizer.chat_template is None and not isinstance(prompt.text, str):
+        found = f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template"
+        yield found, "take a chat model, or prompts that are text"
+        return
+    for fault in _rendering_faults(policy, prompt):
+        yield fault, "take another tokenizer or template, or mend the prompt"
+
+
+def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
     except ValueError as error:
@@ -77,31 +98,53 @@ def _text_faults(policy: Policy, name: str, text: str, ids: Sequence[int]) -> It
         yield from _difference(name, text, back)
     start = next((i for i in range(len(ids) - len(own) + 1) if list(ids[i : i + len(own)]) == own), None)
     around = list(ids) if start is None else [*ids[:start], *ids[start + len(own) :]]
-    if start is None or set(around) - set(policy.tokenizer.all_special_ids):
+    if start is None or set(around) - special_ids(policy):
         yield f"prompt {name} gets more than special tokens around it: {_decode(policy, around)!r}"
 
 
 def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids: Sequence[int]) -> Iterator[str]:
     """Nobody's words are lost, and the opening of the answer is all that add_generation_prompt adds."""
     conversation = [dict(message) for message in messages]
-    render = policy.tokenizer.apply_chat_template
-    rendered = str(render(conversation, add_generation_prompt=True, tokenize=False))
+    render, goes_on = policy.tokenizer.apply_chat_template, ends_with_assistant(messages)
+    rendered = str(
+        render(conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False)
+    )
     yield from _difference(name, rendered, _decode(policy, ids))
     closed = list(render(conversation, add_generation_prompt=False, return_dict=False))
-    if list(ids[: len(closed)]) != closed:
+    if not goes_on and list(ids[: len(closed)]) != closed:
         yield f"prompt {name}: its tokens change before the end with add_generation_prompt"
-    for message in conversation:
-        if message["role"] != "assistant" and message["content"].strip() not in rendered:
+    for message in messages:
+        if message["role"] != "assistant" and not _is_in(text_of(message).strip(), rendered):
             yield f"prompt {name}: the chat template drops what the {message['role']} says"
+
+
+def _is_in(words: str, rendered: str) -> bool:
+    """Return whether a template kept the words, as they are or spelt as JSON, as Llama 3 does with those of tools."""
+    return any(
+        spelt in rendered for spelt in (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1])
+    )
 
 
 def _difference(name: str, given: str, back: str) -> Iterator[str]:
     """Composed and decomposed characters are the same text; many tokenizers make them one."""
     if unicodedata.normalize("NFC", given) == unicodedata.normalize("NFC", back):
         return
-    place = next((i for i, (a, b) in enumerate(zip(given, back, strict=False)) if a != b), min(len(given), len(back)))
-    part = slice(max(0, place - 10), place + 20)
-    yield f"prompt {name} comes back from its tokens as {back[part]!r} where it says {given[part]!r}"
+    yield f"prompt {name} comes back from its tokens as {_around(back, given)} where it says {_around(given, back)}"
+
+
+def _around(text: str, other: str) -> str:
+    """Quote the part of a text where it begins to differ from another."""
+    place = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    return repr(text[max(0, place - 10) : place + 20])
+
+
+def special_ids(policy: Policy) -> set[int]:
+    """Return the tokens that decode(skip_special_tokens=True) drops: those marked as special, named or not.
+
+    Of the 256 special tokens of Llama 3 the tokenizer names two.
+    """
+    marked = {number for number, token in policy.tokenizer.added_tokens_decoder.items() if token.special}
+    return marked | set(policy.tokenizer.all_special_ids)
 
 
 def _decode(policy: Policy, ids: Sequence[int]) -> str:
@@ -116,29 +159,33 @@ def check_completions(subject: Subject) -> Finding:
     if subject.config.engine.name == "fake":
         return Finding(True, "engine=fake samples from a script, not from the policy", "", applies=False)
     rollouts = [(group.prompt, rollout) for group in subject.groups for rollout in group.rollouts]
-    faults = [f"prompt {g.prompt.id}: {failure.reason}" for g in subject.groups for failure in g.failures]
+    failures = [f"prompt {g.prompt.id}: {failure.reason}" for g in subject.groups for failure in g.failures]
+    faults = [(reason, "look at the engine's settings") for reason in failures]
     faults += [fault for prompt, rollout in rollouts for fault in _completion_faults(subject, prompt, rollout)]
     if faults:
-        remedy = "take another tokenizer (special tokens must be marked as such), or look at sampling.stop"
-        return Finding(False, faults[0], "no difference", remedy)
+        figure, remedy = faults[0]
+        return Finding(False, figure, "no difference", remedy)
     num_stopped = sum(rollout.finish_reason == "stop" for _, rollout in rollouts)
     figure = f"{len(rollouts)} completions read as they were sampled, {num_stopped} of them ended by a stop"
     return Finding(True, figure, "no difference", values={"num_stopped": num_stopped})
 
 
-def _completion_faults(subject: Subject, prompt: Prompt, rollout: Rollout) -> Iterator[str]:
+def _completion_faults(subject: Subject, prompt: Prompt, rollout: Rollout) -> Iterator[Fault]:
+    """Yield what is wrong with how a completion reads or ends."""
     policy, where = subject.run.policy, f"a completion of prompt {prompt.id}"
-    ids = _written_ids(rollout)
-    plain = [token_id for token_id in ids if token_id not in set(policy.tokenizer.all_special_ids)]
-    if str(policy.tokenizer.decode(plain)) != rollout.text:
-        yield f"{where} reads {rollout.text[:40]!r} without special tokens, its tokens without them are other text"
+    ids, special = _written_ids(rollout), special_ids(policy)
+    plain = str(policy.tokenizer.decode([token_id for token_id in ids if token_id not in special]))
+    if plain != rollout.text:
+        figure = f"{where} is judged as {_around(rollout.text, plain)}, its tokens that are not special read "
+        remedy = "take another tokenizer: its decode(skip_special_tokens=True) drops or changes other tokens too"
+        yield figure + _around(plain, rollout.text), remedy
     if policy.mask_id is not None:
         return
     if set(ids[:-1]) & policy.stop_ids:
-        yield f"{where} goes on after a stop token"
+        yield f"{where} goes on after a stop token", "look at eos_token_id of the model's generation config"
     by_text = any(stop in _decode(policy, ids) for stop in subject.config.sampling.stop)
     if rollout.finish_reason == "stop" and ids[-1] not in policy.stop_ids and not by_text:
-        yield f"{where} ended without a stop token"
+        yield f"{where} ended without a stop token", "look at sampling.stop"
 
 
 def _written_ids(rollout: Rollout) -> list[int]:
@@ -165,6 +212,8 @@ def check_lengths(subject: Subject) -> Finding:
         return Finding(True, figure, f"{min(limit, policy.max_length):,} tokens", values=values)
     if needed > policy.max_length:
         remedy = "lower sampling.max_tokens, or leave long prompts out of the data"
+        if subject.config.data.path is not None:
+            remedy += ": data.bad_rows=skip does"
         return Finding(False, figure, f"{policy.max_length:,} positions of the policy", remedy, values)
     return Finding(False, figure, f"{limit:,} cached tokens", f"raise {setting}", values)
 

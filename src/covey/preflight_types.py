@@ -9,7 +9,7 @@ import torch
 
 from covey.build import Run
 from covey.config import Config
-from covey.environments.base import Split
+from covey.environments.base import Split, text_of
 from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.preflight_room import available_bytes
@@ -114,4 +114,4 @@ def vocabulary_size(policy: Policy) -> int:
 
 
 def _num_characters(prompt: Prompt) -> int:
-    return len(prompt.text) if isinstance(prompt.text, str) else sum(len(m["content"]) for m in prompt.text)
+    return len(prompt.text) if isinstance(prompt.text, str) else sum(len(text_of(m)) for m in prompt.text)

@@ -3,8 +3,9 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,12 +15,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from covey.cleaning import CleanConsole
 from covey.disk import unheard
-from covey.units import duration
+from covey.escaping import escape
+from covey.units import duration, percent
 
 SPARK = "▁▂▃▄▅▆▇█"
-TREND_STEPS = 16
-"""Steps the reward's spark line shows."""
+TREND_BLOCKS = 16
+"""Blocks of the reward's spark line, which shows the whole run."""
+REWARD = "sampled_reward_mean"
+"""Of everything that was scored: that of the trained groups alone is middling by construction where a filter chose."""
+PART = "reward/"
+ROOMY = 16
+"""Lines of a terminal that has room for one more line of the panel."""
 RATE_STEPS = 20
 """Steps whose pace predicts the time left."""
 
@@ -27,7 +35,7 @@ RATE_STEPS = 20
 class Progress(Protocol):
     """Shows how a run goes. A context manager; `close` may be called more than once."""
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """`step` steps are done, counted from 1; `metrics` are the numbers of the last one."""
         ...
 
@@ -50,7 +58,7 @@ class Progress(Protocol):
 
 def make_progress(num_steps: int, enabled: bool, console: Console | None = None) -> Progress:
     """A live panel where stdout is a terminal, lines where it is not, messages alone where not `enabled`."""
-    console = console or Console()
+    console = console or CleanConsole()
     if not enabled:
         return Lines(num_steps, console, steps=False)
     return Panel(num_steps, console) if console.is_terminal else Lines(num_steps, console)
@@ -86,11 +94,11 @@ class Lines:
         self._steps = steps
         self._pace = Pace(num_steps)
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)
         if not self._steps:
             return
-        cells = [f"{label} {form(metrics[key])}" for label, key, form in COLUMNS if key in metrics]
+        cells = [f"{label} {cell(form, metrics[key])}" for label, key, form in COLUMNS if key in metrics]
         line = [f"step {step}/{self._num_steps}", *cells, time_left(self._pace.seconds_left)]
         self.message("  ".join(line).rstrip())
 
@@ -100,7 +108,7 @@ class Lines:
 
     def message(self, text: str) -> None:
         with unheard():
-            self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+            self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
         return
@@ -117,7 +125,7 @@ class Lines:
 class Silent:
     """Says nothing: the other ranks of a run."""
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         return
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -146,16 +154,17 @@ class Panel:
         self._console = console
         self._pace = Pace(num_steps)
         self._step = 0
-        self._metrics: dict[str, float] = {}
-        self._rewards: deque[float] = deque(maxlen=TREND_STEPS)
+        self._metrics: dict[str, float | None] = {}
+        self._rewards: list[float] = []
         self._evaluation = ""
         self._live = Live(self.render(), console=console, auto_refresh=False)
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)
         self._step = step
         self._metrics = dict(metrics)
-        self._rewards.append(metrics.get("reward_mean", math.nan))
+        reward = metrics.get(REWARD)
+        self._rewards.append(math.nan if reward is None else reward)
         self._refresh()
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -163,7 +172,7 @@ class Panel:
         self._refresh()
 
     def message(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(Text(text))
 
     def close(self) -> None:
         self._live.stop()
@@ -178,7 +187,7 @@ class Panel:
         self.close()
 
     def render(self) -> RenderableType:
-        """Bar and time left; the reward and its trend; the other numbers; the last evaluation."""
+        """Bar and time left; the reward, its trend and the other numbers; parts and lengths; the last evaluation."""
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column()
         bar.add_column(ratio=1)
@@ -192,6 +201,8 @@ class Panel:
         lines: list[RenderableType] = [bar]
         if self._metrics:
             lines.append(self._numbers())
+        if self._console.size.height >= ROOMY and (details := details_of(self._metrics)):
+            lines.append(Text(details, "dim", no_wrap=True, overflow="ellipsis"))
         if self._evaluation:
             lines.append(Text(self._evaluation, "green"))
         return Group(*lines)
@@ -201,14 +212,26 @@ class Panel:
         for label, key, form in COLUMNS:
             if key not in self._metrics:
                 continue
-            shown.append(f"{label} ", "dim").append(form(self._metrics[key]), "cyan")
-            if key == "reward_mean":
-                shown.append(" " + sparkline(self._rewards), "cyan")
+            shown.append(f"{label} ", "dim").append(cell(form, self._metrics[key]), "cyan")
+            if key == REWARD:
+                shown.append(" " + sparkline(binned(self._rewards, TREND_BLOCKS)), "cyan")
             shown.append("  ")
         return shown
 
     def _refresh(self) -> None:
         self._live.update(self.render(), refresh=True)
+
+
+def binned(values: Sequence[float], count: int) -> list[float]:
+    """Return at most `count` means of equal spans of the values, in order; NaN where a span has no finite value.
+
+    >>> binned([1.0, 3.0, 5.0, 7.0], 2)
+    [2.0, 6.0]
+    """
+    count = min(count, len(values))
+    edges = [place * len(values) // count for place in range(count)] + [len(values)]
+    spans = [[v for v in values[start:end] if math.isfinite(v)] for start, end in pairwise(edges)]
+    return [sum(span) / len(span) if span else math.nan for span in spans]
 
 
 def sparkline(values: Collection[float]) -> str:
@@ -225,13 +248,30 @@ def sparkline(values: Collection[float]) -> str:
     return "".join(SPARK[round((v - low) * scale + 1e-9)] if math.isfinite(v) else " " for v in values)
 
 
+def details_of(metrics: Mapping[str, float | None]) -> str:
+    """Say what the reward is made of, where it has several parts, and how long the answers are.
+
+    >>> details_of({"reward/correct": 0.25, "reward/form": 1.0, "completion_length_mean": 7.2, "truncated_fraction": 0})
+    'correct 0.250  form 1.000  length 7'
+    """
+    parts = {name.removeprefix(PART): value for name, value in metrics.items() if name.startswith(PART)}
+    shown = parts if len(parts) > 1 else {}
+    cells = [f"{escape(name)} {cell('{:.3f}'.format, value)}" for name, value in shown.items()]
+    if (length := metrics.get("completion_length_mean")) is not None:
+        cells.append(f"length {length:.0f}")
+    if cut := metrics.get("truncated_fraction"):
+        cells.append(f"cut off {percent(cut, 0)}")
+    return "  ".join(cells)
+
+
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """The evaluation in one line; shares as numbers between 0 and 1, as in metrics.jsonl.
 
     >>> evaluation_line(10, {"accuracy": 0.41, "pass_at_8": 0.72})
     'step 10 evaluated: accuracy 0.410  pass@8 0.720'
     """
-    cells = [f"{name.replace('pass_at_', 'pass@').replace('_', ' ')} {value:.3f}" for name, value in metrics.items()]
+    names = {name: name.replace("pass_at_", "pass@").replace("_", " ") for name in metrics}
+    cells = [f"{names[name]} {'-' if math.isnan(value) else f'{value:.3f}'}" for name, value in metrics.items()]
     return f"step {step} evaluated: " + "  ".join(cells)
 
 
@@ -239,6 +279,11 @@ def time_left(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"{duration(seconds) if seconds >= 10 else f'{seconds:.0f} s'} left"
+
+
+def cell(form: Callable[[float], str], value: float | None) -> str:
+    """Format a number; a dash where there was nothing to measure."""
+    return "-" if value is None else form(value)
 
 
 def _small(value: float) -> str:
@@ -251,7 +296,7 @@ def _thousands(value: float) -> str:
 
 
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("reward", "reward_mean", "{:.3f}".format),
+    ("reward", REWARD, "{:.3f}".format),
     ("level", "curriculum/level", "{:g}".format),
     ("kl", "kl", _small),
     ("entropy", "entropy", "{:.3f}".format),

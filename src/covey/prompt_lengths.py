@@ -29,6 +29,6 @@ def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_t
 
 def _num_tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, enough: int) -> int:
     """Tokens of a prompt, or an upper bound where that is at most `enough`: most need not be tokenized to know."""
-    turns = [prompt.text] if isinstance(prompt.text, str) else [str(m.get("content", "")) for m in prompt.text]
+    turns = [prompt.text] if isinstance(prompt.text, str) else [str(dict(message)) for message in prompt.text]
     bound = sum(TOKENS_PER_CHARACTER * len(turn) + TEMPLATE_TOKENS for turn in turns)
     return bound if bound <= enough else len(encode_prompt(tokenizer, prompt))

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from covey import fingerprint
+from covey.answer_text import as_text
 from covey.build import Run
 from covey.checkpoint import Retention, complete_checkpoints, retire, save_checkpoint
 from covey.config import Config
@@ -23,19 +25,23 @@ from covey.deadlines import Watchdog
 from covey.diagnostics import group_metrics, value
 from covey.disk import CannotWrite, sync, writing
 from covey.environments.base import Describes, Logs
-from covey.evaluate import Evaluation, evaluation_from
+from covey.evaluate import Answers, Evaluation, evaluation_from, evaluation_of
 from covey.launch import log_name
+from covey.masking import mask
+from covey.objective_metrics import MEASURED
 from covey.policy import distribution, sharding
 from covey.progress import Progress, Silent, make_progress
-from covey.rollout_metrics import fill_metrics, means, rollout_metrics
+from covey.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
+from covey.rollout_metrics import Row, fill_metrics, means, rollout_metrics
+from covey.run_folder import EVALUATIONS, METRICS, ROLLOUTS
+from covey.source import Dropped
 from covey.summary import RunFacts, Seen, over_the_same, peak_memory_bytes, summary, versions, write_summary
 from covey.timing import PhaseTimer
-from covey.tracker import Many, RolloutLog, Tracker, make_trackers
+from covey.tracker import Many, Tracker, make_trackers
 from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)
 
-METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
 Compared = tuple[Evaluation | None, Evaluation | None]
 
 
@@ -55,16 +61,12 @@ class Record:
         output = config.output
         self._goes_on = output.on_write_error == "continue"
         self._tracker: Tracker = Many(())
-        self._rollouts: RolloutLog | None = None
         self._progress: Progress = Silent()
         if distribution.is_first():
-            self._tracker = make_trackers(output, folder, asdict(config), config.deadlines.tracker)
-            self._rollouts = RolloutLog(
-                folder / ROLLOUTS, output.rollouts_per_step, output.max_rollout_rows, wait=self._goes_on
-            )
             self._progress = make_progress(config.num_steps, output.progress)
+            self._tracker = make_trackers(output, folder, mask(asdict(config)), config.deadlines.tracker, self.say)
         self._totals: Counter[str] = Counter()
-        self._drops: Counter[str] = Counter()
+        self._stale: list[Dropped] = []
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
         self._seen: list[list[Seen]] = []
@@ -89,8 +91,6 @@ class Record:
         with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
             closing.push(self.watchdog)
             closing.enter_context(self.watchdog.waiting("the parts of the run to be closed", "deadlines.saving"))
-            if self._rollouts is not None:
-                closing.callback(self._rollouts.close)
             closing.callback(self._tracker.close)
             if self._run is not None:
                 closing.callback(self._run.close)
@@ -119,28 +119,32 @@ class Record:
         self._run = run
         self._prompts = prompts
 
-    def drop(self, reason: str, num_groups: int) -> None:
-        """Groups of this rank that were taken and will not be trained, for the row of the step."""
-        self._drops[reason] += num_groups
+    def drop_stale(self, groups: Sequence[Group]) -> None:
+        """Keep groups of this step that are too old to train, for its row."""
+        self._stale = [Dropped(group, "stale_groups") for group in groups]
+
+    @property
+    def dropped(self) -> list[Dropped]:
+        """What this rank sampled for the step under way and does not train."""
+        return [*self.run.source.dropped, *self._stale]
 
     def step(self, step: int, groups: Sequence[Group], credit: Credit, metrics: Mapping[str, float]) -> None:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
         self._is_as_left = False
-        self._drops.update(self.run.source.take_drops())
-        drops: Counter[str] = Counter()
-        for of_rank in distribution.all_gather(dict(self._drops)):
-            drops.update(of_rank)
-        self._drops.clear()
-        local_tokens = sum(rollout.num_loss_tokens for group in groups for rollout in group.rollouts)
+        drops = self._drops()
+        left_out = [dropped.group for dropped in self.dropped]
+        local_tokens = sum(rollout.num_loss_tokens for group in (*groups, *left_out) for rollout in group.rollouts)
         (num_tokens,) = distribution.all_sum_ints(local_tokens)
         seconds = time.monotonic() - self._step_started
         self._step_seconds += seconds
         self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]))
         self._totals.update(dropped=sum(n for reason, n in drops.items() if reason != "unscored_rollouts"))
-        row = {
-            **rollout_metrics(groups, step),
+        row: Row = {
+            **rollout_metrics(groups, left_out, credit, step),
             **{name: value(average) for name, average in group_metrics(credit.scores).items()},
+            **dict.fromkeys(MEASURED),
             **metrics,
+            **{f"advantage/{name}": number for name, number in credit.metrics.items()},
             **{f"dropped/{name}": float(n) for name, n in drops.items()},
             **self.run.source.take_metrics(),
             **self._environment_metrics(),
@@ -150,14 +154,32 @@ class Record:
         if self.run.policy.mask_id is not None:
             row |= fill_metrics(groups, credit, row)
         self._tracker.log(step + 1, row)
-        LOGGER.info("step %d: reward %.4f, loss %.4g", step + 1, row.get("reward_mean", 0.0), row.get("loss", 0.0))
-        if self._rollouts is not None:
-            self._rollouts.log(step + 1, groups, [a for group in credit.advantages for a in group])
+        LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
         self._progress.update(step + 1, row)
+        self._rollouts(step + 1, groups, credit)
         if metrics["num_rollouts_trained"] == 0:
             reason = _why_no_signal(row, credit)
             self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
         self._step_started = time.monotonic()
+
+    def _rollouts(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Write some rollouts of rank 0 down, and show some where that is asked for."""
+        output = self._config.output
+        advantages = [advantage for group in credit.advantages for advantage in group]
+        found = sampled(groups, advantages, self.dropped)
+        rows = [one.row(step) for one in spread_over(found, output.rollouts_per_step)]
+        self._tracker.answers(step, rows)
+        for one in best_to_worst(found, output.show_rollouts):
+            self._progress.message(as_text(one.row(step)))
+
+    def _drops(self) -> Counter[str]:
+        """Count the groups and rollouts of all ranks that were dropped since the last row, by reason."""
+        own = Counter(self.run.source.take_drops())
+        own["stale_groups"] += len(self._stale)
+        drops: Counter[str] = Counter()
+        for of_rank in distribution.all_gather(dict(own)):
+            drops.update(of_rank)
+        return drops
 
     def _environment_metrics(self) -> dict[str, float]:
         """For a row: means over ranks. What was found out about forged rewards is also added up for the summary."""
@@ -167,9 +189,13 @@ class Record:
                 self._totals[name.rpartition("/")[2]] += int(number)
         return {f"environment/{name}": mean for name, mean in means(of_ranks).items()}
 
-    def evaluation(self, step: int, found: Evaluation) -> None:
-        """Log a look at the held-out prompts."""
+    def evaluation(self, step: int, answers: Answers) -> None:
+        """Measure and log answers to the held-out prompts."""
         self._is_as_left = False
+        settings = self._config.evaluation
+        found = evaluation_of(answers, settings)
+        rows = evaluation_rows(step, answers, settings.correct_above, self._answers_per_evaluation())
+        self._tracker.answers(step, rows, kind="evaluate")
         metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
         for name, part in found.parts.items():
@@ -179,10 +205,16 @@ class Record:
         self.evaluated_at = step
         of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
         row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
-        self._tracker.log(step, row, kind="evaluate")
+        self._tracker.log(step, {name: _measured(number) for name, number in row.items()}, kind="evaluate")
         LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)
         self._step_started = time.monotonic()
+
+    def _answers_per_evaluation(self) -> int:
+        """As many as are asked for, or fewer, so that there is room for those of the last evaluation of the run."""
+        config = self._config
+        num_evaluations = 2 + (config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 2
+        return min(config.output.answers_per_evaluation, max(1, config.output.max_rollout_rows // num_evaluations))
 
     @property
     def folder(self) -> Path:
@@ -210,7 +242,8 @@ class Record:
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": distribution.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
         if self._evaluations and self.evaluated_at == state["step"]:
-            facts["score"] = self._evaluations[-1].accuracy.value
+            accuracy = self._evaluations[-1].accuracy.value
+            facts["score"] = -1.0 if math.isnan(accuracy) else accuracy  # JSON has no NaN, and any accuracy is better
         self._sync_rows()
         if self.saved_step and not complete_checkpoints(self.checkpoints):
             LOGGER.warning("the checkpoints in %s were deleted while the run went on", self.checkpoints)
@@ -227,7 +260,7 @@ class Record:
 
     def _sync_rows(self) -> None:
         """No power cut may leave a checkpoint without the rows before it."""
-        for path in (self._folder / METRICS, self._folder / ROLLOUTS):
+        for path in (self._folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS)):
             try:
                 with writing(path):
                     sync(path)
@@ -313,6 +346,11 @@ def make_watchdog(config: Config, folder: Path) -> Watchdog:
     return Watchdog(limits, folder / log_name(distribution.rank()), who)
 
 
+def _measured(number: float) -> float | None:
+    """Return a number of an evaluation; None where there was nothing to measure."""
+    return None if math.isnan(number) else number
+
+
 def environment_metrics(run: Run) -> list[Mapping[str, float]]:
     """What the environment of each rank has to log itself, such as values of a reward function's `log_metric`."""
     return distribution.all_gather(run.environment.metrics() if isinstance(run.environment, Logs) else {})
@@ -320,16 +358,17 @@ def environment_metrics(run: Run) -> list[Mapping[str, float]]:
 
 def environment_facts(run: Run) -> Mapping[str, Any]:
     """What the environment's judgements rest on, such as how programs are isolated."""
-    return run.environment.facts() if isinstance(run.environment, Describes) else {}
+    facts: Mapping[str, Any] = mask(run.environment.facts()) if isinstance(run.environment, Describes) else {}
+    return facts
 
 
 def _status(kind: type[BaseException]) -> str:
     return "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
 
 
-def _why_no_signal(row: Mapping[str, float], credit: Credit) -> str:
+def _why_no_signal(row: Row, credit: Credit) -> str:
     """What left nothing to train on."""
-    if not row.get("num_groups"):
+    if not row["num_groups"]:
         return "every group was dropped"
     if any(distribution.all_gather(any(a != 0 for group in credit.advantages for a in group))):
         return "every completion that could teach something is masked or empty"

@@ -7,88 +7,27 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from covey import settings
+from covey import settings, trust
 from covey.checkpoint import complete_checkpoints, newest_valid, read_manifest
-from covey.config import Config, ModelConfig
+from covey.config import Config
 from covey.disk import writing
+from covey.manifest import step_of
+from covey.masking import secrets_in
 from covey.policy import distribution
-from covey.run_folder import CONFIG, begun_at, claim, write_versions
+from covey.run_folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, claim, write_versions
+from covey.run_settings import CHANGES, changes_of, differences, saved_settings
 from covey.summary import versions
 
 LOGGER = logging.getLogger(__name__)
-CHANGES = "changes.jsonl"
-"""Settings that resumed runs went on with; config.yaml stays as the run was begun."""
 LOCK = "run.lock"
 ORIGIN_OF_PROMPTS = ("data", "environment", "seed")
 """Settings, or sections of them, that decide which prompts there are."""
-CONTROL = ("resume", "resume_changes")
-"""Settings that say how to resume; they are no part of the run's own settings."""
-ORIGIN = ("name", "revision", *(field for field in vars(ModelConfig()) if field.startswith("nano_")))
-"""Settings of the model that say where its weights came from when the run began; a saved policy has its own."""
-
-
-def find_run(resume: str, root: Path) -> Path:
-    """The run folder that `resume` means: a path, or "latest" for the one below `root` that was begun last, of those
-    with a checkpoint."""
-    if resume != "latest":
-        folder = Path(resume)
-        if not (folder / CONFIG).is_file():
-            raise ValueError(f"resume={resume} is no run folder (it has no {CONFIG}); resume=latest finds the newest")
-        return folder
-    saved = {path.parents[2] for path in root.glob("**/checkpoints/step-*/manifest.json")}
-    runs = [folder for folder in saved if (folder / CONFIG).is_file()]
-    if not runs:
-        raise ValueError(f"resume=latest found no run with a checkpoint below {root}; resume=FOLDER names one")
-    return max(runs, key=begun_at)
-
-
-def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
-    """The settings of the run in `folder`, with what was typed besides `resume` applied to them.
-
-    A typed setting that differs from the run's is refused by name unless resume_changes lists it. Raises ValueError.
-    """
-    saved = saved_settings(folder)
-    wanted = saved.copy()
-    changes: list[str] = []
-    for override in OverridesParser.create().parse_overrides(list(typed)):
-        key, value = override.key_or_group, override.value()
-        if key == "resume":
-            continue
-        if key == "resume_changes":
-            changes = [str(name) for name in value] if isinstance(value, list) else [str(value)]
-            continue
-        if override.is_add() or override.is_delete() or _is_choice(saved, key):
-            raise ValueError(f'"{override.input_line}" cannot change a run; resume takes the settings of {folder}')
-        OmegaConf.update(wanted, key, value, merge=False)
-    unknown = sorted(set(changes) - set(settings.setting_names()))
-    if unknown:
-        raise ValueError(f"resume_changes names no setting: {', '.join(unknown)}")
-    different = [key for key in _leaves(wanted) if _read(saved, key) != _read(wanted, key)]
-    refused = [key for key in different if not any(key == c or key.startswith(f"{c}.") for c in changes)]
-    if refused:
-        key = refused[0]
-        raise ValueError(
-            f"{key}={_read(wanted, key)} differs from {key}={_read(saved, key)} of {folder}; "
-            f"resume_changes=[{key}] goes on with it, no longer bit for bit"
-        )
-    wanted.resume, wanted.resume_changes = str(folder), changes
-    return wanted
-
-
-def saved_settings(folder: Path) -> DictConfig:
-    """The settings that the run in `folder` had last: those it was begun with and what was changed since."""
-    saved = settings.load(folder / CONFIG)
-    for line in _changes(folder):
-        for key, change in line["changes"].items():
-            OmegaConf.update(saved, key, change["to"], merge=False)
-    return saved
 
 
 def refuse_other_prompts(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
@@ -108,32 +47,8 @@ def refuse_other_prompts(config: Config, folder: Path, checkpoint: Path, prompts
 
 def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
     """Those the run went on with last, else those of the checkpoint; None where an earlier covey wrote it."""
-    changed = [line["prompts"] for line in _changes(folder) if "prompts" in line]
+    changed = [line["prompts"] for line in changes_of(folder) if "prompts" in line]
     return changed[-1] if changed else read_manifest(checkpoint).get("prompts")
-
-
-def _changes(folder: Path) -> list[dict[str, Any]]:
-    path = folder / CHANGES
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-
-
-def settings_to_measure(folder: Path, policy: str) -> DictConfig:
-    """The settings of the run in `folder`, for the policy that it saved."""
-    wanted = saved_settings(folder)
-    for name in ORIGIN:
-        OmegaConf.update(wanted, f"model.{name}", vars(ModelConfig())[name])
-    wanted.model.name = policy
-    return wanted
-
-
-def unlike_the_run(folder: Path, config: Config, typed: Sequence[str]) -> list[str]:
-    """What a saved policy is measured with that its run had otherwise, unless it was typed: model and sampling."""
-    saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
-    assert isinstance(wanted, DictConfig)
-    meant = {*(f"model.{name}" for name in ORIGIN), *(word.lstrip("+").partition("=")[0] for word in typed)}
-    names = [key for key in _leaves(saved) if key.startswith(("model.", "sampling.")) and key not in meant]
-    pairs = {key: (_read(saved, key), _read(wanted, key)) for key in names}
-    return [f"{key}={now} (there {then})" for key, (then, now) in pairs.items() if then != now]
 
 
 def remember_changes(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
@@ -143,32 +58,38 @@ def remember_changes(config: Config, folder: Path, checkpoint: Path, prompts: st
         return
     saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
     assert isinstance(wanted, DictConfig)
-    pairs = {key: (_read(saved, key), _read(wanted, key)) for key in _leaves(saved)}
-    changes = {key: {"from": before, "to": after} for key, (before, after) in pairs.items() if before != after}
+    changes = {key: {"from": then, "to": now} for key, (then, now) in differences(saved, wanted).items()}
     is_other = _last_prompts(folder, checkpoint) not in (None, prompts)
     if not changes and not is_other:
         return
     step = int(read_manifest(checkpoint)["step"])
     for key, change in changes.items():
         LOGGER.info("%s was %s and is %s after step %d", key, change["from"], change["to"], step)
-    path = folder / CHANGES
+    path, is_own = folder / CHANGES, trust.is_own(folder)
     earlier = path.read_text(encoding="utf-8") if path.is_file() else ""
     line = {"after_step": step, "changes": changes} | ({"prompts": prompts} if is_other else {})
     _replace(path, [earlier, json.dumps(line) + "\n"])
+    if is_own:
+        trust.seal(folder)
 
 
 @contextmanager
 def owned(config: Config, wanted: Path, *, exact: bool, old: Path | None = None) -> Iterator[Path]:
     """The folder of a run, which no other has: `old`, to go on in, or one made for it and begun with its settings.
 
-    `exact` as for `claim`. ValueError where another run is in the folder.
+    `exact` as for `claim`. ValueError where another run is in the folder, and where `old` links to elsewhere and is
+    neither this user's nor trusted.
     """
     text = settings.to_yaml(config)
     with ExitStack() as held:
+        if old is not None:
+            distribution.from_first(lambda: trust.check_links(old, old, trusted=config.trust_run))
         folder = distribution.from_first(lambda: old or claim(wanted, text, exact=exact))
         distribution.from_first(lambda: held.enter_context(alone_in(folder)))
         if distribution.is_first():
-            write_versions(folder)
+            write_versions(folder, tuple(secrets_in(asdict(config))))
+            if config.trust_run and old is not None:
+                trust.seal(folder)
         yield folder
 
 
@@ -231,7 +152,7 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     step, evaluated = int(manifest["step"]), "score" in manifest
     if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
+    for name in (METRICS, ROLLOUTS, EVALUATIONS):
         drop_rows_after(folder / name, step, evaluated=evaluated)
     return checkpoint
 
@@ -245,7 +166,7 @@ def way_on(folder: Path) -> str:
     saved = complete_checkpoints(folder / "checkpoints")
     if not saved:
         return "no step is saved, so there is nothing to resume: covey train begins anew"
-    return f"{command} goes on after step {int(saved[-1].name.removeprefix('step-'))}"
+    return f"{command} goes on after step {step_of(saved[-1])}"
 
 
 def changed_facts(checkpoint: Path) -> list[str]:
@@ -279,31 +200,3 @@ def _owner(text: str) -> str:
         return f"process {facts['pid']}, started {facts['started']}"
     except (ValueError, KeyError):
         return "another process"
-
-
-def _is_choice(saved: DictConfig, key: str) -> bool:
-    """Whether the word chooses a file (model=nano) instead of setting a value."""
-    if (settings.CONF / key).is_dir():  # recipe=..., which is no setting
-        return True
-    try:
-        found = OmegaConf.select(saved, key, throw_on_missing=True)
-    except OmegaConfBaseException:
-        return False
-    return isinstance(found, DictConfig) and OmegaConf.get_type(found) is not dict
-
-
-def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in node:
-        name = f"{prefix}{key!s}"
-        if name in CONTROL:
-            continue
-        value = node[key]
-        if isinstance(value, DictConfig) and OmegaConf.get_type(value) is not dict:
-            yield from _leaves(value, f"{name}.")
-        else:
-            yield name
-
-
-def _read(node: DictConfig, key: str) -> Any:
-    value = OmegaConf.select(node, key)
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

@@ -4,15 +4,15 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 
 from transformers import PreTrainedTokenizerBase
 
 from covey.deadlines import NoVerdict, Stages
 from covey.engine.base import Engine, Sampling
-from covey.environments.base import Environment, ReadsTokens, Replies, RunStopped
+from covey.environments.base import Environment, ReadsTokens, Replies, RunStopped, ends_with_assistant
+from covey.environments.reward_call import problem_with
 from covey.turns import Turn, messages_so_far, reply_tokens, turn_seed
 from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout
 
@@ -63,14 +63,20 @@ async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling:
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: plain text as it is, messages through the chat template."""
+    """Return the token ids of a prompt: plain text as it is, messages through the chat template.
+
+    A conversation that ends with the assistant is gone on from; else the template opens the assistant's answer.
+    """
     if isinstance(prompt.text, str):
         ids = tokenizer(prompt.text)["input_ids"]
     else:
         if tokenizer.chat_template is None:
             raise ValueError(f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template")
         messages = [dict(message) for message in prompt.text]
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        goes_on = ends_with_assistant(prompt.text)
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not goes_on, continue_final_message=goes_on, return_dict=False
+        )
     if not ids:
         raise ValueError(f"prompt {prompt.id} is empty; a policy needs at least one token to continue")
     return list(ids)
@@ -158,7 +164,15 @@ def _rollout(sampler: Sampler, prompt_ids: Sequence[int], turns: Sequence[Turn],
     if len(turns) == 1:
         return finished_rollout(sampler.mask_id, prompt_ids, turns[0].completion, reward, text)
     ids = [token for turn in turns for token in (*turn.reply_ids, *turn.completion.token_ids)]
-    return causal_rollout(prompt_ids, turns[0].completion, reward, _decoded(sampler.tokenizer, ids), turns[1:])
+    rollout = causal_rollout(prompt_ids, turns[0].completion, reward, _decoded(sampler.tokenizer, ids), turns[1:])
+    said = [_decoded(sampler.tokenizer, turn.completion.token_ids) for turn in turns]
+    messages = [
+        message
+        for turn, text in zip(turns, said, strict=True)
+        for message in (turn.reply, {"role": "assistant", "content": text})
+        if message is not None
+    ]
+    return replace(rollout, messages=tuple(messages))
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
@@ -197,7 +211,7 @@ async def _second_turn(
     except ValueError as error:  # no room for it: the first answer stands
         LOGGER.warning("prompt %s has no second turn: %s", prompt.id, error)
         return (first,)
-    return first, Turn(said, second)
+    return first, Turn(said, second, reply)
 
 
 async def _reply(sampler: Sampler, prompt: Prompt, completion: Completion) -> Message | None:
@@ -240,10 +254,17 @@ async def _score(
 
 
 def _checked(verdict: object, environment: str) -> Reward | Failure:
+    """Return the verdict with plain floats, or a Failure where it is none or holds what is not a finite number."""
     if isinstance(verdict, Failure):
         return verdict
     if not isinstance(verdict, Reward):
         return Failure(f"{environment}.score returned a {type(verdict).__name__} where a Reward or Failure is due")
-    if not isinstance(verdict.value, Real) or not math.isfinite(verdict.value):
+    if not isinstance(verdict.parts, Mapping):
+        return Failure(f"{environment} gave a reward whose parts are no mapping but {verdict.parts!r:.80}")
+    if problem_with(verdict.value):
         return Failure(f"{environment} gave the reward {verdict.value}")
-    return verdict
+    wrong = [name for name, part in verdict.parts.items() if problem_with(part)]
+    if wrong:
+        return Failure(f"{environment} gave the part {wrong[0]} of the reward {verdict.parts[wrong[0]]}")
+    parts = {name: float(part) for name, part in verdict.parts.items()}
+    return replace(verdict, value=float(verdict.value), parts=parts)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from covey.answer_rules import check_answers
+from covey.bounds import check_bounds, check_texts
 from covey.code_rules import check_code
 from covey.config import Config, DataConfig, DeadlinesConfig
 from covey.curriculum_config import group_sizes
@@ -25,11 +26,13 @@ from covey.environment_config import (
     RewardFunctionsConfig,
 )
 from covey.environment_needs import check_custom
+from covey.environments import ENVIRONMENTS
 from covey.infill_rules import check_infill, check_kind
 from covey.machine_rules import check_machines
 from covey.needs import check_needs, read, shown
+from covey.option_rules import check_option_needs, check_parts
 from covey.stream_rules import check_curriculum, check_group_sizes, check_mixture
-from covey.tables import check_options, near, resolve
+from covey.tables import check_options, near, one_of, resolve
 
 BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
 """Advantages that mean something for a single completion."""
@@ -55,7 +58,19 @@ def check_choices(config: Config) -> None:
         values = read(config, name)
         for value in values if isinstance(values, list) else [values]:
             if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")
+                known = ", ".join(choices)
+                raise ValueError(f"{name} must be one of {known}, got {value or 'nothing'}{near(value, choices)}")
+
+
+def check_data(config: Config) -> None:
+    """Some rows are always held out, or the run would be measured on what it trains on."""
+    fraction = config.data.test_fraction
+    if not 0 < fraction <= 0.9:
+        raise ValueError(
+            f"data.test_fraction must be above 0 and at most 0.9, got {fraction:g}: a run is measured on "
+            "rows that it does not train on; to train on all rows of a file, give a test split: data.path=FOLDER with "
+            "train.* and test.* files"
+        )
 
 
 def check_extras(config: Config) -> None:
@@ -69,6 +84,8 @@ def check_extras(config: Config) -> None:
 
 def check_model(config: Config) -> None:
     model = config.model
+    if not model.name.strip():
+        raise ValueError("model.name is empty: a directory, a hub name, nano or nano-masked")
     if model.load_in_4bit and model.lora_rank == 0:
         raise ValueError("model.load_in_4bit=true needs model.lora_rank > 0, got model.lora_rank=0")
     if model.lora_rank > 0 and not model.lora_targets:
@@ -77,6 +94,8 @@ def check_model(config: Config) -> None:
 
 def check_environment(config: Config) -> None:
     name, schema = config.environment.name, type(config.environment)
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"environment.name must be one of {', '.join(ENVIRONMENTS)}, got {name or 'none'}")
     if schema in ENVIRONMENT_SETTINGS.values() and schema is not ENVIRONMENT_SETTINGS.get(name):
         raise ValueError(f"environment.name={name} needs the settings of that environment: environment={name}")
     if schema is MixtureConfig:
@@ -97,12 +116,23 @@ def check_environment(config: Config) -> None:
         _refuse_data(config, f"an environment that reads rows, got environment={name}")
     elif name in MAY_READ_DATA and config.data.path is None:
         _refuse_data(config, "data.path set, got data.path=null")
-    elif name != "reward_functions" and config.data.prompt_column != "prompt":
-        raise ValueError(
-            f"data.prompt_column={config.data.prompt_column} needs environment=reward_functions, got environment={name}"
-        )
+    elif name != "reward_functions":
+        _refuse_data(config, f"environment=reward_functions, got environment={name}", PROMPT_SETTINGS)
+    else:
+        _check_prompts(config.data)
     check_answers(config)
     OWN_RULES.get(schema, lambda config: None)(config)
+
+
+def _check_prompts(data: DataConfig) -> None:
+    """What the assistant's message at the end of a conversation is, it is alone."""
+    if data.answer_column is not None and data.prefill:
+        raise ValueError(
+            f"data.answer_column={data.answer_column} needs data.prefill=false: an answer at the end of a prompt is "
+            "moved into a column or gone on from, not both"
+        )
+    if data.answer_column == data.prompt_column:
+        raise ValueError(f"data.answer_column must be another column than data.prompt_column={data.prompt_column}")
 
 
 def check_rewards(config: Config) -> None:
@@ -132,11 +162,11 @@ def check_deadlines(config: Config) -> None:
         raise ValueError(f"{names}={longest:g} needs deadlines.scoring > that, got {config.deadlines.scoring:g}")
 
 
-def _refuse_data(config: Config, needs: str) -> None:
-    """Refuse the first setting of `data` that differs from its default."""
+def _refuse_data(config: Config, needs: str, names: Collection[str] = tuple(vars(DataConfig()))) -> None:
+    """Refuse the first of these settings of `data` that differs from its default."""
     defaults = vars(DataConfig())
     for name, value in vars(config.data).items():
-        if value != defaults[name]:
+        if name in names and value != defaults[name]:
             raise ValueError(f"data.{name}={shown(value)} needs {needs}")
 
 
@@ -182,7 +212,7 @@ def check_lengths(config: Config) -> None:
     """A constant length that no aggregation divides by would be ignored."""
     algorithm = config.algorithm
     modes = [algorithm.aggregation, algorithm.kl_aggregation or ""]
-    if algorithm.norm_length is not None and not any(mode.endswith("_norm") for mode in modes):
+    if algorithm.norm_length is not None and not any(mode.endswith("_norm") or ":" in mode for mode in modes):
         raise ValueError(
             f"algorithm.norm_length={algorithm.norm_length} needs algorithm.aggregation to end in _norm, "
             f"got algorithm.aggregation={algorithm.aggregation}"
@@ -208,6 +238,15 @@ def check_reference(config: Config) -> None:
             f"algorithm.reference_refresh_alpha={algorithm.reference_refresh_alpha} needs model.lora_rank=0 "
             f"(adapters can only be copied), got model.lora_rank={config.model.lora_rank}"
         )
+
+
+def check_curriculum_class(config: Config) -> None:
+    """A built-in order, or a class of a module that takes the options."""
+    name = config.curriculum.name
+    if ":" not in name:
+        one_of("curriculum.name", name, (*CURRICULA, "module:Class"))
+        return
+    check_options(resolve(name, {}), config.curriculum.options, setting="curriculum.options")
 
 
 def check_functions(config: Config) -> None:
@@ -247,10 +286,14 @@ def _check_name(setting: str, name: str, table: Collection[str]) -> None:
         raise ValueError(f"algorithm.{setting} must be one of {known}, got {name}{near(name, table)}")
 
 
-def _check_function(setting: str, name: str, table: Mapping[str, Callable[..., Any]], options: Collection[str]) -> None:
+def _check_function(
+    setting: str, name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
+) -> None:
     _check_name(setting, name, table)
     where = f"algorithm.{setting}" if setting.startswith("shaping.") else f"algorithm.{setting}_options"
-    check_options(resolve(name, table), options, setting=where)
+    function = resolve(name, table)
+    check_options(function, options, setting=where)
+    check_option_needs(where, name, function, options)
 
 
 def _check_sizes(config: Config) -> None:
@@ -269,11 +312,14 @@ def _check_sizes(config: Config) -> None:
             raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
 
 
+CURRICULA = ("none", "success", "difficulty")
 OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
     **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom}
 }
 OWN_DATA = ("arithmetic", "machines", "custom")
 """Environments that make their own problems; others may read `data`."""
+PROMPT_SETTINGS = ("prompt_column", "answer_column", "prefill")
+"""Settings of `data` about prompts that rows hold as they are."""
 MAY_READ_DATA = ("countdown", "code", "ifeval", "infill")
 """Environments that make their own problems where data.path is null."""
 
@@ -318,13 +364,14 @@ AT_LEAST: dict[str, float] = {
     "preflight.max_tokens": 1,
     "output.keep_last": 1,
     "output.rollouts_per_step": 0,
+    "output.answers_per_evaluation": 0,
+    "output.show_rollouts": 0,
     "output.max_rollout_rows": 0,
 }
 ABOVE: dict[str, float] = {
     "engine.cache_bytes": 0,
     "sampling.temperature": 0,
     "sampling.top_p": 0,
-    "data.test_fraction": 0,
     "algorithm.advantage_clip": 0,
     "algorithm.kl_clamp": 0,
     "algorithm.max_kl": 0,
@@ -339,10 +386,10 @@ ABOVE: dict[str, float] = {
     "preflight.gradient_tolerance": 0,
 }
 AT_MOST: dict[str, float] = {
+    "evaluation.num_samples": 100_000,
     "model.lora_dropout": 0.99,
     "sampling.top_p": 1,
     "sampling.min_p": 0.99,
-    "data.test_fraction": 0.9,
     "algorithm.reference_refresh_alpha": 1,
     "optimizer.min_lr_ratio": 1,
     "cold_start.target_accuracy": 1,
@@ -350,7 +397,6 @@ AT_MOST: dict[str, float] = {
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "packing": ("shared", "packed", "padded"),
-    "curriculum.name": ("none", "success", "difficulty"),
     "curriculum.per": ("prompt", "difficulty"),
     "model.precision": ("float32", "bfloat16", "float16", "float64"),
     "model.attention": ("auto", "blocks", "compiled", "flex"),
@@ -379,8 +425,11 @@ EXTRAS: dict[tuple[str, Any], tuple[str, str]] = {
 
 
 RULES: tuple[Callable[[Config], None], ...] = (
+    check_bounds,
+    check_texts,
     check_ranges,
     check_choices,
+    check_data,
     check_extras,
     check_model,
     check_kind,
@@ -393,6 +442,8 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_lengths,
     check_reference,
     check_needs,
+    check_curriculum_class,
+    check_parts,
     check_functions,
 )
 """In this order: what is cheap and plain first."""

@@ -11,12 +11,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from covey import launch
+from covey import launch, trust
+from covey.cleaning import CleanRecords
 from covey.disk import cannot_write, sync, writing
+from covey.masking import without
 from covey.summary import versions
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
+METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
+"""Files of rows."""
 LOG_ONLY = ("bitsandbytes", "py.warnings")
 """Loggers whose warnings concern nobody who watches a run."""
 
@@ -35,6 +39,7 @@ def claim(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
                 file.write(config_yaml)
                 file.flush()
                 os.fsync(file.fileno())  # without it no checkpoint of the run can be resumed
+            trust.seal(folder)
             _sync_names(folder)
             return folder
         except FileExistsError:
@@ -86,24 +91,28 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def begin_log(folder: Path) -> None:
-    """Send the log to covey.log, warnings also to the terminal.
+def begin_log(folder: Path, secrets: tuple[str, ...] = ()) -> None:
+    """Send the log to covey.log, warnings also to the terminal, both cleaned and without the `secrets`.
 
     Of several processes the first does; the others only write a log of their own.
     """
     number = launch.rank()
     file = logging.StreamHandler(LogFile(folder / launch.log_name(number)))
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[file] if number else [file, _terminal()], force=True)
+    handlers: list[logging.Handler] = [file] if number else [file, _terminal()]
+    for handler in handlers:
+        handler.addFilter(CleanRecords(secrets))
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
     logging.captureWarnings(True)
     # Bars of the hub and of transformers would tear the live panel and fill logs; a value the user set stays.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def write_versions(folder: Path) -> None:
-    """versions.json: what was started, with which versions of everything; earlier starts stay in it."""
+def write_versions(folder: Path, secrets: tuple[str, ...] = ()) -> None:
+    """Write versions.json: the command, without its `secrets`, and the versions of everything. Earlier starts stay."""
     earlier = _facts(folder)
-    facts: dict[str, Any] = {"command": " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])}
+    command = " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])
+    facts: dict[str, Any] = {"command": without(command, secrets)}
     if "command" in earlier:
         facts["earlier_commands"] = [*earlier.get("earlier_commands", []), earlier["command"]]
     facts |= versions()

@@ -12,8 +12,25 @@ import torch
 from torch import Tensor
 
 from covey.tables import one_of
+from covey.types import Prompt
 
 SINGLETON = ("zero", "raw", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one row of `Scores` is about, for a custom advantage that looks at what was written.
+
+    >>> Answer(prompt, text="48", token_ids=(8, 12, 2), truncated=False)
+    """
+
+    prompt: Prompt
+    text: str
+    """The completion, decoded; "" where it could not be scored."""
+    token_ids: tuple[int, ...]
+    """The tokens the policy wrote."""
+    truncated: bool
+    """Whether the token limit ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +46,9 @@ class Scores:
     groups_N: Tensor
     """int64, from 0. Groups may interleave and differ in size."""
     lengths_N: Tensor
-    """Loss tokens of each rollout, same dtype as the rewards."""
+    """Loss tokens of each rollout, same dtype as the rewards; 0 where it is masked for being truncated."""
+    written_N: Tensor
+    """Tokens the policy wrote in each rollout, in the loss or not."""
     parts_NK: Tensor
     """Rewards of the single reward functions, NaN where one does not apply; (N, 0) where there are none."""
     weights_K: Tensor
@@ -43,8 +62,8 @@ class Scores:
 
     def __post_init__(self) -> None:
         n = len(self.rewards_N)
-        lengths = [len(x) for x in (self.groups_N, self.lengths_N, self.parts_NK, self.roles)]
-        assert set(lengths) == {n}, f"groups, lengths, parts, roles have lengths {lengths} for {n} rewards"
+        lengths = [len(x) for x in (self.groups_N, self.lengths_N, self.written_N, self.parts_NK, self.roles)]
+        assert set(lengths) == {n}, f"groups, lengths, written, parts, roles have lengths {lengths} for {n} rewards"
         assert self.parts_NK.shape[1] == len(self.weights_K), f"{self.parts_NK.shape}, {len(self.weights_K)} weights"
 
     @property
@@ -66,19 +85,22 @@ def scores(
     weights: Any = None,
     roles: Sequence[str] = (),
 ) -> Scores:
-    """Scores from lists or tensors, in float64; group labels may be anything hashable.
+    """Make Scores from lists or tensors, in float64; group labels may be anything hashable.
 
-    Without lengths every rollout counts one token; without weights every part counts 1.
+    Without lengths every rollout counts one token; without weights every part counts 1. All that was written counts as
+    loss tokens.
     """
     rewards_N = _float64(rewards)
     n = len(rewards_N)
     labels: dict[Hashable, int] = {}
     groups_N = torch.tensor([labels.setdefault(label, len(labels)) for label in _listed(groups)], dtype=torch.int64)
+    lengths_N = torch.ones_like(rewards_N) if lengths is None else _float64(lengths)
     parts_NK = rewards_N.new_zeros(n, 0) if parts is None else _float64(parts)
     return Scores(
         rewards_N=rewards_N,
         groups_N=groups_N,
-        lengths_N=torch.ones_like(rewards_N) if lengths is None else _float64(lengths),
+        lengths_N=lengths_N,
+        written_N=lengths_N,
         parts_NK=parts_NK,
         weights_K=rewards_N.new_ones(parts_NK.shape[1]) if weights is None else _float64(weights),
         roles=tuple(roles) or ("",) * n,

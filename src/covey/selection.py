@@ -51,9 +51,9 @@ def top_k(
     if rank_by == "reward":
         ranking_N = scores.rewards_N
     elif rank_by == "length":
-        ranking_N = -scores.lengths_N
+        ranking_N = -scores.written_N
     else:
-        ranking_N = scores.rewards_N / scores.lengths_N.clamp(min=1)
+        ranking_N = scores.rewards_N / scores.written_N.clamp(min=1)
     return apply_selection(scores, estimator, keep_top_k(scores, ranking_N, k), baseline_over)
 
 

@@ -3,24 +3,32 @@
 Imports Hydra and OmegaConf, so only what composes or prints a configuration imports this module.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey import launch, memory_plan
 from covey.config import AlgorithmConfig, Config, DataConfig, validate
-from covey.curriculum_config import group_size_at
+from covey.curriculum_config import group_sizes
+from covey.disk import read_regular
 from covey.environment_config import ENVIRONMENT_SETTINGS, CustomConfig, MixtureConfig
+from covey.masking import mask
 from covey.units import memory
 
 CONF = Path(__file__).resolve().parent / "conf"
 """The folder of YAML that only chooses among what the dataclasses allow."""
+
+MAX_YAML_BYTES = 1 << 20
+"""Of a file of settings; a longer one is refused unread."""
+MAX_YAML_DEPTH = 100
+"""Of brackets in it."""
 
 OPTION_FIELDS = ("advantage_options", "shaping", "selection_options", "group_filter_options", "loss_options")
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
@@ -34,6 +42,8 @@ def register() -> None:
     root = OmegaConf.structured(Config)
     root.environment = MISSING
     _open_options(root.algorithm)
+    OmegaConf.set_struct(root.model.chat_template_kwargs, False)
+    OmegaConf.set_struct(root.curriculum.options, False)
     store.store(name="schema_config", node=root)
     algorithm = OmegaConf.structured(AlgorithmConfig)
     _open_options(algorithm)
@@ -56,16 +66,37 @@ def _opened(schema: Any) -> DictConfig:
 
 
 def load(path: Path) -> DictConfig:
-    """A saved config.yaml, typed by the schema. ValueError where it does not fit it."""
-    saved = OmegaConf.load(path)
+    """Return the settings in a saved config.yaml, typed by the schema. ValueError where it does not fit it."""
+    saved = read_yaml(path)
     node = OmegaConf.structured(Config)
     _open_options(node.algorithm)
+    OmegaConf.set_struct(node.model.chat_template_kwargs, False)
+    OmegaConf.set_struct(node.curriculum.options, False)
     try:
         node.environment = _opened(ENVIRONMENT_SETTINGS[saved.environment.name])
         node.merge_with(saved)
-    except (OmegaConfBaseException, KeyError) as error:
-        raise ValueError(f"{path} is not from this version of covey: {error}") from error
+    except (OmegaConfBaseException, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not from this version of covey: {str(error)[:200]}") from error
     return node
+
+
+def read_yaml(path: Path) -> DictConfig:
+    """Return the settings in a YAML file that others may have written. ValueError where it is broken or no settings."""
+    try:
+        text = read_regular(path, MAX_YAML_BYTES).decode()
+        if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > MAX_YAML_DEPTH:  # minutes to parse
+            raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} deep")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # a few of them fill the memory
+            raise ValueError("it uses aliases (*name)")
+        found = OmegaConf.create(text)
+    except yaml.MarkedYAMLError as error:
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{path} cannot be read: {place}{error.problem or error.context}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path} cannot be read: {str(error)[:200]}") from error
+    if not isinstance(found, DictConfig) or not isinstance(found.get("environment"), DictConfig):
+        raise ValueError(f"{path} holds no settings of a run (it has no environment)")
+    return found
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -127,8 +158,9 @@ def _typed(schema: Any, given: Any, place: str) -> DictConfig:
 
 
 def to_yaml(config: Config) -> str:
-    """Every setting, resolved, in the order of the schema."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """Return every setting, resolved, in the order of the schema. Secrets are masked."""
+    content = OmegaConf.to_container(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(mask(content)))
 
 
 def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
@@ -137,14 +169,16 @@ def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
     Evaluations are smaller where the held-out split has fewer prompts. Micro-batches are counted as if every completion
     had its full length, without prompts.
     """
-    ranks = num_ranks or int(os.environ.get("WORLD_SIZE", "1"))
-    sizes = [group_size_at(step, config.group_size, config.group_size_schedule) for step in range(config.num_steps)]
+    ranks = num_ranks or launch.world_size()
+    sizes = group_sizes(config.group_size, config.group_size_schedule)
+    changes = [0, *(entry.step for entry in config.group_size_schedule), config.num_steps]
+    completions = sum(size * (end - start) for size, (start, end) in zip(sizes, pairwise(changes), strict=True))
     rollouts = config.groups_per_step * max(sizes)
     of_rank = -(-config.groups_per_step // ranks) * max(sizes)
     evaluations = 2 + (max(0, config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 0)
     return {
         "rollouts_per_step": rollouts,
-        "rollouts_in_all": config.groups_per_step * sum(sizes),
+        "rollouts_in_all": config.groups_per_step * completions,
         "groups_per_rank": -(-config.groups_per_step // ranks),
         "rollouts_per_rank": of_rank,
         "micro_batches_per_rank": -(-of_rank // max(1, config.micro_batch_tokens // config.sampling.max_tokens)),
@@ -160,6 +194,10 @@ def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
 def report(config: Config) -> str:
     """What `covey config` prints: YAML, and as comments at its end the derived numbers and what memory a GPU needs."""
     parts: list[tuple[str, Mapping[str, int | str]]] = [("derived", derived(config))]
+    if weights := memory_plan.weights(config.model):
+        trained, total = weights
+        share = {"weights": f"{total:,}", "trained": f"{trained:,} ({trained / total:.2%})"}
+        parts.append(("weights of the model, adapters included", share))
     if planned := memory_plan.plan(config, launch.world_size()):
         sizes = {name: memory(count) for name, count in planned.items()}
         parts.append(("memory of each GPU, estimated from the shape of the model; `covey check` measures", sizes))

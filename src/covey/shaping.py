@@ -83,7 +83,8 @@ def pass_rate_linear(
     """Charge for length, relative to the longest of the group and in proportion to the group's mean reward.
 
     Hard prompts, where the mean is low, may be answered at length; follow with group_center (prime-rl). w_out weighs
-    tokens the policy wrote, w_in all others, w_turns turns.
+    tokens the policy wrote, w_in all others, w_turns turns. Without replies of the environment the last two are the
+    same for a whole group, which any baseline takes off again.
     """
     groups_N = info.groups_N
     count_N = count_scored(rewards_N, groups_N).clamp(min=1)

@@ -21,14 +21,32 @@ from covey.engine.base import Sampling
 from covey.environments.base import RunStopped
 from covey.policy import distribution
 from covey.rollout import Sampler, roll_out
+from covey.stopping import outside_of_loops
 from covey.types import Group, Prompt
 
 GroupFilter = Callable[[Tensor], bool]
-"""True where a group with these rewards, (M,), is worth training on."""
+"""True where a group with these rewards, (M,), is worth training on; before shaping and a KL penalty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A group that was sampled and will not be trained.
+
+    >>> Dropped(group, reason="filtered_all_right")
+    """
+
+    group: Group
+    reason: str
+    """As `GroupSource.take_drops` counts it."""
 
 
 class GroupSource(Protocol):
     """The stream of groups a trainer rank pulls from."""
+
+    @property
+    def dropped(self) -> Sequence[Dropped]:
+        """What the last `take` of this rank sampled and left out."""
+        ...
 
     def take(self, n: int) -> list[Group]:
         """The next groups to train on; waits. Fewer than n where groups were dropped; `take_drops` says why."""
@@ -57,6 +75,7 @@ class GroupSource(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+@runtime_checkable
 class Stream(Protocol):
     """Prompts without end. Which comes next follows from the seed, the position and what was learnt, nothing else."""
 
@@ -151,7 +170,7 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def rollout_seed(seed: int, prompt_id: str, epoch: int) -> int:
     """The seed of a prompt's completions: a pure function of the run's seed, the prompt and the pass over the data."""
-    digest = hashlib.blake2b(f"{seed}/{epoch}/{prompt_id}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}/{epoch}/{prompt_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
@@ -174,11 +193,17 @@ class LocalSource:
     _version: int = 0
     _sampled_size: int = 0
     _drops: Counter[str] = field(default_factory=Counter)
+    _dropped: list[Dropped] = field(default_factory=list)
     _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=_event_loop))
+
+    @property
+    def dropped(self) -> Sequence[Dropped]:
+        return tuple(self._dropped)
 
     def take(self, n: int) -> list[Group]:
         groups: list[Group] = []
         tried: list[Group] = []
+        self._dropped = []
         for _ in range(1 + (self.filter_rounds if self.keep else 0)):
             missing_of_ranks: list[int] = distribution.all_gather(n - len(groups))
             if not any(missing_of_ranks):  # decided by all ranks together: a round is collective
@@ -186,7 +211,7 @@ class LocalSource:
             rolled_out = self._roll_out(self._draw(missing_of_ranks))
             self._tell(rolled_out)
             tried.extend(rolled_out)
-            groups.extend(group for group in rolled_out if self._is_usable(group))
+            groups.extend(group for group in rolled_out if self._keep_or_drop(group))
         _stop_where_nothing_is_scored(tried)
         return groups
 
@@ -218,7 +243,7 @@ class LocalSource:
         self.stream.load_state_dict(state)
 
     def close(self) -> None:
-        self._runner.close()
+        outside_of_loops(self._runner.close)
 
     def _draw(self, missing_of_ranks: Sequence[int]) -> list[tuple[Prompt, int]]:
         """This rank's share of the stream; all ranks move along the stream together."""
@@ -245,17 +270,23 @@ class LocalSource:
             with self.sampler.stages.under_way(len(jobs)):
                 return await asyncio.gather(*(roll_out(self.sampler, p, group_size, s) for p, s in jobs))
 
-        return distribution.all_or_none(lambda: self._runner.run(gather()), "the end of sampling")
+        def sample() -> list[Group]:
+            return outside_of_loops(lambda: self._runner.run(gather()))
 
-    def _is_usable(self, group: Group) -> bool:
+        return distribution.all_or_none(sample, "the end of sampling")
+
+    def _keep_or_drop(self, group: Group) -> bool:
+        """Return whether the group is trained; where it is not, count and remember why."""
         self._drops["unscored_rollouts"] += len(group.failures)
         if len(group.rollouts) < min(2, self._size()):
-            self._drops["unscored_groups"] += 1
-            return False
-        if self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
-            self._drops[f"filtered_{_uniform_kind(group.rewards)}"] += 1
-            return False
-        return True
+            reason = "unscored_groups"
+        elif self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
+            reason = f"filtered_{_uniform_kind(group.rewards)}"
+        else:
+            return True
+        self._drops[reason] += 1
+        self._dropped.append(Dropped(group, reason))
+        return False
 
 
 def within_bound(groups: Sequence[Group], version: int, max_staleness: int) -> list[Group]:
@@ -270,9 +301,12 @@ def _outcome(group: Group, correct_above: float) -> Outcome:
 
 
 def _stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
-    """RunStopped where no completion of any rank could be scored: the reward is broken, and going on would hide it."""
+    """Raise RunStopped where no completion of any rank could be scored: the reward is broken, going on would hide it.
+
+    Prompts that the judge has nothing to say about break nothing: the step then teaches nothing.
+    """
     (num_scored,) = distribution.all_sum_ints(sum(len(group.rollouts) for group in groups))
-    failures = [failure for group in groups for failure in group.failures]
+    failures = [failure for group in groups for failure in group.failures if failure.is_fault]
     if failures and not num_scored:
         raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
 

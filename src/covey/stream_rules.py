@@ -5,9 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from covey.config import Config, DataConfig, part_configs
-from covey.environment_config import ENVIRONMENT_SETTINGS, READS_DATA, MixtureConfig
+from covey.curriculum_config import group_sizes
+from covey.environment_config import ENVIRONMENT_SETTINGS, READS_DATA, EnvironmentConfig, MixtureConfig
 from covey.needs import shown
 
+MOST_COMPLETIONS = 1_000_000
+"""Of a step: more are a slip of the finger, and would be sampled for days before anything is seen of it."""
 Rule = Callable[[Config], None]
 
 
@@ -42,6 +45,12 @@ def check_group_sizes(config: Config, least: int) -> None:
         if entry.step >= config.num_steps:
             raise ValueError(f"group_size_schedule: step {entry.step} needs num_steps > that, got {config.num_steps}")
         before = entry.step
+    most = config.groups_per_step * max(group_sizes(config.group_size, config.group_size_schedule))
+    if most > MOST_COMPLETIONS:
+        raise ValueError(
+            f"groups_per_step x group_size must be <= {MOST_COMPLETIONS:,} (a step's completions are held in memory), "
+            f"got {most:,}"
+        )
 
 
 def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
@@ -50,6 +59,9 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
     assert isinstance(mixture, MixtureConfig), "check_environment calls this"
     if not mixture.parts:
         raise ValueError("environment=mixture needs environment.parts={NAME: {...}, ...}, got none")
+    for name, part in mixture.parts.items():
+        if not isinstance(part, EnvironmentConfig):
+            raise ValueError(f"environment.parts.{name} must be settings, such as ArithmeticConfig(), got {part!r:.60}")
     for setting, named in (("weights", mixture.weights), ("data", mixture.data)):
         unknown = sorted(set(named) - set(mixture.parts))
         if unknown:

@@ -68,6 +68,10 @@ class Gain:
     high: float
 
 
+UNKNOWN_GAIN = Gain(math.nan, math.nan, math.nan)
+"""Of what no prompt measured on both sides."""
+
+
 def summary(
     facts: RunFacts,
     before: "Evaluation | None",
@@ -186,17 +190,20 @@ def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confid
     """Difference of two proportions over the same prompts, interval by Agresti and Min (Stat. Med. 24:729, 2005).
 
     Half a prompt is added to each of the four outcomes for the interval, so that it stays honest where every prompt
-    or none has changed. Entries count as correct above 0.5.
+    or none has changed. Entries count as correct above 0.5. A prompt that either side could not measure (NaN) is left
+    out.
     """
-    n = len(before)
-    pairs = list(zip(before, after, strict=True))
+    pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
+    n = len(pairs)
+    if n == 0:
+        return UNKNOWN_GAIN
     won = sum(b <= 0.5 < a for b, a in pairs)
     lost = sum(a <= 0.5 < b for b, a in pairs)
     total = n + 2
     centre = (won - lost) / total
     variance = (won + lost + 1) / total - centre * centre
     half = _z(confidence) * math.sqrt(variance / total)
-    return Gain((won - lost) / n if n else 0.0, max(-1.0, centre - half), min(1.0, centre + half))
+    return Gain((won - lost) / n, max(-1.0, centre - half), min(1.0, centre + half))
 
 
 def paired_mean_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:
@@ -205,9 +212,11 @@ def paired_mean_gain(before: Sequence[float], after: Sequence[float], confidence
     A prompt that either side could not measure (NaN) is left out.
     """
     differences = [d for d in (a - b for b, a in zip(before, after, strict=True)) if not math.isnan(d)]
-    mean = fmean(differences) if differences else 0.0
+    if not differences:
+        return UNKNOWN_GAIN
+    mean = fmean(differences)
     spread = stdev(differences) if len(differences) > 1 else 0.0
-    half = _z(confidence) * spread / math.sqrt(max(1, len(differences)))
+    half = _z(confidence) * spread / math.sqrt(len(differences))
     return Gain(mean, mean - half, mean + half)
 
 

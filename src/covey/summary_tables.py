@@ -25,10 +25,13 @@ def print_summary(content: Mapping[str, Any], folder: Path, console: Console) ->
 
 def print_folder(folder: Path, console: Console) -> None:
     """`run folder: outputs/...`, on one line however long, relative to the working directory where it is inside."""
-    here = Path.cwd()
-    shown = folder.resolve()
-    shown = shown.relative_to(here) if shown.is_relative_to(here) else shown
-    console.print(f"run folder: {shown}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"run folder: {relative(folder)}", soft_wrap=True, highlight=False, markup=False)
+
+
+def relative(folder: Path) -> str:
+    """Name a folder as seen from the working directory where it is inside."""
+    here, place = Path.cwd(), folder.resolve()
+    return str(place.relative_to(here) if place.is_relative_to(here) else place)
 
 
 def render(content: Mapping[str, Any], folder: Path) -> Group:
@@ -54,10 +57,10 @@ def before_after(content: Mapping[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     table.add_row("accuracy, %", *_row(looks, gain, "accuracy", _percent))
     for k in looks[-1]["pass_at_k"]:
-        table.add_row(f"pass@{k}, %", *(_interval(look["pass_at_k"][k], _percent) for look in looks))
+        table.add_row(f"pass@{k}, %", *(_cell(look["pass_at_k"][k], _percent, look) for look in looks))
     table.add_row("mean reward", *_row(looks, gain, "reward_mean", _number))
     for name, shown in _watched(content["environment"] or {}).items():
-        of_looks = [{name: look["reward_parts"][name]} for look in looks]
+        of_looks = [{**look, name: look["reward_parts"][name]} for look in looks]
         table.add_row(shown, *_row(of_looks, gain.get("reward_parts", {}), name, _number))
     for name in looks[-1].get("parts", {}):
         if any(name not in look["parts"] for look in looks):  # the run went on with an environment more
@@ -80,20 +83,21 @@ def _evaluation_title(content: Mapping[str, Any]) -> str:
     number, level = some["num_prompts"], percent(content["confidence"], 0)
     prompts = "prompt" if number == 1 else "prompts"
     few = "" if number >= FEW else "; too few to tell"
-    return f"{number} held-out {prompts}, greedy and {some['num_samples']} samples; {level} intervals{few}"
+    intervals = f"; {level} intervals" if number > 1 else ""
+    return f"{number} held-out {prompts}, greedy and {some['num_samples']} samples{intervals}{few}"
 
 
 def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> list[str]:
-    cells = [_interval(look[key], form) for look in looks]
-    return [*cells, _interval(gain[key], form, sign=True)] if gain else cells
+    cells = [_cell(look[key], form, look) for look in looks]
+    return [*cells, _cell(gain[key], form, looks[-1], sign=True)] if gain else cells
 
 
-def _interval(estimate: Mapping[str, float], form: Form, sign: bool = False) -> str:
-    """A dash where nothing could be measured (null in summary.json)."""
+def _cell(estimate: Mapping[str, float], form: Form, look: Mapping[str, Any], *, sign: bool = False) -> str:
+    """Format an estimate with its interval; one prompt has none, what was not measured (null) is a dash."""
     if None in estimate.values():
         return "-"
-    plus = "+" if sign and estimate["value"] > 0 else ""
-    return f"{plus}{form(estimate['value'])} [{form(estimate['low'])}, {form(estimate['high'])}]"
+    value = ("+" if sign and estimate["value"] > 0 else "") + form(estimate["value"])
+    return f"{value} [{form(estimate['low'])}, {form(estimate['high'])}]" if look["num_prompts"] > 1 else value
 
 
 def _percent(share: float) -> str:
@@ -139,11 +143,34 @@ def totals(content: Mapping[str, Any]) -> Text:
     return Text("\n".join(lines))
 
 
+def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
+    """Before, after and gain of each run below its name; dashes for what a run has not measured."""
+    lines: list[str] = []
+    for name, content in runs.items():
+        if content is None:
+            lines.append(f"{name}: no summary")
+            continue
+        steps = f", {content['steps']} steps" if content["steps"] else ""
+        lines.append(f"{name}: {content['status']}{steps}")
+        lines += [f"  accuracy, %  {_compared(content, 'accuracy', _percent)}"]
+        lines += [f"  mean reward  {_compared(content, 'reward_mean', _number)}"]
+    return Text("\n".join(lines))
+
+
+def _compared(content: Mapping[str, Any], key: str, form: Form) -> str:
+    """Before and after as values, and the gain with its interval."""
+    looks = [content["before"], content["after"]]
+    before, after = ("-" if look is None or look[key]["value"] is None else form(look[key]["value"]) for look in looks)
+    gain = "-" if content["gain"] is None else _cell(content["gain"][key], form, content["after"], sign=True)
+    return f"{before:>6} -> {after:>6}  gain {gain}"
+
+
 def files(folder: Path) -> Text:
     """What the run left, one line each; only what is there and not empty."""
     paths = {name: folder / name for name in FILES}
     present = [(name, FILES[name]) for name, path in paths.items() if path.exists() and path.stat().st_size]
-    return Text("\n".join(f"{name:<16}{what}" for name, what in present), style="dim")
+    width = max(map(len, FILES)) + 1
+    return Text("\n".join(f"{name:<{width}}{what}" for name, what in present), style="dim")
 
 
 FILES = {
@@ -153,7 +180,8 @@ FILES = {
     "preflight.json": "what was checked before the first step",
     "cold_start.json": "the warmed policy and its accuracy",
     "metrics.jsonl": "numbers of each step",
-    "rollouts.jsonl": "completions with their rewards",
+    "rollouts.jsonl": "answers of training with their rewards",
+    "evaluations.jsonl": "answers of evaluations with their rewards",
     "checkpoints": "policies (from_pretrained loads them)",
     "policy": "the trained policy (from_pretrained loads it)",
     "tensorboard": "tensorboard --logdir shows it",

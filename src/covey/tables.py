@@ -3,10 +3,15 @@
 import difflib
 import importlib
 import inspect
+import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
+_FOREIGN = (os.path.dirname(os.path.abspath(__file__)) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -24,9 +29,12 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported") from error
+    except Exception as error:
+        raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
     function = vars(module).get(function_name)
     if not callable(function):
-        raise ValueError(f"module {module_name} must define the function {function_name} ({name_or_path})")
+        suggestion = near(function_name, [name for name, value in vars(module).items() if callable(value)])
+        raise ValueError(f"module {module_name} must define the function {function_name} ({name_or_path}){suggestion}")
     return function
 
 
@@ -36,7 +44,10 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
     Options are the keyword-only parameters and those with a default; the others are data. `setting` is the name the
     message gives to the place the options came from. ValueError names the unknown and the allowed ones.
     """
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some that are written in C have none
+        return
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     allowed = [p for p in parameters if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
@@ -53,7 +64,7 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
 def one_of(name: str, value: str, allowed: Collection[str]) -> str:
     """`value`, or ValueError where it is not among `allowed`."""
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value}")
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value}{near(value, allowed)}")
     return value
 
 
@@ -67,10 +78,71 @@ def names_function(text: str) -> bool:
 
 
 def near(word: str, known: Collection[str]) -> str:
-    """The end of a message about an unknown name: the known one most like it, or nothing.
+    """Return the end of a message about an unknown name: what others call by it here, or the one most like it.
 
-    >>> near("soft_overlog", ["repetition", "soft_overlong"])
-    '; did you mean soft_overlong?'
+    >>> near("soft_overlog", ["repetition", "soft_overlong"]), near("bf16", ["float32", "bfloat16"])
+    ('; did you mean soft_overlong?', '; did you mean bfloat16?')
     """
-    close = difflib.get_close_matches(word, list(known), n=1)
+    meant = [name for name in SYNONYMS.get(word.lower().replace("-", "_"), ()) if name in known]
+    close = meant or difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def describe(error: BaseException) -> str:
+    """Describe an exception with the innermost line outside of covey and of installed packages that it came through."""
+    message = " ".join(str(error).split())[:300]
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        message, places = str(error.msg), [*places, (str(error.filename), error.lineno)]
+    own = [(file, line) for file, line in places if not _is_foreign(file)]
+    place = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
+    return f"raised {type(error).__name__}{': ' if message else ''}{message}{place}"
+
+
+def definition(function: Callable[..., Any]) -> str:
+    """Return " (file.py:line)" where a function or class is defined; "" where that is not known."""
+    while isinstance(function, partial):
+        function = function.func
+    try:
+        file = inspect.getsourcefile(function)
+        _, line = inspect.getsourcelines(function)
+    except (TypeError, OSError):
+        return ""
+    return f" ({os.path.basename(file or '')}:{line})"
+
+
+def _is_foreign(filename: str) -> bool:
+    """Tell whether a file is covey's, Python's or an installed package's."""
+    path = os.path.abspath(filename)
+    return filename.startswith("<") or "site-packages" in path or path.startswith(_FOREIGN)
+
+
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "adam": ("adamw",),
+    "adamw_8bit": ("adamw8bit",),
+    "adamw_torch": ("adamw",),
+    "bf16": ("bfloat16",),
+    "bnpo": ("token_mean",),
+    "constant_with_warmup": ("constant",),
+    "double": ("float64",),
+    "float": ("float32",),
+    "fp16": ("float16",),
+    "fp32": ("float32",),
+    "fp64": ("float64",),
+    "full": ("float32",),
+    "group_normalized": ("group_zscore",),
+    "grpo": ("clip", "group_zscore"),
+    "half": ("float16",),
+    "mse": ("k2",),
+    "low_var_kl": ("k3",),
+    "paged_adamw_8bit": ("adamw8bit",),
+    "pg": ("reinforce",),
+    "policy_gradient": ("reinforce",),
+    "ppo": ("clip", "grpo"),
+    "reinforce": ("gpg",),
+    "sft": ("nll",),
+    "single": ("float32",),
+    "vanilla": ("reinforce", "grpo"),
+    "weights_and_biases": ("wandb",),
+}
+"""What TRL, verl, torch and others call a choice, and what that is here; the first that is a choice counts."""

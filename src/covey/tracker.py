@@ -3,54 +3,80 @@
 A logging service that fails or hangs never stops a run: it is reported once, and metrics.jsonl has the rows anyway.
 """
 
+import json
 import logging
+import os
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from queue import Full, Queue
+from textwrap import indent
 from typing import Any, Protocol
 
+from covey.answer_text import as_text, written
 from covey.config import OutputConfig
+from covey.escaping import escape
 from covey.lines import LineFile
-from covey.types import Group, Rollout
+from covey.rollout_log import AnswerLog, AnswerRow
+from covey.run_folder import EVALUATIONS, METRICS, ROLLOUTS
+from covey.units import timestamp
 
 LOGGER = logging.getLogger(__name__)
 
-Number = float | int
+Number = float | int | None
+"""None: there was nothing to measure."""
 
+Say = Callable[[str], None]
+
+MAX_TEXTS = 16
+"""Answers that TensorBoard shows of one step."""
 MAX_WAITING_ROWS = 1000
 """Rows kept for a service that is slower than the run."""
 
 
 class Tracker(Protocol):
-    """Takes the numbers of one step; `kind` says what they describe ("train", "evaluate", "cold_start")."""
+    """Takes the numbers and some answers of one step; `kind` says what they are of ("train", "evaluate")."""
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None: ...
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None: ...
 
     def close(self) -> None: ...
 
 
 class JsonLines:
-    """One JSON object a line: {"step": 3, "kind": "train", "reward_mean": 0.5}. Written through at every row.
+    """One JSON object a line: {"step": 3, "kind": "train", "time": ..., "reward_mean": 0.5}. Each is written through.
 
-    Numbers that JSON cannot hold are written as the strings "nan", "inf" and "-inf", so that a row always parses and
-    a divergence stays visible.
+    Numbers go to metrics.jsonl, answers to rollouts.jsonl or evaluations.jsonl. What could not be measured is null.
+    Numbers that JSON cannot hold are written as the strings "nan", "inf" and "-inf", so that a row always parses and a
+    divergence stays visible.
     """
 
-    def __init__(self, path: Path, *, wait: bool = False) -> None:
-        """`wait` is that of LineFile."""
-        self._file = LineFile(path, wait=wait)
+    def __init__(self, folder: Path, max_answers: int, *, wait: bool = False) -> None:
+        """`max_answers` bounds each file of answers; `wait` is that of LineFile."""
+        self._metrics = LineFile(folder / METRICS, wait=wait)
+        self._answers = {
+            kind: AnswerLog(folder / name, max_answers, wait=wait)
+            for kind, name in (("train", ROLLOUTS), ("evaluate", EVALUATIONS))
+        }
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
-        self._file.write({"step": step, "kind": kind} | {name: plain(value) for name, value in metrics.items()})
+        numbers = {name: plain(value) for name, value in metrics.items()}
+        self._metrics.write({"step": step, "kind": kind, "time": timestamp()} | numbers)
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        self._answers[kind].log(rows)
 
     def close(self) -> None:
-        self._file.close()
+        with ExitStack() as closing:  # all of them, also where one raises
+            closing.callback(self._metrics.close)
+            for log in self._answers.values():
+                closing.callback(log.close)
 
 
 class TensorBoard:
@@ -64,30 +90,56 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder))
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(f"{kind}/{name}", float(value), step)
+        for name, value in measured(metrics).items():
+            self._writer.add_scalar(escape(f"{kind}/{name}"), value, step)
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        """Some of them as text that is not read as Markdown."""
+        blocks = [indent(as_text(row), "    ") for row in rows[:MAX_TEXTS]]
+        if blocks:
+            self._writer.add_text(f"{kind}/answers", "\n\n&nbsp;\n\n".join(blocks), step)
 
     def close(self) -> None:
         self._writer.close()
 
 
 class WandB:
-    """One W&B run, with its local files in the run folder. WANDB_MODE=offline never touches the network."""
+    """One W&B run, with its local files in the run folder. WANDB_MODE=offline never touches the network.
 
-    def __init__(self, project: str, folder: Path, run_config: Mapping[str, Any]) -> None:
+    A resumed run goes on with its W&B run. WANDB_NAME and WANDB_RUN_ID win over names of covey's.
+    """
+
+    def __init__(self, project: str, folder: Path, run_config: Mapping[str, Any], say: Say) -> None:
         try:
             import wandb
         except ImportError as error:
             raise ValueError("output.trackers=[wandb] needs: pip install 'covey[wandb]'") from error
-        settings = wandb.Settings(silent=True, console="off")
+        self._table = wandb.Table
         self._run = wandb.init(
-            project=project, dir=str(folder), name=folder.name, config=dict(run_config), settings=settings
+            project=project,
+            dir=str(folder),
+            name=os.environ.get("WANDB_NAME") or run_name(run_config, folder),
+            id=os.environ.get("WANDB_RUN_ID") or kept_id(folder / "wandb" / "covey_run_id"),
+            resume="allow",
+            config=dict(run_config),
+            settings=wandb.Settings(silent=True, console="off"),
         )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        if not (self._run.offline or self._run.disabled):
+            say(f"W&B: {self._run.url}")
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
         # The step is a column, not W&B's own counter: that one refuses rows that come twice for a step.
-        row = {f"{kind}/{name}": float(value) for name, value in metrics.items()}
+        row = {escape(f"{kind}/{name}"): value for name, value in measured(metrics).items()}
         self._run.log({"step": step, **row})
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        if rows:
+            names = dict.fromkeys(name for row in rows for name in row)
+            data = [[table_cell(row.get(name)) for name in names] for row in rows]
+            table = self._table([*names], data, allow_mixed_types=True)
+            self._run.log({"step": step, f"{kind}/answers": table})
 
     def close(self) -> None:
         self._run.finish()
@@ -115,10 +167,17 @@ class Aside:
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
         row = {name: plain(value) for name, value in metrics.items()}
+        self._call(lambda: self._tracker.result().log(step, row, kind))
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        self._call(lambda: self._tracker.result().answers(step, rows, kind))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Have the thread make a call, unless too many wait already."""
         if self._is_silent() or self._failed:
             return
         try:
-            self._calls.put_nowait(lambda: self._tracker.result().log(step, row, kind))
+            self._calls.put_nowait(call)
         except Full:
             self._num_left_out += 1
             if self._num_left_out == 1:
@@ -196,6 +255,10 @@ class Many:
         for tracker in self._trackers:
             tracker.log(step, metrics, kind)
 
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        for tracker in self._trackers:
+            tracker.answers(step, rows, kind)
+
     def close(self) -> None:
         """All of them, also where one raises."""
         with ExitStack() as closing:
@@ -203,100 +266,63 @@ class Many:
                 closing.callback(tracker.close)
 
 
-def make_trackers(output: OutputConfig, folder: Path, run_config: Mapping[str, Any], deadline: float) -> Tracker:
-    """metrics.jsonl in `folder`, and every service named in output.trackers, which may take `deadline` seconds a call.
+def make_trackers(
+    output: OutputConfig, folder: Path, run_config: Mapping[str, Any], deadline: float, say: Say = LOGGER.info
+) -> Tracker:
+    """Open the files in `folder` and every service named in output.trackers, which may take `deadline` seconds a call.
 
-    ValueError where a name is unknown or its package is not installed. A service that cannot be reached is a warning.
+    `say` hears where a service shows the run. ValueError where a name is unknown or its package is not installed. A
+    service that cannot be reached is a warning.
     """
-    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", wait=output.on_write_error == "continue")]
+    wait = output.on_write_error == "continue"
+    trackers: list[Tracker] = [JsonLines(folder, output.max_rollout_rows, wait=wait)]
     for name in output.trackers:
         if name not in SERVICES:
             raise ValueError(f'output.trackers: no tracker "{name}"; there are {", ".join(SERVICES)}')
-        trackers.append(Aside(name, partial(SERVICES[name], output, folder, run_config), deadline))
+        trackers.append(Aside(name, partial(SERVICES[name], output, folder, run_config, say), deadline))
     return Many(trackers)
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutRow:
-    """One line of rollouts.jsonl: a completion that was trained on, with what it earned.
+def plain(value: Number) -> Number:
+    """Make a Python number of whatever a metric is (a tensor or array of one element included)."""
+    return value if value is None or isinstance(value, int) else float(value)
 
-    >>> RolloutRow(step=3, prompt_id="train-17", prompt="41+7=", completion="48", reward=1.0, parts={"correct": 1.0},
-    ...            advantage=0.7, finish_reason="stop", policy_version=2)
+
+def measured(metrics: Mapping[str, Number]) -> dict[str, float]:
+    """Return the numbers of a row without those that could not be measured: a curve has no point there."""
+    return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def run_name(run_config: Mapping[str, Any], folder: Path) -> str:
+    """Name a run for W&B by what it trains where.
+
+    >>> run_name({"environment": {"name": "gsm8k"}, "model": {"name": "Qwen/Qwen2.5-0.5B"}}, Path("outputs/DATE/TIME"))
+    'gsm8k Qwen2.5-0.5B DATE/TIME'
     """
-
-    step: int
-    prompt_id: str
-    prompt: Any
-    """Text, or a list of messages."""
-    completion: str
-    reward: float
-    parts: Mapping[str, float]
-    advantage: float
-    finish_reason: str
-    policy_version: int
+    here, place = Path.cwd(), folder.resolve()
+    parts = place.relative_to(here).parts if place.is_relative_to(here) else place.parts[-2:]
+    where = "/".join(parts[1:] if len(parts) > 1 and parts[0] == "outputs" else parts)
+    return f"{run_config['environment']['name']} {Path(run_config['model']['name']).name} {where}"
 
 
-class RolloutLog:
-    """rollouts.jsonl: a few rollouts of each step, for reading. Bounded by rows a step and rows in all.
-
-    Rows are spread evenly over the step's rollouts, so groups of one prompt do not crowd out the others.
-    """
-
-    def __init__(self, path: Path, rows_per_step: int, max_rows: int, *, wait: bool = False) -> None:
-        """`wait` is that of LineFile."""
-        self._file = LineFile(path, wait=wait)
-        self._rows_per_step = rows_per_step
-        self._left = max_rows - count_lines(path)
-
-    def log(self, step: int, groups: Iterable[Group], advantages: Iterable[float]) -> None:
-        """`advantages` has one value for each rollout, in the order of groups and of rollouts within them."""
-        rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-        rows = list(zip(rollouts, advantages, strict=True))
-        for index in spread(len(rows), min(self._rows_per_step, self._left)):
-            (group, rollout), advantage = rows[index]
-            self._file.write(asdict(rollout_row(step, group, rollout, advantage)))
-            self._left -= 1
-
-    def close(self) -> None:
-        self._file.close()
+def kept_id(path: Path) -> str:
+    """Read the id of the W&B run that `path` keeps; make it where there is none."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(4), encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
 
 
-def rollout_row(step: int, group: Group, rollout: Rollout, advantage: float) -> RolloutRow:
-    text = group.prompt.text
-    return RolloutRow(
-        step=step,
-        prompt_id=group.prompt.id,
-        prompt=text if isinstance(text, str) else [dict(message) for message in text],
-        completion=rollout.text,
-        reward=rollout.reward.value,
-        parts=dict(rollout.reward.parts),
-        advantage=float(advantage),
-        finish_reason=rollout.finish_reason,
-        policy_version=rollout.policy_version,
-    )
+def table_cell(value: Any) -> float | str | bool | None:
+    """Make a cell of a table: text is escaped, structures are written as text."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    is_talk = isinstance(value, list) and all(isinstance(message, Mapping) for message in value)
+    text = written(value) if isinstance(value, str) or is_talk else json.dumps(value, ensure_ascii=False)
+    return escape(text, keep="\n\t")
 
 
-def spread(count: int, wanted: int) -> list[int]:
-    """At most `wanted` indices below `count`, evenly spaced.
-
-    >>> spread(10, 3)
-    [0, 3, 6]
-    """
-    wanted = max(0, min(count, wanted))
-    return [index * count // wanted for index in range(wanted)]
-
-
-def count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
-
-
-def plain(value: Number) -> int | float:
-    """A Python number of whatever a metric is (a tensor or array of one element included)."""
-    return value if isinstance(value, int) else float(value)
-
-
-SERVICES: dict[str, Callable[[OutputConfig, Path, Mapping[str, Any]], Tracker]] = {
-    "tensorboard": lambda output, folder, run_config: TensorBoard(folder / "tensorboard"),
-    "wandb": lambda output, folder, run_config: WandB(output.wandb_project, folder, run_config),
+SERVICES: dict[str, Callable[[OutputConfig, Path, Mapping[str, Any], Say], Tracker]] = {
+    "tensorboard": lambda output, folder, run_config, say: TensorBoard(folder / "tensorboard"),
+    "wandb": lambda output, folder, run_config, say: WandB(output.wandb_project, folder, run_config, say),
 }

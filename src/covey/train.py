@@ -4,27 +4,30 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from covey import cold_start, fingerprint
+from covey import accelerate_launch, cold_start, fingerprint, launch
 from covey.batch import Row, count, evened, make_batch, make_rows, with_signal, without_truncated
 from covey.build import Run, build_environment, build_run
 from covey.checkpoint import load_state, load_weights
-from covey.config import Config
+from covey.cleaning import clean_handlers
+from covey.config import Config, validate
 from covey.credit import Credit
 from covey.disk import CannotWrite
 from covey.environment_config import InfillConfig
-from covey.environments.base import Environment, Judges
-from covey.evaluate import evaluate
+from covey.environments.base import Environment, Follows, Judges
+from covey.evaluate import answer
+from covey.masking import secrets_in
+from covey.opening import crowding, opening
 from covey.policy import distribution, sharding
 from covey.preflight import before_training
 from covey.record import Record, make_watchdog
 from covey.resuming import changed_facts, owned, refuse_other_prompts, remember_changes, resume_point, way_on
 from covey.source import within_bound
 from covey.state import full_state, light_state, restore
-from covey.stopping import Stopper, StopRequested
+from covey.stopping import Stopper, StopRequested, is_in_event_loop
 from covey.types import Batch, Group
 
 LOGGER = logging.getLogger(__name__)
@@ -33,34 +36,55 @@ LOGGER = logging.getLogger(__name__)
 def train(config: Config, output_dir: Path | str) -> None:
     """Run GRPO as `config` says in a folder of its own, or with config.resume go on with the run in `output_dir`.
 
-    The folder is what `covey train` leaves, so that `covey train resume=` goes on with it too. Raises ValueError where
-    it holds a run already and config.resume is None, and what `run_train` raises.
+    The folder is what `covey train` leaves, so that `covey train resume=` goes on with it too. Under torchrun and the
+    like every process calls this, and they train together. It may be called from a notebook, whose event loop it leaves
+    alone, and from any thread; signals stop it unless that thread is not the main one. Raises ValueError where the
+    folder holds a run already and config.resume is None, and what `run_train` raises.
     """
-    folder = Path(output_dir)
-    with owned(config, folder, exact=True, old=None if config.resume is None else folder):
-        run_train(config, folder)
+    validate(config)
+    launch.check_ranks()
+    accelerate_launch.check(config.model.precision, config.model.device)
+    stopper = make_stopper(config)
+    if is_in_event_loop():
+        stopper.run_apart(lambda: _train(config, Path(output_dir), stopper))
+    else:
+        _train(config, Path(output_dir), stopper)
 
 
-def run_train(config: Config, output_dir: Path) -> None:
+def _train(config: Config, folder: Path, stopper: Stopper) -> None:
+    old = None if config.resume is None else folder
+    with (
+        clean_handlers(secrets_in(asdict(config))),
+        distribution.joined(config.deadlines.ranks),
+        owned(config, folder, exact=True, old=old),
+    ):
+        run_train(config, folder, stopper)
+
+
+def make_stopper(config: Config) -> Stopper:
+    """Build what lets signals stop a run: of several ranks all at the same moment."""
+    together = distribution.all_max_int if launch.world_size() > 1 else None
+    return Stopper(config.output.grace_seconds, together)
+
+
+def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None) -> None:
     """The same in a folder that the caller owns; everything the run leaves behind is there.
 
     Raises ValueError for what a user can mend, RunStopped where going on would be pointless, and StopRequested after
     Ctrl-C or SIGTERM, once the last finished step is saved.
     """
     checkpoint = found_checkpoint(config, output_dir)
-    stopper = Stopper(config.output.grace_seconds, distribution.all_max_int if distribution.is_distributed() else None)
+    stopper = stopper or make_stopper(config)
     with stopper.installed(), Record(config, output_dir) as record, farewell(record):
         environment = made_environment(config, record)
         prompts = fingerprint.of_environment(environment)
         if checkpoint is not None:
             distribution.from_first(lambda: refuse_other_prompts(config, output_dir, checkpoint, prompts))
-        warm = warmed(config, environment, record)
-        with record.watchdog.waiting(f"the model {warm.model.name} to be loaded", "deadlines.loading"):
-            run = build_run(warm, environment, record.timer)
-        record.begin(run, prompts)
+        run = introduced(config, environment, record, prompts)
         if checkpoint is None:
             before_training(run, config, record)
         first = resume(run, record, checkpoint) if checkpoint is not None else 0
+        tell_progress(run, config, first)
         if first == 0 or (due(first - 1, config.evaluation.every, config.num_steps) and record.evaluated_at != first):
             look(run, config, record, step=first)  # after a resume: a signal came during this look
         finished = light_state(run, record, step=first)
@@ -85,6 +109,18 @@ def run_train(config: Config, output_dir: Path) -> None:
             if finished["step"] > max(first, record.saved_step):
                 record.save(full_state(run, finished), needed=True)
             raise
+
+
+def introduced(config: Config, environment: Environment, record: Record, prompts: str) -> Run:
+    """Warm the policy up, build the run around it, and say what will be trained on what."""
+    warm = warmed(config, environment, record)
+    with record.watchdog.waiting(f"the model {warm.model.name} to be loaded", "deadlines.loading"):
+        run = build_run(warm, environment, record.timer)
+    record.begin(run, prompts)
+    record.say(opening(run, config))
+    if (crowded := crowding(run, config)) and distribution.is_first():
+        LOGGER.warning("%s", crowded)
+    return run
 
 
 def found_checkpoint(config: Config, output_dir: Path) -> Path | None:
@@ -115,8 +151,12 @@ def train_step(run: Run, config: Config, record: Record, step: int, stopper: Sto
     with record.watchdog.waiting(f"the update of step {step + 1}", "deadlines.update"):
         batch, credit = training_batch(run, config, groups)
         metrics = run.trainer.step(batch, step, stopper.hold)
+        if metrics["num_rollouts_trained"] == 0:  # of all ranks
+            left_out = [dropped.group for dropped in record.dropped]
+            metrics |= run.trainer.measure(untrained_batch(run, config, [*groups, *left_out]), step)
         stopper.hold()
         run.source.publish(run.trainer.weights(), version=step + 1)
+        tell_progress(run, config, step + 1)
     with record.watchdog.waiting("the logs to be written", "deadlines.saving"):
         record.step(step, groups, credit, metrics)
 
@@ -131,6 +171,13 @@ def resume(run: Run, record: Record, checkpoint: Path) -> int:
     for change in changed_facts(checkpoint):
         LOGGER.warning("%s: from here on the run is no longer bit for bit what it would have been", change)
     return step
+
+
+def tell_progress(run: Run, config: Config, step: int) -> None:
+    """Let an environment that asks for it know how many steps are finished."""
+    if isinstance(run.environment, Follows):
+        stream = run.source.stream
+        run.environment.follow(step, config.num_steps, stream.position / len(stream.prompts))
 
 
 def save(run: Run, record: Record, finished: Mapping[str, Any], stopper: Stopper, *, needed: bool = False) -> None:
@@ -153,7 +200,8 @@ def take(run: Run, config: Config, record: Record, step: int) -> list[Group]:
             groups = run.source.take(distribution.share(config.groups_per_step))
         record.timer.charge("reward", time.monotonic() - started - engine.take_stats().seconds)
     fresh = within_bound(groups, step, config.max_staleness)
-    record.drop("stale_groups", len(groups) - len(fresh))
+    kept = set(map(id, fresh))
+    record.drop_stale([group for group in groups if id(group) not in kept])
     return fresh
 
 
@@ -193,7 +241,7 @@ def training_batch(run: Run, config: Config, groups: Sequence[Group]) -> tuple[B
     Rollouts whose gradient is certainly 0 are left out of the work, never out of the counts.
     """
     in_loss = without_truncated(groups) if config.algorithm.mask_truncated else list(groups)
-    credit = run.credit.assign(groups, reward_penalty(run, config, in_loss))
+    credit = run.credit.assign(groups, reward_penalty(run, config, groups))
     rows = make_rows(in_loss, credit.advantages, credit.keep)
     num_loss_tokens, num_sequences = count(rows)
     totals = distribution.all_sum_ints(num_loss_tokens, num_sequences, sum(map(sum, credit.keep)))
@@ -202,8 +250,16 @@ def training_batch(run: Run, config: Config, groups: Sequence[Group]) -> tuple[B
     return pack(run, config, rows, totals), credit
 
 
-def pack(run: Run, config: Config, rows: Sequence[Sequence[Row]], totals: Sequence[int]) -> Batch:
-    """The rows as micro-batches on the policy's device."""
+def untrained_batch(run: Run, config: Config, groups: Sequence[Group]) -> Batch:
+    """Pack one micro-batch a rank of groups that teach nothing: something to measure, so that curves have no holes."""
+    rows = make_rows(groups, [[0.0] * len(group.rollouts) for group in groups])
+    return pack(run, config, rows, totals=(1, 1, 1), most=1)
+
+
+def pack(
+    run: Run, config: Config, rows: Sequence[Sequence[Row]], totals: Sequence[int], most: int | None = None
+) -> Batch:
+    """Pack the rows into micro-batches on the policy's device, at most the first `most` of this rank."""
     num_loss_tokens, num_sequences, num_rollouts = totals
     batch = make_batch(
         rows,
@@ -213,11 +269,14 @@ def pack(run: Run, config: Config, rows: Sequence[Sequence[Row]], totals: Sequen
         device=run.policy.device,
         attention=run.policy.attention,
     )
-    return evened(batch, run.policy)
+    return evened(replace(batch, micro_batches=batch.micro_batches[:most]), run.policy)
 
 
 def reward_penalty(run: Run, config: Config, groups: Sequence[Group]) -> list[list[float]] | None:
-    """kl_coef x KL(policy || reference) of each rollout where the penalty enters the reward, else None."""
+    """Return kl_coef x KL(policy || reference) of each rollout, in the loss or not; None where it is not in the reward.
+
+    Rewards are compared within their group, so all of them carry the penalty.
+    """
     coef = run.trainer.controller.coef
     if config.algorithm.kl_in != "reward" or coef == 0:
         return None
@@ -229,6 +288,6 @@ def reward_penalty(run: Run, config: Config, groups: Sequence[Group]) -> list[li
 def look(run: Run, config: Config, record: Record, step: int) -> None:
     """Evaluate on the held-out prompts and log what was found."""
     with record.timer.phase("evaluation"), sharding.gathered(run.policy):
-        found = evaluate(run.source, run.test_prompts, run.source.sampling, config.evaluation)
+        answers = answer(run.source, run.test_prompts, run.source.sampling, config.evaluation)
     with record.watchdog.waiting("the logs to be written", "deadlines.saving"):
-        record.evaluation(step, found)
+        record.evaluation(step, answers)

@@ -5,7 +5,9 @@ not depend on how the batch was split, packed or spread over ranks.
 """
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +18,11 @@ from covey.aggregation import Totals
 from covey.config import AlgorithmConfig, OptimizerConfig
 from covey.engine.base import Sampling
 from covey.environments.base import RunStopped
-from covey.forward import Forward, Prepared, objective_inputs, predict, prepare, score, stack
+from covey.forward import Forward, Prepared, gather_rows, objective_inputs, predict, prepare, score, stack
 from covey.kl import KLController, update
 from covey.masks import EntropyControl, update_entropy_control
 from covey.objective import BatchStatistics, Objective, ObjectiveInputs
-from covey.objective_metrics import Sums, combine, summarise
+from covey.objective_metrics import LOSS_TERMS, Sums, combine, largest, over_updates, summarise
 from covey.optimizer import build_optimizer, learning_rate
 from covey.policy import distribution, sharding
 from covey.policy.logprobs import Scoring
@@ -74,9 +76,10 @@ class Trainer:
         self._nonfinite_in_a_row = 0
 
     def step(self, batch: Batch, step: int, before_change: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """All updates on one batch; returns what to log. A batch without loss tokens changes nothing.
+        """Make all updates on one batch and return what to log of them (`over_updates`).
 
-        `before_change` is called just before weights or optimiser change for the first time.
+        A batch without rows changes nothing. `before_change` is called just before weights or optimiser change for the
+        first time.
 
         Raises RunStopped, naming prompts, when too many updates in a row were not finite.
         """
@@ -90,10 +93,29 @@ class Trainer:
         for seed in seeds:
             updates.append(self._update(prepared, batch, seed, before_change))
             prepared = [replace(part, is_current=False) for part in prepared]
-        metrics = {**updates[-1], "skipped": sum(update["skipped"] for update in updates)}
-        self._steer(metrics, batch, step)
+        metrics = over_updates(updates)
+        self._steer({**updates[-1], "skipped": metrics["skipped"]}, batch, step)
         steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
-        return {**metrics, "learning_rate": rate, **steered, **_counts(batch)}
+        # Rows without gradient may have been left out of the work: where that are all, the loss of the batch is 0.
+        unmeasured = {"loss": 0.0, "policy_loss": 0.0} if batch.num_loss_tokens > 0 else {}
+        return {**unmeasured, **metrics, "learning_rate": rate, **steered, **_counts(batch)}
+
+    def measure(self, batch: Batch, seed: int) -> dict[str, float]:
+        """Return what `step` logs of the log-probs of a batch, loss terms apart, without making an update."""
+        with self.timer.phase("logprobs"):
+            prepared = [prepare(self._forward, m, several=False, keep_old=False) for m in batch.micro_batches]
+            statistics = self._batch_statistics(prepared, seed)
+            sums: list[Sums] = []
+            maxima: list[Mapping[str, float]] = []
+            with inference(self.policy.model):
+                for part, chosen in zip(prepared, statistics, strict=True):
+                    scores = score(self._forward, part)
+                    if part.batch.num_rows > 0:
+                        inputs = objective_inputs(part, scores)
+                        sums.append(self._loss(inputs, batch, chosen)[1])
+                        maxima.append(self._maxima(inputs))
+            found = summarise(combine(distribution.all_sum_pairs(sums))) | distribution.all_max(largest(maxima))
+        return {name: value for name, value in found.items() if name not in LOSS_TERMS}
 
     @property
     def objective(self) -> Objective:
@@ -163,43 +185,55 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         self.policy.model.train()
         sums: list[Sums] = []
-        maxima: dict[str, float] = {}
-        with self.timer.phase("backward"):
+        maxima: list[Mapping[str, float]] = []
+        with self.timer.phase("backward"), self._dropout_of(seed):
             for part, chosen in zip(prepared, statistics, strict=True):
                 part_sums, part_maxima = self._backward(part, batch, chosen)
                 sums.append(part_sums)
-                maxima |= {name: max(value, maxima.get(name, value)) for name, value in part_maxima.items()}
+                maxima.append(part_maxima)
             if not self.policy.sharded:  # else the backward passes have done it
                 distribution.sum_gradients(self._parameters)
         before_change()
         with self.timer.phase("optimizer"):
             metrics = summarise(combine(distribution.all_sum_pairs(sums)))
-            metrics |= distribution.all_max(maxima) | self._optimizer_step(metrics)
+            metrics |= distribution.all_max(largest(maxima)) | self._optimizer_step(metrics)
         if metrics["skipped"] and not self._is_overflow(metrics):
             self._count_nonfinite(prepared, batch, statistics)
         elif "loss" in metrics:
             self._nonfinite_in_a_row = 0
         return metrics
 
+    @contextmanager
+    def _dropout_of(self, update: int) -> Iterator[None]:
+        """Draw dropout as a function of the seed, the update and the rank; global generators stay as they are."""
+        device = self.policy.device
+        name = f"{self._settings.seed}/dropout/{update}/{distribution.rank()}"
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(random.Random(name).getrandbits(63))
+            yield
+
     def _backward(
         self, part: Prepared, batch: Batch, statistics: BatchStatistics | None
     ) -> tuple[Sums, dict[str, float]]:
         self.timer.watchdog.progress()
-        totals = Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
-
-        def loss_of(inputs: ObjectiveInputs) -> tuple[Tensor, Sums]:
-            loss, sums = self.objective(inputs, totals, self.controller.coef, self.entropy.applied, statistics)
-            return self._scaler.scale(loss), sums
-
-        predicted_L = predict(self._forward, part, lambda inputs: loss_of(inputs)[0])
+        predicted_L = predict(self._forward, part, lambda inputs: self._loss(inputs, batch, statistics)[0])
         scores = score(self._forward, part, predicted_L)
         if part.batch.num_rows == 0:  # made so that other ranks are not left waiting in theirs
             scores.logprob_L.sum().backward()
             return {}, {}
         inputs = objective_inputs(part, scores)
-        loss, sums = loss_of(inputs)
+        loss, sums = self._loss(inputs, batch, statistics)
         loss.backward()
-        return sums, {name: float(value) for name, value in self.objective.maxima(inputs).items()}
+        return sums, self._maxima(inputs)
+
+    def _loss(self, inputs: ObjectiveInputs, batch: Batch, statistics: BatchStatistics | None) -> tuple[Tensor, Sums]:
+        """This micro-batch's share of the loss, times the loss scale, and what to log of it."""
+        totals = Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
+        loss, sums = self.objective(inputs, totals, self.controller.coef, self.entropy.applied, statistics)
+        return self._scaler.scale(loss), sums
+
+    def _maxima(self, inputs: ObjectiveInputs) -> dict[str, float]:
+        return {name: float(value) for name, value in self.objective.maxima(inputs).items()}
 
     def _batch_statistics(self, prepared: Sequence[Prepared], seed: int) -> list[BatchStatistics | None]:
         """Rules over the whole batch, all ranks, are decided here, before the first backward pass."""
@@ -208,7 +242,7 @@ class Trainer:
         with self.timer.phase("logprobs"), inference(self.policy.model):
             scored = [(p, score(self._forward, p)) for p in prepared]
         parts = [objective_inputs(p, scores) for p, scores in scored if p.batch.num_rows > 0]
-        of_ranks: list[ObjectiveInputs | None] = distribution.all_gather(stack(parts) if parts else None)
+        of_ranks = gather_rows(stack(parts) if parts else None, self.policy.device)
         filled = [inputs for inputs in of_ranks if inputs is not None]
         if not filled:
             return [None] * len(prepared)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from covey.environments.base import split_prefill
 from covey.types import Completion, Message, Prompt
 
 PLACE = "(here stands what was sampled)"
@@ -26,12 +27,15 @@ class Turn:
     reply_ids: tuple[int, ...]
     """The environment's tokens since the turn before; empty in the first one."""
     completion: Completion
+    reply: Message | None = None
+    """The same as the environment said it; None in the first turn."""
 
 
 def messages_so_far(prompt: Prompt, text: str) -> tuple[Message, ...]:
-    """The conversation with the policy's first answer at its end."""
-    opening = ({"role": "user", "content": prompt.text},) if isinstance(prompt.text, str) else prompt.text
-    return (*opening, {"role": "assistant", "content": text})
+    """Return the conversation with the policy's first answer at its end."""
+    messages = ({"role": "user", "content": prompt.text},) if isinstance(prompt.text, str) else prompt.text
+    opening, begun = split_prefill(messages)
+    return (*opening, {"role": "assistant", "content": begun + text})
 
 
 def reply_tokens(

@@ -7,7 +7,7 @@ L loss tokens (positions whose target the policy chose), B x T tokens of a micro
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -61,11 +61,13 @@ class Completion:
 class Reward:
     """Judgement of one completion: the value that is trained on, and its named parts, which are only logged.
 
-    >>> Reward(value=1.1, parts={"correct": 1.0, "format": 0.1})
+    >>> Reward(value=1.1, parts={"correct": 1.0, "format": 0.1}, extra={"found": "48"})
     """
 
     value: float
     parts: Mapping[str, float]
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What the judge notes of this completion for rollouts.jsonl, by column: plain data, and no part of the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Failure:
     """The system could not judge a completion (simulator crashed, judge unreachable): data, never a reward of 0."""
 
     reason: str
+    is_fault: bool = field(default=True, compare=False)
+    """Whether something broke; False where the judge has nothing to say about such a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class Rollout:
     input_length: int | None = None
     """Of a masked policy: the lists hold inputs of this many tokens, one for each pass, each read in both directions.
     None: they are read from left to right."""
+    messages: tuple[Message, ...] = ()
+    """After several turns, what was said since the prompt by policy and environment; empty after one."""
 
     def __post_init__(self) -> None:
         assert self.input_length is None or len(self.input_ids) % self.input_length == 0, "inputs of one length"

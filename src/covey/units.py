@@ -1,4 +1,11 @@
-"""Numbers as people read them."""
+"""Numbers and times as people read them."""
+
+from datetime import UTC, datetime
+
+
+def timestamp() -> str:
+    """Return the time of day in UTC, as ISO 8601 with milliseconds: 2026-11-22T09:41:44.123+00:00."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def duration(seconds: float) -> str:
@@ -27,6 +34,19 @@ def memory(count: float) -> str:
             return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
         count /= 1024
     return f"{count:.1f} GiB"
+
+
+def count(number: float) -> str:
+    """Three digits and a unit.
+
+    >>> count(494_032_768), count(7_615_616_512), count(12_345), count(640)
+    ('494M', '7.62B', '12.3K', '640')
+    """
+    for unit in ("", "K", "M"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}B"
 
 
 def percent(share: float, digits: int = 1) -> str:

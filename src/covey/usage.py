@@ -14,6 +14,7 @@ VERBS = {
     "judge": "train the judges of environment=infill, and say how often they are right",
     "evaluate": "measure a policy on held-out prompts",
     "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
+    "show": "the result of a run again, with its best and worst answers; or several runs side by side",
     "config": "print every setting of a run, resolved, without running it",
     "machines": "draw and simulate a machine in a file, or show the best ones of a run",
 }
@@ -24,12 +25,17 @@ EXAMPLES = {
         "covey train environment=gsm8k data.path=rows/ model=nano num_steps=3",
         "covey train environment=reward_functions data.path=rows.jsonl rewards=[my_module:my_reward]",
         "covey train recipe=arithmetic optimizer.lr=1e-4,3e-4 --multirun",
+        "covey train --config outputs/DATE/TIME/config.yaml seed=1",
         "covey train --config-dir my_conf --config-name my_run",
     ),
     "cold-start": ("covey cold-start recipe=arithmetic cold_start.num_steps=50",),
     "judge": ("covey judge recipe=infill_nano environment.judge_num_steps=1000",),
-    "evaluate": ("covey evaluate model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",),
+    "evaluate": (
+        "covey evaluate model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",
+        "covey evaluate model.name=downloaded/checkpoints/step-000060/policy trust_run=true",
+    ),
     "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
+    "show": ("covey show outputs/DATE/TIME", "covey show --answers 10 outputs/DATE/TIME", "covey show FOLDER FOLDER"),
     "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
     "machines": (
         "covey machines show car.json",
@@ -39,6 +45,7 @@ EXAMPLES = {
 }
 
 FLAGS = {
+    "--config FILE": "begin with every setting in FILE: a run's config.yaml, or what `covey config` printed",
     "--config-name NAME, -cn": "begin with NAME.yaml of covey or of --config-dir instead of config.yaml",
     "--config-dir FOLDER, -cd": "look for configuration in FOLDER too (FOLDER/recipe/mine.yaml: recipe=mine)",
     "--multirun, -m": "one run for each combination of values separated by commas",
@@ -54,6 +61,17 @@ MACHINES = {
     "--film FILM.gif": "simulate, gallery: also film it (the best one)",
     "--task car|catapult": "simulate: whose walls and rules; catapult for a machine with a boulder",
     "--best N": "gallery: how many",
+    "--help, -h": "this help",
+}
+
+TRUST = """\
+The policy of a run is measured with the settings of that run. If you did not make the run on this account, nothing that
+its settings name is imported (rewards, environments, data, advantages and losses as module:function), no link in it is
+followed, and the command says what it would have been; trust_run=true takes it all as it is. Code beside weights
+(trust_remote_code) is never run. docs/reliability.md has the details."""
+
+SHOW = {
+    "--answers N": "so many of the best answers, and of the worst",
     "--help, -h": "this help",
 }
 
@@ -83,8 +101,12 @@ def verb_help(verb: str) -> str:
     """`covey VERB --help`: flags, groups and settings; for config every setting, else those of the top level."""
     if verb == "machines":
         return _machines_help()
+    if verb == "show":
+        return _show_help()
     parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
     parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))
+    if verb == "evaluate":
+        parts.append(TRUST)
     parts.append("flags:\n" + _columns(FLAGS, 37))
     groups = {group: ", ".join(choices) for group, choices in group_choices().items()}
     parts.append("choices (GROUP=NAME):\n" + _columns(groups, 14))
@@ -96,6 +118,12 @@ def verb_help(verb: str) -> str:
         described = {f"{s.name} = {s.default}": s.explanation for s in settings}
         parts.append(f"{title}\n" + _columns(described, 44))
     return "\n\n".join(parts)
+
+
+def _show_help() -> str:
+    examples = "\n".join(f"  {line}" for line in EXAMPLES["show"])
+    usage = "usage: covey show RUN [RUN ...] [--answers N]"
+    return f"{usage}\n\n{VERBS['show']}\n\nexamples:\n{examples}\n\n{_columns(SHOW, 12)}"
 
 
 def _machines_help() -> str:

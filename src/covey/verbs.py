@@ -4,13 +4,13 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from covey import cold_start, preflight
 from covey.build import build_run
+from covey.cleaning import CleanConsole
 from covey.config import Config
 from covey.environment_config import InfillConfig
 from covey.environments.base import Describes
+from covey.masking import mask
 from covey.policy import distribution
 from covey.policy.naming import check_name, saved_step
 from covey.record import Record
@@ -47,7 +47,7 @@ def run_judge(config: Config, output_dir: Path) -> None:
     with Stopper(config.output.grace_seconds).installed(), Record(config, output_dir) as record:
         environment = made_environment(config, record)
         assert isinstance(environment, Describes)
-        (record.folder / "judge.json").write_text(json.dumps(dict(environment.facts()), indent=2) + "\n")
+        (record.folder / "judge.json").write_text(json.dumps(mask(environment.facts()), indent=2) + "\n")
 
 
 def run_check(config: Config, output_dir: Path) -> None:
@@ -64,5 +64,5 @@ def run_check(config: Config, output_dir: Path) -> None:
             checks = preflight.examine(preflight.Subject(run, config))
         preflight.write(checks, record.folder)
         if distribution.is_first():
-            Console().print(preflight.table(checks))
+            CleanConsole().print(preflight.table(checks))
         preflight.refuse(checks)

@@ -68,7 +68,7 @@ MASKED = (
     *("data.path=gaps.jsonl", "sampling.temperature=0.8", "sampling.top_p=0.95", "sampling.num_passes=2"),
 )
 """What makes the same a run of a policy that fills in, in two passes, with a reference."""
-TIMES = ("seconds", "tokens_per_second")
+TIMES = ("time", "seconds", "tokens_per_second")
 PATIENCE = 180.0
 """Seconds that a small run may take on a loaded machine."""
 
@@ -163,7 +163,7 @@ def fingerprint(run: Path) -> str:
     return digest.hexdigest()
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl, without times."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+def rows(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, or another file of rows, without times."""
+    lines = (run / name).read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]

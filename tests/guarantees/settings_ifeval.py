@@ -21,7 +21,8 @@ ANSWERS = ("so it is", "so, it is", "<think>hm</think><answer>so it is</answer>"
 
 
 def rewards(config: Config) -> list[float]:
-    """Of answers to a prompt that asks for no commas."""
+    """Return those of answers about a prompt's topic that asks for no commas."""
     with environment_of(config) as environment:
         prompt = environment.prompts("train")[0]
-        return [verdict.value for verdict in asyncio.run(environment.score(prompt, ANSWERS))]
+        answers = [answer.replace("it is", prompt.columns["topic"]) for answer in ANSWERS]
+        return [verdict.value for verdict in asyncio.run(environment.score(prompt, answers))]

@@ -31,7 +31,8 @@ from covey.evaluate import evaluate
 from covey.needs import shown
 from covey.policy import head as heads
 from covey.policy.loading import load_policy
-from covey.resuming import resume_point, settings_of
+from covey.resuming import owned, resume_point
+from covey.run_settings import settings_of
 from covey.source import Learns, Outcome
 from covey.timing import PhaseTimer
 from covey.train import train, training_batch
@@ -308,6 +309,7 @@ def run_folder(config: Config) -> dict[str, Any]:
         "checkpoints": sorted(path.name for path in (folder / "checkpoints").iterdir()),
         "metrics": timeless(rows(folder / "metrics.jsonl")),
         "rollouts": len(rows(folder / "rollouts.jsonl")),
+        "answers": len(rows(folder / "evaluations.jsonl")),
         "evaluations": (summary["before"], summary["after"]),
         "lines": len(said.getvalue().splitlines()),
     }
@@ -336,6 +338,19 @@ def resumed_rate(config: Config) -> float | str:
     except ValueError as error:
         return str(error)
     return float(found.optimizer.lr)
+
+
+def followed_links(config: Config) -> str:
+    """What becomes of a run whose log somebody linked to elsewhere, when it is resumed."""
+    with tempfile.TemporaryDirectory(dir=".") as made:
+        folder = Path(made) / "copy"
+        shutil.copytree("stopped", folder)
+        (folder / "linked.log").symlink_to(Path("elsewhere.log").absolute())
+        try:
+            with owned(config, folder, exact=True, old=folder):
+                return "followed"
+        except ValueError:
+            return "refused"
 
 
 def wandb_project(config: Config) -> list[str]:

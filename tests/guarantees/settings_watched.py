@@ -53,6 +53,9 @@ def patience_with_trackers(config: Config) -> bool:
         def log(self, step: int, metrics: Any, kind: str = "train") -> None:
             rows.append(step)
 
+        def answers(self, *given: Any, **named: Any) -> None:
+            return
+
         def close(self) -> None:
             return
 

@@ -89,7 +89,9 @@ def _write_rows(folder: Path) -> None:
     problems = [{"problem": f"{n}+1?", "other": f"\\boxed{{{n}}}", "answer": f"{n + 1}"} for n in range(8)]
     problems = [row | {"solution": f"So \\boxed{{{row['answer']}}}."} for row in problems]
     gaps = [{"prompt": f"<mask>ow {n}<mask><mask>" if n % 2 else f"row {n}"} for n in range(12)]
-    files = {"rows": texts, "gaps": gaps, "more": texts[:5], "words": words, "mathematics": problems}
+    begun = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}] for n in range(12)]
+    files = {"begun": [{"prompt": messages} for messages in begun]}
+    files |= {"rows": texts, "gaps": gaps, "more": texts[:5], "words": words, "mathematics": problems}
     asked = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
     files |= {"instructions": [{"prompt": f"Row {n}, without commas.", **asked} for n in range(8)]}
     files |= {"targets": [{"nums": [n, 2], "target": n + 2} for n in range(8)]}

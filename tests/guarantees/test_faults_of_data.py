@@ -18,7 +18,16 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "not UTF-8": (b'{"prompt": "\xc3\x28"}', "is not UTF-8 (byte 12)"),
     "half a character": (rb'{"prompt": "\ud83d"}', "has half of a surrogate pair"),
     "another column": (b'{"question": "a"}', "has no column 'prompt' (has: question)"),
-    "no prompt": (b'{"prompt": null}', "has no column 'prompt'"),
+    "no prompt": (b'{"prompt": null}', "column 'prompt' is null"),
+    "an empty prompt": (b'{"prompt": ""}', "has an empty prompt"),
+    "an unknown role": (
+        b'{"prompt": [{"role": "human", "content": "?"}]}',
+        "has a prompt with the unknown role 'human'",
+    ),
+    "an answer in the prompt": (
+        b'{"prompt": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}',
+        "has a prompt that ends with the assistant's message (data.answer_column=NAME ",
+    ),
     "10 MB": (b'{"prompt": "' + b"a" * 10_000_000 + b'"}', "has 10.0 MB, more than 4.2 MB"),
     "nested beyond reason": (b"[" * 100_000, "is not JSON"),
 }
@@ -78,7 +87,7 @@ def test_broken_lines_are_skipped_and_counted_where_that_is_wanted(
     [
         (b"", "rows.jsonl is empty"),
         (b"\n\n", "rows.jsonl has no usable rows for split train (0 broken)"),
-        (b"\n".join(line for line, _ in BROKEN.values()), "rows.jsonl has no usable rows for split train (8 broken)"),
+        (b"\n".join(line for line, _ in BROKEN.values()), "rows.jsonl has no usable rows for split train (11 broken)"),
     ],
     ids=["empty", "blank", "all broken"],
 )
@@ -103,6 +112,7 @@ def test_a_prompt_too_long_for_the_policy_is_refused_by_its_id(
     line = [line for line in capsys.readouterr().err.splitlines() if line.startswith("covey: ")][-1]
     assert "train-0" in line
     assert "5,000" in line or "5000" in line
+    assert preflight == "false" or "leave long prompts out of the data: data.bad_rows=skip does" in line
 
 
 def test_prompts_too_long_for_the_policy_are_skipped_named_and_counted_where_that_is_wanted(

@@ -27,6 +27,7 @@ from .runs import (
     new_run,
     num_trained,
     resume,
+    rows,
     saved_step,
 )
 
@@ -97,7 +98,7 @@ def test_a_run_that_is_to_go_on_over_a_full_disk_of_checkpoints_trains_to_its_en
 
 @mounted
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"])
 def test_a_full_disk_of_rows_stops_the_run_with_one_line_and_no_row_is_missing_afterwards(
     reference: Path, name: str
 ) -> None:
@@ -117,7 +118,8 @@ def test_a_full_disk_of_rows_stops_the_run_with_one_line_and_no_row_is_missing_a
         finish_well(resume(reference, run.name))
         assert (run / name).is_symlink()
         assert fingerprint(run) == fingerprint(reference / "whole")
-        assert (run / "rollouts.jsonl").read_text() == (reference / "whole" / "rollouts.jsonl").read_text()
+        for file in ("rollouts.jsonl", "evaluations.jsonl"):
+            assert rows(run, file) == rows(reference / "whole", file)
 
 
 @pytest.mark.slow

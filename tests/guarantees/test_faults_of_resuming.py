@@ -1,17 +1,17 @@
 """Going on with other settings, other code, other processes, or beside another run: refused, or said loudly."""
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from covey.checkpoint import MANIFEST, newest_valid
+from covey.checkpoint import newest_valid
+from covey.manifest import MANIFEST
 from covey.resuming import alone_in, drop_rows_after
 from covey.train import train
 
-from ..small import equal, saved_weights, scripted, small_config, use
+from ..small import equal, rewrite, saved_weights, scripted, small_config, use
 from .runs import fingerprint, finish, finish_well, kill, new_run, num_trained, resume, saved_step, wait_until
 
 # --------------------------------------------------------------------------------------------- other settings or code
@@ -66,10 +66,8 @@ def test_a_run_goes_on_with_other_code_or_processes_and_says_loudly_that_it_is_n
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     manifest = half_way(tmp_path, monkeypatch)
-    content = json.loads(manifest.read_text())
     for name, value in facts.items():
-        content[name] = content[name] | value if isinstance(value, dict) else value
-    manifest.write_text(json.dumps(content))
+        rewrite(manifest, lambda old, name=name, new=value: {name: old[name] | new if isinstance(new, dict) else new})
     go_on(tmp_path)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert [line.startswith(said) for line in warnings] == [True]

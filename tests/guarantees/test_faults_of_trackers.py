@@ -3,13 +3,14 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covey import tracker
+from covey.rollout_log import AnswerRow
 from covey.tracker import Aside, Tracker
 from covey.train import train
 
@@ -27,6 +28,9 @@ class Remembering:
 
     def log(self, step: int, metrics: Mapping[str, float], kind: str = "train") -> None:
         self.steps.append(step)
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        return
 
     def close(self) -> None:
         self.num_closed += 1

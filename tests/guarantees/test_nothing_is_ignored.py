@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import covey
 from covey.build import build_environment
@@ -65,7 +64,6 @@ def _world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def observed(observe: Observation, settings: dict[str, Any]) -> Any:
-    torch.manual_seed(0)  # dropout draws from the global generator
     return observe(configured(settings))
 
 

@@ -1,6 +1,5 @@
 """Promise 3: a run killed at any moment resumes, and ends with the same weights as a run that was never stopped."""
 
-import json
 import os
 import random
 import shutil
@@ -79,8 +78,12 @@ def test_seven_runs_killed_three_times_each_at_random_moments_end_alike(referenc
 def test_no_step_is_counted_twice_or_left_out_in_the_logs(killed: Path) -> None:
     trained = [row["step"] for row in rows(killed) if row["kind"] == "train"]
     assert trained == list(range(1, NUM_STEPS + 1))
-    sampled = [json.loads(line)["step"] for line in (killed / "rollouts.jsonl").read_text().splitlines()]
+    sampled = [row["step"] for row in rows(killed, "rollouts.jsonl")]
     assert sampled == [step for step in range(1, NUM_STEPS + 1) for _ in range(8)]
+
+
+def test_answers_of_evaluations_are_those_of_a_run_that_was_not_killed(reference: Path, killed: Path) -> None:
+    assert rows(killed, "evaluations.jsonl") == rows(reference / "whole", "evaluations.jsonl")
 
 
 def kill_again_and_again(folder: Path, name: str, seconds: tuple[float, float], most: int) -> int:

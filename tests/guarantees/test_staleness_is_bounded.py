@@ -18,18 +18,19 @@ from covey import build
 from covey.config import Config, validate
 from covey.engine.base import Sampling
 from covey.rollout import Sampler
-from covey.source import LocalSource, within_bound
-from covey.train import train
+from covey.source import Dropped, LocalSource, Stream, within_bound
+from covey.train import run_train, train
 from covey.types import Group, Prompt
 
 from ..small import POLICIES, group, rows, scripted_for, small_config, use
 
 
 def versions(folder: Path) -> list[set[int]]:
-    """The policy versions of the rollouts of each step, step after step, from the rollouts that were written down."""
+    """The policy versions of what each step trained on, step after step, from the rollouts that were written down."""
     of_step: dict[int, set[int]] = defaultdict(set)
     for row in rows(folder / "rollouts.jsonl"):
-        of_step[row["step"]].add(row["policy_version"])
+        if row["dropped"] is None:
+            of_step[row["step"]].add(row["policy_version"])
     return [of_step[step] for step in sorted(of_step)]
 
 
@@ -96,6 +97,14 @@ class Late:
     def sampling(self) -> Sampling:
         return self.inner.sampling
 
+    @property
+    def stream(self) -> Stream:
+        return self.inner.stream
+
+    @property
+    def dropped(self) -> Sequence[Dropped]:
+        return self.inner.dropped
+
     def take(self, n: int) -> list[Group]:
         fresh = self.inner.take(self.fresh_groups) if self.fresh_groups else []
         while len(self.waiting) <= self.delay:
@@ -132,7 +141,7 @@ def late_run(
     honest = build.build_source
     monkeypatch.setattr(build, "build_source", lambda *parts: late(honest(*parts)))
     chosen = {"num_steps": 5, "optimizer__lr": 5e-2, "preflight__enabled": False, **POLICIES[kind]}
-    train(settings(max_staleness=bound, **chosen), folder)
+    run_train(settings(max_staleness=bound, **chosen), folder)  # whose rules know no source that is late
     return rows(folder / "metrics.jsonl", "train")
 
 

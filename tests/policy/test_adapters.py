@@ -1,10 +1,13 @@
 """LoRA: which weights train, adapters of a run before, and what is refused in one line."""
 
+import random
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from covey.checkpoint import save_policy
 from covey.config import ModelConfig
@@ -111,3 +114,24 @@ def test_saved_adapters_of_a_policy_that_was_built_from_nothing_have_no_base_to_
     save_policy(nano(lora_rank=4), tmp_path)
     with pytest.raises(ValueError, match="holds adapters that do not name their base model"):
         load_policy(ModelConfig(name=str(tmp_path), lora_rank=4), seed=0)
+
+
+def test_the_dropout_of_adapters_follows_the_seed_and_the_step_and_nothing_global() -> None:
+    def dropped(seed: int, step: int = 0) -> dict[str, Tensor]:
+        policy = nano(lora_rank=2, lora_dropout=0.5)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(random.randrange(2**32))
+            make_trainer(policy, optimizer=SGD, seed=seed).step(byte_batch(), step)
+        return weights(policy)
+
+    state = torch.random.get_rng_state()
+    assert same(dropped(seed=1), dropped(seed=1))
+    assert not same(dropped(seed=1), dropped(seed=2))
+    assert not same(dropped(seed=1), dropped(seed=1, step=1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_adapters_under_checkpointing_warn_of_nothing_that_a_user_could_change() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nano(lora_rank=2, gradient_checkpointing=True)

@@ -1,8 +1,12 @@
 """In one process every collective is the identity."""
 
+from pathlib import Path
+
 import torch
 
 from covey.policy import distribution
+
+from ..processes import on_two_ranks
 
 
 def test_one_process_is_rank_0_of_1() -> None:
@@ -29,6 +33,20 @@ def test_gradients_of_one_process_stay_as_they_are() -> None:
     distribution.sum_gradients([with_gradient, without])
     assert with_gradient.grad.tolist() == [1.0, -2.0]
     assert without.grad is None
+
+
+def test_a_weight_that_no_rank_has_a_gradient_of_gets_none(tmp_path: Path) -> None:
+    """Zeros in its place would let weight decay and momentum move it, as they do not in one process."""
+
+    def work() -> list[list[float] | None]:
+        of_both, of_one, of_none = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+        of_both.grad = torch.tensor([1.0, -2.0])
+        if distribution.rank() == 1:
+            of_one.grad = torch.tensor([3.0, 4.0])
+        distribution.sum_gradients([of_both, of_one, of_none])
+        return [None if p.grad is None else p.grad.tolist() for p in (of_both, of_one, of_none)]
+
+    assert on_two_ranks(work, tmp_path) == [[[2.0, -4.0], [3.0, 4.0], None]] * 2
 
 
 def test_pairs_of_micro_batches_are_kept_apart_and_in_order() -> None:

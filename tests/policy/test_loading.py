@@ -1,8 +1,10 @@
 """From settings to a policy: weights, precision, quantisation; and what is refused in one line."""
 
+import json
 import logging
 import warnings
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -10,11 +12,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from covey.checkpoint import save_policy
 from covey.config import AlgorithmConfig, ModelConfig, OptimizerConfig
 from covey.environments.base import RunStopped
-from covey.policy.loading import choose_device, load_policy
+from covey.policy.loading import choose_device, load_policy, load_tokenizer
 from covey.policy.nano import ARCHITECTURES
-from covey.policy.policy import is_adapted
+from covey.policy.policy import Policy, inference, is_adapted
+from covey.rewards.reward_model import load_scorer
 
 from ..builders import (
     ADVANTAGES,
@@ -24,6 +28,7 @@ from ..builders import (
     make,
     make_trainer,
     nano,
+    normal,
     probe_logits,
     random_groups,
     relative_error,
@@ -159,17 +164,60 @@ def test_gradient_checkpointing_gives_the_same_gradient(lora_rank: int) -> None:
     assert relative_error(got, expected) < 1e-12
 
 
+def _dequantised(policy: Policy, name: str) -> Policy:
+    """The same policy, adapters included, over plain layers that hold what the 4-bit layers stand for."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    plain = load_policy(ModelConfig(name=name, lora_rank=4), seed=0)
+    quantised = dict(policy.model.named_parameters())
+    with torch.no_grad():
+        for key, weight in plain.model.named_parameters():
+            held = quantised[key]
+            is_packed = type(held).__name__ == "Params4bit"
+            weight.copy_(dequantize_4bit(held.data, held.quant_state).view_as(weight) if is_packed else held)
+    return plain
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_the_gradient_over_4_bit_weights_is_that_of_the_dequantised_weights(architecture: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    name = saved_model(tmp_path, architecture, hidden_size=64, intermediate_size=112, num_hidden_layers=3)
+    policy = load_policy(ModelConfig(name=name, load_in_4bit=True, lora_rank=4), seed=0)
+    with torch.no_grad():
+        for key, weight in policy.model.named_parameters():
+            if "lora_B" in key:
+                weight.copy_(0.05 * normal(*weight.shape))
+    with inference(policy.model):  # bitsandbytes may pack weights in a pass without gradient
+        sampled = probe_logits(policy)
+    plain = _dequantised(policy, name)
+    assert relative_error(sampled, probe_logits(plain)) < 1e-5
+    for each in (policy, plain):
+        make_trainer(each, AlgorithmConfig(), SGD).step(byte_batch(), 0)
+    assert relative_error(gradient(policy), gradient(plain)) < 1e-5
+
+
+def test_the_nano_policy_is_quantised_at_its_own_width(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    nano_folder = str(tmp_path / "policy")
+    plain = load_policy(ModelConfig(nano_num_layers=1), seed=0)  # the feed-forward part is 336 wide
+    save_policy(plain, Path(nano_folder))
+    policy = load_policy(ModelConfig(name=nano_folder, load_in_4bit=True, lora_rank=2), seed=0)
+    assert relative_error(probe_logits(policy), probe_logits(plain)) < 0.3
+    assert make_trainer(policy).step(byte_batch(), 0)["grad_norm"] > 0
+
+
+def test_weights_that_were_never_saved_are_not_quantised() -> None:
+    with pytest.raises(ValueError, match=r"^model.load_in_4bit=true needs saved weights, got model.name=nano$"):
+        load_policy(ModelConfig(name="nano", load_in_4bit=True, lora_rank=4), seed=0)
+
+
 def test_weights_in_4_bits_are_trained_through_adapters(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     name = saved_model(tmp_path, "llama", hidden_size=64, head_dim=16)
-    settings = {"name": name, "load_in_4bit": True, "lora_rank": 4}
-    policy = load_policy(ModelConfig(**settings), seed=0)
-    kinds = {type(p).__name__ for p in policy.causal_lm.parameters()}
-    assert "Params4bit" in kinds
+    policy = load_policy(ModelConfig(name=name, load_in_4bit=True, lora_rank=4), seed=0)
     quantised = sum(p.numel() for p in policy.model.parameters() if type(p).__name__ == "Params4bit")
     full = load_policy(ModelConfig(name=name), seed=0)
     assert quantised * 2 == sum(p.numel() for n, p in full.model.named_parameters() if "_proj." in n)
-    assert relative_error(probe_logits(policy), probe_logits(full)) < 0.3
     before = weights(policy)
     trainer = make_trainer(policy, AlgorithmConfig(), OptimizerConfig(name="adamw8bit", lr=1e-2))
     for step in range(2):
@@ -207,3 +255,42 @@ def test_4_bits_without_bitsandbytes_names_the_package_to_install(
 def test_loading_says_nothing_about_kernels_nobody_asked_for() -> None:
     nano()
     assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)
+
+
+def test_code_beside_the_weights_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = nano()
+    save_policy(policy, tmp_path)
+    (tmp_path / "own.py").write_text("from pathlib import Path\n\nPath('PWNED').touch()\n\nclass Own:\n    pass\n")
+    own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", None]}
+    changed = {"auto_map": own, "model_type": "own", "tokenizer_class": "Own"}
+    for name in ("config.json", "tokenizer_config.json"):
+        content = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps(content | changed))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda *asked: "y")
+    with pytest.raises(ValueError, match="it needs code of its own, which is never run"):
+        load_policy(ModelConfig(name=str(tmp_path)), seed=0)
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        load_tokenizer(ModelConfig(name=str(tmp_path)))
+    with pytest.raises(ValueError, match="is no directory or reachable hub reward model"):
+        load_scorer(str(tmp_path), None, "float32", "cpu")
+    assert not Path("PWNED").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peft_type": "PROMPT_TUNING"},
+        {"megatron_config": {"x": 1}, "megatron_core": "own"},
+        {"peft_type": None},
+        {"r": []},
+    ],
+)
+def test_adapters_that_are_not_plain_lora_are_refused_in_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    save_policy(nano(), tmp_path / "base")
+    policy = load_policy(ModelConfig(name=str(tmp_path / "base"), lora_rank=2), seed=0)
+    save_policy(policy, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=r"adapters|cannot be read"):
+        load_policy(ModelConfig(name=str(tmp_path / "adapter"), lora_rank=2), seed=0)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from covey.config import ModelConfig
 from covey.engine.base import Sampling
+from covey.masks import entropy_of
 from covey.policy.loading import load_policy
 from covey.policy.logprobs import Scoring, kept_entries, score_tokens
 from covey.policy.policy import Policy
@@ -54,6 +55,21 @@ def test_filters_renormalise_over_the_kept_tokens_and_always_keep_the_sampled_on
     assert bool(torch.isfinite(cut).all())
     assert bool((cut >= everything - 1e-6).all())
     assert float((cut - everything).max()) > 0.05
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_the_entropy_is_that_at_the_sampling_temperature_before_filters(
+    architecture: str, top_p: float, chunk: int
+) -> None:
+    policy, groups = make_policy(architecture), random_groups()
+    (micro,) = make(groups, "shared").micro_batches
+    with torch.no_grad():
+        logits_LV = policy.logits(micro.input_ids_BT, micro.position_ids_BT, micro.layout)[micro.source_L]
+        found = score_tokens(policy, micro, Scoring(Sampling(temperature=0.5, top_p=top_p), chunk)).entropy_L
+    assert torch.allclose(found, entropy_of(logits_LV, 0.5), atol=1e-5)
+    assert float((entropy_of(logits_LV, 1.0) - found).abs().min()) > 1e-3
 
 
 def test_kept_entries_give_the_same_log_probs_as_the_filters_on_the_same_weights() -> None:

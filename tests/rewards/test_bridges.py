@@ -136,7 +136,13 @@ COUNTDOWN = {"target": 22, "numbers": [3, 5, 7]}
             "<answer>22</answer>",
             (1.0, 0.1),
         ),
-        ("ifeval", {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, "so", "so, so", (1.0, 0.0)),
+        (
+            "ifeval",
+            {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+            "so it is",
+            "so, it is",
+            (1.0, 0.0),
+        ),
         ("code", PROGRAM, "def double(n): return 2 * n", "def double(n): return 4", (1.0, 0.25)),
     ],
 )
@@ -157,7 +163,7 @@ def test_a_ground_truth_that_is_no_mapping_is_refused() -> None:
     [
         ("openai/gsm8", {}, "no data source 'openai/gsm8'; did you mean openai/gsm8k?; there is arithmetic, "),
         ("gsm8k", {"schem": "trl"}, "settings of gsm8k must be among scheme, format_reward for gsm8k, got schem"),
-        ("gsm8k", {"scheme": "mine"}, "scheme must be one of covey, verl_strict, "),
+        ("gsm8k", {"scheme": "mine"}, "scheme must be one of covey, values, verl_strict, "),
     ],
 )
 def test_a_source_or_setting_that_does_not_exist_is_one_line(source: str, settings: dict, message: str) -> None:

@@ -46,8 +46,12 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
         return None
     from peft import LoraConfig
 
-    saved = LoraConfig.from_pretrained(settings.name)
-    assert isinstance(saved, LoraConfig)
+    try:
+        saved = LoraConfig.from_pretrained(settings.name)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{settings.name}/adapter_config.json cannot be read ({error!r:.120})") from error
+    if not isinstance(saved, LoraConfig) or saved.megatron_config:  # peft would import what the latter names
+        raise ValueError(f"model.name={settings.name} must hold plain LoRA adapters, got {type(saved).__name__}")
     asked: dict[str, object] = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
     if settings.lora_targets != ALL_LINEAR:
         asked["lora_targets"] = sorted(settings.lora_targets)

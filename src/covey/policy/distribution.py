@@ -35,11 +35,11 @@ def joined(seconds: float) -> Iterator[None]:
     No collective waits longer than `seconds` for the other ranks. Raises RunStopped where they are lost; any other
     error carries a note that names this rank.
     """
+    launch.check_ranks()
     if launch.world_size() == 1 or is_distributed():
         yield
         return
-    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
-        os.environ.setdefault(name, value)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = launch.meeting_place()
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(launch.local_rank())
@@ -58,6 +58,13 @@ def joined(seconds: float) -> Iterator[None]:
     finally:
         if is_distributed():
             dist.destroy_process_group()
+        # A program that joins again must not find the store that the first rank has not yet closed.
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + (not _has_agent_store()))
+
+
+def _has_agent_store() -> bool:
+    """Check that torchrun itself keeps the store, which stays."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def meet(what: str) -> None:
@@ -169,12 +176,16 @@ def all_max_int(value: int) -> int:
 
 
 def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Add up the gradients of all ranks, in place, as DDP does, but once a step and without a mean: losses are already
-    divided by global counts. A rank without rows takes part with zeros."""
+    """Add up the gradients of all ranks, in place, as DDP does, but once a step and without a mean.
+
+    Losses are already divided by global counts. A rank without rows takes part with zeros. A weight that no rank has a
+    gradient of keeps none, so that the optimizer leaves it alone as in one process.
+    """
     if not is_distributed():
         return
-    for parameter in parameters:
-        if parameter.grad is None:
+    num_ranks_with_gradient = all_sum_ints(*(int(parameter.grad is not None) for parameter in parameters))
+    for parameter, num_ranks in zip(parameters, num_ranks_with_gradient, strict=True):
+        if parameter.grad is None and num_ranks > 0:
             parameter.grad = torch.zeros_like(parameter)
     for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
         flat = torch.cat([gradient.flatten() for gradient in bucket])

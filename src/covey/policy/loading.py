@@ -1,6 +1,7 @@
 """Settings in, a policy out: weights, precision, quantisation, adapters."""
 
 import logging
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from covey.config import ModelConfig
 from covey.policy import linear
 from covey.policy.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.attention import ATTENTION, register
+from covey.policy.chat_template import set_template_defaults
 from covey.policy.compiled_attention import chosen_attention
 from covey.policy.compiled_parts import choose_kernels
 from covey.policy.naming import check_name
@@ -47,19 +49,22 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
     model, tokenizer = _load_model(replace(settings, name=base), device, seed)
+    set_template_defaults(tokenizer, settings.chat_template_kwargs, base)
     remove_dropout(model)
     if device.type == "cpu":
         linear.choose_library(model, settings.linear)
     precision = DTYPES[settings.precision]
     choose_kernels(model, settings.kernels, precision)
     bare = probed(Policy(model, tokenizer, precision, plain_head=False, mask_id=_mask_id(settings, tokenizer)))
-    if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    wrapped: nn.Module = model
-    if saved is not None:
-        wrapped = load_adapters(model, settings, saved)
-    elif settings.lora_rank > 0 and trainable:
-        wrapped = add_adapters(model, settings, seed)
+    with warnings.catch_warnings():  # peft and older transformers know checkpointing by this name only
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        wrapped: nn.Module = model
+        if saved is not None:
+            wrapped = load_adapters(model, settings, saved)
+        elif settings.lora_rank > 0 and trainable:
+            wrapped = add_adapters(model, settings, seed)
     offload = settings.activation_offload and trainable
     attention = chosen_attention(settings.attention, bare.heads) if bare.mask_id is None else bare.attention
     policy = replace(bare, model=wrapped, offload=offload, attention=attention)
@@ -103,6 +108,8 @@ def _load_model(
     settings: ModelConfig, device: torch.device, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if settings.name in NANO_TOKENIZERS:
+        if settings.load_in_4bit:
+            raise ValueError(f"model.load_in_4bit=true needs saved weights, got model.name={settings.name}")
         shape = NanoShape(
             settings.nano_architecture, settings.nano_hidden_size, settings.nano_num_layers, settings.nano_num_heads
         )
@@ -113,7 +120,7 @@ def _load_model(
 
 
 def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    keywords: dict[str, Any] = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings)}
+    keywords: dict[str, Any] = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
     if settings.revision is not None:
         keywords["revision"] = settings.revision
     if settings.load_in_4bit:
@@ -125,12 +132,17 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
     except (OSError, ValueError, KeyError) as error:
         what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
         reason = "its attention cannot be replaced" if error.args == (ATTENTION,) else _line(error)
+        if "trust_remote_code" in str(error):
+            reason = "it needs code of its own, which is never run"
         raise ValueError(
             f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return (model if settings.load_in_4bit else _move(model, device, _storage_type(settings))), tokenizer
+    if settings.load_in_4bit:
+        _keep_differentiable(model)
+        return model, tokenizer
+    return _move(model, device, _storage_type(settings)), tokenizer
 
 
 def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
@@ -138,7 +150,8 @@ def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     Qwen2's would give a nano policy a token it has no embedding for, and normalise text."""
     saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
     loader = PreTrainedTokenizerFast if saved == PreTrainedTokenizerFast.__name__ else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(settings.name, revision=settings.revision or "main")
+    revision = settings.revision or "main"
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(settings.name, revision=revision, **NO_CODE)
     return tokenizer
 
 
@@ -168,10 +181,25 @@ def _four_bit(settings: ModelConfig) -> Any:
     )
 
 
+def _keep_differentiable(model: nn.Module) -> None:
+    """Keep 4-bit layers on kernels that have a backward.
+
+    On CPUs with AVX512-BF16, bitsandbytes packs a weight at its first use without gradient, and packed weights are
+    multiplied without a backward from then on, in training too.
+    """
+    from bitsandbytes.nn import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
 def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""Code beside weights is never run. Left out, transformers would ask at the terminal."""
 KINDS = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
 NANO_TOKENIZERS = {NANO: nano_tokenizer, NANO_MASKED: nano_masked_tokenizer}
 """The embedded policies, which are built from nothing."""

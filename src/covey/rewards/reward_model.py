@@ -104,9 +104,9 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
     from transformers import AutoModelForSequenceClassification
 
     from covey.config import ModelConfig
-    from covey.policy.loading import choose_device, load_tokenizer
+    from covey.policy.loading import NO_CODE, choose_device, load_tokenizer
 
-    keywords: dict[str, Any] = {} if revision is None else {"revision": revision}
+    keywords: dict[str, Any] = NO_CODE | ({} if revision is None else {"revision": revision})
     try:
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             name, dtype=precision, output_loading_info=True, **keywords

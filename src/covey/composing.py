@@ -1,0 +1,112 @@
+"""From the words of one job to checked settings: of a new run, a resumed one, a policy's run or a file."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from covey import accelerate_launch, launch, measuring, needs, run_folder, run_settings, settings, trust, usage
+from covey.config import Config
+from covey.escaping import escape
+
+ROOT = Path("outputs")
+"""Where resume=latest looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one job of the command does, and what is said of it first."""
+
+    config: Config
+    old: Path | None
+    """The run that is resumed."""
+    first_lines: tuple[str, ...]
+    notes: tuple[str, ...]
+    """Warnings, once there is a log."""
+
+
+def with_environment(verb: str, words: Sequence[str], file: Path | None) -> tuple[list[str], str]:
+    """Return the words and the one that is added: the environment that a run or a file has and nobody typed.
+
+    It lets Hydra take settings of that environment. "" where none is added.
+    """
+    source = _source(verb, words, file)
+    if source is None or any(word.startswith(("environment=", "--config-name", "-cn")) for word in words):
+        return list(words), ""
+    name = settings.read_yaml(source).environment.get("name")
+    if name not in usage.group_choices()["environment"]:
+        return list(words), ""
+    added = f"environment={name}"
+    place = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
+    return [*words[:place], added, *words[place:]], added
+
+
+def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
+    """Return the file whose settings the words are laid over, None where there is no single one."""
+    if file is not None:
+        return file
+    resumed = [word.removeprefix("resume=") for word in words if word.startswith("resume=")]
+    if verb in ("train", "config") and len(resumed) == 1 and resumed[0] != "null" and "," not in resumed[0]:
+        return run_settings.find_run(resumed[0].strip("'\""), ROOT) / run_folder.CONFIG
+    run = measuring.run_below(words) if verb == "evaluate" else None
+    return None if run is None else run / run_folder.CONFIG
+
+
+def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None) -> Job:
+    """Return what a job does. ValueError, in one line, for whatever is wrong with its settings."""
+    resume = composed.get("resume")
+    run = _run_below(verb, typed, file)
+    source: Path | None = file or run
+    if resume is not None:
+        if verb not in ("train", "config") or file is not None:
+            needed = "no --config" if file is not None else f"covey train, got covey {verb}"
+            raise ValueError(f"resume={resume} needs {needed}")
+        source = run_settings.find_run(resume, ROOT)
+        composed = run_settings.settings_of(source, typed)
+    elif source is not None:
+        base = run_settings.saved_in(source) if file else run_settings.settings_to_measure(source, composed.model.name)
+        composed = run_settings.overlaid(source, base, composed, typed)
+    elif composed.get("trust_run") and run_folder.run_of(composed.model.name) is None:
+        raise ValueError("trust_run=true needs resume=RUN, --config FILE or the policy of a run, got none of them")
+    config = settings.to_config(composed)
+    if verb != "config":  # which may be asked about WORLD_SIZE processes
+        launch.check_ranks()
+    accelerate_launch.check(config.model.precision, config.model.device)
+    if saved := run_folder.run_of(config.model.name):
+        trust.check_links(Path(config.model.name), saved, trusted=config.trust_run)
+    first = [measuring.first_line(config, typed, run or file)] if verb == "evaluate" else []
+    names = [f"{key}={value}" for key, value in trust.named_code(asdict(config))]
+    if source is not None and names:
+        first.append(escape(f"imports {', '.join(names)}"))
+    if verb != "evaluate":
+        first.append(_loading(verb, config, source))
+    return Job(config, source if resume is not None else None, tuple(first), tuple(_notes(verb, config, typed)))
+
+
+def _loading(verb: str, config: Config, source: Path | None) -> str:
+    """Say what takes the next seconds: imports, data and model come before anything else is heard."""
+    settings_from = f", settings of {source}" if source is not None else ""
+    model = "" if verb == "judge" else f"{config.model.name} for "
+    return escape(f"loading {model}environment={config.environment.name}{settings_from}")
+
+
+def _run_below(verb: str, typed: Sequence[str], file: Path | None) -> Path | None:
+    """Return the run whose settings an evaluated policy takes."""
+    is_plain = HydraConfig.get().job.config_name == "config"
+    return measuring.run_below(typed) if verb == "evaluate" and is_plain and file is None else None
+
+
+def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
+    """Return warnings: typed settings that the verb does not read, runs that are skipped, another task than trained."""
+    idle = needs.check_typed(verb, config, typed, launch.world_size())
+    alone = " in one process" if launch.world_size() == 1 else ""
+    notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
+    if "resume=latest" in typed:
+        newer = run_folder.newer_trainings(Path(config.resume or ""), ROOT)
+        notes += [f"resume=latest passes over {path}, which is newer and has no checkpoint" for path in newer]
+    if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):
+        other = measuring.unlike_the_run(run, config, typed)
+        notes += [f"unlike the run in {run}: {', '.join(other)}"] if other else []
+    return notes

@@ -1,0 +1,33 @@
+"""Show text that a model wrote without letting it act on a terminal, a log or a reader's eye."""
+
+import unicodedata
+
+
+def escape(text: str, keep: str = "") -> str:
+    r"""Return `text` with control, bidirectional and other invisible characters written out, as in `\x1b` or `\u202e`.
+
+    Line breaks and tabs are written out too unless they are in `keep`. Backslashes stay single, so that formulas stay
+    readable: the result is for eyes and cannot be turned back.
+
+    >>> escape("red \x1b[31m\n")
+    'red \\x1b[31m\\n'
+    """
+    return "".join(c if c in keep or is_visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def is_visible(character: str) -> bool:
+    """Check that a character is a blank or has a glyph of its own."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def excerpt(text: str, max_lines: int = 20, max_characters: int = 2000) -> str:
+    r"""Return the beginning of a text that a model wrote, with a last line that says how much is left out.
+
+    >>> excerpt("a\nb\nc", max_lines=2)
+    'a\nb\n(1 of 3 lines left out)'
+    """
+    lines = text.split("\n")
+    shown = "\n".join(lines[:max_lines])
+    if len(shown) > max_characters:
+        return f"{shown[:max_characters]}\n({len(text) - max_characters} of {len(text)} characters left out)"
+    return text if len(lines) <= max_lines else f"{shown}\n({len(lines) - max_lines} of {len(lines)} lines left out)"

@@ -1,0 +1,78 @@
+"""Keep secrets out of what a run leaves behind: passwords in URLs, values of settings named like one, known tokens."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MASK = "<masked>"
+"""Stands in files where a secret was. A run that has one there asks for the secret when it is resumed."""
+
+_NAME = r"(?:(?:api|access|secret|private)_?key|secret|pass(?:word|wd|phrase)?|pwd|credentials?|auth(?:orization)?)"
+_TOKEN = r"(?<!stop_)(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!end_)(?<!start_)token"
+SECRET_NAME = re.compile(rf"(?i)(?:.*[_.-])?(?:{_NAME}|{_TOKEN})")
+"""Names of settings whose values are secrets. Tokens of a vocabulary are none."""
+IN_URL = re.compile(r"(?<=://)(?:(?P<user>[^/\s:@'\"]*):)?[^/\s'\"]*@")
+IN_QUERY = re.compile(rf"(?i)(?P<name>[?&](?:[\w.-]*[_.-])?(?:{_NAME}|token|sig|signature)=)[^&\s'\"]+")
+KNOWN = re.compile(
+    r"\b(?:hf_\w{20,}|sk-[\w-]{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
+)
+"""Tokens of Hugging Face, OpenAI, GitHub, AWS and Slack, and JSON web tokens."""
+
+
+def mask_text(text: str) -> str:
+    """Return a text without passwords of URLs and without tokens of a well-known form.
+
+    >>> mask_text("no answer from http://me:pw@host/run?api_key=abc")
+    'no answer from http://me:<masked>@host/run?api_key=<masked>'
+    """
+    text = IN_URL.sub(lambda found: f"{found['user']}:{MASK}@" if found["user"] else f"{MASK}@", text)
+    return KNOWN.sub(MASK, IN_QUERY.sub(lambda found: f"{found['name']}{MASK}", text))
+
+
+def mask(value: Any, name: str = "") -> Any:
+    """Return a setting, or a container of them, without its secrets.
+
+    >>> mask({"url": "http://:pw@host", "options": {"api_key": "abc", "stop_token": "<eos>"}})
+    {'url': 'http://<masked>@host', 'options': {'api_key': '<masked>', 'stop_token': '<eos>'}}
+    """
+    if isinstance(value, Mapping):
+        inner = name if is_secret_name(name) else ""
+        return {key: mask(item, inner or str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask(item, name) for item in value]
+    if not isinstance(value, str) or not value:
+        return value
+    return MASK if is_secret_name(name) else mask_text(value)
+
+
+def is_secret_name(name: str) -> bool:
+    """Check that a setting of this name holds a secret.
+
+    >>> [is_secret_name(name) for name in ("HF_TOKEN", "max_tokens", "answer_key", "environment.options.db_password")]
+    [True, False, False, True]
+    """
+    return SECRET_NAME.fullmatch(name) is not None
+
+
+def secrets_in(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the secret texts in settings, so that they can be taken out of other texts too."""
+    if isinstance(value, Mapping):
+        inner = name if is_secret_name(name) else ""
+        for key, item in value.items():
+            yield from secrets_in(item, inner or str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from secrets_in(item, name)
+    elif isinstance(value, str) and value:
+        if is_secret_name(name):
+            yield value
+        yield from (found[0].rpartition(":")[2].removesuffix("@") for found in IN_URL.finditer(value))
+
+
+def without(text: str, secrets: tuple[str, ...]) -> str:
+    """Return a text without these secrets and those that `mask_text` finds. Short ones stay: they are in every text."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= 4:
+            text = text.replace(secret, MASK)
+    return mask_text(text)
