@@ -80,9 +80,9 @@ def test_the_stop_token_cannot_be_sampled_and_prompts_are_the_ids_that_were_draw
 
 def test_a_micro_batch_holds_the_rollouts_the_job_says() -> None:
     work = Workload("S", (256,) * 8)
-    assert config_of(Job("covey", work, micro_batch_rollouts=16)).micro_batch_tokens == 2 * 256 + 16 * 128
-    packed = Job("covey", work, packing="packed", micro_batch_rollouts=16)
-    assert config_of(packed).micro_batch_tokens == 16 * (256 + 128)
+    job = Job("covey", work, model_dir="models/S", micro_batch_rollouts=16)
+    assert config_of(job).micro_batch_tokens == 2 * 256 + 16 * 128
+    assert config_of(replace(job, packing="packed")).micro_batch_tokens == 16 * (256 + 128)
 
 
 def test_rewards_of_a_group_differ_so_that_no_rollout_is_free() -> None:

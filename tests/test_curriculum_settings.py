@@ -107,7 +107,7 @@ def test_the_curriculum_recipe_goes_from_easy_to_hard() -> None:
         ),
         (
             ["curriculum.name=sucess"],
-            "curriculum.name must be one of none, success, difficulty, module:Class, got sucess",
+            "curriculum.name must be one of none, success, difficulty, module:Class, got sucess; did you mean success?",
         ),
         (
             ["curriculum.name=success", "curriculum.options.rate=1"],
@@ -201,7 +201,7 @@ def test_the_smallest_group_must_hold_what_an_advantage_asks_for() -> None:
         ),
         (
             [*MIXTURE, "+environment.parts.gsm8k={scheme: trl, format_reward: 0.3}", "data.path=x"],
-            "environment.parts.gsm8k: environment.format_reward=0.3 needs environment.scheme = covey, ",
+            "environment.parts.gsm8k: environment.format_reward=0.3 needs environment.scheme = covey or values, ",
         ),
     ],
 )

@@ -215,7 +215,7 @@ def test_what_watches_the_judge_is_logged_and_changes_no_weight(tmp_path: Path, 
 
 def test_a_stopped_run_with_a_judge_and_stages_goes_on_to_the_same_bits(tmp_path: Path, cache: Path) -> None:
     stages = {"mask_ratios": [0.1, 0.5], "masking": "spans"}
-    curriculum = {"curriculum__name": "difficulty", "curriculum__promotion_groups": 2, "curriculum__promote_at": 0.0}
+    curriculum = {"curriculum__name": "difficulty", "curriculum__promotion_groups": 2, "curriculum__promote_at": 0.01}
     changes: dict[str, Any] = {"evaluation__correct_above": 0.5, "output__save_every": 2, **curriculum}
     whole = trained(tmp_path / "whole", infill_config(cache, stages, num_steps=4, **changes))
     trained(tmp_path / "halves", infill_config(cache, stages, num_steps=2, **changes))

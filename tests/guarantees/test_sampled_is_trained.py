@@ -18,6 +18,7 @@ from torch import Tensor
 from covey.engine import ENGINES, sampling_engine
 from covey.engine.base import Engine, Sampling
 from covey.engine.native import NativeEngine
+from covey.environment_config import CustomConfig
 from covey.environments.scripted import Scripted
 from covey.policy.logprobs import Scoring
 from covey.policy.policy import Policy
@@ -230,6 +231,7 @@ def test_log_probs_of_a_policy_that_fills_in_agree_after_every_update(
         Scripted({"train": [f"<mask>o<mask>{n} <mask>a<mask>" for n in range(6)], "test": ["t<mask>"]}, varied),
     )
     masked = {"model__name": "nano-masked", "model__kind": "masked", "model__nano_architecture": architecture}
+    masked["environment"] = CustomConfig(factory="tests:anything")  # arithmetic has no masks, and `use` replaces both
     drawn = {"engine__name": "fill", "sampling__temperature": 0.8, "sampling__top_p": 0.95}
     train(small_config(num_steps=4, optimizer__lr=5e-2, **masked, **drawn, **settings), tmp_path)
     found = rows(tmp_path / "metrics.jsonl", "train")

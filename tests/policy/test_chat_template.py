@@ -143,8 +143,7 @@ def test_a_run_trains_with_the_values_and_its_policy_keeps_them(
         environment=RewardFunctionsConfig(in_process=True),
         data__path="rows.jsonl",
         rewards=["kwargs_rewards:size"],
-        model__name=save_model(tmp_path / "model", qwen()),
-        model__chat_template_kwargs={"enable_thinking": False},
+        model=ModelConfig(name=save_model(tmp_path / "model", qwen()), chat_template_kwargs={"enable_thinking": False}),
         num_steps=1,
     )
     train(config, "run")
