@@ -100,7 +100,6 @@ GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
 
 
 REFUSED = {
-    "gemma2": ({}, "attention with softcap is not supported"),
     "bloom": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, "attention in every layer, BloomForCausalLM has it in 0 of 2"),
     "mamba": ({}, "attention in every layer, MambaForCausalLM has it in 0 of 2"),
     "codegen": (GPT, "attention in every layer, CodeGenForCausalLM has it in 0 of 2"),

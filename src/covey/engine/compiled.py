@@ -8,7 +8,7 @@ Shapes: R rows, H query heads, K key/value heads, D head width.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -101,14 +101,16 @@ def sample_alike(logits_RV: Tensor, distribution: Distribution, uniform_R: Tenso
     return token_R, logprob_R
 
 
-def is_compiled(choice: str, shape: CacheShape) -> bool:
+def is_compiled(choice: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> bool:
     """Whether decoding attends through C: `auto` where it can, `compiled` where it must, `torch` never.
 
-    ValueError where it must and cannot.
+    `rules` are those of the layers. ValueError where it must and cannot.
     """
     if choice == "torch":
         return False
     reason = _obstacle(shape)
+    if not all(rule.is_plain for rule in rules):
+        reason = "it knows neither attention sinks nor soft caps"
     if reason and choice == "compiled":
         raise ValueError(f"engine.kernels=compiled is not possible here: {reason}; auto takes torch then")
     return not reason

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.cache import Block, Cache, CacheShape, LayerShape
-from covey.policy.attention import DENSE, Rule, causal_attention, within
+from covey.policy.attention import DENSE, Rule, capped, causal_attention, within, without_sink
 
 
 @dataclass(slots=True)
@@ -140,6 +140,7 @@ class DecodeLayout:
             rows.keys[layer][:num_rows].flatten(0, 1),
             rows.values[layer][:num_rows].flatten(0, 1),
             own_bias,
+            rule.softcap,
         )
         cells = query_RKQD.index_select(0, grid.row_C).unflatten(0, (grid.num_groups, grid.width)).transpose(1, 2)
         shared, shared_logsum = _softmax_part(
@@ -147,13 +148,22 @@ class DecodeLayout:
             prompts.keys[layer][: grid.num_groups].flatten(0, 1),
             prompts.values[layer][: grid.num_groups].flatten(0, 1),
             prompt_bias,
+            rule.softcap,
         )
         both = torch.cat((shared, shared_logsum), dim=-1)
         both = both.view(grid.num_groups, num_heads, grid.width, -1).transpose(1, 2).flatten(0, 1)
         both = both.index_select(0, grid.cell_R).view(len(own), -1, both.shape[-1] // query_RKQD.shape[2])
         share = (both[..., -1:] - own_logsum).sigmoid()
         merged = torch.lerp(own.to(both.dtype), both[..., :-1], share)
+        if rule.sink_H is not None:
+            logsum = torch.logaddexp(own_logsum, both[..., -1:])
+            merged = merged * without_sink(logsum, self._sinks(rule.sink_H, num_rows, num_heads))
         return merged.view(num_rows, -1, merged.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
+
+    @staticmethod
+    def _sinks(sink_H: Tensor, num_rows: int, num_heads: int) -> Tensor:
+        """(R * K, Q, 1)."""
+        return sink_H.view(1, num_heads, -1).expand(num_rows, -1, -1).flatten(0, 1)[..., None]
 
     def _place(self, num_rows: int, num_heads: int) -> Tensor:
         """Where the new keys lie in a block seen as (holders * heads * length, D)."""
@@ -202,9 +212,15 @@ class DecodeLayout:
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min / 2)
 
 
-def _softmax_part(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _softmax_part(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """Attention over some of the keys, batched: output (batch, queries, D) and log-sum-exp (batch, queries, 1)."""
-    scores = torch.bmm(query, key.mT) if bias is None else torch.baddbmm(bias, query, key.mT)
+    if softcap is not None:
+        scores = capped(torch.bmm(query, key.mT), softcap)
+        scores = scores if bias is None else scores + bias
+    else:
+        scores = torch.bmm(query, key.mT) if bias is None else torch.baddbmm(bias, query, key.mT)
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
     # The largest weight is exp(largest score - logsum): no second pass of exponentials.
     logsum = scores.amax(dim=-1, keepdim=True) - weights.amax(dim=-1, keepdim=True).log()

@@ -45,7 +45,7 @@ class NativeEngine:
         self._trained = policy
         probe = probed(policy)
         self._shape = probe.shape(policy.device)
-        self.kernels = "compiled" if is_compiled(kernels, self._shape) else "torch"
+        self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
         fusable = probe.rules if self.kernels == "compiled" else {}
         self._policy = twin_of(policy, fusable) if is_wanted(policy, fusable) else policy
         self._limits = Limits(max_rows, self._shape.max_slots(cache_bytes))

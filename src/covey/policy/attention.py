@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION = "covey"
-UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
+UNSUPPORTED = ("sinks", "position_bias")
 """Keywords of attention variants that a layout would silently ignore."""
 
 
@@ -36,6 +36,15 @@ class Rule:
     """Factor on the scores, usually D ** -0.5."""
     window: int | None
     """A token sees itself and the window - 1 before it; None sees all."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118); None leaves them."""
+    sink_H: Tensor | None = None
+    """Of each query head, the score of a key that is always seen and has no value (gpt-oss); None has none."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scaled dot products are all there is."""
+        return self.softcap is None and self.sink_H is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,8 @@ class Heads:
     device_type: str
     key_width: int
     value_width: int
+    is_plain: bool = True
+    """Without soft caps and sinks."""
 
 
 def attention(
@@ -59,7 +70,8 @@ def attention(
     if unsupported:
         raise ValueError(f"attention with {unsupported[0]} is not supported, got {type(module).__name__}")
     scaling = keywords.get("scaling")
-    rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, keywords.get("sliding_window"))
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rule = Rule(scaling, keywords.get("sliding_window"), keywords.get("softcap"), keywords.get("s_aux"))
     # Some encoders do not number their layers; only a cache of keys and values needs the number.
     layer = vars(module).get("layer_idx", id(module))
     return layout.attend(layer, query, key, value, rule).transpose(1, 2), None
@@ -74,17 +86,64 @@ def register() -> None:
 def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule) -> Tensor:
     """T queries are the last T of S positions; each sees itself and what is before it, within the window."""
     num_queries, num_keys = query_BHTD.shape[-2], key_BKSD.shape[-2]
-    grouped = query_BHTD.shape[1] != key_BKSD.shape[1]
-    if rule.window is None and num_queries == num_keys:
+    if rule.window is None and num_queries == num_keys and rule.is_plain:
+        grouped = query_BHTD.shape[1] != key_BKSD.shape[1]
         return F.scaled_dot_product_attention(
             query_BHTD, key_BKSD, value_BKSD, is_causal=True, scale=rule.scaling, enable_gqa=grouped
         )
     position_T = torch.arange(num_keys - num_queries, num_keys, device=query_BHTD.device)[:, None]
     position_S = torch.arange(num_keys, device=query_BHTD.device)[None, :]
     mask_TS = (position_S <= position_T) & within(position_T - position_S, rule.window)
-    return F.scaled_dot_product_attention(
-        query_BHTD, key_BKSD, value_BKSD, attn_mask=mask_TS, scale=rule.scaling, enable_gqa=grouped
-    )
+    return masked_attention(query_BHTD, key_BKSD, value_BKSD, rule, mask_TS)
+
+
+def masked_attention(
+    query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule, mask: Tensor | None
+) -> Tensor:
+    """Every query sees the keys where `mask`, which broadcasts to (B, H, T, S), is True; None: it sees all."""
+    num_heads, num_keys = query_BHTD.shape[1], key_BKSD.shape[1]
+    if rule.is_plain:
+        return F.scaled_dot_product_attention(
+            query_BHTD,
+            key_BKSD,
+            value_BKSD,
+            attn_mask=mask,
+            scale=rule.scaling,
+            enable_gqa=num_heads != num_keys,
+        )
+    # Queries of one key head are multiplied together: no key is repeated.
+    query_BKQD = query_BHTD.unflatten(1, (num_keys, -1)).flatten(2, 3)
+    score_BHTS = _per_head(query_BKQD @ key_BKSD.mT, num_heads) * rule.scaling
+    score_BHTS = capped(score_BHTS.to(torch.promote_types(score_BHTS.dtype, torch.float32)), rule.softcap)
+    if mask is not None:
+        score_BHTS = score_BHTS.masked_fill(~mask, -torch.inf)
+    weight_BHTS = _softmax(score_BHTS, rule.sink_H).to(value_BKSD.dtype)
+    weight_BKQS = weight_BHTS.unflatten(1, (num_keys, -1)).flatten(2, 3)
+    return _per_head(weight_BKQS @ value_BKSD, num_heads)
+
+
+def capped(score: Tensor, softcap: float | None) -> Tensor:
+    """Scores within +-softcap."""
+    return score if softcap is None else softcap * (score / softcap).tanh()
+
+
+def without_sink(logsum: Tensor, sink: Tensor) -> Tensor:
+    """The part of the weights that the sink leaves to keys whose scores have this log-sum-exp."""
+    return (logsum - sink).sigmoid()
+
+
+def _softmax(score_BHTS: Tensor, sink_H: Tensor | None) -> Tensor:
+    if sink_H is None:
+        return score_BHTS.softmax(dim=-1)
+    sink_H11 = sink_H.to(score_BHTS.dtype)[:, None, None]
+    with_sink = torch.cat([score_BHTS, sink_H11.expand(*score_BHTS.shape[:-1], 1)], dim=-1)
+    return with_sink.softmax(dim=-1)[..., :-1]
+
+
+def _per_head(values_BKQX: Tensor, num_heads: int) -> Tensor:
+    """(B, K, Q * T, X) -> (B, H, T, X), where H = K * Q."""
+    num_queries = num_heads // values_BKQX.shape[1]
+    return values_BKQX.unflatten(2, (num_queries, -1)).flatten(1, 2)
 
 
 def within(distance: Tensor, window: int | None) -> Tensor:

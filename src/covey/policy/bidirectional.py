@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from covey.policy.attention import Rule, within
+from covey.policy.attention import Rule, masked_attention, within
 
 
 def bidirectional_attention(
@@ -26,10 +25,7 @@ def bidirectional_attention(
         near_TT = within(distance_TT, rule.window)
         # Padding that no real token is near to sees itself: a softmax over nothing is no number.
         mask = near_TT if mask is None else (mask & near_TT) | (distance_TT == 0)
-    grouped = query_BHTD.shape[1] != key_BKTD.shape[1]
-    return F.scaled_dot_product_attention(
-        query_BHTD, key_BKTD, value_BKTD, attn_mask=mask, scale=rule.scaling, enable_gqa=grouped
-    )
+    return masked_attention(query_BHTD, key_BKTD, value_BKTD, rule, mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class CompiledLayout:
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         given = (query_BHTD, key_BKTD, value_BKTD)
         assert {tensor.dtype for tensor in given} <= DTYPES.keys(), "chosen for other types"
+        assert rule.is_plain, "chosen for plain attention"
         out: Tensor = _Attention.apply(*(tensor.float() for tensor in given), self, rule)
         return out.to(value_BKTD.dtype)
 
@@ -129,18 +130,21 @@ def chosen_attention(choice: str, heads: Iterable[Heads]) -> str:
     """What packed streams go through, by its name in `batch.ATTENTIONS`: `auto` is compiled where that can be, else
     blocks.
 
-    `heads` are all that the policy's layers have. ValueError where it must be compiled and cannot.
+    `heads` are all that the policy's layers have. ValueError where it must be compiled, or flex, and cannot.
     """
+    heads = list(heads)
+    reason = _obstacle(heads) if choice in ("auto", "compiled") else _variant(heads) if choice == "flex" else ""
+    if reason and choice != "auto":
+        raise ValueError(f"model.attention={choice} is not possible here: {reason}; auto takes blocks then")
     if choice not in ("auto", "compiled"):
         return choice
-    reason = _obstacle(heads)
-    if reason and choice == "compiled":
-        raise ValueError(f"model.attention=compiled is not possible here: {reason}; auto takes blocks then")
     return "blocks" if reason else "compiled"
 
 
-def _obstacle(heads: Iterable[Heads]) -> str:
+def _obstacle(heads: Sequence[Heads]) -> str:
     """Why there is no compiled attention for such heads; empty where there is."""
+    if reason := _variant(heads):
+        return reason
     for dtype, device in sorted({(str(h.dtype).removeprefix("torch."), h.device_type) for h in heads}):
         if dtype not in DTYPES.values() or device != "cpu":
             return f"it computes {' and '.join(DTYPES.values())} on a CPU, got {dtype} on {device}"
@@ -153,6 +157,10 @@ def _obstacle(heads: Iterable[Heads]) -> str:
     except NoCompilerError as error:
         return str(error)
     return ""
+
+
+def _variant(heads: Sequence[Heads]) -> str:
+    return "" if all(h.is_plain for h in heads) else "it knows neither attention sinks nor soft caps"
 
 
 Chunk = tuple[int, int, int, int]

@@ -54,6 +54,8 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
     if device.type == "cpu":
         linear.choose_library(model, settings.linear)
     precision = DTYPES[settings.precision]
+    if precision == torch.float64 and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # the grouped product of experts has no float64
     choose_kernels(model, settings.kernels, precision)
     bare = probed(Policy(model, tokenizer, precision, plain_head=False, mask_id=_mask_id(settings, tokenizer)))
     with warnings.catch_warnings():  # peft and older transformers know checkpointing by this name only

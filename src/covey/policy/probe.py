@@ -28,7 +28,7 @@ class Recorder:
         widths = key_BKTD.shape[-1], value_BKTD.shape[-1]
         # Under autocast values may be of another type than queries and keys.
         dtypes = {tensor.dtype for tensor in (query_BHTD, key_BKTD, value_BKTD)}
-        self.heads.update(Heads(dtype, query_BHTD.device.type, *widths) for dtype in dtypes)
+        self.heads.update(Heads(dtype, query_BHTD.device.type, *widths, rule.is_plain) for dtype in dtypes)
         return self.layout.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
 
 
