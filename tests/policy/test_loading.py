@@ -178,6 +178,16 @@ def _dequantised(policy: Policy, name: str) -> Policy:
     return plain
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float64"])
+def test_positions_are_turned_by_the_angles_of_transformers_in_every_precision(precision: str) -> None:
+    settings = ModelConfig(precision=precision, lora_rank=2)
+    buffers = dict(load_policy(settings, seed=0).causal_lm.named_buffers())
+    (frequencies,) = (buffer for name, buffer in buffers.items() if name.endswith("rotary_emb.inv_freq"))
+    exact = [10_000 ** (-place / len(frequencies)) for place in range(len(frequencies))]
+    assert frequencies.dtype == torch.float32
+    assert frequencies.tolist() == pytest.approx(exact, rel=1e-6)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_the_gradient_over_4_bit_weights_is_that_of_the_dequantised_weights(architecture: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")

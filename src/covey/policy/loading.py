@@ -158,7 +158,11 @@ def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    nn.Module.to(model, device=device, dtype=dtype)
+    """All on the device, weights in the type. Other tensors keep theirs, as transformers keep them: frequencies of
+    rotary positions in half precision would turn a token by another angle, a whole radian after 500 tokens."""
+    nn.Module.to(model, device=device)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
     return model
 
 
