@@ -1,0 +1,184 @@
+"""A policy as transformers alone runs it: what covey's own computation is compared with.
+
+Own attention, layouts, kernels, compiled parts, head and cache have no part in it: a skeleton of the same class is made
+afresh from the configuration, with transformers' eager attention, and reads the policy's weights where they lie. It
+computes one sequence at a time, without padding, in float32 at least, so that what it says is the reference for every
+precision. Weights that are held otherwise (bfloat16, 4 bits, under adapters) become plain numbers layer by layer.
+
+Shapes: T tokens, K positions whose logits are asked for, V vocabulary, L loss tokens, O x I a linear layer's weight.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from covey.engine.base import Sampling
+from covey.engine.sampler import kept_with
+from covey.policy.policy import Policy
+from covey.types import Rollout
+
+Shift = Mapping[Tensor, Tensor]
+"""What is added to weights of a policy, found by the weight itself."""
+Maker = Callable[[], Tensor]
+"""Makes plain numbers of a weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A model that shares its weights with a policy, and nothing else."""
+
+    model: PreTrainedModel
+    is_masked: bool
+    device: torch.device
+
+    def logits(self, token_ids: Sequence[int], keep: Sequence[int]) -> Tensor:
+        """Logits (K, V) of the positions `keep` of one sequence, in float32 at least."""
+        ids_1T = torch.tensor([list(token_ids)], device=self.device)
+        keep_K = torch.tensor(list(keep), dtype=torch.int64, device=self.device)
+        inputs: dict[str, Any] = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
+        with torch.autocast(self.device.type, enabled=False):
+            if self.is_masked:
+                logits_KV: Tensor = self.model(**inputs).logits[0, keep_K]
+                return logits_KV
+            return self.model(**inputs, use_cache=False, logits_to_keep=keep_K).logits[0]
+
+
+def plain_model(policy: Policy, shift: Shift | None = None) -> Plain:
+    """The policy's weights, as they are now or moved by `shift`, in a model of transformers' own.
+
+    Gradients flow to the policy's parameters. Sharded weights must be gathered around making and using it.
+    """
+    dtype = torch.promote_types(policy.precision, torch.float32)
+    with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
+        model = type(policy.causal_lm)._from_config(
+            copy.deepcopy(policy.causal_lm.config), dtype=dtype, attn_implementation="eager"
+        )
+    _take_weights(model, policy, shift or {})
+    return Plain(model.eval(), policy.mask_id is not None, policy.device)
+
+
+def plain_logprobs(policy: Policy, token_ids: Sequence[int], sampling: Sampling | None = None) -> Tensor:
+    """Log-probs of token_ids[1:], each after those before it, of a causal policy; without gradient."""
+    places = list(range(len(token_ids) - 1))
+    target_L = torch.tensor(list(token_ids[1:]), device=policy.device)
+    with torch.no_grad():
+        return chosen_logprobs(plain_model(policy).logits(token_ids[:-1], places), target_L, sampling or Sampling())
+
+
+def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tensor:
+    """Log-probs (L,) of a rollout's loss tokens under the distribution they were drawn from."""
+    width = rollout.input_length or len(rollout.input_ids)
+    found = []
+    for start in range(0, len(rollout.input_ids), width):
+        stop = start + width
+        keep = [place for place, chosen in enumerate(rollout.loss_mask[start:stop]) if chosen]
+        target_L = torch.tensor([rollout.target_ids[start + place] for place in keep], device=plain.device)
+        if keep:
+            logits_LV = plain.logits(rollout.input_ids[start:stop], keep)
+            found.append(chosen_logprobs(logits_LV, target_L, sampling))
+    return torch.cat(found)
+
+
+def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling) -> Tensor:
+    """Log-probs of the targets at the temperature and within the filters of `sampling`; greedy ones at 1."""
+    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
+    if sampling.filters:
+        kept_LV = kept_with(logits_LV.detach(), target_L, sampling)
+        logits_LV = logits_LV.masked_fill(~kept_LV, -torch.inf)
+    tempered_LV = logits_LV / (sampling.temperature or 1.0)
+    return tempered_LV.log_softmax(dim=-1).gather(1, target_L[:, None])[:, 0]
+
+
+# ------------------------------------------------------------------------------------------------ weights
+
+
+def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
+    """Let the skeleton read the policy's weights, and the buffers that are saved with them."""
+    own = policy.causal_lm
+    saved = model.state_dict().keys()
+    for name, module in model.named_modules():
+        source = own.get_submodule(name)
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                full = f"{name}.{key}" if name else key
+                held = own.get_buffer(full) if full in saved else buffer
+                module._buffers[key] = held.detach().to(policy.device, buffer.dtype)
+        lazy: dict[str, Maker] = {}
+        for key, held in list(module._parameters.items()):
+            if held is None:
+                continue
+            module._parameters[key], make = _taken(source, key, held, shift)
+            lazy |= {} if make is None else {key: make}
+        if lazy:
+            _make_at_each_call(module, lazy)
+
+
+def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
+    """The policy's own weight where it holds plain numbers; else an empty one, and what makes plain numbers of it."""
+    base = getattr(source, "base_layer", source)
+    weight = base._parameters[key]
+    assert isinstance(weight, nn.Parameter), f"{type(base).__name__} has no {key}"
+    adapters = _adapters(source) if base is not source and key == "weight" else []
+    moved = any(part in shift for part in (weight, *(part for a, b, _ in adapters for part in (a, b))))
+    if weight.dtype == empty.dtype and not adapters and not moved:
+        return weight, None
+
+    def shifted(part: Tensor) -> Tensor:
+        plain = _dequantised(part).to(empty.dtype)
+        return plain + shift[part] if part in shift else plain
+
+    def make() -> Tensor:
+        made_OI = shifted(weight)
+        for a_RI, b_OR, scaling in adapters:
+            added_OI = scaling * (shifted(b_OR) @ shifted(a_RI))
+            # GPT-2's layers hold their weights the other way round.
+            made_OI = made_OI + (added_OI.t() if getattr(source, "fan_in_fan_out", False) else added_OI)
+        return made_OI
+
+    # It takes no memory, tells type and device to who asks, and gives no number to who reads it past the layer.
+    nothing = torch.full((), torch.nan, dtype=empty.dtype, device=weight.device).expand(empty.shape)
+    return nn.Parameter(nothing, requires_grad=False), make
+
+
+def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
+    """(A, B, scaling) of the adapters that are in use on a layer: it computes with W + scaling * B A."""
+    names = [name for name in source.active_adapters if name in source.lora_A]
+    return [(source.lora_A[name].weight, source.lora_B[name].weight, source.scaling[name]) for name in names]
+
+
+def _dequantised(weight: Tensor) -> Tensor:
+    """What a weight in 4 bits stands for; another as it is."""
+    state = getattr(weight, "quant_state", None)
+    if state is None:
+        return weight
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(weight.data, state)
+
+
+def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker]) -> None:
+    """Let a module compute with weights that are made when it is called, and made again for the backward pass.
+
+    Only one layer's plain numbers live at a time, whatever the size of the model.
+    """
+    forward = module.forward
+
+    def call(*inputs: Any, **keywords: Any) -> Any:
+        held = dict(module._parameters)
+        module._parameters.update({key: make() for key, make in lazy.items()})  # type: ignore[misc]
+        try:
+            return forward(*inputs, **keywords)
+        finally:
+            module._parameters.update(held)
+
+    def remade(*inputs: Any, **keywords: Any) -> Any:
+        return checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
+
+    module.forward = remade
