@@ -303,6 +303,32 @@ def solve(x):
     for i in range(60): os.pwrite(fd, b"z" * (1 << 20), i << 20)
     return "OUT"
 """,
+    "files held by threads with descriptors of their own": """
+import ctypes, os, threading, time
+call, held = ctypes.CDLL(None).syscall, []
+def hold(name):
+    call(436, 1000, 1001, 2)  # close_range with CLOSE_RANGE_UNSHARE
+    try:
+        for i in range(9):
+            held.append(os.open(name, os.O_RDWR | os.O_CREAT)); os.unlink(name)
+            os.write(held[-1], b"z" * (1 << 20))
+    except OSError: pass
+    time.sleep(9)
+def solve(x):
+    for n in range(9): threading.Thread(target=hold, args=(str(n),), daemon=True).start()
+    time.sleep(0.3)
+    return "OUT" if len(held) > 40 else "in"
+""",
+    "threads that share nothing but memory": """
+import ctypes, os
+call = ctypes.CDLL(None).syscall
+number = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+stack = ctypes.addressof(ctypes.create_string_buffer(1 << 16)) + 65000 & ~15
+kept = [stack]
+def solve(x):
+    flags = 0x10900 | [0, 0x200, 0x400][x]  # CLONE_VM, CLONE_SIGHAND and CLONE_THREAD, without CLONE_FILES or CLONE_FS
+    return "OUT" if call(number, flags, ctypes.c_void_p(stack), 0, 0, 0) > 0 else "in"
+""",
     "memory that is a file": """
 import ctypes, os
 def solve(x):

@@ -73,6 +73,12 @@ def test_these_are_refused_whatever_their_arguments(machine: str, name: str) -> 
         ("clone", (0x11,), "EPERM"),  # fork
         ("clone", (0x4111,), "EPERM"),  # vfork
         ("clone", (0x3D0F00 | 0x10000000,), "EPERM"),  # a thread in a new user namespace
+        ("clone", (0x3D0F00 & ~0x400,), "EPERM"),  # descriptors of its own, and so a limit of its own for them
+        ("clone", (0x3D0F00 & ~0x200,), "EPERM"),  # a current folder of its own
+        ("close_range", (3, 9, 0), ALLOW),
+        ("close_range", (3, 9, 4), ALLOW),  # close when another program is executed
+        ("close_range", (3, 9, 2), "EPERM"),  # descriptors of its own
+        ("close_range", (3, 9, 6), "EPERM"),
         ("clone3", (1, 88), "ENOSYS"),
         ("kill", (PID, 9), ALLOW),
         ("kill", (PID + 1, 0), "EPERM"),

@@ -17,7 +17,7 @@ read write close lseek pread64 pwrite64 readv writev preadv pwritev
 open openat creat stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64
 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat umask
 ftruncate fsync fdatasync statfs fstatfs copy_file_range sendfile
-dup dup2 dup3 pipe pipe2 close_range poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait
+dup dup2 dup3 pipe pipe2 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait
 epoll_pwait epoll_pwait2 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
 recvfrom getsockname getpeername getsockopt shutdown
 munmap mprotect mremap madvise brk msync
@@ -56,6 +56,10 @@ _MAP_ANONYMOUS = 0x20
 PRCTLS = (2, 3, 15, 16, 21, 23, 39, 0x53564D41)
 """Names of threads and of memory, and questions."""
 _NEW_NAMESPACES = 0x7E020000
+_SHARED_BY_THREADS = 0x10F00
+"""CLONE_THREAD, CLONE_VM, CLONE_FS, CLONE_FILES and CLONE_SIGHAND, which every C library asks for."""
+_CLOSE_RANGE_CLOEXEC = 4
+"""The other flag gives a thread descriptors of its own."""
 
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
@@ -105,8 +109,12 @@ def anonymous() -> Block:
 
 
 def thread_only() -> Block:
-    """clone: threads, not processes, and no namespaces."""
-    return [low(0), (_ANY_BIT, 2, 0, _NEW_NAMESPACES), (_ANY_BIT, 0, 1, kernel.CLONE_THREAD), ALLOW, refuse()]
+    """clone: threads, not processes, and no namespaces.
+
+    A thread shares all with the others: with descriptors of its own it would have a limit of its own for them too.
+    """
+    wanted = _SHARED_BY_THREADS | _NEW_NAMESPACES
+    return [low(0), (_AND, 0, 0, wanted), (_EQUAL, 0, 1, _SHARED_BY_THREADS), ALLOW, refuse()]
 
 
 def stream_pair() -> Block:
@@ -124,6 +132,7 @@ def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
     """Return what happens to each call that is not simply allowed; all others are refused."""
     table = {
         "clone": thread_only(),
+        "close_range": one_of(2, (0, _CLOSE_RANGE_CLOEXEC)),
         "clone3": [refuse(errno.ENOSYS)],  # libc falls back to clone, whose flags a filter can see
         "socketpair": stream_pair(),
         "sendto": without_address(),
