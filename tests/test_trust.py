@@ -13,9 +13,12 @@ import pytest
 from covey import trust
 from covey.config import Config, DataConfig, validate
 from covey.environment_config import CodeConfig, CustomConfig, Gsm8kConfig, MixtureConfig, RewardFunctionsConfig
+from covey.environments.data import load_rows
+from covey.environments.reward_specs import load_reward
 from covey.main import main
 from covey.run_folder import claim
 from covey.settings import to_yaml
+from covey.tables import resolve
 from covey.train import train
 
 from .small import logging_as_it_was, small_config, words
@@ -155,6 +158,49 @@ def test_no_way_of_naming_its_settings_loads_it(command: str, source: str, capsy
     shutil.copy(run / "config.yaml", "saved.yaml")
     assert main(COMMANDS[command]) == 2
     assert_nothing_happened(capsys, source, "rewards=evil:f")
+
+
+UNUSUAL = (
+    "evil:1",
+    "evil:f-x",
+    "evil:f x",
+    "evil: f",
+    "evil:",
+    "evil:f:",
+    "evil:f\n",
+    "ev\nil:f",
+    "evil:\nf",
+    "evil::f",
+)
+"""Names that look like no function, of modules that are there."""
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_no_other_spelling_of_a_name_is_imported(name: str) -> None:
+    Path("ev\nil.py").write_text(MARK)
+    loaders: list[Callable[[], object]] = [
+        lambda: resolve(name, {}),
+        lambda: load_reward(name),
+        lambda: load_reward({"function": name, "args": {}}),
+        lambda: validate(with_rows(rewards=[name])),
+        lambda: validate(Config(environment=CustomConfig(factory=name))),
+        lambda: validate(with_algorithm(advantage=name)),
+        lambda: validate(with_algorithm(shaping={name: {}})),
+        lambda: load_rows(name),
+    ]
+    for load in loaders:
+        with pytest.raises(ValueError):
+            load()
+        assert not Path("PWNED").exists()
+        assert not {"evil", "ev\nil"} & set(sys.modules)
+
+
+def test_nor_is_it_where_a_foreign_run_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    foreign(with_rows(rewards=["evil:1"], data=DataConfig(path="evil:1")))
+    for command in ("evaluate", "resume"):
+        assert main(COMMANDS[command]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert not Path("PWNED").exists()
 
 
 def test_nor_is_what_it_names_among_later_changes(capsys: pytest.CaptureFixture[str]) -> None:

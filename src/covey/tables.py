@@ -13,6 +13,8 @@ from typing import Any
 
 _FOREIGN = (os.path.dirname(os.path.abspath(__file__)) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
+"""Nothing else is imported. Whatever matches is code to `trust.CODE`, which guards runs of somebody else."""
 
 
 def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -22,9 +24,10 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
     """
     if name_or_path in table:
         return table[name_or_path]
-    module_name, colon, function_name = name_or_path.partition(":")
-    if not colon:
+    parts = module_and_name(name_or_path)
+    if parts is None:
         raise ValueError(f"expected one of {', '.join(sorted(table))} or module:function, got {name_or_path}")
+    module_name, function_name = parts
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -75,6 +78,16 @@ def names_function(text: str) -> bool:
     (True, False, False)
     """
     return _FUNCTION.fullmatch(text) is not None
+
+
+def module_and_name(text: str) -> tuple[str, str] | None:
+    """Return what is to be imported and what is to be found there, None where it is not `module:function`.
+
+    >>> module_and_name("my-checks:Exact.strictly"), module_and_name("my_checks:1")
+    (('my-checks', 'Exact.strictly'), None)
+    """
+    found = _LOADABLE.fullmatch(text)
+    return None if found is None else (found[1], found[2])
 
 
 def near(word: str, known: Collection[str]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from covey.environments.reward_call import RewardCallable
 from covey.rewards import REWARDS
-from covey.tables import near
+from covey.tables import module_and_name, near
 
 KEYS = ("function", "args")
 GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
@@ -65,8 +65,8 @@ def reward_spec(entry: object) -> RewardSpec:
 
 
 def _named(spec: RewardSpec) -> RewardSpec:
-    module, colon, attribute = spec.function.partition(":")
-    if spec.ready_made is None and not (module and colon and attribute):
+    if spec.ready_made is None and module_and_name(spec.function) is None:
+        colon = ":" in spec.function
         path, dot, name = spec.function.rpartition(".")
         meant = (
             f"; did you mean {path}:{name}?" if path and dot and name and not colon else near(spec.function, REWARDS)
@@ -128,7 +128,9 @@ def _refuse_missing(spec: RewardSpec, parameters: Mapping[str, inspect.Parameter
 
 def _named_by(name: str) -> Any:
     """The function or class that `module:function` names. ValueError that says which part is wrong."""
-    module_name, _, attribute = name.partition(":")
+    parts = module_and_name(name)
+    assert parts is not None, "_named refuses others"
+    module_name, attribute = parts
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
