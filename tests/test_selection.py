@@ -147,6 +147,12 @@ def test_a_group_of_equal_rewards_is_dropped(rewards: list[float], keep: bool) -
     assert zero_std(tensor(*rewards)) is keep
 
 
+def test_rewards_that_differ_by_more_than_rounding_are_not_equal_however_little_they_spread() -> None:
+    assert zero_std(tensor(0.5, 0.5, 0.5001))
+    assert not zero_std(tensor(0.5, 0.5, 0.5 + 1e-7))
+    assert not zero_std(tensor(0.5, 0.5, 0.5001), atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("rewards", "keep"),
     [([1, 1], False), ([0, 0], False), ([1, 0], True), ([NAN, 0.3], True), ([NAN], False), ([], False)],
