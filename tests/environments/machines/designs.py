@@ -2,10 +2,20 @@
 those to the Left, to the Right, Up and Down, from its back to its front."""
 
 from covey.environments.machines.blocks import BLOCKS
+from covey.environments.machines.compact import read_compact
 from covey.environments.machines.place import place
+from covey.environments.machines.tree import canonical
 from covey.environments.machines.types import ROOT, Block, Invalid, Machine, Rules, Tree
 
 ANY = Rules(frozenset(BLOCKS))
+
+
+def standing_of(text: str) -> Tree:
+    """In the order in which it is simulated."""
+    tree = read_compact(text, ANY)
+    assert not isinstance(tree, Invalid), tree
+    return canonical(tree)
+
 
 CAR: Tree = (
     ROOT,
@@ -71,6 +81,14 @@ LEAPER: Tree = (
     *(Block(9, 1, 9, 7, 0),) * 4,  # from the end of the base to the top of the mast
 )
 """A catapult whose rubber bands throw itself up, with the boulder."""
+
+SPRINGER: Tree = standing_of(
+    "Ba0Aa1Sa4Mb0Rc0Hd0Bg0Yb3h0Sf7Yb<h:Sh;Ah8Hc1Cm6Qo0Mj4Tj2Yl3e0Bq1Mt4Rb6Hc5Hb7Yh<v2Sg2Ac2Bf1Sa3Bu3St6H#3"
+)
+"""What evolution found under an earlier score: four rubber bands, and its starting block springs up by 2.91 m."""
+
+BURSTER: Tree = standing_of("Sa0Ta2Ma3Tc3Rc4Wd2Sd3Bd4Be3Bh0Cj7Tk0Mk4Pk6Ql0Rn2Ro0Mq5Ze1k1Yf7n3Yj1n0Yj2q0")
+"""What evolution found next: rotating blocks press the boulder through a wall of its bowl until they fly apart."""
 
 GALLOWS: Tree = (
     *CROSS,

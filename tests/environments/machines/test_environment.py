@@ -14,6 +14,7 @@ from covey.environments.machines.prompts import FORMS, explanation, instruction_
 from covey.environments.machines.score_cache import CachedSimulators
 from covey.environments.machines.stages import STAGES, draw_problems
 from covey.environments.machines.tally import best_of
+from covey.environments.machines.throwing import Throw
 from covey.environments.machines.trajectory import Flight, Outcome
 from covey.environments.machines.tree import write_json
 from covey.environments.machines.types import ROOT, Block, Tree
@@ -40,7 +41,8 @@ class Counting:
             return Failure("the simulator crashed")
         if any(block.type == 16 for block in tree):
             return Outcome("unstable", 0.0, 0.0, 0.0, None, ())
-        flight = Flight(3.0, 5.0, 10.0, 10.0, 10.0, 0.5, True) if any(b.type == 36 for b in tree) else None
+        throw = Throw(1.0, 4.0, 10.0, 0.2, 0.5, on_ground=True, rise=2.0, distance=10.0)
+        flight = Flight(3.0, 5.0, 10.0, 10.0, 10.0, 0.5, True, throw) if any(b.type == 36 for b in tree) else None
         distance = float(len(tree))
         return Outcome("complete", distance, 0.0, distance, flight, ())
 

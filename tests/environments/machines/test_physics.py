@@ -14,7 +14,18 @@ from covey.environments.machines.scores import SCORES
 from covey.environments.machines.types import ROOT, Block, Machine, PlacedBlock, Tree
 from covey.environments.machines.worlds import WORLDS
 
-from .designs import BAND_CATAPULT, CAR, CROSS, GALLOWS, LEAPER, ROTOR_CATAPULT, SMALL_CAR, machine
+from .designs import (
+    BAND_CATAPULT,
+    BURSTER,
+    CAR,
+    CROSS,
+    GALLOWS,
+    LEAPER,
+    ROTOR_CATAPULT,
+    SMALL_CAR,
+    SPRINGER,
+    machine,
+)
 
 G = 9.81
 
@@ -51,8 +62,38 @@ def test_a_machine_that_leaps_up_with_its_boulder_scores_nothing_under_the_stric
     assert found.flight.distance > 50.0
     assert SCORES["catapult_paper"].of(found) > 1000.0
     assert SCORES["catapult_strict"].of(found) == 0.0
-    for tree in (ROTOR_CATAPULT, BAND_CATAPULT):
-        assert SCORES["catapult_strict"].of(outcome(machine(tree), "catapult")) > 90.0
+    assert found.flight.throw is not None
+    assert found.flight.throw.own_lift > 10.0
+
+
+def test_what_evolution_found_below_earlier_limits_scores_nothing_under_the_strict_rule() -> None:
+    found = outcome(machine(SPRINGER), "catapult")
+    assert found.flight is not None
+    assert found.flight.throw is not None
+    assert found.flight.lift < 3.0
+    assert found.flight.throw.own_lift > 2.0
+    assert found.flight.throw.distance < 0.75 * found.flight.distance
+    assert SCORES["catapult_strict"].of(found) == 0.0
+
+
+def test_a_simulation_that_makes_energy_has_diverged() -> None:
+    assert simulate(machine(BURSTER), "catapult").ending == "unstable"
+    gained: list[float] = []
+    for tree in (CAR, ROTOR_CATAPULT, BAND_CATAPULT):
+        simulate(machine(tree), "catapult", seen=lambda simulation: gained.append(simulation.gained))
+        assert 0.0 < gained[-1] < 50.0
+
+
+def test_a_catapult_that_stands_is_paid_for_what_the_boulder_does_beyond_its_own_motion() -> None:
+    for tree, lowest in ((ROTOR_CATAPULT, 70.0), (BAND_CATAPULT, 50.0)):
+        found = outcome(machine(tree), "catapult")
+        assert found.flight is not None
+        throw = found.flight.throw
+        assert throw is not None
+        assert throw.on_ground
+        assert (0.9 < throw.time < 1.2, throw.own_way < 0.5, throw.own_lift < 0.6) == (True, True, True)
+        assert 0.8 * throw.flown < throw.distance < throw.flown < found.flight.distance
+        assert lowest < SCORES["catapult_strict"].of(found) < throw.flown * found.flight.max_height
 
 
 def test_machines_without_a_motor_stay_where_they_are() -> None:

@@ -10,6 +10,7 @@ from covey.environments.machines.blocks import BLOCKS
 from covey.environments.machines.constants import physics_version
 from covey.environments.machines.place import place
 from covey.environments.machines.scores import SCORES, SHORT_NAMES
+from covey.environments.machines.throwing import Throw
 from covey.environments.machines.trajectory import ENDINGS, Outcome
 from covey.environments.machines.tree import canonical, num_boulders
 from covey.environments.machines.types import Invalid, Machine, Tree
@@ -176,7 +177,15 @@ def story(outcome: Outcome) -> str:
         heights = f"rose from {flight.start_height:.2f} to {flight.max_height:.2f} m"
         lines.append(f"the boulder {heights} and {ending} {flight.distance:.2f} m forward")
         lines.append(f"the starting block rose by {flight.lift:.2f} m meanwhile")
+        lines += [] if flight.throw is None else [_said_of(flight.throw)]
     return "\n".join(lines)
+
+
+def _said_of(throw: Throw) -> str:
+    stands = "standing" if throw.on_ground else "off the ground"
+    own = f"it had moved by {throw.own_way:.2f} m, rose by {throw.own_lift:.2f} m"
+    counts = f"{throw.rise:.2f} m up and {throw.distance:.2f} m forward count"
+    return f"the machine, {stands}, let go of it after {throw.time:.2f} s; {own}; {counts}"
 
 
 MOST_SHOWN = 48

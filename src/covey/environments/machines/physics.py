@@ -15,6 +15,7 @@ from covey.environments.machines.assembly import Assembly, assemble
 from covey.environments.machines.blocks import BLOCKS, BOULDER
 from covey.environments.machines.constants import (
     MAX_FREEDOM,
+    MAX_GAIN,
     MAX_SPEED,
     MISSING,
     PHYSICS,
@@ -24,6 +25,7 @@ from covey.environments.machines.constants import (
 )
 from covey.environments.machines.mjcf import model_text, motor_speeds
 from covey.environments.machines.place import place
+from covey.environments.machines.throwing import Thrower
 from covey.environments.machines.trajectory import Array, Outcome, Recording, Trajectory, summarize, without_motion
 from covey.environments.machines.tree import canonical
 from covey.environments.machines.types import Block, Invalid, Machine, Rules, Tree
@@ -42,6 +44,8 @@ TOUCHES_GROUND = 0.05
 it: contact is soft, and lasts longer."""
 TO_GAME = [1, 2, 0]
 """Which of MuJoCo's axes are the game's x, y and z."""
+GROUND = 0
+"""The geom of the ground: the first of the model."""
 BOULDER_RADIUS = BLOCKS[BOULDER].size[0] / 2
 BROKEN = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
@@ -55,13 +59,26 @@ class Simulation:
     assembly: Assembly
     physics: Physics
     num_looks: int = 0
+    energy: float = math.inf
+    """Joules at the last look: of motion, height, and what is stretched."""
+    gained: float = 0.0
+    """Joules that no motor gave, in all."""
 
     def watch(self) -> None:
         """Go on to the next look, with the power on when it is time."""
         if self.num_looks == round(self.physics.power_time / (WATCH_STEPS * self.physics.timestep)):
             self.data.ctrl[:] = motor_speeds(self.assembly, self.physics)
             self.model.tendon_stiffness[:] = self.bands()
-        mujoco.mj_step(self.model, self.data, WATCH_STEPS)
+            self.energy = math.inf
+        force, speed, power = self.data.actuator_force, self.data.actuator_velocity, 0.0
+        for _ in range(WATCH_STEPS):
+            mujoco.mj_step(self.model, self.data)
+            power += max(0.0, float(force @ speed))
+        mujoco.mj_energyPos(self.model, self.data)
+        mujoco.mj_energyVel(self.model, self.data)
+        energy = float(self.data.energy.sum())
+        self.gained += max(0.0, energy - self.energy - power * self.physics.timestep)
+        self.energy = energy
         self.num_looks += 1
 
     def bands(self) -> list[float]:
@@ -80,7 +97,25 @@ class Simulation:
         return (
             not bool(np.isfinite(self.data.qpos).all() and (np.abs(speeds) <= MAX_SPEED).all())  # NaN compares false
             or any(self.data.warning[kind].number > 0 for kind in BROKEN)
+            or not self.gained <= MAX_GAIN
         )
+
+    def centre(self) -> tuple[float, float, float]:
+        """Centre of mass of the machine without its boulder, in the game's axes."""
+        mujoco.mj_kinematics(self.model, self.data)  # what a step leaves behind is from before it moved
+        mujoco.mj_comPos(self.model, self.data)
+        z, x, y = self.data.subtree_com[1].tolist()  # body 1 is the root's
+        return x, y, z
+
+    def touches(self) -> tuple[bool, bool]:
+        """Whether the machine touches the boulder, and whether it touches the ground."""
+        assert self.assembly.boulder is not None
+        pairs = self.data.contact.geom
+        boulder = self.model.geom_bodyid[pairs] == self.assembly.boulder + 1
+        world = self.model.geom_bodyid[pairs] == 0
+        holds = boulder.any(axis=1) & ~world.any(axis=1)
+        stands = (pairs == GROUND).any(axis=1) & ~boulder.any(axis=1)
+        return bool(holds.any()), bool(stands.any())
 
     def is_held(self) -> bool:
         """Whether anything touches the boulder."""
@@ -107,10 +142,17 @@ def simulate(
         return without_motion("too_free")
     boulder = simulation.assembly.boulder
     rows: list[tuple[float, ...]] = []
+    centres: list[tuple[float, ...]] = []
+    touches: list[tuple[bool, bool]] = []
+    gained: list[float] = []
     landing: int | None = None
     goes_on = True
     while goes_on:
         rows.append(simulation.place(0) + (() if boulder is None else simulation.place(boulder)))
+        if boulder is not None and landing is None:
+            centres.append(simulation.centre())
+            touches.append(simulation.touches())
+            gained.append(simulation.gained)
         if seen is not None:
             seen(simulation)
         if boulder is not None and landing is None and _is_down(rows[-1][4]):
@@ -122,7 +164,11 @@ def simulate(
             simulation.watch()
     places: Array = np.array(rows)
     times_T: Array = np.arange(len(rows), dtype=np.float64) * (WATCH_STEPS * physics.timestep)
-    return Trajectory("complete", times_T, places[:, :3], None if boulder is None else places[:, 3:], landing)
+    if boulder is None:
+        return Trajectory("complete", times_T, places[:, :3], None, None)
+    holds_T, stands_T = np.array(touches).T
+    thrower = Thrower(np.array(centres), holds_T, stands_T, np.array(gained))
+    return Trajectory("complete", times_T, places[:, :3], places[:, 3:], landing, thrower)
 
 
 def _is_down(height: float) -> bool:
@@ -157,7 +203,7 @@ def record(machine: Machine, world: World, physics: Physics = PHYSICS) -> Record
 def outcome(machine: Machine, world: World, physics: Physics = PHYSICS) -> Outcome:
     """The numbers that scores are made of."""
     last = round(physics.duration / (WATCH_STEPS * physics.timestep))
-    return summarize(simulate(machine, world, physics), last, SHOW_EVERY)
+    return summarize(simulate(machine, world, physics), last, SHOW_EVERY, physics.gravity)
 
 
 def outcome_of(tree: Tree, world: World) -> Outcome:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from covey.environments.machines.throwing import Throw
 from covey.environments.machines.trajectory import Flight, Outcome
 from covey.environments.machines.worlds import World
 from covey.tables import one_of
@@ -16,9 +17,13 @@ MIN_HEIGHT = 3.0
 """Metres the boulder has to reach."""
 MIN_RISE = 1.0
 """Metres it has to rise above where it lay, under the strict score."""
-MAX_LIFT = 3.0
-"""Metres the starting block may rise meanwhile, under the strict score: a machine that leaps up as a whole takes the
-boulder along."""
+MAX_WAY = 1.5
+"""Metres between a machine's centre of mass at the release and where it stood: further off it leaps, rolls or falls."""
+MAX_GAIN = 200.0
+"""Joules that solids driven into each other may give until the release. A throw takes 500 to 2000, and a rule-based
+machine gains 182 at most."""
+MAX_LIFT = 2.0
+"""Metres that centre may rise until the boulder lands. Catapults hop when they throw, 1 to 2 m where they are light."""
 CARRIED = 0.25
 """A boulder that lies closer to the machine than this share of its way was carried there, not thrown."""
 
@@ -50,13 +55,25 @@ def catapult_repo(outcome: Outcome) -> float:
 
 
 def catapult_strict(outcome: Outcome) -> float:
-    """Rise times distance, for boulders that come up to 3 m, rise by 1 m and were not carried to where they lie, by a
-    machine that stays down itself."""
+    """Rise times distance of a throw, for boulders that come up to 3 m and rise by 1 m.
+
+    The machine stands on the ground when it lets go, and only what the boulder does beyond the machine's own motion
+    counts (module `throwing`).
+    """
     flight = outcome.flight
-    if flight is None or flight.max_height < MIN_HEIGHT or is_carried(flight) or flight.lift > MAX_LIFT:
+    if flight is None or flight.max_height < MIN_HEIGHT or is_carried(flight):
         return 0.0
-    rise = flight.max_height - flight.start_height
-    return rise * max(0.0, flight.distance) if rise >= MIN_RISE else 0.0
+    throw, rise = flight.throw, flight.max_height - flight.start_height
+    if throw is None or not is_thrown(throw) or rise < MIN_RISE:
+        return 0.0
+    return max(0.0, throw.rise) * throw.distance
+
+
+def is_thrown(throw: Throw) -> bool:
+    """Whether the machine stands when it lets go and stays down, and the boulder flies further than it falls, by the
+    machine's own force."""
+    stands = throw.on_ground and throw.own_way <= MAX_WAY and throw.own_lift <= MAX_LIFT
+    return stands and throw.distance >= throw.height and throw.gained <= MAX_GAIN
 
 
 def is_carried(flight: Flight) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covey.environments.machines.constants import MAX_FREEDOM
+from covey.environments.machines.throwing import Throw, Thrower, find_throw
 from covey.environments.machines.types import Machine
 from covey.environments.machines.worlds import World
 
@@ -32,6 +33,8 @@ class Trajectory:
     """Centre of the boulder; None where there is none."""
     landing: int | None
     """Look at which the boulder first touched the ground; it may be 0."""
+    thrower: Thrower | None = None
+    """None where there is no boulder to throw."""
 
 
 def without_motion(ending: Ending) -> Trajectory:
@@ -68,6 +71,8 @@ class Flight:
     lift: float
     """How far the starting block rose meanwhile above where it stood."""
     has_landed: bool
+    throw: Throw | None = None
+    """None where the machine never let go of it, or it did not land."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,17 @@ class Outcome:
 
 def outcome_of_data(data: Mapping[str, Any]) -> Outcome:
     """From `to_data`, after JSON."""
-    flight = None if data["flight"] is None else Flight(**data["flight"])
+    flight = None if data["flight"] is None else _flight_of_data(data["flight"])
     samples = tuple(tuple(sample) for sample in data["samples"])
     return Outcome(**{**data, "flight": flight, "samples": samples})
 
 
-def summarize(trajectory: Trajectory, last: int, show_every: int) -> Outcome:
+def _flight_of_data(data: Mapping[str, Any]) -> Flight:
+    throw = None if data["throw"] is None else Throw(**data["throw"])
+    return Flight(**{**data, "throw": throw})
+
+
+def summarize(trajectory: Trajectory, last: int, show_every: int, gravity: float) -> Outcome:
     """The numbers of a simulation. `last` is the look that ends the time of the task; the boulder may fly on."""
     if trajectory.ending != "complete":
         return Outcome(trajectory.ending, 0.0, 0.0, 0.0, None, ())
@@ -109,12 +119,12 @@ def summarize(trajectory: Trajectory, last: int, show_every: int) -> Outcome:
         forward=float(moved_3[2]),
         sideways=float(moved_3[0]),
         moved=float(np.sqrt(moved_3 @ moved_3)),
-        flight=_flight(trajectory),
+        flight=_flight(trajectory, gravity),
         samples=_samples(trajectory, show_every),
     )
 
 
-def _flight(trajectory: Trajectory) -> Flight | None:
+def _flight(trajectory: Trajectory, gravity: float) -> Flight | None:
     boulder_T3 = trajectory.boulder_T3
     if boulder_T3 is None:
         return None
@@ -129,7 +139,16 @@ def _flight(trajectory: Trajectory) -> Flight | None:
         gap=_on_ground(apart_3),
         lift=float(trajectory.root_T3[: end + 1, 1].max() - trajectory.root_T3[0, 1]),
         has_landed=trajectory.landing is not None,
+        throw=_throw(trajectory, gravity),
     )
+
+
+def _throw(trajectory: Trajectory, gravity: float) -> Throw | None:
+    boulder_T3, thrower, landing = trajectory.boulder_T3, trajectory.thrower, trajectory.landing
+    if boulder_T3 is None or thrower is None or landing is None:
+        return None
+    interval = float(trajectory.times_T[1] - trajectory.times_T[0])
+    return find_throw(boulder_T3, thrower, landing, interval, gravity)
 
 
 def _on_ground(vector_3: Array) -> float:
