@@ -115,7 +115,9 @@ def _undone_sum(terms: list[Node]) -> Iterator[str]:
     names = Counter(
         "·".join(f"{base}^{exponent}" for base, exponent in sorted(p.items()) if exponent) for _, p in parts
     )
-    if names[""] > 1:
+    if names[""] > 1 or Number(Fraction(0)) in terms:
+        yield "sum of numbers"
+    if names[""] and any(_is_double_sign_of_number(term) for term in terms):
         yield "sum of numbers"
     if any(number > 1 for name, number in names.items() if name):
         yield "like terms"
@@ -124,6 +126,14 @@ def _undone_sum(terms: list[Node]) -> Iterator[str]:
     for term in terms:
         if isinstance(term, Product) and all(is_rational(f) or isinstance(f, Sum) for f in term.factors):
             yield "bracket in a sum"
+
+
+def _is_double_sign_of_number(term: Node) -> bool:
+    """Check for `\\pm3`, which in a sum with a number stands for two numbers."""
+    match term:
+        case Product((Symbol(name), factor)):
+            return name == "\\pm" and is_rational(factor)
+    return False
 
 
 def _undone_product(factors: tuple[Node, ...]) -> Iterator[str]:
@@ -138,6 +148,9 @@ def _undone_product(factors: tuple[Node, ...]) -> Iterator[str]:
     powers = sum(isinstance(factor, Power) and is_numeric(factor) for factor in factors)
     if powers > 1 or (powers and numbers and not is_scientific(factors)):
         yield "product of powers"
+    contents = [_content(factor) for factor in factors if isinstance(factor, Sum)]
+    if any(content.denominator > 1 for content in contents) and (numbers or len(contents) > 1):
+        yield "fraction in a bracket"
     roots = sum(isinstance(factor, Root) and is_numeric(factor) for factor in factors)
     sums = sum(isinstance(factor, Sum) and is_numeric(factor) for factor in factors)
     if roots > 1 or sums > 1 or (roots and sums):
@@ -147,6 +160,8 @@ def _undone_product(factors: tuple[Node, ...]) -> Iterator[str]:
 def _undone_quotient(top: Node, bottom: Node) -> Iterator[str]:
     if any(isinstance(part, Quotient) for side in (top, bottom) for part in walk(side)):
         yield "fraction in a fraction"
+    if bottom == Number(Fraction(1)):
+        yield "fraction over 1"
     contents = _content(top), _content(bottom)
     if not coprime(*contents) and 0 not in contents:
         yield "fraction not in lowest terms"
@@ -160,14 +175,15 @@ def _undone_quotient(top: Node, bottom: Node) -> Iterator[str]:
 
 
 def _content(node: Node) -> Fraction:
-    """Return what all terms have in common as a number; 1 where their coefficients are no whole numbers."""
+    """Return what all terms have in common as a number, of a product what all its factors have."""
+    if isinstance(node, Product):
+        return math.prod(map(_content, node.factors), start=Fraction(1))
     terms = list(_flat(node.terms)) if isinstance(node, Sum) else [node]
     numbers = [monomial(term)[0] for term in terms]
     if len(numbers) == 1:
         return numbers[0]
-    if any(number.denominator != 1 for number in numbers):
-        return Fraction(1)
-    return Fraction(math.gcd(*(number.numerator for number in numbers)))
+    top = math.gcd(*(number.numerator for number in numbers))
+    return Fraction(top, math.lcm(*(number.denominator for number in numbers)))
 
 
 def _undone_power(base: Node, exponent: Node) -> Iterator[str]:
@@ -192,6 +208,8 @@ def _undone_root(radicand: Node, index: int) -> Iterator[str]:
     coefficient, powers = monomial(radicand)
     if any(isinstance(part, Root) for part in walk(radicand)):
         yield "root in a root"
+    if radicand == Number(Fraction(1)):
+        yield "root of a power"
     inside = [coefficient.numerator, coefficient.denominator] if not isinstance(radicand, Sum) else []
     if coefficient < 0 or any(_has_power(abs(number), index) for number in inside):
         yield "root of a power"
@@ -258,10 +276,13 @@ def formulas(question: str) -> list[Node]:
 
 
 def is_respelled(answer: str, gold: str, question: str) -> bool:
-    """Check that a number is not spelled as in a question that asks for another spelling of it."""
-    if not _ASKS_FOR_SPELLING.search(question):
-        return True
+    """Check that a number is not spelled as in a question that asks for another spelling of it.
+
+    A power of ten that the question states is what it asks to compute, in whatever words.
+    """
     given, wanted, asked = map(_respelled, (answer, gold, question[:MAX_QUESTION]))
+    if not _ASKS_FOR_SPELLING.search(question) and not _POWER_OF_TEN.search(given):
+        return True
     is_stated = re.search(rf"(?<![\d.]){re.escape(given)}(?!\.?\d)", asked) is not None
     return not is_stated or _marks_of(given) == _marks_of(wanted)
 
@@ -272,10 +293,11 @@ def _respelled(text: str) -> str:
 
 def _marks_of(number: str) -> set[str]:
     """Return what tells fractions, mixed numbers, decimals, percentages and powers of ten apart."""
-    return {mark for mark in "./+%^" if mark in number}
+    return {mark for mark in "./+%^e" if mark in number}
 
 
 _BLANK = re.compile(r"[\s$()]+")
+_POWER_OF_TEN = re.compile(r"(?<!\d)10\^|\d[eE][-+]?\d")
 _COMMA = re.compile(r"(?<=\d),(?=\d{3})")
 _MIXED = re.compile(r"(?<=\d) (?=\d+/\d)")
 _ASKS_FOR_SPELLING = re.compile(

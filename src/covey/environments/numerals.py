@@ -199,8 +199,10 @@ def _is_numeral(written: str) -> bool:
     found = _WRITTEN.fullmatch(written)
     if found is None or _SIGNED.search(written):
         return False
-    top, bottom = found["top"] or found["part"] or "1", found["bottom"] or found["whole"] or "1"
-    return math.gcd(int(top.replace(",", "")), int(bottom.replace(",", ""))) == 1
+    if found["bottom"] or found["whole"]:
+        top, bottom = (int((found[a] or found[b]).replace(",", "")) for a, b in (("top", "part"), ("bottom", "whole")))
+        return math.gcd(top, bottom) == 1 and (found["top"] is not None or top < bottom)
+    return True
 
 
 _PERCENT = re.compile(r" ?(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
@@ -230,8 +232,12 @@ _STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈*]+){0,
 _STRICT_AFTER = re.compile(r"(?:[A-Za-z$/.\s%*\]})(^-]|(?<=[A-Za-z^-])\d)*")
 _AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
 _BEFORE_VALUE = r"[\s$*_(\[]*"
+_OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
+"""In other languages too, but for the Dutch "of"."""
+_IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
+"""Before a second number that stands alone in brackets: `3 (4)`."""
 _ALTERNATIVE = re.compile(
-    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:or|to|vs|versus|maybe|perhaps|possibly)\b{_BEFORE_VALUE}"
+    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{_OR}|to|vs|versus|maybe|perhaps|possibly)\b{_BEFORE_VALUE}"
     rf"(?:(?:maybe|perhaps|possibly|even|else|rather)\b{_BEFORE_VALUE})?"
 )
 _NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
@@ -282,7 +288,7 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> Iterator[_Val
     for _ in range(50):
         either = _ALTERNATIVE.match(text, end)
         blanks = _BLANKS.match(text, end) if _MORE_NUMBERS.fullmatch(text, end) else None
-        separator = either or _NEXT_MEMBER.match(text, end) or blanks
+        separator = either or _IN_BRACKETS.match(text, end) or _NEXT_MEMBER.match(text, end) or blanks
         value = _value_at(text, separator.end(), number) if separator is not None else None
         if value is None or (either is None and len(text[value.end :].split()) > MAX_WORDS_AFTER_LIST and not blanks):
             return
@@ -369,7 +375,7 @@ def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Readings]:
     says_or = False
     for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):
         gap = text[earlier.end() : later.start()].rstrip(CURRENCY).split()
-        is_or = gap[-1:] == ["or"] and len(gap) <= 3
+        is_or = len(gap) <= 3 and gap[-1:] != [] and re.fullmatch(_OR, gap[-1]) is not None
         if not is_or and " ".join(gap) not in _JOINERS:
             break
         says_or = says_or or is_or
