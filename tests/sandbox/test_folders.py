@@ -1,6 +1,7 @@
 """Folders that hostile programs leave: bounded by looking, removed without following anything."""
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,63 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         folders.remove(str(tmp_path / "link"))
     assert (tmp_path / "real").is_dir()
+
+
+def test_what_is_moved_while_it_is_removed_leads_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is being ended moves the folder that is just being cleared, so that ".." is another."""
+    program, victim = tmp_path / "program", tmp_path / "victim"
+    for folder in (program / "empty" / "moved", program / "victim", tmp_path / "empty", victim):
+        folder.mkdir(parents=True)
+    (victim / "file").write_text("kept")
+    list_names, moved = os.listdir, program / "empty" / "moved"
+
+    def while_it_is_moved(at: int) -> list[str]:
+        if moved.exists() and os.path.samestat(os.fstat(at), moved.stat()):
+            moved.rename(program / "moved")
+        return sorted(list_names(at), reverse=True)  # the last comes first
+
+    monkeypatch.setattr(folders.os, "listdir", while_it_is_moved)
+    with pytest.raises(OSError, match="changes while it is removed"):
+        folders.remove(str(program))
+    assert (victim / "file").read_text() == "kept"
+    assert (tmp_path / "empty").is_dir()
+    monkeypatch.undo()
+    folders.remove(str(program))
+
+
+def test_a_link_that_takes_the_place_of_a_folder_changes_no_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, victim = tmp_path / "program", tmp_path / "victim"
+    (program / "shut").mkdir(parents=True, mode=0o700)
+    (program / "shut").chmod(0o500)
+    victim.mkdir(mode=0o755)
+    look = os.lstat
+
+    def before_it_is_changed(name: str, dir_fd: int) -> os.stat_result:
+        found = look(name, dir_fd=dir_fd)
+        if stat.S_ISDIR(found.st_mode):
+            (program / "shut").rmdir()
+            (program / "shut").symlink_to(victim)
+        return found
+
+    monkeypatch.setattr(folders.os, "lstat", before_it_is_changed)
+    with pytest.raises(OSError):
+        folders.remove(str(program))
+    assert victim.stat().st_mode & 0o777 == 0o755
+
+
+def test_no_descriptor_is_closed_twice_where_a_folder_cannot_be_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may have been given its number meanwhile."""
+    (tmp_path / "program" / "gone").mkdir(parents=True)
+    close, closed = os.close, []
+    monkeypatch.setattr(folders.os, "close", lambda descriptor: (closed.append(descriptor), close(descriptor)))
+    monkeypatch.setattr(folders, "_clear", lambda at: ["never there"])
+    with pytest.raises(FileNotFoundError, match="never there"):
+        folders.remove(str(tmp_path / "program"))
+    assert len(closed) == 1
 
 
 def test_bytes_entries_and_depth_count_as_too_much(tmp_path: Path, hostile: Path) -> None:

@@ -84,22 +84,25 @@ def num_threads(pid: int) -> int:
 def remove(folder: str) -> None:
     """The folder and all below, at any depth, with two open descriptors and no links followed.
 
-    No process may be left that could move what is being removed: the way back up is "..".
+    A program that is still being ended may move what is being removed, so that ".." leads elsewhere: OSError then.
     """
     at = os.open(folder, _FOLDER)
-    below = [_clear(at)]
-    path: list[str] = []
+    path: list[tuple[str, os.stat_result]] = []
     try:
+        below = [_clear(at)]
         while below:
             if below[-1]:
-                path.append(below[-1].pop())
-                at = _exchange(at, path[-1])
+                path.append((below[-1].pop(), os.fstat(at)))
+                at = _exchange(at, path[-1][0])
                 below.append(_clear(at))
-            else:
-                below.pop()
-                if path:
-                    at = _exchange(at, "..")
-                    os.rmdir(path.pop(), dir_fd=at)
+                continue
+            below.pop()
+            if path:
+                name, above = path.pop()
+                at = _exchange(at, "..")
+                if not os.path.samestat(os.fstat(at), above):
+                    raise OSError(errno.ESTALE, f"{folder} changes while it is removed")
+                os.rmdir(name, dir_fd=at)
     finally:
         os.close(at)
     os.rmdir(folder)
@@ -120,17 +123,27 @@ def _clear(at: int) -> list[str]:
     """Unlinks what is no folder; the names of those that are, which can then be entered."""
     inner = []
     for name in os.listdir(at):
-        if stat.S_ISDIR(os.lstat(name, dir_fd=at).st_mode):
-            os.chmod(name, 0o700, dir_fd=at)
+        mode = os.lstat(name, dir_fd=at).st_mode
+        if stat.S_ISDIR(mode):
             inner.append(name)
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                _let_in(name, at)
         else:
             os.unlink(name, dir_fd=at)
     return inner
 
 
-def _exchange(at: int, name: str) -> int:
-    """Opens a folder in another, and lets go of that."""
+def _let_in(name: str, at: int) -> None:
+    """Allow its owner all with a folder, which a link may have taken the place of meanwhile: chmod would follow it."""
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
-        return os.open(name, _FOLDER, dir_fd=at)
+        os.chmod(f"/proc/self/fd/{found}", stat.S_IRWXU)
     finally:
-        os.close(at)
+        os.close(found)
+
+
+def _exchange(at: int, name: str) -> int:
+    """Opens a folder in another, and lets go of that; not where it cannot be opened."""
+    inner = os.open(name, _FOLDER, dir_fd=at)
+    os.close(at)
+    return inner
