@@ -217,3 +217,13 @@ def test_a_folder_takes_one_run_and_the_command_goes_on_with_it() -> None:
     assert "torch" in json.loads((folder / "versions.json").read_text())
     assert main(["train", "resume=outputs/twice", "num_steps=3", "resume_changes=[num_steps]"]) == 0
     assert [row["step"] for row in rows(folder / "metrics.jsonl", "train")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "row", ["[]", "3", "null", '"step"', "{}", '{"step": null}', '{"step": "1"}', '{"step": [1]}', "[" * 100_000]
+)
+def test_rows_that_no_run_writes_are_dropped_like_torn_ones(tmp_path: Path, row: str) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text(f'{{"step": 1}}\n{row}\n{{"step": 2}}\n{{"step": 3}}\n')
+    drop_rows_after(file, 2)
+    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -1,6 +1,7 @@
 """`covey show`: the result of a run again, its best and worst answers, runs side by side."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -141,3 +142,35 @@ def test_looking_at_a_run_does_not_wait_for_torch() -> None:
     code = "import sys, covey.show; print({'torch', 'transformers', 'hydra'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
+
+
+ODD = ("[]", "3", "null", "{}", '{"step": "x"}', '{"step": null, "kind": "train"}', "[" * 100_000, "\\0")
+
+
+@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "evaluations.jsonl", "rollouts.jsonl"])
+def test_what_a_run_does_not_write_is_one_line(
+    run: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("evaluations.jsonl", "rollouts.jsonl", "summary.json"):
+        (run / file).unlink(missing_ok=True)
+    (run / name).write_text(f"{text}\n")
+    assert main(["show", "run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("covey: run/")
+    assert (error.count("\n"), error.count("Traceback")) == (1, 0)
+    assert len(error) < 300
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["summary.json", "versions.json"])
+def test_a_pipe_or_a_link_in_their_place_is_not_waited_for_or_followed(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, put in enumerate((os.mkfifo, lambda path: path.symlink_to("/etc/passwd"))):
+        folder = write_run(Path(f"run{number}"))
+        put(folder / name)
+        status = main(["show", str(folder)])
+        printed = capsys.readouterr()
+        assert "root:" not in printed.out + printed.err
+        assert (status, printed.err.count("\n")) == ((2, 1) if name == "summary.json" else (0, 0)), printed.err

@@ -83,6 +83,22 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         return file.read(max_bytes)
 
 
+class NotWritten(ValueError):
+    """A file of a run does not hold what covey writes there."""
+
+
+@contextmanager
+def as_written(file: Path | str) -> Iterator[None]:
+    """Whatever goes wrong inside, where what covey once wrote to `file` is used, is one line: NotWritten."""
+    try:
+        yield
+    except NotWritten:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:100]}"
+        raise NotWritten(f"{file} does not hold what a run writes there ({reason})") from error
+
+
 def _is_the_disks(error: Exception) -> bool:
     """torch, safetensors and tokenizers have errors of their own for a write that fails."""
     return isinstance(error, OSError) or bool(_RUST.search(str(error))) or _TORCH in str(error)

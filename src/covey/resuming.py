@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -183,11 +182,14 @@ def changed_facts(checkpoint: Path) -> list[str]:
 
 
 def _is_past(line: str, step: int, evaluated: bool) -> bool:
+    """Check that a row stays. One torn by a power cut does not: rows up to the checkpoint were synced before it."""
     if not line.endswith("\n"):
         return False
     try:
-        row: dict[str, Any] = json.loads(line)
-    except ValueError:  # torn by a power cut; rows up to the checkpoint were synced before it
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
         return False
     if row["step"] == step and row.get("kind") == "evaluate":
         return evaluated
@@ -198,5 +200,5 @@ def _owner(text: str) -> str:
     try:
         facts = json.loads(text)
         return f"process {facts['pid']}, started {facts['started']}"
-    except (ValueError, KeyError):
+    except (LookupError, TypeError, ValueError, RecursionError):
         return "another process"

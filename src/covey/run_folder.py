@@ -13,7 +13,7 @@ from typing import Any
 
 from covey import launch, trust
 from covey.cleaning import CleanRecords
-from covey.disk import cannot_write, sync, writing
+from covey.disk import cannot_write, read_regular, sync, writing
 from covey.masking import without
 from covey.summary import versions
 
@@ -85,8 +85,8 @@ def _command(folder: Path) -> str:
 def _facts(folder: Path) -> dict[str, Any]:
     """Empty where the run was killed before they were written."""
     try:
-        facts = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        facts = json.loads(read_regular(folder / VERSIONS, trust.MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
 
@@ -114,7 +114,8 @@ def write_versions(folder: Path, secrets: tuple[str, ...] = ()) -> None:
     command = " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])
     facts: dict[str, Any] = {"command": without(command, secrets)}
     if "command" in earlier:
-        facts["earlier_commands"] = [*earlier.get("earlier_commands", []), earlier["command"]]
+        before = earlier.get("earlier_commands")
+        facts["earlier_commands"] = [*(before if isinstance(before, list) else []), earlier["command"]]
     facts |= versions()
     with writing(folder / VERSIONS):
         (folder / VERSIONS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from covey.answer_text import as_text
 from covey.cleaning import CleanConsole
+from covey.disk import NotWritten, as_written
 from covey.run_folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS
 from covey.summary import read_summary
 from covey.summary_tables import print_folder, relative, render, side_by_side
@@ -19,6 +20,7 @@ Row = dict[str, Any]
 NUM_ANSWERS = 3
 """Shown of the best, and of the worst."""
 ANSWERS = "--answers"
+SUMMARY = "summary.json"
 
 
 def run_show(words: Sequence[str]) -> None:
@@ -30,7 +32,8 @@ def run_show(words: Sequence[str]) -> None:
     (folder,) = folders
     console = CleanConsole()
     content = read_summary(folder)
-    console.print(Text(_state(folder)) if content is None else render(content, folder), soft_wrap=content is None)
+    with as_written(folder / (METRICS if content is None else SUMMARY)):
+        console.print(Text(_state(folder)) if content is None else render(content, folder), soft_wrap=content is None)
     print_answers(folder, number, number, console)
     print_folder(folder, console)
 
@@ -38,21 +41,24 @@ def run_show(words: Sequence[str]) -> None:
 def print_side_by_side(folders: Sequence[Path]) -> None:
     """Print what each run came to, and nothing else of it."""
     runs = {relative(folder): read_summary(folder) for folder in folders}
-    CleanConsole().print(side_by_side(runs), soft_wrap=True)
+    with as_written(f"{SUMMARY} of {', '.join(runs)}"):
+        CleanConsole().print(side_by_side(runs), soft_wrap=True)
 
 
 def print_answers(folder: Path, num_best: int, num_worst: int, console: Console) -> None:
     """Print the best and the worst greedy answers of the last evaluation, or where there is none of the last step."""
-    rows = last_answers(folder)
-    ordered = sorted(rows, key=lambda row: (not row.get("correct"), -row["reward"]))
-    best = ordered[: min(num_best, len(ordered))]
-    worst = ordered[max(len(best), len(ordered) - num_worst) :][::-1]
-    of = f"of {len(rows)} kept, step {rows[0]['step']}" if rows else ""
-    for title, chosen in (("best answers", best), ("worst answers", worst)):
-        if chosen:
-            console.print(Text(f"\n{title} ({of})", "italic"))
-        for row in chosen:
-            console.print(Text(as_text(row)), soft_wrap=True)
+    with as_written(folder / EVALUATIONS):
+        rows = last_answers(folder)
+        ordered = sorted(rows, key=lambda row: (not row.get("correct"), -row["reward"]))
+        best = ordered[: min(num_best, len(ordered))]
+        worst = ordered[max(len(best), len(ordered) - num_worst) :][::-1]
+        of = f"of {len(rows)} kept, step {rows[0]['step']}" if rows else ""
+        for title, chosen in (("best answers", best), ("worst answers", worst)):
+            texts = [as_text(row) for row in chosen]
+            if texts:
+                console.print(Text(f"\n{title} ({of})", "italic"))
+            for text in texts:
+                console.print(Text(text), soft_wrap=True)
 
 
 def last_answers(folder: Path) -> list[Row]:
@@ -77,9 +83,12 @@ def rows_of(path: Path) -> Iterator[Row]:
             if not line.endswith("\n"):  # being written, or torn
                 return
             try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path} line {number} is not JSON ({error})") from None
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise NotWritten(f"{path} line {number} is not JSON ({str(error)[:100]})") from None
+            if not isinstance(row, dict):
+                raise NotWritten(f"{path} line {number} is no row")
+            yield row
 
 
 def _state(folder: Path) -> str:

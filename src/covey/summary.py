@@ -15,12 +15,15 @@ from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from covey.compiling import compiler_version
+from covey.disk import as_written, read_regular
 
 if TYPE_CHECKING:  # covey.evaluate imports torch; reading a summary must not
     from covey.evaluate import Estimate, Evaluation
 
 PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
 """Whose versions are recorded; those not installed are left out."""
+MAX_BYTES = 64 << 20
+"""Of summary.json; nothing that a run wrote is longer."""
 Seen = tuple[str, str]
 """A prompt that an evaluation looked at: its environment and what tells it from others (`covey.fingerprint`)."""
 
@@ -282,9 +285,13 @@ def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The content of summary.json; None where the run has not written one."""
+    """The content of summary.json; None where the run has not written one. ValueError where it is none."""
     path = folder / "summary.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not os.path.lexists(path):
+        return None
+    with as_written(path):
+        found = json.loads(read_regular(path, MAX_BYTES))
+        return dict(found)
 
 
 def _finite(value: Any) -> Any:
