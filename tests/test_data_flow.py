@@ -13,6 +13,7 @@ from covey.build import Run, build_run
 from covey.config import Config
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment
+from covey.policy import distribution
 from covey.timing import PhaseTimer
 from covey.train import pack, reward_penalty, train, training_batch
 from covey.types import Batch, Failure, Group, MicroBatch, Prompt, Rollout
@@ -82,6 +83,13 @@ def test_rollouts_without_advantage_leave_the_work_but_not_the_denominators() ->
     _, _, batch = step_of(config, environment=scripted(verdict))
     assert [token for _, token, _ in loss_tokens(batch)] == digits((), 0) + digits((), 3)
     assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (14, 4, 4)
+
+
+def test_the_denominators_of_a_step_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "all_sum_ints", lambda *values: tuple(value + 100 for value in values))
+    _, _, batch = step_of(small_config(groups_per_step=1, sampling__max_tokens=8))
+    assert len(loss_tokens(batch)) == 14
+    assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (114, 104, 104)
 
 
 def test_with_a_kl_penalty_rollouts_without_advantage_stay() -> None:

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from covey.selection import zero_std
 from covey.source import GroupFilter, LocalSource, PromptStream, rollout_seed
 from covey.types import Failure, Group, Prompt
 
+from .processes import on_two_ranks
 from .small import TOKENIZER, scripted, small_config, varied
 
 NUM_PROMPTS = 6
@@ -269,6 +271,14 @@ def test_ranks_share_the_stream_without_gap_or_overlap(stack: ExitStack, monkeyp
         taken += [group.prompt.id for n in (2, 1) for group in source.take(n)]
         assert source.stream.position == 6
     assert sorted(taken) == [f"train-{index}" for index in range(NUM_PROMPTS)]
+
+
+def test_ranks_share_an_evaluation_and_each_gets_all_groups_in_the_order_of_the_prompts(tmp_path: Path) -> None:
+    def work() -> list[str]:
+        with ExitStack() as stack:
+            return [group.prompt.id for group in fake_source(stack, varied).run(prompts(5), 2, Sampling())]
+
+    assert on_two_ranks(work, tmp_path) == [["p0", "p1", "p2", "p3", "p4"]] * 2
 
 
 def test_a_rank_that_has_its_groups_moves_along_with_one_that_still_draws(

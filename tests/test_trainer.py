@@ -243,6 +243,15 @@ def test_a_good_step_in_between_starts_the_count_afresh_and_a_step_without_rows_
         trainer.step(bad, 5)
 
 
+def test_bad_steps_in_a_row_are_counted_on_by_a_trainer_that_goes_on() -> None:
+    patient = replace(ADAMW, max_nonfinite_steps=2)
+    stopped, resumed = (make_trainer(make_policy("qwen2"), AlgorithmConfig(), patient) for _ in range(2))
+    stopped.step(poisoned("inf advantage"), 0)
+    resumed.load_state_dict(stopped.state_dict())
+    with pytest.raises(RunStopped):
+        resumed.step(poisoned("inf advantage"), 1)
+
+
 def test_weights_that_are_not_finite_blame_the_prompts_they_were_met_with() -> None:
     policy = make_policy("qwen2")
     with torch.no_grad():

@@ -11,8 +11,10 @@ import torch
 
 from covey.aggregation import AGGREGATIONS
 from covey.losses import LOSSES
+from covey.policy import distribution
 
-from .ranks import LOCAL_COUNTS, STRATEGIES, cases
+from ..processes import on_two_ranks
+from .ranks import LOCAL_COUNTS, STRATEGIES, cases, how_of, update_on_ranks
 from .updates import WHOLE, Update, distance, one_update
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +81,20 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> Updates:
 @pytest.mark.parametrize("name", SOME)
 def test_two_processes_make_the_update_of_one_under_ddp_and_fsdp(of_two: Updates, name: str) -> None:
     assert_same_update(of_two, name)
+
+
+@pytest.mark.parametrize("name", ["m2po", "entropy"])
+def test_two_forks_of_one_process_make_its_update_under_rules_over_the_whole_batch(name: str, tmp_path: Path) -> None:
+    def work() -> tuple[torch.Tensor, dict[str, float]]:
+        share = (distribution.rank(), distribution.world_size())
+        update = update_on_ranks(cases()[name], how_of(name, share), "ddp")
+        return update.gradient, update.metrics
+
+    expected = in_one_process(name)
+    for found in on_two_ranks(work, tmp_path):
+        apart = distance(Update(*found), expected)
+        assert apart.gradient < 1e-9, apart
+        assert apart.metric < 1e-9, apart
 
 
 @pytest.mark.slow

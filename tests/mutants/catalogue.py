@@ -4,8 +4,8 @@ Each catalogue/AREA.toml holds a list of them:
 
     [[mutant]]
     name = "the KL coefficient is not restored"
-    file = "trainer.py"                                  # below src/covey
-    old = "coef=float(state["kl_coef"])"                 # stands exactly once in the file
+    file = "src/covey/trainer.py"
+    old = 'coef=float(state["kl_coef"])'  # stands exactly once in the file
     new = "coef=self.controller.coef"
     tests = ["tests/guarantees/test_resume_restores_all_state.py"]
     reason = "a resumed run penalises with the coefficient it began with"
@@ -20,12 +20,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUE = Path(__file__).parent / "catalogue"
-SOURCE = Path("src/covey")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One wrong edit. Paths of tests begin at the root of the repository and may name a single test."""
+    """One wrong edit. Paths begin at the root of the repository; those of tests may name a single one."""
 
     area: str
     name: str
@@ -37,7 +36,7 @@ class Mutant:
 
     def path(self, root: Path) -> Path:
         """Return the file it changes in a copy of the repository."""
-        return root / SOURCE / self.file
+        return root / self.file
 
 
 def read_catalogue(folder: Path = CATALOGUE) -> list[Mutant]:

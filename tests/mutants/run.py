@@ -1,4 +1,4 @@
-"""Make wrong edits one at a time and see that the tests find them: `python -m tests.mutants.run [--only WORD]`.
+"""Make wrong edits one at a time and see that the tests find them: `python -m tests.mutants.run [--only WORD ...]`.
 
 Everything happens in copies of the repository. The tests of a mutant are run without it first, and it counts as found
 only if they pass without and one of them fails with it. The exit status is 0 if all are found.
@@ -186,14 +186,16 @@ def line(verdict: Verdict) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.run", description=__doc__)
-    parser.add_argument("--only", default="", metavar="WORD", help="only mutants whose area, file or name holds it")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="mutants whose area, file or name holds one"
+    )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="copies that are worked on at a time")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     parser.add_argument("--catalogue", type=Path, default=CATALOGUE, help=argparse.SUPPRESS)
     parser.add_argument("--libraries", nargs="*", default=LIBRARIES, help=argparse.SUPPRESS)
     chosen = parser.parse_args(words)
     catalogue = read_catalogue(chosen.catalogue)
-    mutants = [m for m in catalogue if chosen.only in f"{m.area}: {m.file}: {m.name}"]
+    mutants = [m for m in catalogue if any(word in f"{m.area}: {m.file}: {m.name}" for word in chosen.only)]
     started = time.monotonic()
     verdicts = judge_all(chosen.root, mutants, chosen.jobs, chosen.libraries)
     missed = [verdict for verdict in verdicts if not verdict.is_found]

@@ -79,7 +79,7 @@ CASES = {
 
 
 def entry(name: str, old: str, new: str, test: str) -> str:
-    fields = {"name": name, "file": "adding.py", "old": old, "new": new, "reason": "r"}
+    fields = {"name": name, "file": "src/covey/adding.py", "old": old, "new": new, "reason": "r"}
     lines = [f'{field} = "{value}"' for field, value in fields.items()]
     return "\n".join(["[[mutant]]", *lines, f'tests = ["tests/test_adding.py::{test}"]', ""])
 
@@ -122,7 +122,7 @@ def test_mutants_that_are_missed_are_listed_and_make_the_command_fail(judged: tu
     status, lines = judged
     assert status == 1
     assert any(line.startswith("5 mutants, 4 not found, ") for line in lines)
-    assert "    adding.py: a - b  ->  b - a" in lines
+    assert "    src/covey/adding.py: a - b  ->  b - a" in lines
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.checkpoint import save_policy
 from covey.config import ModelConfig
+from covey.policy import distribution
 from covey.policy.loading import load_policy
 from covey.policy.policy import Policy, is_adapted
 
@@ -129,6 +130,16 @@ def test_the_dropout_of_adapters_follows_the_seed_and_the_step_and_nothing_globa
     assert not same(dropped(seed=1), dropped(seed=2))
     assert not same(dropped(seed=1), dropped(seed=1, step=1))
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_ranks_drop_other_parts_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+    for rank in range(2):
+        monkeypatch.setattr(distribution, "rank", lambda rank=rank: rank)
+        policy = nano(lora_rank=2, lora_dropout=0.5)
+        make_trainer(policy, optimizer=SGD, seed=1).step(byte_batch(), 0)
+        trained.append(weights(policy))
+    assert not same(*trained)
 
 
 def test_adapters_under_checkpointing_warn_of_nothing_that_a_user_could_change() -> None:

@@ -1,6 +1,7 @@
 """In one process every collective is the identity."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,6 +48,28 @@ def test_a_weight_that_no_rank_has_a_gradient_of_gets_none(tmp_path: Path) -> No
         return [None if p.grad is None else p.grad.tolist() for p in (of_both, of_one, of_none)]
 
     assert on_two_ranks(work, tmp_path) == [[[2.0, -4.0], [3.0, 4.0], None]] * 2
+
+
+def test_two_ranks_add_up_share_out_and_compare_what_they_have(tmp_path: Path) -> None:
+    def work() -> dict[str, Any]:
+        rank = distribution.rank()
+        return {
+            "sums": distribution.all_sum_ints(1 + rank, 10),
+            "largest": distribution.all_max_int(3 + 5 * rank),
+            "largest of each": distribution.all_max({"a": float(rank), "b": -float(rank)}),
+            "pairs": distribution.all_sum_pairs([{"a": (torch.tensor(1.0 + rank), torch.tensor(2.0))}]),
+            "shares": [distribution.share(n) for n in (4, 5)],
+        }
+
+    found = on_two_ranks(work, tmp_path)
+    assert [each.pop("shares") for each in found] == [[2, 3], [2, 2]]
+    expected = {
+        "sums": (3, 20),
+        "largest": 8,
+        "largest of each": {"a": 1.0, "b": 0.0},
+        "pairs": [{"a": (1.0, 2.0)}, {"a": (2.0, 2.0)}],
+    }
+    assert found == [expected, expected]
 
 
 def test_pairs_of_micro_batches_are_kept_apart_and_in_order() -> None:
