@@ -252,6 +252,18 @@ def test_bad_steps_in_a_row_are_counted_on_by_a_trainer_that_goes_on() -> None:
         resumed.step(poisoned("inf advantage"), 1)
 
 
+def test_a_rule_that_draws_draws_anew_at_every_update() -> None:
+    """The first updates of two steps, from the same weights on the same batch."""
+    options = {"cov_ratio": 0.1, "cov_low": 0.0, "cov_high": 50.0}
+    gradients = []
+    for step in (0, 1):
+        policy = make_policy("qwen2")
+        trainer = make_trainer(policy, AlgorithmConfig(loss="clip_cov", loss_options=options))
+        trainer.step(make(random_groups(), advantages=ADVANTAGES), step)
+        gradients.append(gradient(policy))
+    assert not torch.equal(*gradients)
+
+
 def test_weights_that_are_not_finite_blame_the_prompts_they_were_met_with() -> None:
     policy = make_policy("qwen2")
     with torch.no_grad():

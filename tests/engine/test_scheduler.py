@@ -118,6 +118,16 @@ def test_the_stop_token_is_included_and_the_limit_ends_a_row() -> None:
     assert not made.has_work
 
 
+def test_a_row_whose_last_token_stops_it_is_not_called_truncated() -> None:
+    made, asked = scheduler(), request(n=1, max_tokens=2)
+    made.submit(asked)
+    made.admit()
+    for token in (7, STOP):
+        made.advance(made.rows, [token], [-0.5])
+    assert made.depart().requests == (asked,)
+    assert asked.completions[0].finish_reason == "stop"
+
+
 def test_the_token_that_completes_a_stop_string_is_the_last() -> None:
     made, asked = scheduler(), request(n=1, stop=("1><2",))
     made.submit(asked)

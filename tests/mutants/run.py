@@ -42,7 +42,19 @@ LIBRARIES = (
 )
 """What takes seconds to import and is the same for every mutant."""
 NOT_COPIED = shutil.ignore_patterns(".*", "outputs", "multirun", "build", "dist", "wandb", "*.egg-info")
-OPTIONS = ("-x", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=120")
+OPTIONS = (
+    "-x",
+    "-q",
+    "-rfE",
+    "--tb=line",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "--timeout=120",
+    "-m",
+    "not slow",
+)
 PASSED, FAILED = 0, 1
 BROKEN = re.compile(r"\b(NameError|ImportError|ModuleNotFoundError|UnboundLocalError|SyntaxError)\b")
 """An edit that leaves such code behind is not plausible: any test would find it."""
