@@ -16,7 +16,7 @@ MUTANTS ?=
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds test test-slow mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures test test-slow mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -42,6 +42,9 @@ demo-all: $(STAMP)  ## every recipe that runs offline, three seeds each, into on
 
 demo-machines: $(STAMP)  ## cars and catapults from nothing but physics, three seeds each (twelve minutes)
 	$(BIN)/python -m benchmarks.demo_machines
+
+architectures: $(STAMP)  ## try every causal language model of transformers; writes docs/architectures.md (five minutes)
+	$(BIN)/python -m benchmarks.architectures
 
 test: $(STAMP)  ## all tests that run in minutes
 	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile

@@ -56,7 +56,7 @@ def test_packing_repeats_the_prompt_and_padding_makes_a_rectangle() -> None:
     (packed,) = batch(groups, "packed").micro_batches
     assert packed.input_ids_BT.tolist() == [[5, 6, 7, 8, 5, 6, 7, 9, 9]]
     (padded,) = batch(groups, "padded").micro_batches
-    assert padded.input_ids_BT.tolist() == [[5, 6, 7, 8, 0], [5, 6, 7, 9, 9]]
+    assert padded.input_ids_BT.tolist() == [[5, 6, 7, 8, 5], [5, 6, 7, 9, 9]]
     assert padded.source_L.tolist() == [2, 3, 7, 8, 9]
 
 

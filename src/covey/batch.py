@@ -216,7 +216,8 @@ def padded_layout(part: Part) -> Stream:
     """Each rollout a row of its own, padded on the right to the longest."""
     rows = [row for group in part for row in group]
     longest = max(row.num_tokens for row in rows)
-    ids = [[*row.rollout.input_ids, *[0] * (longest - row.num_tokens)] for row in rows]
+    # With a token of its own: a padding token may be embedded as zeros, of which some norms have no gradient.
+    ids = [[*row.rollout.input_ids, *row.rollout.input_ids[:1] * (longest - row.num_tokens)] for row in rows]
     positions = [list(range(longest)) for _ in rows]
     offsets = [_branch_offset(index * longest, longest, 0) for index in range(len(rows))]
     return Stream(ids, positions, lambda device, attention: DENSE, offsets)

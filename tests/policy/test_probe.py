@@ -63,6 +63,13 @@ def test_an_architecture_with_noise_in_training_is_refused(tmp_path: Path) -> No
         load_policy(ModelConfig(name=name), seed=0)
 
 
+def test_noise_that_is_too_rare_to_be_seen_in_a_few_tokens_is_refused(tmp_path: Path) -> None:
+    """PhiMoE takes another expert at random where two are within a hundredth of each other."""
+    name = saved_model(tmp_path, "phimoe", num_local_experts=4, router_jitter_noise=1e-6, sliding_window=None)
+    with pytest.raises(ValueError, match="without noise in training mode, PhimoeForCausalLM has it"):
+        load_policy(ModelConfig(name=name), seed=0)
+
+
 PLAIN = {"gemma": {}, "phi3": {}, "olmo2": {}, "gpt_neox": {}}
 
 
@@ -99,12 +106,13 @@ def _plain_logprobs(model: PreTrainedModel) -> Tensor:
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
 
 
+OWN = "model.name needs attention that transformers lets others compute, {} has its own"
 REFUSED = {
-    "bloom": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, "attention in every layer, BloomForCausalLM has it in 0 of 2"),
-    "mamba": ({}, "attention in every layer, MambaForCausalLM has it in 0 of 2"),
-    "codegen": (GPT, "attention in every layer, CodeGenForCausalLM has it in 0 of 2"),
-    "gptj": (GPT, "its attention cannot be replaced"),
-    "mpt": ({"d_model": 32, "n_layers": 2, "n_heads": 4, "n_embd": 32}, "MptForCausalLM does not run"),
+    "bloom": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, OWN.format("BloomForCausalLM")),
+    "mamba": ({}, OWN.format("MambaForCausalLM")),
+    "codegen": (GPT, OWN.format("CodeGenForCausalLM")),
+    "gptj": (GPT, "needs attention that transformers lets others compute, this architecture has its own"),
+    "mpt": ({"d_model": 32, "n_layers": 2, "n_heads": 4, "n_embd": 32}, OWN.format("MptForCausalLM")),
 }
 
 

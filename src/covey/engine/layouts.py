@@ -28,6 +28,8 @@ class ProbeLayout:
     dtype: torch.dtype = torch.float32
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        if layer in self.layers:
+            raise ValueError(f"engine=native needs attention once in every layer, layer {layer} has it again")
         self.rules[layer] = rule
         self.layers[layer] = LayerShape(key_BKTD.shape[1], key_BKTD.shape[3], value_BKTD.shape[3])
         # Under autocast rotary embedding leaves keys in float32; values are what products are computed in.

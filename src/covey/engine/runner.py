@@ -124,7 +124,7 @@ def probed(policy: Policy) -> ProbeLayout:
     zero_11 = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
     with inference(policy.model):
         policy.logits(zero_11, zero_11, layout, zero_11[0])
-    num_layers = policy.causal_lm.config.num_hidden_layers
+    num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
     if len(layout.layers) != num_layers:
         name = type(policy.causal_lm).__name__
         raise ValueError(

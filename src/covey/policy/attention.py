@@ -6,6 +6,7 @@ to every layer, and decides who attends to whom and where keys and values live. 
 Shapes: B sequences, H query heads, K key/value heads, T tokens, D head width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,8 +17,10 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION = "covey"
-UNSUPPORTED = ("sinks", "position_bias")
-"""Keywords of attention variants that a layout would silently ignore."""
+UNDERSTOOD = frozenset({"layout", "scaling", "sliding_window", "softcap", "s_aux"})
+"""Keywords that decide what is computed."""
+IRRELEVANT = frozenset({"dropout", "position_ids", "cache_position", "logits_to_keep", "num_items_in_batch"})
+"""Keywords that do not: dropout is off, and positions are in queries and keys already."""
 
 
 class Layout(Protocol):
@@ -66,15 +69,27 @@ def attention(
     layout = keywords.get("layout")
     if layout is None:
         layout = DENSE
-    unsupported = [name for name in UNSUPPORTED if keywords.get(name) is not None]
-    if unsupported:
-        raise ValueError(f"attention with {unsupported[0]} is not supported, got {type(module).__name__}")
+    _refuse_what_is_not_understood(module, attention_mask, keywords)
     scaling = keywords.get("scaling")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     rule = Rule(scaling, keywords.get("sliding_window"), keywords.get("softcap"), keywords.get("s_aux"))
     # Some encoders do not number their layers; only a cache of keys and values needs the number.
     layer = vars(module).get("layer_idx", id(module))
-    return layout.attend(layer, query, key, value, rule).transpose(1, 2), None
+    # Some architectures view what they get as (B, T, H * D); the others would make it dense themselves.
+    return layout.attend(layer, query, key, value, rule).transpose(1, 2).contiguous(), None
+
+
+def _refuse_what_is_not_understood(
+    module: torch.nn.Module, attention_mask: Tensor | None, keywords: Mapping[str, Any]
+) -> None:
+    """A mask or a number that the layout knows nothing of would be dropped without a word."""
+    kind = type(module).__name__
+    if attention_mask is not None:
+        raise ValueError(f"model.name needs attention to all before a token or a window of it, {kind} has another mask")
+    for name, value in keywords.items():
+        is_number = isinstance(value, Tensor | int | float) and not isinstance(value, bool)
+        if is_number and name not in UNDERSTOOD | IRRELEVANT:
+            raise ValueError(f"model.name needs attention that covey knows, {kind} wants {name} to be regarded")
 
 
 def register() -> None:

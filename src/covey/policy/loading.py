@@ -29,7 +29,7 @@ from covey.policy.naming import check_name
 from covey.policy.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.policy import DTYPES, Policy
-from covey.policy.probe import probed, remove_dropout
+from covey.policy.probe import LISTED, probed, remove_dropout
 
 
 def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> Policy:
@@ -132,8 +132,13 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         model = KINDS[settings.kind].from_pretrained(settings.name, **keywords)
         tokenizer = _load_tokenizer(settings)
     except (OSError, ValueError, KeyError) as error:
+        if error.args == (ATTENTION,):
+            raise ValueError(
+                f"model.name={settings.name} needs attention that transformers lets others compute, this architecture "
+                f"has its own{LISTED}"
+            ) from error
         what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
-        reason = "its attention cannot be replaced" if error.args == (ATTENTION,) else _line(error)
+        reason = _line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, which is never run"
         raise ValueError(

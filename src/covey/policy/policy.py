@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.policy.attention import Heads, Layout
 from covey.policy.offload import offloaded
@@ -58,8 +58,15 @@ class Policy:
 
     @property
     def max_length(self) -> int:
-        """Longest sequence the position encoding knows, in tokens."""
-        return int(self.causal_lm.config.max_position_embeddings) - self.first_position
+        """Longest sequence, in tokens, whose positions are encoded the same whatever else is in a pass.
+
+        Longrope has two tables, and takes that for long texts for all of a pass as soon as one text is long.
+        """
+        config = self.causal_lm.config.get_text_config(decoder=True)
+        if getattr(config, "max_position_embeddings", None) is None:
+            raise ValueError(f"model.name needs max_position_embeddings, {type(config).__name__} has none")
+        limits = [int(config.max_position_embeddings), *original_lengths(config)]
+        return min(limits) - self.first_position
 
     def num_positions(self, num_prompt_tokens: int, max_tokens: int) -> int:
         """Positions that a prompt and its completion take: what is filled in stands in the prompt already."""
@@ -115,6 +122,13 @@ class Policy:
         """What a pass is given; an encoder has no cache to switch off."""
         place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}
         return place if self.mask_id is not None else place | {"use_cache": False}
+
+
+def original_lengths(config: PreTrainedConfig) -> list[int]:
+    """Where longrope changes its table, for each kind of layer that has it."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    return [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
 def head_modules(model: PreTrainedModel) -> list[nn.Module]:
