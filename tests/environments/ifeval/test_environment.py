@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,31 @@ def test_no_fixed_text_earns_much_on_generated_prompts(style: str) -> None:
     for text in FIXED:
         scored = [asyncio.run(environment.score(prompt, [text]))[0] for prompt in environment.prompts("train")]
         assert sum(reward.value for reward in scored if isinstance(reward, Reward)) / len(scored) < 0.1, text
+
+
+def marked(text: str) -> str:
+    return f"<<{text}>> *a* *b* *c* [a] [b] [c] P.S. P.P.S"
+
+
+ECHOES: tuple[Callable[[str], str], ...] = (
+    str,
+    lambda asked: f'"{asked.lower().replace(",", "")}"',
+    lambda asked: " ".join(reversed(asked.split())),
+    lambda asked: asked.upper(),
+    marked,
+    lambda asked: json.dumps({"answer": asked}),
+    lambda asked: f"{asked}\n******\n{asked} Well!",
+    lambda asked: f"{asked} oh well so",
+)
+"""Texts that are made of the prompt and say no more."""
+
+
+def test_the_prompt_itself_is_no_answer_to_a_generated_prompt() -> None:
+    environment = built(style="full", num_train=200)
+    for echo in ECHOES:
+        pairs = [(prompt, echo(str(prompt.text[-1]["content"]))) for prompt in environment.prompts("train")]
+        scored = [asyncio.run(environment.score(prompt, [text]))[0] for prompt, text in pairs]
+        assert sum(reward.value for reward in scored if isinstance(reward, Reward)) / len(scored) < 0.1
 
 
 def test_answers_to_a_benchmark_are_judged_by_form_alone(tmp_path: Path) -> None:

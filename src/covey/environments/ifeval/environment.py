@@ -9,7 +9,7 @@ from covey.environments.ifeval import material
 from covey.environments.ifeval.gold import gold_answer
 from covey.environments.ifeval.instructions import CHECKS, Instruction
 from covey.environments.ifeval.rewards import Scheme
-from covey.environments.ifeval.topics import is_about
+from covey.environments.ifeval.topics import is_about, num_different_words
 from covey.environments.ifeval.verdicts import instructions_of
 from covey.types import Failure, Prompt, Reward
 
@@ -59,10 +59,17 @@ class IFEval:
 
 
 def _topic_check(prompt: Prompt) -> Callable[[str], bool]:
-    """Return what checks that a text is about a generated prompt's topic, where its answer can be asked to name it."""
-    if "topic" not in prompt.columns or not NAMELESS.isdisjoint(prompt.columns["instruction_id_list"]):
+    """Return what checks that a text answers a generated prompt, as far as its answer can be asked to.
+
+    It says something that the prompt does not, and is about its topic.
+    """
+    if "topic" not in prompt.columns:
         return bool
-    return partial(is_about, topic=prompt.columns["topic"], topics=TOPICS[prompt.columns["style"]])
+    kinds, style, asked = prompt.columns["instruction_id_list"], prompt.columns["style"], prompt.text[-1]["content"]
+    names = NAMELESS.isdisjoint(kinds)
+    fewest = OWN_WORDS[style] if WORDED not in kinds else 0
+    about = partial(is_about, topic=prompt.columns["topic"], topics=TOPICS[style]) if names else bool
+    return lambda text: num_different_words(text, asked) >= fewest and about(text)
 
 
 def _instructions(prompt: Prompt) -> tuple[Instruction, ...]:
@@ -70,5 +77,9 @@ def _instructions(prompt: Prompt) -> tuple[Instruction, ...]:
 
 
 TOPICS = {"full": material.TOPICS, "short": material.SHORT_TOPICS}
-NAMELESS = frozenset({"language:response_language", "detectable_format:constrained_response"})
+OWN_WORDS = {"full": 6, "short": 1}
+"""Different words that an answer has and the prompt has not; stock answers have 15 and 2 at least."""
+WORDED = "detectable_format:constrained_response"
+"""The prompt gives every word of the answer."""
+NAMELESS = frozenset({"language:response_language", WORDED})
 """Kinds whose answers need not name the topic in the words of the prompt."""

@@ -15,13 +15,16 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 _ENDING = re.compile(r"(?<=..)(?:(?<=(.))\1ings?|ings?|ies|s)$")
 
 
-def num_different_words(text: str) -> int:
+def num_different_words(text: str, asked: str = "") -> int:
     """Count different words of two letters and more, whatever their case.
+
+    Args:
+        asked: words of the question, which do not count.
 
     >>> num_different_words("<<a>> *a* [b] ... P.S. Oh, oh, well")
     2
     """
-    words = {word.casefold() for word in _WORD.findall(text)}
+    words = {word.casefold() for word in _WORD.findall(text)} - {word.casefold() for word in _WORD.findall(asked)}
     return sum(1 if word.isascii() or len(word) <= MAX_LETTERS else len(word) // 4 for word in words)
 
 
