@@ -10,7 +10,8 @@ compute, such an answer is wrong. An answer is computed where
    raised to a power, no bracket with a number before it stands in a sum, no points or matrices are added;
 4. where the question states what equals the answer, or says factor, expand or simplify, the answer has the form of the
    reference: as many brackets multiplied, as many fractions, and it is no formula of the question;
-5. where the question asks for another spelling of a number, the answer is not the spelling that the question has.
+5. where the question asks for another spelling of a number, the answer is not the spelling that the question has; nor
+   is it a power of ten that the question states, whatever is asked.
 
 What the reference answer leaves undone itself is allowed: `2^{99}` where the reference is `2^{100}-1`. Pure; the length
 of what is read is bounded.

@@ -205,8 +205,8 @@ def _is_numeral(written: str) -> bool:
     return True
 
 
-_PERCENT = re.compile(r" ?(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
-_SCALE = re.compile(r" ?(thousand|million|billion|trillion|tenth|hundredth|thousandth)s?\b|k\b", re.IGNORECASE)
+_PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
+_SCALE = re.compile(r" {0,3}(thousand|million|billion|trillion|tenth|hundredth|thousandth)s?\b|k\b", re.IGNORECASE)
 _SCALES = {
     **{"thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "k": Fraction(10**3)},
     **{"trillion": Fraction(10**12), "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100)},
