@@ -8,10 +8,12 @@ import pytest
 
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
+from covey.environments.machines.blocks import BLOCKS
 from covey.environments.machines.constants import PHYSICS
 from covey.environments.machines.physics import Simulation, begin, outcome, simulate
+from covey.environments.machines.place import face_in_world
 from covey.environments.machines.scores import SCORES
-from covey.environments.machines.types import ROOT, Block, Machine, PlacedBlock, Tree
+from covey.environments.machines.types import ROOT, Block, Machine, PlacedBlock, Tree, Vector
 from covey.environments.machines.worlds import WORLDS
 
 from .designs import (
@@ -74,6 +76,17 @@ def test_what_evolution_found_below_earlier_limits_scores_nothing_under_the_stri
     assert found.flight.throw.own_lift > 2.0
     assert found.flight.throw.distance < 0.75 * found.flight.distance
     assert SCORES["catapult_strict"].of(found) == 0.0
+
+
+@pytest.mark.parametrize("kind", [7, 9])
+def test_a_line_between_faces_on_one_point_does_not_end_the_simulator(kind: int) -> None:
+    hinges: Tree = (ROOT, Block(63, 0, 0), Block(5, 0, 4), Block(5, 1, 7))  # side by side, on the root and on the log
+    points: dict[Vector, list[tuple[int, int]]] = {}
+    for index in (2, 3):
+        for face in range(len(BLOCKS[5].faces)):
+            points.setdefault(face_in_world(machine(hinges).placed[index], face)[0], []).append((index, face))
+    ((first, second),) = (ends for ends in points.values() if len(ends) > 1)
+    assert outcome(machine((*hinges, Block(kind, *first, *second))), "open").ending == "complete"
 
 
 def test_a_simulation_that_makes_energy_has_diverged() -> None:

@@ -149,7 +149,9 @@ def _tendon(index: int, line: Line, physics: Physics) -> str:
     a, b = line.points
     length = sum(x * x for x in minus(a, b)) ** 0.5
     if line.kind == "brace":
-        shortest, longest = length * (1 - physics.brace_play), length * (1 + physics.brace_play)
+        # Faces of two bodies may lie on one point, and an empty range is no limit to MuJoCo.
+        play = physics.brace_play * (length or 1.0)
+        shortest, longest = length - play, length + play
         how = f'limited="true" range="{shortest!r} {longest!r}"'
     else:
         how = f'springlength="0 {physics.band_rest * length!r}" stiffness="{physics.band_stiffness}"'
