@@ -65,7 +65,8 @@ def _topic_check(prompt: Prompt) -> Callable[[str], bool]:
     """
     if "topic" not in prompt.columns:
         return bool
-    kinds, style, asked = prompt.columns["instruction_id_list"], prompt.columns["style"], prompt.text[-1]["content"]
+    kinds, style = prompt.columns["instruction_id_list"], prompt.columns["style"]
+    asked = prompt.text if isinstance(prompt.text, str) else prompt.text[-1]["content"]
     names = NAMELESS.isdisjoint(kinds)
     fewest = OWN_WORDS[style] if WORDED not in kinds else 0
     about = partial(is_about, topic=prompt.columns["topic"], topics=TOPICS[style]) if names else bool
