@@ -155,6 +155,11 @@ def test_checkpoints_are_ordered_by_their_step_however_long_it_is(tmp_path: Path
     assert [step_of(path) for path in complete_checkpoints(tmp_path)] == [2, 999_999, 1_000_000]
 
 
+def test_of_several_good_checkpoints_the_newest_is_gone_on_from(tmp_path: Path) -> None:
+    made = [checkpoint(tmp_path, step) for step in (2, 10, 9)]
+    assert newest_valid(tmp_path) == made[1]
+
+
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, 7)
     content = read_manifest(folder)

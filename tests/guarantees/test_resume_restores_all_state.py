@@ -4,6 +4,7 @@ A run of eight steps is cut back to its checkpoint of step four and resumed with
 process would have them. Every part of the last checkpoint must be that of the run that was never stopped.
 """
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -108,6 +109,13 @@ def test_the_resumed_run_logs_and_learns_the_same(runs: Runs) -> None:
     whole, resumed = (timeless(rows(run / "metrics.jsonl")) for run in (runs.whole, runs.resumed))
     assert resumed == whole
     assert equal(saved_policy(runs.resumed), saved_policy(runs.whole))
+
+
+def test_the_summary_of_the_resumed_run_is_about_all_of_it(runs: Runs) -> None:
+    whole, resumed = (json.loads((run / "summary.json").read_text()) for run in (runs.whole, runs.resumed))
+    assert whole["steps"] == 8
+    for name in ("steps", "tokens", "skipped_steps", "before", "after"):
+        assert resumed[name] == whole[name], name
 
 
 def test_at_the_checkpoint_all_of_it_had_left_where_it_began(runs: Runs) -> None:
