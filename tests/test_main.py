@@ -171,7 +171,7 @@ def test_a_defect_shows_its_traceback_and_exits_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     do(monkeypatch, fail_with(RuntimeError("shapes differ")))
-    assert main(["train"]) == 1
+    assert main(["train", "recipe=arithmetic"]) == 1
     assert capsys.readouterr().err.endswith("RuntimeError: shapes differ\n")
 
 

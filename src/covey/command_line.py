@@ -40,6 +40,11 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
             settings.append(with_whole_numbers(word))
     if verb == "config" and {"-m", "--multirun"} & set(flags):
         raise ValueError("covey config prints one configuration; --multirun is for covey train")
+    if verb == "train" and not settings and set(flags) <= {"-m", "--multirun", "-r", "--run"}:
+        raise ValueError(
+            "nothing says what to train: covey train recipe=arithmetic is a first run; "
+            f"recipes: {', '.join(usage.group_choices()['recipe'])}; settings: covey train --help"
+        )
     return [*flags, *settings]
 
 

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from covey import accelerate_launch, launch, measuring, needs, run_folder, run_settings, settings, trust, usage
 from covey.config import Config
+from covey.early import check_early
 from covey.escaping import escape
 
 ROOT = Path("outputs")
@@ -70,7 +71,13 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         composed = run_settings.overlaid(source, base, composed, typed)
     elif composed.get("trust_run") and run_folder.run_of(composed.model.name) is None:
         raise ValueError("trust_run=true needs resume=RUN, --config FILE or the policy of a run, got none of them")
-    config = settings.to_config(composed)
+    warnings: list[str] = []
+
+    def look(config: Config) -> None:
+        if verb != "config":
+            warnings.extend(check_early(config, loads_model=verb != "judge"))
+
+    config = settings.to_config(composed, look)
     if verb != "config":  # which may be asked about WORLD_SIZE processes
         launch.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)
@@ -82,7 +89,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         first.append(escape(f"imports {', '.join(names)}"))
     if verb != "evaluate":
         first.append(_loading(verb, config, source))
-    return Job(config, source if resume is not None else None, tuple(first), tuple(_notes(verb, config, typed)))
+    return Job(config, source if resume is not None else None, tuple(first), (*_notes(verb, config, typed), *warnings))
 
 
 def _loading(verb: str, config: Config, source: Path | None) -> str:

@@ -4,6 +4,7 @@ Unknown keys fail. No key appears twice, no default depends on another field; de
 Components take plain parameters, not these objects (`train` and the builders in `build.py` are the exceptions).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -334,15 +335,19 @@ def part_configs(config: Config) -> dict[str, Config]:
     return {name: replace(config, environment=part, data=rows[name]) for name, part in mixture.parts.items()}
 
 
-def validate(config: Config) -> None:
+def validate(config: Config, meanwhile: Callable[[Config], None] | None = None) -> None:
     """Check names, types and every rule between settings. The rules are `covey.rules.RULES`.
 
-    ValueError with one line that names the settings to mend.
+    `meanwhile` is called after the plain ones, before those that import torch. ValueError with one line that names the
+    settings to mend.
     """
-    from covey.rules import RULES  # the rules are about the classes above
+    from covey.rules import RULES, check_functions  # the rules are about the classes above
 
     check_section(config)
     if not isinstance(config.environment, EnvironmentConfig):
         raise ValueError(f"environment must be settings, such as ArithmeticConfig(), got {config.environment!r:.60}")
     for rule in RULES:
         rule(config)
+    if meanwhile is not None:
+        meanwhile(config)
+    check_functions(config)

@@ -187,16 +187,21 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
             logging.getLogger(__name__).warning(note)
         if hydra_config.mode is RunMode.MULTIRUN:
             print(f"job {hydra_config.job.num}: {' '.join(typed)}", flush=True)
-        _work(verb, job.config, folder)
+        _work(verb, job.config, folder, is_new=job.old is None and not given.was_there)
     return [folder]
 
 
-def _work(verb: str, config: "Config", folder: "Path") -> None:
-    """Do it, and end with the summary and the name of the run folder, however it ends."""
+def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
+    """Do it, and end with the summary and the name of the run folder, however it ends.
+
+    A new folder is removed where the run was refused before it did anything: the message says all there is to say.
+    """
     import logging
 
     from covey.cleaning import CleanConsole
     from covey.disk import unheard
+    from covey.explain import is_mendable
+    from covey.run_folder import discard_refused
     from covey.show import NUM_ANSWERS, print_answers
     from covey.summary import read_summary
     from covey.summary_tables import print_folder, print_summary
@@ -207,7 +212,8 @@ def _work(verb: str, config: "Config", folder: "Path") -> None:
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         logging.getLogger(__name__).info("the run ended here: %s", error, exc_info=not stopped)
-        if launch.rank() == 0:
+        is_refused = is_new and isinstance(error, Exception) and is_mendable(error)
+        if launch.rank() == 0 and not (is_refused and discard_refused(folder)):
             with unheard():
                 print_folder(folder, console)
         raise

@@ -444,6 +444,5 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_needs,
     check_curriculum_class,
     check_parts,
-    check_functions,
 )
-"""In this order: what is cheap and plain first."""
+"""In this order: what is cheap and plain first. `check_functions` is the last."""

@@ -166,3 +166,20 @@ def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
         if not path.is_dir() or path == Path.cwd() or any(path.iterdir()):
             return
         path.rmdir()
+
+
+NOTHING_DONE = {CONFIG, VERSIONS, METRICS, ROLLOUTS, EVALUATIONS, "covey.log", "run.lock", "run.seal", "summary.json"}
+"""All that a run has written when the first step or look is yet to come."""
+
+
+def discard_refused(folder: Path) -> bool:
+    """Remove the folder of a run that was refused before it did anything. Return whether it was such a one."""
+    files = list(folder.iterdir())
+    rows = [folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS)]
+    if {path.name for path in files} - NOTHING_DONE or any(not path.is_file() or path.stat().st_size for path in rows):
+        return False
+    logging.getLogger().handlers.clear()  # one of them writes into it
+    for path in files:
+        path.unlink()
+    discard_if_empty(folder)
+    return True

@@ -3,7 +3,7 @@
 Imports Hydra and OmegaConf, so only what composes or prints a configuration imports this module.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -99,8 +99,8 @@ def read_yaml(path: Path) -> DictConfig:
     return found
 
 
-def to_config(composed: DictConfig) -> Config:
-    """The composed settings as dataclasses, every cross-field rule checked.
+def to_config(composed: DictConfig, meanwhile: Callable[[Config], None] | None = None) -> Config:
+    """The composed settings as dataclasses, every cross-field rule checked; `meanwhile` as for `validate`.
 
     ValueError for an unknown key (also one added with "+"), one deleted with "~", or a broken rule.
     """
@@ -112,7 +112,7 @@ def to_config(composed: DictConfig) -> Config:
         _type_parts(composed.environment)
     config: Any = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
-    validate(config)
+    validate(config, meanwhile)
     return config
 
 

@@ -16,6 +16,7 @@ from covey.cleaning import clean_handlers
 from covey.config import Config, validate
 from covey.credit import Credit
 from covey.disk import CannotWrite
+from covey.early import check_early
 from covey.environment_config import InfillConfig
 from covey.environments.base import Environment, Follows, Judges
 from covey.evaluate import answer
@@ -42,6 +43,8 @@ def train(config: Config, output_dir: Path | str) -> None:
     folder holds a run already and config.resume is None, and what `run_train` raises.
     """
     validate(config)
+    for warning in check_early(config):
+        LOGGER.warning(warning)
     launch.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)
     stopper = make_stopper(config)

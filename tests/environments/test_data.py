@@ -287,8 +287,13 @@ def test_a_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError(f"cannot reach {name}/{subset}\nand a long traceback")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    expected = "cannot load data set 'openai/gsm8k' from the hub: ConnectionError: cannot reach openai/gsm8k/main"
-    assert message("openai/gsm8k", RowSettings(subset="main")) == expected
+    for problem, reason in {
+        "": "ConnectionError: cannot reach openai/gsm8k/main",
+        "the hub (https://huggingface.co) cannot be reached": "the hub (https://huggingface.co) cannot be reached",
+    }.items():
+        monkeypatch.setattr("covey.hub.silence", lambda problem=problem: problem)
+        expected = f"cannot load data set 'openai/gsm8k' from the hub: {reason}"
+        assert message("openai/gsm8k", RowSettings(subset="main")) == expected
 
 
 def test_hub_splits_are_taken_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

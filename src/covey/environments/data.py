@@ -15,12 +15,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from covey.environments.base import Split
-from covey.environments.row_files import OPENERS, READERS, Entry, Row, first_line, read_files
-from covey.environments.row_folders import Source, folder_splits, pattern_splits, rows_in_memory
+from covey.environments.row_files import Entry, Row, first_line, read_files
+from covey.environments.row_folders import Source, check_place, folder_splits, pattern_splits, rows_in_memory
 from covey.tables import names_function, resolve
 
-FILE_SUFFIXES = (*READERS, *OPENERS, ".txt", ".zip", ".yaml", ".py")
-"""No data set of a hub is called so: a name that ends in one of them is a file, also of a kind that cannot be read."""
 SPLITS: tuple[Split, ...] = ("train", "test")
 TWO_FILES = "give a test split: data.path=FOLDER with train.* and test.* files"
 
@@ -105,8 +103,7 @@ def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
         return _named_splits(folder_splits(local, wanted, settings.subset), settings, path)
     if any(mark in path for mark in "*?["):
         return _named_splits(pattern_splits(str(local), wanted), settings, path)
-    if local.suffix in FILE_SUFFIXES or path.startswith(("/", ".", "~")) or path.endswith("/") or path.count("/") > 1:
-        raise ValueError(f"no file or directory {path}")
+    check_place(path)
     return _named_splits(_in_memory(_of_hub(path, settings), f"data set {path}"), settings, f"data set {path}")
 
 
@@ -138,12 +135,15 @@ def _returned(path: str) -> Mapping[str, Iterable[Row]]:
 
 
 def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
+    from covey.hub import silence
+
+    problem = silence()
     import datasets
 
     try:
         found: Mapping[str, Iterable[Row]] = datasets.load_dataset(name, settings.subset)
     except Exception as error:  # whatever the hub, the network or the cache came up with
-        raise ValueError(f"cannot load data set {name!r} from the hub: {first_line(error)}") from error
+        raise ValueError(f"cannot load data set {name!r} from the hub: {problem or first_line(error)}") from error
     return found
 
 

@@ -4,13 +4,29 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from glob import glob
+from glob import glob, iglob
 from pathlib import Path
 
 from covey.environments.row_files import OPENERS, READERS, TEXT_READERS, Entry, Row, checked, first_line, read_files
 
+FILE_SUFFIXES = (*READERS, *OPENERS, ".txt", ".zip", ".yaml", ".py")
+"""No data set of a hub is called so: a name that ends in one of them is a file, also of a kind that cannot be read."""
+
 Source = Callable[[], Iterator[Entry]]
 """Yields the entries of a split from the first on, each time it is called."""
+
+
+def check_place(path: str) -> None:
+    """ValueError where no file or folder is at a path that can be nothing else, and where no file matches a pattern."""
+    local = Path(path).expanduser()
+    if local.is_file() or local.is_dir():
+        return
+    if any(mark in path for mark in "*?["):
+        if not any(Path(found).is_file() for found in iglob(str(local), recursive=True)):
+            raise ValueError(f"no file matches {local}")
+        return
+    if local.suffix in FILE_SUFFIXES or path.startswith(("/", ".", "~")) or path.endswith("/") or path.count("/") > 1:
+        raise ValueError(f"no file or directory {path}")
 
 
 def rows_in_memory(data: Iterable[Row], name: str) -> Source:

@@ -19,6 +19,8 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.config import ModelConfig
+from covey.early import check_device
+from covey.hub import silence
 from covey.policy import linear
 from covey.policy.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.attention import ATTENTION, register
@@ -97,10 +99,8 @@ def _mask_id(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> int |
 def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"model.device must be auto, cpu, cuda or cuda:N, got {name}") from error
+    check_device(name)
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"model.device={name} needs a CUDA device and there is none; use model.device=cpu")
     return device
@@ -128,6 +128,8 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
     if settings.load_in_4bit:
         keywords["quantization_config"] = _four_bit(settings)
         keywords["device_map"] = {"": device}
+    if not Path(settings.name).exists():
+        silence()
     try:
         model = KINDS[settings.kind].from_pretrained(settings.name, **keywords)
         tokenizer = _load_tokenizer(settings)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.rewards.texts import Completion
@@ -104,8 +105,11 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
     from transformers import AutoModelForSequenceClassification
 
     from covey.config import ModelConfig
+    from covey.hub import silence
     from covey.policy.loading import NO_CODE, choose_device, load_tokenizer
 
+    if not Path(name).exists():
+        silence()
     keywords: dict[str, Any] = NO_CODE | ({} if revision is None else {"revision": revision})
     try:
         model, loading = AutoModelForSequenceClassification.from_pretrained(
