@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.architecture_configs import architectures
-from benchmarks.architectures import examined, examined_apart, save
+from benchmarks.architecture_configs import VARIANTS, architectures
+from benchmarks.architectures import PAGE, examined, examined_apart, page, save
 from covey.config import ModelConfig
 from covey.policy.loading import load_policy
 
@@ -26,6 +26,7 @@ REFUSED = {
     "falcon_h1": BESIDE.format("FalconH1ForCausalLM"),
     "zaya": BESIDE.format("ZayaForCausalLM"),
     "bart": BESIDE.format("BartForCausalLM"),
+    "whisper": "needs max_position_embeddings, WhisperConfig has none",
     "mpt": OWN.format("MptForCausalLM"),
     "stablelm": OWN.format("StableLmForCausalLM"),
     "falcon": OWN.format("this architecture"),
@@ -67,3 +68,11 @@ def test_no_architecture_of_transformers_is_different_without_a_word() -> None:
     rows = [examined_apart(name) for name in architectures()]
     assert [row for row in rows if row["status"] in ("different", "failed")] == []
     assert sum(row["status"] == "works" for row in rows) >= 80
+
+
+def test_the_page_has_every_architecture_once_and_none_that_is_different() -> None:
+    named = [line.split(" | ")[0][2:] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    assert sorted(name for name in named if name != "architecture") == sorted(architectures())
+    assert "Different without a word" not in PAGE.read_text()
+    assert set(VARIANTS) <= set(named)
+    assert "| odd | a \\| b |" in page([{"name": "odd", "status": "refused", "reason": "a | b"}])

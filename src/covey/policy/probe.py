@@ -91,6 +91,7 @@ def probed(policy: Policy) -> Policy:
         try:
             found = replace(policy, first_position=_first_position(policy, layout))
             _check_against_plain(found, recorder)
+            assert found.max_length > 0, "there are positions"  # ValueError where a configuration does not say
             logits_TV = _logits(found, layout)
             hidden_TC = found.hidden(*_probe(policy), layout)[0]
         except ValueError:
