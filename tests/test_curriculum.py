@@ -294,6 +294,13 @@ def test_the_next_level_comes_when_the_mean_over_the_last_groups_reaches_the_thr
     assert levels_of(stream.draw(6)) == [2] * 6
 
 
+def test_fewer_groups_than_the_mean_is_over_promote_nobody_however_good_they_are() -> None:
+    stream = climbing(Promotion(promote_at=0.75, num_groups=4))
+    for level in (1.0, 1.0, 1.0, 2.0):
+        stream.learn(told(stream.draw(1), lambda prompt: 1.0))
+        assert stream.take_metrics()["level"] == level
+
+
 def test_what_is_left_of_a_batch_after_a_promotion_does_not_count() -> None:
     stream = climbing(Promotion(promote_at=0.75, num_groups=4))
     stream.learn(told(stream.draw(12), lambda prompt: 1.0))

@@ -15,6 +15,7 @@ from covey.masks import entropy_of
 from covey.policy.loading import load_policy
 from covey.policy.logprobs import Scoring, kept_entries, score_tokens
 from covey.policy.policy import Policy
+from covey.policy.reference import Reference
 from covey.types import Group
 
 from ..builders import ARCHITECTURES, logprobs, make, make_policy, random_groups
@@ -70,6 +71,18 @@ def test_the_entropy_is_that_at_the_sampling_temperature_before_filters(
         found = score_tokens(policy, micro, Scoring(Sampling(temperature=0.5, top_p=top_p), chunk)).entropy_L
     assert torch.allclose(found, entropy_of(logits_LV, 0.5), atol=1e-5)
     assert float((entropy_of(logits_LV, 1.0) - found).abs().min()) > 1e-3
+
+
+def test_the_exact_kl_is_between_the_policies_at_the_sampling_temperature() -> None:
+    policy, other = make_policy("qwen2"), make_policy("qwen2", seed=9)
+    (micro,) = make(random_groups(), "shared").micro_batches
+    place = (micro.input_ids_BT, micro.position_ids_BT, micro.layout)
+    with torch.no_grad():
+        log_p_LV, log_q_LV = ((p.logits(*place)[micro.source_L] / 0.5).log_softmax(-1) for p in (policy, other))
+        scoring = Scoring(Sampling(temperature=0.5), 0)
+        found = score_tokens(policy, micro, scoring, reference=Reference(other, None)).full_kl_L
+    assert found is not None
+    assert torch.allclose(found, (log_p_LV.exp() * (log_p_LV - log_q_LV)).sum(-1), atol=1e-4)
 
 
 def test_kept_entries_give_the_same_log_probs_as_the_filters_on_the_same_weights() -> None:
