@@ -137,12 +137,13 @@ def _config_of(name: str, revision: str | None) -> "PreTrainedConfig | None":
         return None
     from transformers import AutoConfig
 
-    base = _base_of(name)
+    base = name
     try:
+        base = _base_of(name)
         found: PreTrainedConfig = AutoConfig.from_pretrained(
             base, revision=revision, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError):
+    except Exception:  # whatever the files hold: loading says what is wrong with them
         kind, dimensions = PUBLIC.get(_family_name(base), ("", {}))
         return AutoConfig.for_model(kind, **dimensions) if kind else None
     return found
@@ -155,7 +156,7 @@ def _base_of(name: str) -> str:
         return name
     from covey.policy.adapters import base_of
 
-    return base_of(Path(name), json.loads(file.read_text()).get("base_model_name_or_path")) or name
+    return str(base_of(Path(name), json.loads(file.read_text()).get("base_model_name_or_path")) or name)
 
 
 def _family_name(name: str) -> str:

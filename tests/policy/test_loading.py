@@ -3,6 +3,7 @@
 import json
 import logging
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from covey.checkpoint import save_policy
 from covey.config import AlgorithmConfig, ModelConfig, OptimizerConfig
 from covey.environments.base import RunStopped
+from covey.model_shapes import shape_of
 from covey.policy.loading import choose_device, load_policy, load_tokenizer
 from covey.policy.nano import ARCHITECTURES
 from covey.policy.policy import Policy, inference, is_adapted
@@ -285,6 +287,50 @@ def test_code_beside_the_weights_is_never_run(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="is no directory or reachable hub reward model"):
         load_scorer(str(tmp_path), None, "float32", "cpu")
     assert not Path("PWNED").exists()
+
+
+def refusal(load: Callable[[], object]) -> str:
+    """Return why it is refused, nothing where it is not."""
+    try:
+        load()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+ODD = ("[]", "null", "3", '"x"', "[" * 100_000, '{"model_type": 3}')
+
+
+@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "adapter_config.json"])
+def test_files_that_nobody_saved_are_one_line(tmp_path: Path, name: str, text: str) -> None:
+    save_policy(nano(), tmp_path)
+    (tmp_path / name).write_text(text)
+    settings = ModelConfig(name=str(tmp_path))
+    said = refusal(lambda: load_policy(settings, seed=0))
+    assert said.startswith(("model.name=", str(tmp_path))) or (text, name) == (ODD[-1], "tokenizer_config.json")
+    assert "\n" not in said
+    assert refusal(lambda: shape_of(settings)) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_attention_heads": 0},
+        {"tie_word_embeddings": []},
+        {"layer_types": ["other"]},
+        {"pad_token_id": 10**30},
+        {"rope_scaling": {"rope_type": "own"}},
+        {"hidden_size": "x"},
+    ],
+)
+def test_a_configuration_that_cannot_be_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    save_policy(nano(), tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | change))
+    with pytest.raises(ValueError, match="is no directory of a causal language model") as found:
+        load_policy(ModelConfig(name=str(tmp_path)), seed=0)
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
 
     try:
         saved = LoraConfig.from_pretrained(settings.name)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{settings.name}/adapter_config.json cannot be read ({error!r:.120})") from error
     if not isinstance(saved, LoraConfig) or saved.megatron_config:  # peft would import what the latter names
         raise ValueError(f"model.name={settings.name} must hold plain LoRA adapters, got {type(saved).__name__}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -83,7 +84,7 @@ def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
         return NANO_TOKENIZERS[settings.name]()
     try:
         return _load_tokenizer(settings)
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"model.name={settings.name} has no tokenizer ({_line(error)})") from error
 
 
@@ -133,7 +134,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
     try:
         model = KINDS[settings.kind].from_pretrained(settings.name, **keywords)
         tokenizer = _load_tokenizer(settings)
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         if error.args == (ATTENTION,):
             raise ValueError(
                 f"model.name={settings.name} needs attention that transformers lets others compute, this architecture "
@@ -211,6 +212,11 @@ def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
+UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
+    StrictDataclassError,
+)
+"""What transformers raises of files that hold something else than it writes."""
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """Code beside weights is never run. Left out, transformers would ask at the terminal."""
 KINDS = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
