@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from covey.sandbox import CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Test, Tier
 from tests.sandbox import answer_run, attack_run, hostile, hostile_answers
@@ -123,9 +124,14 @@ def state(sandbox: Sandbox, num_programs: int, started: float) -> State:
         processes=len(pids) - 1,
         descriptors=sum(map(attack_run.num_descriptors, pids)),
         megabytes=tuple(max(map(attack_run.resident, kind), default=0) for kind in ([os.getpid()], *kinds)),
-        entries=sum(len(list(folder.rglob("*"))) for folder in attack_run.own_folders(sandbox)),
+        entries=sum(map(num_entries, attack_run.own_folders(sandbox))),
         judges=frozenset(kinds[0]),
     )
+
+
+def num_entries(folder: Path) -> int:
+    """Files and folders below one that programs change meanwhile, as far as paths reach."""
+    return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
 
 
 @dataclass
