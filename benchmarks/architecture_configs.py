@@ -69,6 +69,10 @@ MORE: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds": False},
     "xlstm": {"hidden_size": 64},
     "xmod": {"default_language": "en_XX"},
+    "deepseek_v4": {
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+    },
     "zaya": {"num_experts_per_tok": 1},
     "zamba": {"layer_types": ["linear_attention", "hybrid"]},
     "zamba2": {"layer_types": ["linear_attention", "hybrid"]},
