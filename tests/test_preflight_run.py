@@ -143,7 +143,7 @@ def test_a_refused_run_ends_before_its_first_step_with_the_report_beside_it(
     assert error.count("\n") == 1
     assert rows(Path("run/metrics.jsonl")) == []
     failed = [check for check in report() if not check["passed"]]
-    assert [check["name"] for check in failed] == ["log-probs"]
+    assert [check["name"] for check in failed] == ["log-probs", "transformers"]
     assert failed[0]["values"]["max"] == pytest.approx(0.01, abs=1e-4)
     assert failed[0]["remedy"]
 
@@ -155,8 +155,8 @@ def test_a_figure_that_is_not_a_number_is_null_in_the_report(tmp_path: Path) -> 
 
 def test_a_run_that_passes_says_so_and_keeps_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *words(), "hydra.run.dir=run"]) == 0
-    assert "\npreflight: 7 checks passed in " in capsys.readouterr().out
-    assert [check["passed"] for check in report()] == [True] * 7
+    assert "\npreflight: 9 checks passed in " in capsys.readouterr().out
+    assert [check["passed"] for check in report()] == [True] * 9
     assert set(report()[0]) == {"name", "passed", "figure", "tolerance", "remedy", "values", "seconds", "applies"}
     assert "preflight" in json.loads(Path("run/summary.json").read_text())["phases"]
 
@@ -193,7 +193,7 @@ def test_covey_check_shows_every_check_and_trains_nothing(capsys: pytest.Capture
     out = capsys.readouterr().out
     for check in report():
         assert f"\n{check['name']}" in out
-    assert out.count(" passed ") == 7
+    assert out.count(" passed ") == 9
     assert "FAILED" not in out
     assert not Path("run/checkpoints").exists()
     assert rows(Path("run/metrics.jsonl")) == []
@@ -205,8 +205,8 @@ def test_covey_check_ends_with_the_first_failure_in_one_line(
     spoil(monkeypatch)
     assert main(["check", *words(), "hydra.run.dir=run"]) == 2
     printed = capsys.readouterr()
-    assert printed.out.count("FAILED") == 1
-    assert printed.out.count(" passed ") == 6
+    assert printed.out.count("FAILED") == 2
+    assert printed.out.count(" passed ") == 7
     assert printed.err.splitlines()[-1].startswith("covey: preflight: log-probs: ")
 
 
@@ -224,8 +224,8 @@ def test_two_processes_make_the_checks_together(strategy: str) -> None:
     run = [*launcher, "check", *settings, "hydra.run.dir=run"]
     done = subprocess.run(run, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(" passed ") == 7
-    assert [check["passed"] for check in report()] == [True] * 7
+    assert done.stdout.count(" passed ") == 9
+    assert [check["passed"] for check in report()] == [True] * 9
 
 
 @pytest.mark.slow

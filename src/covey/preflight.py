@@ -25,7 +25,9 @@ from covey.policy import distribution
 from covey.preflight_custom import check_custom, has_custom
 from covey.preflight_fill import check_frozen, check_kl, check_rewards
 from covey.preflight_memory import check_memory
+from covey.preflight_plain import check_plain
 from covey.preflight_policy import check_gradient, check_logprobs
+from covey.preflight_slope import check_slope
 from covey.preflight_text import check_completions, check_functions, check_gold, check_lengths, check_tokenizer
 from covey.preflight_types import Check, Finding, Subject
 from covey.record import Record
@@ -153,7 +155,9 @@ STAGES: tuple[Stage, ...] = (
     Stage("memory", check_memory, ("lengths",)),
     Stage("completions", check_completions, ("lengths", "memory")),
     Stage("log-probs", check_logprobs, ("lengths", "memory")),
+    Stage("transformers", check_plain, ("lengths", "memory")),
     Stage("gradient", check_gradient, ("lengths", "memory")),
+    Stage("true gradient", check_slope, ("lengths", "memory")),
 )
 """In this order: what others build on comes first, and no pass is made that memory has no room for."""
 

@@ -55,10 +55,10 @@ def check_logprobs(subject: Subject) -> Finding:
     gap_L = (trainer_L.double() - sampler_L).abs()
     names_L = [m.prompt_ids[row] for m in batch.micro_batches for row in m.row_L.tolist()]
     largest, mean, worst = float(gap_L.max()), float(gap_L.mean()), names_L[int(gap_L.argmax())]
-    limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[_kind(config.model)]
+    limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[kind_of(config.model)]
     figure = (
         f"engine and trainer differ by {largest:.2g} nats at most, {mean:.2g} on average of {len(gap_L)} tokens, "
-        f"most in prompt {worst}{_dropout_note(config)}"
+        f"most in prompt {worst}{dropout_note(config)}"
     )
     remedy = (
         f"engine={config.engine.name} or the model's attention is not what is trained: model.precision=float32 tells "
@@ -76,26 +76,26 @@ def check_gradient(subject: Subject) -> Finding:
     """The same rollouts give the same gradient in every layout, in one micro-batch or in several."""
     config, policy = subject.config, subject.run.policy
     trainer = _gradient_trainer(subject)
-    rows = _rows(_some(subject.groups), HALF_RANGE if config.model.precision == "float16" else 1.0)
+    rows = made_up_rows(first_groups(subject.groups), HALF_RANGE if config.model.precision == "float16" else 1.0)
     with without_dropout(policy.model):
-        leave_gradient(trainer, _batch(subject, rows, "padded", 1))
-        expected = _entries(policy.model)
-        size = _norm(expected)
+        leave_gradient(trainer, laid_out(subject, rows, "padded", 1))
+        expected = entries(policy.model)
+        size = norm_of(expected)
         errors = {}
         for packing, budget in _variants(rows):
-            leave_gradient(trainer, _batch(subject, rows, packing, budget))
-            pieces = zip(_entries(policy.model), expected, strict=True)
-            errors[packing, budget] = _norm([got - wanted for got, wanted in pieces]) / size if size else float("nan")
-    return _gradient_finding(config, policy, errors, trainer.objective.needs_batch_selection)
+            leave_gradient(trainer, laid_out(subject, rows, packing, budget))
+            pieces = zip(entries(policy.model), expected, strict=True)
+            errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
+    return _gradient_finding(config, policy, errors)
 
 
-def _gradient_finding(config: Config, policy: Policy, errors: dict[tuple[str, int], float], selects: bool) -> Finding:
-    limit = config.preflight.gradient_tolerance or _gradient_tolerance(config.model, policy)
+def _gradient_finding(config: Config, policy: Policy, errors: dict[tuple[str, int], float]) -> Finding:
+    limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
     # A NaN is the worst of all, which max() alone would not see.
     (packing, budget), worst = max(errors.items(), key=lambda found: (math.isnan(found[1]), found[1]))
     figure = (
         f"relative error {worst:.2g} at most over {len(errors)} layouts and splits, most with packing={packing} in "
-        f"micro-batches of {budget} tokens{_dropout_note(config)}"
+        f"micro-batches of {budget} tokens{dropout_note(config)}"
     )
     if math.isnan(worst):
         figure = f"the gradient is 0 or not finite with packing={packing}"
@@ -157,7 +157,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             layer.p = rate
 
 
-def _rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
+def made_up_rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
     """With advantages of both signs that are never 0, whatever the rewards are: those do not matter here."""
     generator = torch.Generator().manual_seed(0)
 
@@ -168,7 +168,7 @@ def _rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
     return make_rows(groups, [[draw() for _ in group.rollouts] for group in groups])
 
 
-def _some(groups: Sequence[Group]) -> list[Group]:
+def first_groups(groups: Sequence[Group]) -> list[Group]:
     """The first groups, at least two where there are so many."""
     chosen: list[Group] = []
     for group in groups:
@@ -188,10 +188,10 @@ def _variants(rows: Sequence[Sequence[Row]]) -> list[tuple[str, int]]:
 def whole_batch(subject: Subject) -> Batch:
     """The sampled groups as the run lays them out."""
     config = subject.config
-    return _batch(subject, _rows(subject.groups, 1.0), config.packing, config.micro_batch_tokens)
+    return laid_out(subject, made_up_rows(subject.groups, 1.0), config.packing, config.micro_batch_tokens)
 
 
-def _batch(subject: Subject, rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Batch:
+def laid_out(subject: Subject, rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Batch:
     """All ranks look at the same rollouts, so the counts of the whole are as many times those of one."""
     num_ranks = distribution.world_size()
     num_tokens, num_sequences = count(rows)
@@ -205,7 +205,7 @@ def _batch(subject: Subject, rows: Sequence[Sequence[Row]], packing: str, budget
     )
 
 
-def _entries(model: nn.Module) -> list[Tensor]:
+def entries(model: nn.Module) -> list[Tensor]:
     """This rank's gradient in float64, thinned out evenly where it is large."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     stride = -(-sum(p.numel() for p in parameters) // MAX_ENTRIES)
@@ -222,7 +222,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _norm(pieces: Sequence[Tensor]) -> float:
+def norm_of(pieces: Sequence[Tensor]) -> float:
     """Over all ranks: where each holds the whole gradient, all norms grow by the same factor."""
     squares = [piece.square().sum() for piece in pieces]
     return float(distribution.all_sum(torch.stack(squares).sum()).sqrt())
@@ -231,18 +231,18 @@ def _norm(pieces: Sequence[Tensor]) -> float:
 # ------------------------------------------------------------------------------------------------ tolerances
 
 
-def _kind(model: ModelConfig) -> str:
+def kind_of(model: ModelConfig) -> str:
     """Weights in 4 bits may be multiplied by kernels that differ with the shape: judged as the least precise."""
     return "bfloat16" if model.load_in_4bit else model.precision
 
 
-def _gradient_tolerance(model: ModelConfig, policy: Policy) -> float:
+def gradient_tolerance(model: ModelConfig, policy: Policy) -> float:
     """Root-mean-square norms compute in float32 whatever the weights are, so float64 does not help there."""
-    kind = _kind(model)
+    kind = kind_of(model)
     if kind == "float64" and any("RMSNorm" in type(module).__name__ for module in policy.model.modules()):
         kind = "float32"
     return GRADIENT_TOLERANCE[kind]
 
 
-def _dropout_note(config: Config) -> str:
+def dropout_note(config: Config) -> str:
     return " (with model.lora_dropout off)" if config.model.lora_dropout > 0 else ""

@@ -121,6 +121,11 @@ class Trainer:
     def objective(self) -> Objective:
         return self._settings.objective
 
+    @property
+    def loss_scale(self) -> float:
+        """What gradients are multiplied by until the optimiser's step; 1 but in float16."""
+        return float(self._scaler.get_scale())
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Named weights, for engines that hold a copy."""
         yield from self.policy.model.named_parameters()

@@ -74,23 +74,31 @@ def plain_logprobs(policy: Policy, token_ids: Sequence[int], sampling: Sampling 
 
 def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tensor:
     """Log-probs (L,) of a rollout's loss tokens under the distribution they were drawn from."""
+    return chosen_logprobs(*rollout_logits(plain, rollout), sampling)
+
+
+def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """Logits (L, V) of a rollout's loss tokens, and the tokens (L,)."""
     width = rollout.input_length or len(rollout.input_ids)
-    found = []
+    logits, targets = [], []
     for start in range(0, len(rollout.input_ids), width):
         stop = start + width
         keep = [place for place, chosen in enumerate(rollout.loss_mask[start:stop]) if chosen]
-        target_L = torch.tensor([rollout.target_ids[start + place] for place in keep], device=plain.device)
         if keep:
-            logits_LV = plain.logits(rollout.input_ids[start:stop], keep)
-            found.append(chosen_logprobs(logits_LV, target_L, sampling))
-    return torch.cat(found)
+            logits.append(plain.logits(rollout.input_ids[start:stop], keep))
+            targets += [rollout.target_ids[start + place] for place in keep]
+    return torch.cat(logits), torch.tensor(targets, device=plain.device)
 
 
-def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling) -> Tensor:
-    """Log-probs of the targets at the temperature and within the filters of `sampling`; greedy ones at 1."""
+def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kept_LV: Tensor | None = None) -> Tensor:
+    """Log-probs of the targets at the temperature and within the filters of `sampling`; greedy ones at 1.
+
+    `kept_LV` are the entries that the filters leave, where they are not to be found from these very logits.
+    """
     logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
-    if sampling.filters:
+    if kept_LV is None and sampling.filters:
         kept_LV = kept_with(logits_LV.detach(), target_L, sampling)
+    if kept_LV is not None:
         logits_LV = logits_LV.masked_fill(~kept_LV, -torch.inf)
     tempered_LV = logits_LV / (sampling.temperature or 1.0)
     return tempered_LV.log_softmax(dim=-1).gather(1, target_L[:, None])[:, 0]
@@ -132,7 +140,7 @@ def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tu
 
     def shifted(part: Tensor) -> Tensor:
         plain = _dequantised(part).to(empty.dtype)
-        return plain + shift[part] if part in shift else plain
+        return plain + shift[part].to(plain.dtype) if part in shift else plain
 
     def make() -> Tensor:
         made_OI = shifted(weight)

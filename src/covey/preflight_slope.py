@@ -1,0 +1,192 @@
+"""The trainer's gradient against two that owe it nothing: plain autograd, and differences of the loss itself.
+
+Both look at -A log pi, averaged over loss tokens, through the model as transformers alone runs it (`policy.plain`).
+The first compares every entry. The second needs no backward pass at all: the loss is computed on both sides of where
+the weights are, and the slope between must be the gradient's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.batch import Row
+from covey.build import trainer_settings
+from covey.config import AlgorithmConfig
+from covey.engine.base import Sampling
+from covey.engine.sampler import kept_with
+from covey.policy import distribution, sharding
+from covey.policy.plain import Plain, chosen_logprobs, plain_model, rollout_logits
+from covey.policy.policy import Policy
+from covey.preflight_policy import (
+    HALF_RANGE,
+    dropout_note,
+    first_groups,
+    gradient_tolerance,
+    kind_of,
+    laid_out,
+    leave_gradient,
+    local,
+    made_up_rows,
+    probe_trainer,
+    without_dropout,
+)
+from covey.preflight_types import Finding, Subject
+
+SLOPE_TOLERANCE = {"float64": 0.01, "float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
+"""Relative error by precision. The loss is computed in float32 whatever the precision is, so differences are exact to
+about 1e-3; what is allowed beyond is what rounding does to the gradient, along its own direction, in the policy's
+precision. A wrong sign is an error of 2, a factor of two one of 0.5."""
+RISE = 1e-2
+"""How much the loss should rise between the ends of the inner step, in nats a token: ten thousand times what float32
+rounds, and little enough that the third derivative, which the outer step takes out, does not matter."""
+REACH = 0.05
+"""A step is at most this share of the weights that move: where the gradient is nearly 0, the loss rises less."""
+TINY = 1e-30
+NUM_GROUPS = 2
+NUM_WEIGHTS = 4
+"""Tensors that move, evenly spaced among those that are trained, besides the one with the largest gradient."""
+MAX_ENTRIES = 1 << 26
+"""Larger tensors stay where they are, if there are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors of the trainer's gradient."""
+
+    gradient: float
+    """All entries, L2 norms, against plain autograd."""
+    slope: float
+    """Along one direction, against differences of the loss."""
+
+
+def check_slope(subject: Subject) -> Finding:
+    """What the trainer leaves on the weights, in the layout of the run, is the gradient of the loss."""
+    config, policy = subject.config, subject.run.policy
+    kind = kind_of(config.model)
+    trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
+    groups = first_groups(subject.groups)[:NUM_GROUPS]
+    rows = made_up_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
+    with without_dropout(policy.model):
+        leave_gradient(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))
+        flat = [row for group in rows for row in group]
+        errors = gradient_errors(policy, flat, trainer_settings(config).sampling, trainer.loss_scale)
+    limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
+    figure = (
+        f"relative error {errors.gradient:.2g} against plain transformers, {errors.slope:.2g} against differences of "
+        f"the loss{dropout_note(config)}"
+    )
+    remedy = (
+        "a kernel has no right backward pass here: model.kernels=torch, model.attention=blocks, model.linear=torch, "
+        "packing=padded or a model that is not in 4 bits may have one, and model.precision=float32 tells rounding from "
+        "a defect"
+    )
+    passed = errors.gradient <= limit and errors.slope <= SLOPE_TOLERANCE[kind]
+    values = {"gradient": errors.gradient, "slope": errors.slope}
+    return Finding(passed, figure, f"{limit:g}, {SLOPE_TOLERANCE[kind]:g}", "" if passed else remedy, values)
+
+
+def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float) -> Errors:
+    """Those of what the trainer has left on the weights: `scale` times the gradient of -A log pi over these rows.
+
+    All ranks ask together, with the same rows.
+    """
+    trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
+    # Weights without a gradient are learnt with 0.
+    left = {n: torch.zeros_like(w) if w.grad is None else w.grad / scale for n, w in trained.items()}
+    found = {name: sharding.whole(left[name]).detach().double() for name in _few(left)}
+    direction = _direction(found)
+    expected = sum(float((found[name] * moved).sum()) for name, moved in direction.items())
+    with sharding.gathered(policy):
+        weights = dict(policy.model.named_parameters())
+        plain = plain_model(policy)
+        kept = kept_entries(plain, rows, sampling)
+        loss = plain_loss(plain, rows, sampling, kept)
+        wanted = torch.autograd.grad(loss, [weights[name] for name in trained], allow_unused=True)
+        along: dict[Tensor, Tensor] = {weights[name]: moved for name, moved in direction.items()}
+        rise = _rise(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept))
+        reach = REACH * _norm([weights[name].detach() for name in direction])
+        # A slope that should be 0 is measured over the longest step.
+        unit = max(abs(row.advantages[0]) for row in rows)
+        slope = _slope(rise, min(reach, RISE * unit / (2 * abs(expected))) if expected else reach)
+    errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
+    return Errors(_relative_error(errors), abs(slope - expected) / max(abs(slope), abs(expected), TINY))
+
+
+def plain_loss(plain: Plain, rows: Sequence[Row], sampling: Sampling, kept: Sequence[Tensor | None]) -> Tensor:
+    """-A log pi, averaged over the loss tokens of all rows. `kept` are the entries that filters leave in each."""
+    total = torch.zeros((), dtype=torch.float64, device=plain.device)
+    for row, kept_LV in zip(rows, kept, strict=True):
+        advantage_L = torch.tensor(row.advantages, dtype=torch.float64, device=plain.device)
+        logprob_L = chosen_logprobs(*rollout_logits(plain, row.rollout), sampling, kept_LV)
+        total = total - (advantage_L * logprob_L.double()).sum()
+    return total / sum(row.rollout.num_loss_tokens for row in rows)
+
+
+def kept_entries(plain: Plain, rows: Sequence[Row], sampling: Sampling) -> list[Tensor | None]:
+    """The entries that filters leave of each row's loss tokens, with the weights as they are. While weights move they
+    stay the same, as in an update: a token that a step brings into top-p would make the loss jump."""
+    if not sampling.filters:
+        return [None] * len(rows)
+    with torch.no_grad():
+        return [kept_with(*rollout_logits(plain, row.rollout), sampling) for row in rows]
+
+
+def _few(left: Mapping[str, Tensor]) -> list[str]:
+    """Names of the weights that move."""
+    names = [name for name, gradient in left.items() if gradient.numel() <= MAX_ENTRIES] or list(left)
+    evenly = names[:: max(1, len(names) // NUM_WEIGHTS)][:NUM_WEIGHTS]
+    norms = {name: _norm([sharding.whole(left[name])]) for name in names}
+    return list(dict.fromkeys([*evenly, max(norms, key=lambda name: norms[name])]))
+
+
+def _direction(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A direction of length 1, half along the gradient and half at random: along the gradient the loss rises most, and
+    what is missing from the gradient is not to be missing from the direction."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = {name: torch.randn(g.shape, generator=generator, dtype=g.dtype).to(g.device) for name, g in found.items()}
+    size, width = _norm(list(found.values())), _norm(list(drawn.values()))
+    both = {name: gradient / (size or 1.0) + drawn[name] / width for name, gradient in found.items()}
+    length = _norm(list(both.values()))
+    return {name: moved / length for name, moved in both.items()}
+
+
+def _rise(
+    policy: Policy, direction: Mapping[Tensor, Tensor], loss: Callable[[Plain], Tensor]
+) -> Callable[[float], float]:
+    """The loss so far along the direction less that as far against it, by how far; without gradient."""
+    shift = {weight: torch.zeros_like(moved) for weight, moved in direction.items()}
+    plain = plain_model(policy, shift)
+
+    @torch.no_grad()
+    def loss_at(step: float) -> float:
+        for weight, moved in direction.items():
+            shift[weight].copy_(moved).mul_(step)
+        return float(loss(plain))
+
+    return lambda step: loss_at(step) - loss_at(-step)
+
+
+def _slope(rise: Callable[[float], float], step: float) -> float:
+    """The derivative from two central differences, the outer one twice as wide: exact up to the fifth power."""
+    return (8 * rise(step) - rise(2 * step)) / (12 * step)
+
+
+def _relative_error(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> float:
+    """Of the first of each pair against the second, over all entries of all ranks; NaN where that is 0."""
+    apart, size = 0.0, 0.0
+    for left, whole in pairs:
+        wanted = torch.zeros_like(left) if whole is None else sharding.placed_like(whole.to(left.dtype), left)
+        apart += _square(local(left) - local(wanted))
+        size += _square(local(wanted))
+    apart, size = distribution.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()
+    return float((apart / size) ** 0.5) if size else float("nan")
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(sum(_square(tensor) for tensor in tensors) ** 0.5)
+
+
+def _square(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
