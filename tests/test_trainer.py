@@ -17,7 +17,7 @@ from covey.policy.logprobs import Scoring
 from covey.policy.nano import nano_tokenizer
 from covey.policy.policy import Policy
 from covey.policy.reference import make_reference
-from covey.types import Batch, Group, Prompt
+from covey.types import Batch, Group, Prompt, Rollout
 
 from .builders import (
     ADAMW,
@@ -374,3 +374,40 @@ def test_a_copy_trained_alike_ends_with_the_same_weights_bit_for_bit() -> None:
         for step in range(2):
             trainer.step(make(random_groups(step), "shared", 20, ADVANTAGES), step)
     assert same(weights(policy), weights(twin))
+
+
+# ------------------------------------------------------------------------------------------------ sampler and trainer
+
+
+def apart_by(nats: float, policy: Policy) -> Batch:
+    """Rollouts of this policy whose sampler log-probs are so far from its own."""
+    groups = sampled_by(policy, random_groups(vocabulary=250), Sampling())
+    moved = [replace(group, rollouts=tuple(_moved(r, nats) for r in group.rollouts)) for group in groups]
+    return make(moved, advantages=ADVANTAGES)
+
+
+def _moved(rollout: Rollout, nats: float) -> Rollout:
+    known = zip(rollout.sampler_logprobs, rollout.loss_mask, strict=True)
+    return replace(rollout, sampler_logprobs=tuple(logprob - nats if own else 0.0 for logprob, own in known))
+
+
+def test_a_mismatch_that_is_no_rounding_is_one_warning_until_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    policy = nano()
+    trainer = make_trainer(policy, AlgorithmConfig(), OptimizerConfig(name="sgd", lr=0.0))
+    for nats in (0.0, 0.05, 0.2, 0.2, 0.0, 0.3):
+        trainer.step(apart_by(nats, policy), 0)
+    assert [line.split(", more")[0] for line in caplog.messages] == [
+        "log-probs of sampler and trainer differ by 0.2 nats a token",
+        "log-probs of sampler and trainer differ by 0.3 nats a token",
+    ]
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_a_mismatch_beyond_the_limit_stops_the_run_before_the_update(updates: int) -> None:
+    policy = nano()
+    trainer = make_trainer(policy, AlgorithmConfig(max_mismatch=0.5), updates_per_batch=updates)
+    trainer.step(apart_by(0.4, policy), 0)
+    before = weights(policy)
+    with pytest.raises(RunStopped, match=r"^log-probs of sampler and trainer differ by 0.6 nats a token, algo"):
+        trainer.step(apart_by(0.6, policy), 1)
+    assert same(before, weights(policy))

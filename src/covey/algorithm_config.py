@@ -66,6 +66,9 @@ class AlgorithmConfig(Section):
     """Steer kl_coef so that the measured KL comes to this; null keeps kl_coef fixed."""
     max_kl: float | None = None
     """Stop the run where the KL to the reference, mean of the tokens, exceeds this many nats; null never does."""
+    max_mismatch: float | None = None
+    """Stop the run, before the update, where log-probs of sampler and trainer differ by more nats on average; null only
+    writes a warning to the log, above 0.1."""
     kl_controller: str = "proportional"
     """proportional (Ziegler et al.) or doubling (PPO); used with target_kl."""
     kl_horizon: int = 10000

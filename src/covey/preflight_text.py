@@ -9,7 +9,7 @@ from covey.engine.base import Sampling
 from covey.engine.fake import FakeEngine
 from covey.engine.runner import cache_shape
 from covey.environments.base import Environment, HasGold, RunStopped, Tries, ends_with_assistant, text_of
-from covey.policy.policy import Policy
+from covey.policy.policy import Policy, original_lengths
 from covey.preflight_types import Finding, Subject, vocabulary_size
 from covey.rollout import encode_prompt
 from covey.types import Group, Message, Prompt, Rollout
@@ -214,7 +214,9 @@ def check_lengths(subject: Subject) -> Finding:
         remedy = "lower sampling.max_tokens, or leave long prompts out of the data"
         if subject.config.data.path is not None:
             remedy += ": data.bad_rows=skip does"
-        return Finding(False, figure, f"{policy.max_length:,} positions of the policy", remedy, values)
+        longrope = original_lengths(policy.causal_lm.config.get_text_config(decoder=True))
+        why = ", beyond which longrope changes the numbers of a whole batch" if longrope else ""
+        return Finding(False, figure, f"{policy.max_length:,} positions of the policy{why}", remedy, values)
     return Finding(False, figure, f"{limit:,} cached tokens", f"raise {setting}", values)
 
 

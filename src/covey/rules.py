@@ -375,6 +375,7 @@ ABOVE: dict[str, float] = {
     "algorithm.advantage_clip": 0,
     "algorithm.kl_clamp": 0,
     "algorithm.max_kl": 0,
+    "algorithm.max_mismatch": 0,
     "algorithm.reference_refresh_alpha": 0,
     "optimizer.lr": 0,
     "optimizer.eps": 0,

@@ -4,6 +4,7 @@ The loss of a micro-batch is divided by the counts of the whole batch, so micro-
 not depend on how the batch was split, packed or spread over ranks.
 """
 
+import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,11 @@ from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
 from covey.timing import PhaseTimer
 from covey.types import Batch
+
+LOGGER = logging.getLogger(__name__)
+ALARM = 0.1
+"""Mean gap of sampler and trainer, in nats, that is no rounding in any precision."""
+NOT_TRAINED = "what is sampled is not what is trained, or sampled long before (covey check finds where they come apart)"
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Trainer:
         # Its scale is made at the first use, which a rank without rows would not come to.
         self._scaler.scale(torch.zeros((), device=policy.device))
         self._nonfinite_in_a_row = 0
+        self._is_alarmed = False
 
     def step(self, batch: Batch, step: int, before_change: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Make all updates on one batch and return what to log of them (`over_updates`).
@@ -201,6 +208,8 @@ class Trainer:
         before_change()
         with self.timer.phase("optimizer"):
             metrics = summarise(combine(distribution.all_sum_pairs(sums)))
+            if seed % self._settings.updates_per_batch == 0:  # later ones have moved away themselves
+                self._watch_mismatch(metrics.get("mismatch", 0.0))
             metrics |= distribution.all_max(largest(maxima)) | self._optimizer_step(metrics)
         if metrics["skipped"] and not self._is_overflow(metrics):
             self._count_nonfinite(prepared, batch, statistics)
@@ -277,6 +286,16 @@ class Trainer:
             "grad_clipped": float(limit > 0 and bool(norm > limit)),
             "skipped": float(not finite),
         }
+
+    def _watch_mismatch(self, found: float) -> None:
+        """Warn once where sampler and trainer come apart, and stop where they are further apart than is allowed."""
+        limit = self._settings.algorithm.max_mismatch
+        said = f"log-probs of sampler and trainer differ by {found:.3g} nats a token"
+        if limit is not None and found > limit:
+            raise RunStopped(f"{said}, algorithm.max_mismatch={limit:g}: {NOT_TRAINED}")
+        if found > ALARM and not self._is_alarmed:
+            LOGGER.warning("%s, more than rounding: %s; algorithm.max_mismatch stops the run", said, NOT_TRAINED)
+        self._is_alarmed = found > ALARM
 
     def _is_overflow(self, metrics: Mapping[str, float]) -> bool:
         """float16 gradients beyond its range are the loss scale's search, while the scale has room to fall."""

@@ -104,6 +104,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "sampling.num_passes": (rollouts, 2, INFILL),
     "sampling.likelihood": (rollouts, "one_step", PASSES),
     "algorithm.max_kl": (ending, 1e-6, MOVING),
+    "algorithm.max_mismatch": (ending, 1e-6, MOVING),
     "environment.text_column": (prompts, "other", ROWS),
     "environment.window": (prompts, 12, INFILL),
     "environment.masking": (prompts, "spans", INFILL),
