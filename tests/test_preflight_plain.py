@@ -47,7 +47,7 @@ def test_engine_and_trainer_are_within_rounding_at_short_and_at_full_length(buil
 
 
 def test_a_length_that_would_take_too_long_is_cut_and_the_figure_says_so(build: Build) -> None:
-    subject = replace(build(**LONG), available=lambda device: 12 * 2 * 80.1**2 * 4)
+    subject = replace(build(**LONG, preflight__max_tokens=8), available=lambda device: 12 * 2 * 80.1**2 * 4)
     subject.groups  # noqa: B018
     assert reachable_tokens(subject) == 80
     found = finding(subject, "transformers")
@@ -210,10 +210,13 @@ def test_positions_in_half_precision_are_refused(build: Build, monkeypatch: pyte
 # ------------------------------------------------------------------------------------------------ longrope
 
 
+PHI: dict[str, Any] = {"head_dim": 8, "max_position_embeddings": 256, "original_max_position_embeddings": 64}
+
+
 def longrope(folder: Path) -> str:
     halves = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **halves}
-    return saved_model(folder, "phi3", head_dim=8, max_position_embeddings=256, rope_parameters=rope)
+    return saved_model(folder, "phi3", **PHI, rope_parameters=rope)
 
 
 def test_longrope_is_trained_up_to_its_original_length_and_refused_beyond(build: Build, tmp_path: Path) -> None:
