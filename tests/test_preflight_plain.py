@@ -79,13 +79,14 @@ def test_a_window_that_is_not_looked_at_is_refused(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = attention.Rule
+    name = saved_model(tmp_path, "mistral", sliding_window=4)
+    subject = build(model__name=name, model__kernels="torch")  # loading would refuse it too
 
     def without_window(scaling: float, window: int | None, *more: Any) -> attention.Rule:
         return right(scaling, None, *more)
 
     monkeypatch.setattr(attention, "Rule", without_window)
-    name = saved_model(tmp_path, "mistral", sliding_window=4)
-    assert failed(build(model__name=name, model__kernels="torch")) == ["transformers", "true gradient"]
+    assert failed(subject) == ["transformers", "true gradient"]
 
 
 def test_a_multiplier_that_is_ignored_is_refused(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
