@@ -304,15 +304,16 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         ),
         (
             ["algorithm.target_kl=0.1"],
-            "algorithm.target_kl=0.1 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0",
+            "algorithm.target_kl=0.1 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0",
         ),
         (
             ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=full"],
-            "algorithm.kl_in=reward needs a sampled algorithm.kl_estimator such as k1, got full",
+            "algorithm.kl_estimator=full needs algorithm.kl_in = loss, got algorithm.kl_in=reward",
         ),
         (
             ["algorithm.reference_refresh_every=5"],
-            "algorithm.reference_refresh_every=5 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0",
+            "algorithm.reference_refresh_every=5 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0, "
+            "algorithm.ratio_denominator=old",
         ),
         (
             [
@@ -321,7 +322,7 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
                 "algorithm.reference_refresh_every=5",
                 "algorithm.reference_refresh_alpha=0.5",
             ],
-            "algorithm.reference_refresh_alpha=0.5 needs model.lora_rank=0 (adapters can only be copied), "
+            "algorithm.reference_refresh_alpha=0.5 needs model.lora_rank = 0 (adapters can only be copied), "
             "got model.lora_rank=8",
         ),
     ],
@@ -339,7 +340,11 @@ def test_settings_in_conflict_are_named_both(overrides: Sequence[str], line: str
         ("algorithm.rejection_thresholds=2", "algorithm.rejection set, got algorithm.rejection=null"),
         ("algorithm.selection_options={k: 2}", "algorithm.selection set, got algorithm.selection=null"),
         ("algorithm.group_filter_rounds=9", "algorithm.group_filter set, got algorithm.group_filter=null"),
-        ("algorithm.norm_length=9", "algorithm.aggregation to end in _norm, got algorithm.aggregation=token_mean"),
+        (
+            "algorithm.norm_length=9",
+            "algorithm.aggregation to end in _norm, got algorithm.aggregation=token_mean, "
+            "algorithm.kl_aggregation=null",
+        ),
         ("model.lora_dropout=0.1", "model.lora_rank > 0, got model.lora_rank=0"),
         ("model.revision=abc", "model.name = a hub name, got model.name=nano"),
         ("optimizer.min_lr_ratio=0.1", "optimizer.schedule = linear or cosine, got optimizer.schedule=constant"),
@@ -386,7 +391,7 @@ def test_one_completion_is_enough_for_an_advantage_without_a_group_baseline() ->
 
 
 def test_a_missing_extra_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.rules.find_spec", lambda package: None)
+    monkeypatch.setattr("covey.checks.find_spec", lambda package: None)
     assert refusal("optimizer=adamw8bit") == (
         "optimizer.name=adamw8bit needs bitsandbytes: pip install 'covey[quantization]'"
     )

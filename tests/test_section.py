@@ -11,7 +11,6 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from covey import algorithm_config, config, curriculum_config, environment_config
 from covey.config import Config, DataConfig, OptimizerConfig, part_configs, validate
 from covey.curriculum_config import GroupSizeStep
 from covey.environment_config import (
@@ -25,12 +24,10 @@ from covey.environment_config import (
 from covey.section import Section
 from covey.train import train
 
-MODULES = (config, algorithm_config, curriculum_config, environment_config)
-SECTIONS = [
-    found
-    for module in MODULES
-    for found in vars(module).values()
-    if isinstance(found, type) and is_dataclass(found) and found.__module__ == module.__name__
+KINDS = get_type_hints(Config).values()
+SECTIONS: list[Any] = [
+    *(Config, EnvironmentConfig, GroupSizeStep, *ENVIRONMENT_SETTINGS.values()),
+    *(kind for kind in KINDS if isinstance(kind, type) and is_dataclass(kind)),
 ]
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from covey import custom, environments
+from covey.algorithm_config import AlgorithmConfig
 from covey.build_stream import build_stream, check_graded
-from covey.config import AlgorithmConfig, Config
+from covey.config import Config
 from covey.credit import CreditAssigner
 from covey.deadlines import Stages, Watchable
 from covey.engine import ENGINES

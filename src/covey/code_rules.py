@@ -3,10 +3,9 @@
 import math
 
 from covey.config import Config
-from covey.environment_config import CodeConfig
 from covey.environments import code_limits
 from covey.environments.code_families import chosen_families
-from covey.sandbox.types import TIERS
+from covey.environments.code_settings import CodeConfig
 
 DEFAULT_SLOTS = 2
 """As many there are on a machine with a single processor."""
@@ -16,23 +15,12 @@ def check_code(config: Config) -> None:
     """Ranges, problems that exist, and time enough for the programs of a group. ValueError names the setting."""
     settings = config.environment
     assert isinstance(settings, CodeConfig), "check_environment calls this"
-    if settings.tier not in TIERS:
-        raise ValueError(f"environment.tier must be one of {', '.join(TIERS)}, got {settings.tier}")
     try:
         code_limits(settings)
         if config.data.path is None:
             _check_problems(settings)
     except ValueError as error:
         raise ValueError(f"environment.{error}") from error
-    for name in ("partial_weight", "recheck_rate"):
-        if not 0 <= vars(settings)[name] <= 1:
-            raise ValueError(f"environment.{name} must be in [0, 1], got {vars(settings)[name]}")
-    for name, least in (("num_slots", 1), ("cache_size", 0)):
-        value = vars(settings)[name]
-        if value is not None and value < least:
-            raise ValueError(f"environment.{name} must be >= {least}, got {value}")
-    if settings.remote_margin <= 0:
-        raise ValueError(f"environment.remote_margin must be > 0, got {settings.remote_margin}")
     if settings.remote_url is not None and not settings.remote_url.startswith(("http://", "https://")):
         raise ValueError(f"environment.remote_url must begin with http:// or https://, got {settings.remote_url}")
     _check_time(config, settings)
@@ -40,8 +28,6 @@ def check_code(config: Config) -> None:
 
 def _check_problems(settings: CodeConfig) -> None:
     chosen_families(settings.problem, settings.difficulty)
-    if min(settings.num_train, settings.num_test) < 1:
-        raise ValueError(f"num_train and num_test must be >= 1, got {settings.num_train} and {settings.num_test}")
 
 
 def _check_time(config: Config, settings: CodeConfig) -> None:

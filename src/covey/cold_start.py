@@ -18,18 +18,21 @@ from pathlib import Path
 from torch import Tensor
 
 import covey
+from covey.algorithm_config import AlgorithmConfig
 from covey.base_model import COLD_START_REPORT as REPORT
 from covey.batch import count, evened, make_batch, make_rows
 from covey.checkpoint import save_policy
-from covey.config import AlgorithmConfig, Config, ModelConfig, OptimizerConfig
+from covey.config import Config
 from covey.disk import writing
 from covey.engine import sampling_engine
 from covey.engine.base import Sampling
 from covey.environments.base import Demonstrates, Environment
 from covey.objective import build_objective
+from covey.optimizer_config import OptimizerConfig
 from covey.policy import distribution, sharding
 from covey.policy.loading import load_policy
 from covey.policy.policy import Policy
+from covey.policy.settings import ModelConfig
 from covey.rollout import Sampler, encode_prompt, finished_rollout
 from covey.source import LocalSource, PromptStream
 from covey.trainer import Trainer, TrainerSettings

@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from covey.environment_config import cache_folder
+from covey.disk import cache_folder
 
 KERNELS = Path(__file__).parent / "kernels"
 """The folder of covey's own sources."""

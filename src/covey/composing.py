@@ -7,7 +7,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from covey import accelerate_launch, launch, measuring, needs, run_folder, run_settings, settings, trust, usage
+from covey import accelerate_launch, launch, measuring, run_folder, run_settings, settings, trust, unread, usage
 from covey.config import Config
 from covey.early import check_early
 from covey.escaping import escape
@@ -23,6 +23,8 @@ class Job:
     config: Config
     old: Path | None
     """The run that is resumed."""
+    changed: tuple[str, ...]
+    """Values that gave way to what was typed, a line each."""
     first_lines: tuple[str, ...]
     notes: tuple[str, ...]
     """Warnings, once there is a log."""
@@ -77,19 +79,24 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         if verb != "config":
             warnings.extend(check_early(config, loads_model=verb != "judge"))
 
-    config = settings.to_config(composed, look)
+    changed: list[str] = []
+    # What a resumed run was begun with may not change behind its back.
+    names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"} if resume is None else set()
+    config = settings.to_config(composed, look, names, changed)
     if verb != "config":  # which may be asked about WORLD_SIZE processes
         launch.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)
     if saved := run_folder.run_of(config.model.name):
         trust.check_links(Path(config.model.name), saved, trusted=config.trust_run)
     first = [measuring.first_line(config, typed, run or file)] if verb == "evaluate" else []
-    names = [f"{key}={value}" for key, value in trust.named_code(asdict(config))]
-    if source is not None and names:
-        first.append(escape(f"imports {', '.join(names)}"))
+    imported = [f"{key}={value}" for key, value in trust.named_code(asdict(config))]
+    if source is not None and imported:
+        first.append(escape(f"imports {', '.join(imported)}"))
     if verb != "evaluate":
         first.append(_loading(verb, config, source))
-    return Job(config, source if resume is not None else None, tuple(first), (*_notes(verb, config, typed), *warnings))
+    notes = (*_notes(verb, config, typed), *warnings)
+    lines = tuple(escape(line) for line in changed)
+    return Job(config, source if resume is not None else None, lines, tuple(first), notes)
 
 
 def _loading(verb: str, config: Config, source: Path | None) -> str:
@@ -107,7 +114,7 @@ def _run_below(verb: str, typed: Sequence[str], file: Path | None) -> Path | Non
 
 def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
     """Return warnings: typed settings that the verb does not read, runs that are skipped, another task than trained."""
-    idle = needs.check_typed(verb, config, typed, launch.world_size())
+    idle = unread.check_typed(verb, config, typed, launch.world_size())
     alone = " in one process" if launch.world_size() == 1 else ""
     notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
     if "resume=latest" in typed:

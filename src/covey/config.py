@@ -10,154 +10,48 @@ from typing import Any
 
 from covey.algorithm_config import AlgorithmConfig
 from covey.curriculum_config import CurriculumConfig, GroupSizeStep
-from covey.environment_config import READS_DATA, ArithmeticConfig, EnvironmentConfig, MixtureConfig, cache_folder
+from covey.disk import cache_folder
+from covey.engine.settings import EngineConfig, SamplingConfig
+from covey.environments.data_settings import NEED_ROWS, DataConfig
+from covey.environments.settings import ArithmeticConfig, EnvironmentConfig, MixtureConfig
+from covey.optimizer_config import OptimizerConfig
+from covey.policy.settings import ModelConfig
 from covey.section import Section, check_section
+from covey.setting import Needs, is_set, setting
 
+ENABLED = Needs("preflight.enabled = true", ("preflight.enabled",), bool)
+HAS_REWARDS = Needs(
+    "environment=reward_functions", ("environment.name",), lambda name: name in ("reward_functions", "mixture")
+)
 
-@dataclass
-class ModelConfig(Section):
-    """The policy."""
-
-    name: str = "nano"
-    """"nano" or "nano-masked" (built from nothing), a directory, or a hub name of a causal or a masked LM."""
-    kind: str = "causal"
-    """What the policy does: causal (continues a prompt) or masked (fills in the masked tokens of its input)."""
-    revision: str | None = None
-    """Hub revision; null takes the default branch."""
-    precision: str = "float32"
-    """What the forward pass computes in: float32, bfloat16, float16 or float64. Weights train in float32 at least."""
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Values that the chat template reads, such as {enable_thinking: false}. The saved policy has them as defaults."""
-    load_in_4bit: bool = False
-    """Hold frozen base weights in 4 bits (bitsandbytes NF4); needs lora_rank > 0."""
-    lora_rank: int = 0
-    """Rank of the LoRA adapters; 0 trains all weights."""
-    lora_alpha: float = 32.0
-    """LoRA scale numerator: updates are multiplied by lora_alpha / lora_rank."""
-    lora_dropout: float = 0.0
-    """Dropout before the adapters during training; above 0 the trained policy is not exactly the sampled one."""
-    lora_targets: list[str] = field(default_factory=lambda: ["all-linear"])
-    """Module names that get an adapter; ["all-linear"] means every linear layer but the output head."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    activation_offload: bool = False
-    """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
-    attention: str = "auto"
-    """How packed rollouts attend in training: blocks (batched by length), compiled (C, on a CPU), flex
-    (FlexAttention, needs a GPU), or auto (compiled where it can be, else blocks)."""
-    linear: str = "auto"
-    """Library of float32 linear layers on a CPU: onednn, torch, or auto (torch on Intel and for small layers)."""
-    kernels: str = "auto"
-    """Norms, gates and rotary positions: compiled (C, float32 on a CPU), torch, or auto (compiled where it can be)."""
-    device: str = "auto"
-    """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
-    nano_architecture: str = "qwen2"
-    """Architecture of the nano policy: qwen2, qwen3, llama or mistral; of nano-masked modernbert, bert or roberta."""
-    nano_hidden_size: int = 128
-    """Width of the nano policy."""
-    nano_num_layers: int = 4
-    """Layers of the nano policy."""
-    nano_num_heads: int = 4
-    """Attention heads of the nano policy."""
-
-
-@dataclass
-class DataConfig(Section):
-    """Rows of a data set, for environments that read one."""
-
-    path: str | None = None
-    """A file (JSON lines, JSON, CSV, TSV, Parquet, Arrow), a folder of them, a pattern such as shards/*.parquet, what
-    save_to_disk wrote, a hub name, or module:function."""
-    subset: str | None = None
-    """Configuration name of a hub data set, or of a folder with its data card."""
-    train_split: str = "train"
-    """Split to train on."""
-    test_split: str = "test"
-    """Split to evaluate on; where the data has none, `test_fraction` of the rows is held out."""
-    test_fraction: float = 0.1
-    """Share of rows held out when there is no test split."""
-    prompt_column: str = "prompt"
-    """Column that holds the prompt (text or messages) for environment=reward_functions."""
-    answer_column: str | None = None
-    """Column that the assistant's message at the end of a conversation is moved to; null refuses such rows."""
-    prefill: bool = False
-    """Have the policy go on from the assistant's message at the end of a conversation."""
-    max_rows: int | None = None
-    """Take at most this many rows of each split."""
-    shuffle_rows: bool = True
-    """Take those `max_rows` at random, the same ones every time; false takes the first."""
-    bad_rows: str = "error"
-    """What a broken line does: error (names file and line) or skip (counted)."""
-
-
-@dataclass
-class EngineConfig(Section):
-    """How tokens are sampled."""
-
-    name: str = "native"
-    """native or fill (in process, on the trainer's weights; fill is for model.kind=masked) or fake (scripted)."""
-    cache_bytes: int = 1073741824
-    """Bytes of memory for cached keys and values; admission of prompts waits for room."""
-    max_rows: int = 512
-    """Most completions sampled at the same time."""
-    kernels: str = "auto"
-    """What decodes: compiled (C; float32 or bfloat16 on a CPU), torch, or auto (compiled where it can be)."""
-
-
-@dataclass
-class SamplingConfig(Section):
-    """The distribution that rollouts are drawn from; the trainer scores under the same one."""
-
-    temperature: float = 1.0
-    """Divides the logits; must be > 0 for training."""
-    top_k: int = 0
-    """Keep the k most likely tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """Nucleus mass; 1 keeps all."""
-    min_p: float = 0.0
-    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
-    max_tokens: int = 256
-    """Longest completion, in tokens."""
-    stop: list[str] = field(default_factory=list)
-    """Stop strings, besides the model's own stop tokens."""
-    num_passes: int = 1
-    """Passes in which a masked policy fills an input, the most certain tokens first; 1 fills all at once."""
-    likelihood: str = "trajectory"
-    """Log-probs of a fill in several passes: trajectory (of each pass, exact) or one_step (all from the first, biased;
-    diffu-GRPO, arXiv 2504.12216)."""
-
-
-@dataclass
-class OptimizerConfig(Section):
-    """The optimiser and its schedule."""
-
-    name: str = "adamw"
-    """adamw, adamw8bit (bitsandbytes) or sgd."""
-    lr: float = 1e-6
-    """Peak learning rate."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    """Decay rates of the AdamW moments."""
-    eps: float = 1e-8
-    """Added to the AdamW denominator."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay, on weight matrices only."""
-    schedule: str = "constant"
-    """constant, linear or cosine, over num_steps."""
-    warmup_steps: int = 0
-    """Steps over which the rate rises linearly to lr; the first takes lr / warmup_steps."""
-    min_lr_ratio: float = 0.0
-    """Share of lr towards which linear and cosine fall; the step after the last would have it."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm; 0 does not clip."""
-    max_nonfinite_steps: int = 5
-    """Stop after so many steps in a row were skipped for a loss or gradient that is not finite."""
+__all__ = [
+    "AlgorithmConfig",
+    "ArithmeticConfig",
+    "ColdStartConfig",
+    "Config",
+    "CurriculumConfig",
+    "DataConfig",
+    "DeadlinesConfig",
+    "DistributionConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "GroupSizeStep",
+    "MixtureConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "OutputConfig",
+    "PreflightConfig",
+    "SamplingConfig",
+    "part_configs",
+    "validate",
+]
 
 
 @dataclass
 class DistributionConfig(Section):
     """Training on several processes, which torchrun or accelerate launch starts."""
 
-    strategy: str = "ddp"
+    strategy: str = setting("ddp", choices=("ddp", "fsdp"))
     """ddp (every rank holds all weights) or fsdp (weights, gradients and optimiser state are shared out: FSDP2)."""
 
 
@@ -167,19 +61,19 @@ class ColdStartConfig(Section):
 
     enabled: bool = False
     """Warm the policy up before GRPO (environments that demonstrate)."""
-    num_steps: int = 200
+    num_steps: int = setting(200, ge=1)
     """Most optimiser steps."""
-    target_accuracy: float | None = None
+    target_accuracy: float | None = setting(None, ge=0, le=1)
     """Stop as soon as greedy accuracy on held-out prompts reaches this; null runs all steps."""
-    check_every: int = 10
+    check_every: int = setting(10, ge=1)
     """Steps between two looks at the accuracy."""
-    num_check_prompts: int = 256
+    num_check_prompts: int = setting(256, ge=1)
     """Held-out prompts looked at."""
-    batch_size: int = 128
+    batch_size: int = setting(128, ge=1)
     """Demonstrations a step."""
-    lr: float = 1e-3
+    lr: float = setting(1e-3, gt=0)
     """Learning rate, constant after a short rise."""
-    warmup_steps: int = 10
+    warmup_steps: int = setting(10, ge=0)
     """Steps over which the rate rises linearly from 0."""
     cache_dir: str = field(default_factory=cache_folder)
     """Where warmed policies are kept, by content; a second run takes it from there."""
@@ -189,17 +83,17 @@ class ColdStartConfig(Section):
 class EvaluationConfig(Section):
     """Measuring on the held-out split: before, during and after."""
 
-    every: int = 0
+    every: int = setting(0, ge=0)
     """Steps between evaluations during the run; 0 evaluates only before and after."""
-    num_prompts: int = 128
+    num_prompts: int = setting(128, ge=1)
     """Held-out prompts, the same every time."""
-    num_samples: int = 4
+    num_samples: int = setting(4, ge=1, le=100_000)
     """Completions a prompt for pass@k and the mean reward."""
     k: list[int] = field(default_factory=lambda: [1, 4])
     """The k of pass@k; each must be <= num_samples."""
     correct_above: float = 1.0
     """A completion with a reward of at least this counts as correct."""
-    confidence: float = 0.95
+    confidence: float = setting(0.95, gt=0, le=0.9999)
     """Level of the confidence intervals."""
 
 
@@ -207,29 +101,43 @@ class EvaluationConfig(Section):
 class OutputConfig(Section):
     """What a run leaves behind, besides its config, summary and log."""
 
-    save_every: int = 100
+    save_every: int = setting(100, ge=0)
     """Steps between checkpoints; 0 saves only at the end, and when the run is stopped."""
-    keep_last: int = 3
+    keep_last: int = setting(3, ge=1)
     """How many of the last checkpoints are kept."""
     keep_best: bool = True
     """Keep also the checkpoint of the best evaluation."""
-    rollouts_per_step: int = 8
+    rollouts_per_step: int = setting(8, ge=0)
     """Rollouts written to rollouts.jsonl each step."""
-    answers_per_evaluation: int = 256
+    answers_per_evaluation: int = setting(256, ge=0)
     """Answers written to evaluations.jsonl at each evaluation, greedy ones first."""
-    show_rollouts: int = 0
+    show_rollouts: int = setting(0, ge=0)
     """Rollouts of each step shown in the terminal, from the highest reward to the lowest."""
-    max_rollout_rows: int = 20000
+    max_rollout_rows: int = setting(
+        20000,
+        ge=0,
+        needs=Needs(
+            "output.rollouts_per_step > 0 or output.answers_per_evaluation > 0",
+            ("output.rollouts_per_step", "output.answers_per_evaluation"),
+            lambda rollouts, answers: rollouts > 0 or answers > 0,
+        ),
+    )
     """Most rows of rollouts.jsonl, and of evaluations.jsonl."""
-    trackers: list[str] = field(default_factory=list)
+    trackers: list[str] = setting(
+        [],
+        choices=("tensorboard", "wandb"),
+        packages={"tensorboard": ("tensorboard", "tensorboard"), "wandb": ("wandb", "wandb")},
+    )
     """Besides metrics.jsonl: tensorboard, wandb."""
-    wandb_project: str = "covey"
+    wandb_project: str = setting(
+        "covey", needs=Needs("output.trackers with wandb", ("output.trackers",), lambda names: "wandb" in names)
+    )
     """W&B project; WANDB_MODE=offline keeps it local."""
     progress: bool = True
     """Show progress in the terminal."""
-    on_write_error: str = "stop"
+    on_write_error: str = setting("stop", choices=("stop", "continue"))
     """What a full or vanished disk does: stop (to be resumed) or continue (rows and saves are tried again later)."""
-    grace_seconds: float = 120.0
+    grace_seconds: float = setting(120.0, gt=0)
     """Longest time from Ctrl-C or SIGTERM to the exit; a save that takes longer is given up."""
 
 
@@ -239,13 +147,13 @@ class PreflightConfig(Section):
 
     enabled: bool = True
     """Measure, and refuse a run that is outside the tolerances."""
-    num_prompts: int = 8
+    num_prompts: int = setting(8, ge=1, needs=ENABLED)
     """Prompts looked at, the first of the run."""
-    max_tokens: int = 64
+    max_tokens: int = setting(64, ge=1, needs=ENABLED)
     """Longest completion looked at, in tokens, where sampling.max_tokens is not shorter."""
-    logprob_tolerance: float | None = None
+    logprob_tolerance: float | None = setting(None, gt=0, needs=ENABLED)
     """Most nats by which engine and trainer may differ on a token; null goes by the precision (1e-4 in float32)."""
-    gradient_tolerance: float | None = None
+    gradient_tolerance: float | None = setting(None, gt=0, needs=ENABLED)
     """Most relative error of a gradient between layouts; null goes by the precision (1e-5 in float32)."""
 
 
@@ -253,21 +161,21 @@ class PreflightConfig(Section):
 class DeadlinesConfig(Section):
     """Seconds a run may wait for something that gives no sign of progress, before it ends with a line that names it."""
 
-    loading: float = 3600.0
+    loading: float = setting(3600.0, gt=0)
     """For the data, the model or a checkpoint to be read."""
-    cold_start: float = 3600.0
+    cold_start: float = setting(3600.0, gt=0)
     """From one look at a cold start's accuracy to the next."""
-    sampling: float = 900.0
+    sampling: float = setting(900.0, gt=0)
     """For the engine's next tokens."""
-    scoring: float = 900.0
+    scoring: float = setting(900.0, gt=0)
     """For the environment's next judgement."""
-    update: float = 1800.0
+    update: float = setting(1800.0, gt=0)
     """For the next micro-batch or phase of an optimiser step."""
-    saving: float = 1800.0
+    saving: float = setting(1800.0, gt=0)
     """For a checkpoint or the logs to be written."""
-    ranks: float = 1800.0
+    ranks: float = setting(1800.0, gt=0)
     """For the other ranks, where several processes train together."""
-    tracker: float = 60.0
+    tracker: float = setting(60.0, gt=0, needs=Needs("output.trackers set", ("output.trackers",), bool))
     """For TensorBoard or W&B; the run then goes on without it."""
 
 
@@ -277,23 +185,23 @@ class Config(Section):
 
     seed: int = 0
     """Everything random follows from it."""
-    num_steps: int = 100
+    num_steps: int = setting(100, ge=1)
     """Optimiser phases: batches of groups taken."""
-    groups_per_step: int = 32
+    groups_per_step: int = setting(32, ge=1)
     """Prompts of one step."""
-    group_size: int = 8
+    group_size: int = setting(8, ge=1)
     """Completions of one prompt (G)."""
     group_size_schedule: list[GroupSizeStep] = field(default_factory=list)
     """Other group sizes later on: [{step: 100, group_size: 4}] takes 4 once 100 steps are finished."""
-    updates_per_batch: int = 1
+    updates_per_batch: int = setting(1, ge=1)
     """Optimiser steps on each batch; above 1 the ratio is against the log-probs before the first."""
-    micro_batch_tokens: int = 16384
+    micro_batch_tokens: int = setting(16384, ge=1)
     """Most packed tokens of one forward/backward pass. Changes memory and speed, never the update."""
-    packing: str = "shared"
+    packing: str = setting("shared", choices=("shared", "packed", "padded"))
     """How rollouts are laid out: shared (a prompt once for its whole group), packed, or padded."""
-    logprob_chunk: int = 4096
+    logprob_chunk: int = setting(4096, ge=0)
     """Loss tokens whose logits are held at once; 0 holds all."""
-    max_staleness: int = 0
+    max_staleness: int = setting(0, ge=0)
     """Most versions between the start of a group and its training; 0 is synchronous."""
     source: str = "local"
     """Where groups come from: local (this process)."""
@@ -301,13 +209,13 @@ class Config(Section):
     """Take prompts in an order drawn from the seed, a new one each pass."""
     resume: str | None = None
     """Go on with a run: its folder, or "latest". Its settings are taken from there."""
-    resume_changes: list[str] = field(default_factory=list)
+    resume_changes: list[str] = setting([], needs=Needs("resume set", ("resume",), is_set))
     """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
     trust_run: bool = False
     """Import what a run or a file of settings names that you did not make here, and follow its links."""
-    rewards: list[Any] = field(default_factory=list)
+    rewards: list[Any] = setting([], needs=HAS_REWARDS)
     """Reward functions (environment=reward_functions): ready-made names, module:function, or {function, args}."""
-    reward_weights: list[float] = field(default_factory=list)
+    reward_weights: list[float] = setting([], needs=Needs("rewards set", ("rewards",), bool))
     """One weight for each reward function; empty weighs all 1."""
     model: ModelConfig = field(default_factory=ModelConfig)
     environment: Any = field(default_factory=ArithmeticConfig)
@@ -330,7 +238,7 @@ def part_configs(config: Config) -> dict[str, Config]:
     """The configuration of each part of environment=mixture, as if it were alone, by its name."""
     mixture = config.environment
     assert isinstance(mixture, MixtureConfig), "only a mixture has parts"
-    shared = {name: config.data if part.name in READS_DATA else DataConfig() for name, part in mixture.parts.items()}
+    shared = {name: config.data if part.name in NEED_ROWS else DataConfig() for name, part in mixture.parts.items()}
     rows = shared | mixture.data
     return {name: replace(config, environment=part, data=rows[name]) for name, part in mixture.parts.items()}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covey import custom
 from covey.advantages import ADVANTAGES, role_ema_step
-from covey.config import AlgorithmConfig
+from covey.algorithm_config import AlgorithmConfig
 from covey.policy import distribution
 from covey.scores import Answer, Scores, scores
 from covey.selection import SELECTION, Selected, clip_advantages

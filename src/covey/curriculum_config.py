@@ -1,10 +1,15 @@
 """The settings that say which prompts come next, and how often each is answered; part of the schema in config.py."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from covey.section import Section
+from covey.setting import Needs, setting
+
+OF_CLASS = Needs("curriculum.name = module:Class", ("curriculum.name",), lambda name: ":" in name)
+OF_SUCCESS = Needs("curriculum.name = success", ("curriculum.name",), lambda name: name == "success")
+OF_DIFFICULTY = Needs("curriculum.name = difficulty", ("curriculum.name",), lambda name: name == "difficulty")
 
 
 @dataclass
@@ -13,23 +18,23 @@ class CurriculumConfig(Section):
 
     name: str = "none"
     """none (each prompt once a pass), success (near a success rate), difficulty (from easy to hard) or module:Class."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = setting({}, needs=OF_CLASS)
     """Keyword arguments of a module:Class; unknown ones are refused."""
-    window: list[float] = field(default_factory=lambda: [0.3, 0.5])
+    window: list[float] = setting([0.3, 0.5], needs=OF_SUCCESS)
     """Success rates, from and to, that name=success keeps to: the share of a prompt's completions that is correct."""
-    per: str = "prompt"
+    per: str = setting("prompt", choices=("prompt", "difficulty"), needs=OF_SUCCESS)
     """What a success rate is measured for: each prompt, or each difficulty that the environment declares."""
-    decay: float = 0.5
+    decay: float = setting(0.5, ge=0, lt=1, needs=OF_SUCCESS)
     """How much an earlier success rate still counts when a prompt has been answered again."""
-    explore: float = 0.25
+    explore: float = setting(0.25, ge=0, lt=1, needs=OF_SUCCESS)
     """Share of prompts taken in plain order, whatever their success rate: new ones are tried, old rates renewed."""
-    promote_at: float = 0.8
+    promote_at: float = setting(0.8, gt=0, le=1, needs=OF_DIFFICULTY)
     """Mean success at which name=difficulty goes on to the next level."""
-    promotion_groups: int = 64
+    promotion_groups: int = setting(64, ge=1, needs=OF_DIFFICULTY)
     """The mean is over this many groups of the present level, the last ones."""
-    demote_below: float | None = None
+    demote_below: float | None = setting(None, needs=OF_DIFFICULTY)
     """Mean success below which it goes back to the level before; null never does."""
-    earlier_share: float = 0.2
+    earlier_share: float = setting(0.2, ge=0, lt=1, needs=OF_DIFFICULTY)
     """Share of prompts from levels that are done, so that they are not forgotten."""
 
 

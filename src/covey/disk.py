@@ -16,6 +16,11 @@ from covey.units import memory
 LOGGER = logging.getLogger(__name__)
 
 
+def cache_folder() -> str:
+    """Return where covey keeps what it can make again: $COVEY_CACHE, else ~/.cache/covey."""
+    return os.environ.get("COVEY_CACHE") or str(Path.home() / ".cache" / "covey")
+
+
 class CannotWrite(OSError):
     """Something the run has to keep cannot be written; the message names it and the remedy, in one line."""
 

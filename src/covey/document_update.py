@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covey.advantages import ADVANTAGES
 from covey.aggregation import count_totals
-from covey.config import AlgorithmConfig
+from covey.algorithm_config import AlgorithmConfig
 from covey.objective import build_objective
 from covey.objective_terms import ObjectiveInputs
 from covey.scores import scores

@@ -1,11 +1,10 @@
 """Rules of masked policies and of environment=infill."""
 
 from covey.config import Config
-from covey.environment_config import InfillConfig
+from covey.environments.infill_settings import InfillConfig
 
 FILLS = ("infill", "reward_functions", "mixture", "custom")
 """Environments whose prompts may have masked tokens."""
-WATCHES = ("grammar", "second_judge", "ngram")
 ARCHITECTURES = ("modernbert", "bert", "roberta")
 """Of nano-masked."""
 
@@ -30,42 +29,10 @@ def check_kind(config: Config) -> None:
 
 
 def check_infill(config: Config) -> None:
-    """Ranges and choices. ValueError names the setting."""
+    """Check shares of masked tokens, and what can be watched. ValueError names the setting."""
     settings = config.environment
     assert isinstance(settings, InfillConfig), "check_environment calls this"
-    _one_of("masking", settings.masking, ("random", "spans"))
-    _one_of("judge_output", settings.judge_output, ("probability", "logit"))
-    for name in settings.watch:
-        _one_of("watch", name, WATCHES)
     if not settings.mask_ratios or not all(0 < ratio < 1 for ratio in settings.mask_ratios):
         raise ValueError(f"environment.mask_ratios must be numbers between 0 and 1, got {settings.mask_ratios}")
-    for name, least in LEAST.items():
-        if vars(settings)[name] < least:
-            raise ValueError(f"environment.{name} must be >= {least}, got {vars(settings)[name]}")
-    if not settings.judge_lr > 0:
-        raise ValueError(f"environment.judge_lr must be > 0, got {settings.judge_lr}")
-    if settings.judge_floor > 1:
-        raise ValueError(f"environment.judge_floor must be <= 1, got {settings.judge_floor}")
     if config.data.path is not None and "grammar" in settings.watch:
         raise ValueError(f"environment.watch=[grammar] needs data.path = null, got data.path={config.data.path}")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"environment.{name} must be one of {', '.join(allowed)}, got {value}")
-
-
-LEAST = {
-    "window": 2,
-    "span_length": 1,
-    "num_train": 1,
-    "num_test": 1,
-    "judge_floor": 0,
-    "judge_batch_size": 1,
-    "judge_label": 0,
-    "judge_num_steps": 1,
-    "judge_pairs": 1,
-    "judge_hidden_size": 8,
-    "judge_num_layers": 1,
-}
-"""Smallest value of each."""

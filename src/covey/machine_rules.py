@@ -3,9 +3,9 @@
 import math
 
 from covey.config import Config
-from covey.environment_config import MachinesConfig
 from covey.environments import machine_settings
 from covey.environments.machines.scores import find_score
+from covey.environments.machines.settings import MachinesConfig
 from covey.environments.machines.stages import STAGES, check_stages
 
 
@@ -13,9 +13,6 @@ def check_machines(config: Config) -> None:
     """Ranges, stages and scores that exist, and time enough for the machines of a group."""
     settings = config.environment
     assert isinstance(settings, MachinesConfig), "check_environment calls this"
-    for name, least in LEAST.items():
-        if vars(settings)[name] < least:
-            raise ValueError(f"environment.{name} must be >= {least}, got {vars(settings)[name]}")
     try:
         machine_settings(settings)
         check_stages(settings.stages)
@@ -23,16 +20,12 @@ def check_machines(config: Config) -> None:
             find_score(STAGES[stage].task, settings.score)
     except ValueError as error:
         raise ValueError(f"environment.{error}") from error
-    if not 0 <= settings.family_share <= 1:
-        raise ValueError(f"environment.family_share must be in [0, 1], got {settings.family_share}")
     _check_size(settings)
     _check_time(config, settings)
 
 
 def _check_size(settings: MachinesConfig) -> None:
     """A stage that asks for more blocks than there may be has no right answer; no form can write more than 48."""
-    if settings.max_blocks > MOST_BLOCKS:
-        raise ValueError(f"environment.max_blocks must be <= {MOST_BLOCKS}, got {settings.max_blocks}")
     for stage in settings.stages:
         least = 8 if STAGES[stage].task == "catapult" else max(2, STAGES[stage].min_blocks)
         least = max(STAGES[stage].budgets) if STAGES[stage].is_begun else least
@@ -42,15 +35,9 @@ def _check_size(settings: MachinesConfig) -> None:
 
 def _check_time(config: Config, settings: MachinesConfig) -> None:
     """No simulation is given up before the group that it belongs to can be judged."""
-    if settings.timeout <= 0:
-        raise ValueError(f"environment.timeout must be > 0, got {settings.timeout:g}")
     longest = settings.timeout * math.ceil(config.group_size / settings.num_workers)
     if config.deadlines.scoring <= longest:
         raise ValueError(
             f"environment.timeout={settings.timeout:g} for {config.group_size} machines in {settings.num_workers} "
             f"processes needs deadlines.scoring > {longest:g}, got {config.deadlines.scoring:g}"
         )
-
-
-MOST_BLOCKS = 48
-LEAST = {"num_train": 1, "num_test": 1, "num_demonstrations": 1, "num_workers": 1, "cache_size": 0}

@@ -170,9 +170,10 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
         try:
             job = composing.compose(verb, composed, typed, given.file)
             if verb == "config":
+                print("".join(f"{line}\n" for line in job.changed), end="", file=sys.stderr, flush=True)
                 print(settings.report(job.config), end="", flush=True)
                 return []
-            for line in job.first_lines if launch.rank() == 0 else ():
+            for line in (*job.changed, *job.first_lines) if launch.rank() == 0 else ():
                 print(line, flush=True)
             from covey import resuming  # imports torch and transformers, for which a refused setting need not wait
             from covey.policy import distribution

@@ -5,9 +5,10 @@ It counts what is large; `covey check` measures on the machine itself.
 
 from dataclasses import replace
 
-from covey.config import Config, ModelConfig
+from covey.config import Config
 from covey.curriculum_config import group_sizes
 from covey.model_shapes import Shape, shape_of
+from covey.policy.settings import ModelConfig
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 FOUR_BIT_BYTES = 0.55

@@ -20,8 +20,8 @@ from torch import Tensor
 from covey import custom
 from covey import objective_metrics as metrics
 from covey.aggregation import AGGREGATIONS, Reduction, Totals, aggregate
+from covey.algorithm_config import AlgorithmConfig
 from covey.batch_rules import SELECTORS
-from covey.config import AlgorithmConfig
 from covey.corrections import (
     WeightOptions,
     importance_weights,

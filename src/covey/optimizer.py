@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from covey.config import OptimizerConfig
+from covey.optimizer_config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:

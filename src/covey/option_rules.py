@@ -18,14 +18,24 @@ OPTION_NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 """Function -> option -> the other option, and the value with which the first is read."""
 
 
+def unread_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> set[str]:
+    """Return the options that the function would not read beside the others."""
+    parameters = signature(function).parameters
+    return {
+        option
+        for option, (other, needed) in OPTION_NEEDS.get(name, {}).items()
+        if option in options and options.get(other, parameters[other].default) != needed
+    }
+
+
 def check_option_needs(setting: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Refuse an option that the function would not read. `setting` is where the options came from."""
-    for option, (other, needed) in OPTION_NEEDS.get(name, {}).items():
+    for option in sorted(unread_options(name, function, options)):
+        other, needed = OPTION_NEEDS[name][option]
         got = options.get(other, signature(function).parameters[other].default)
-        if option in options and got != needed:
-            raise ValueError(
-                f"{setting}.{option}={options[option]} needs {setting}.{other}={needed} for {name}, got {other}={got}"
-            )
+        raise ValueError(
+            f"{setting}.{option}={options[option]} needs {setting}.{other}={needed} for {name}, got {other}={got}"
+        )
 
 
 def check_parts(config: Config) -> None:

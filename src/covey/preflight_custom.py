@@ -17,7 +17,8 @@ from torch import Tensor
 from covey import custom
 from covey.advantages import ADVANTAGES
 from covey.aggregation import AGGREGATIONS, Denominators
-from covey.config import AlgorithmConfig, Config
+from covey.algorithm_config import AlgorithmConfig
+from covey.config import Config
 from covey.credit import estimated, selected_by, shaped
 from covey.curriculum_config import group_sizes
 from covey.kl import ESTIMATORS

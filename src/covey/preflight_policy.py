@@ -11,13 +11,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from covey.algorithm_config import AlgorithmConfig
 from covey.batch import LAYOUTS, Row, count, make_batch, make_rows
 from covey.build import trainer_settings
-from covey.config import AlgorithmConfig, Config, ModelConfig, OptimizerConfig
+from covey.config import Config
 from covey.objective import build_objective
+from covey.optimizer_config import OptimizerConfig
 from covey.policy import distribution
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy, inference
+from covey.policy.settings import ModelConfig
 from covey.preflight_types import Finding, Subject
 from covey.timing import PhaseTimer
 from covey.trainer import Trainer

@@ -1,65 +1,34 @@
-"""The rules of a configuration: ranges, choices, what a setting needs, what a function takes.
+"""Rules between settings, besides what stands beside each field and `covey.checks` walks.
 
-Most are tables of dotted setting names; a setting that is null obeys every range. Each rule raises ValueError with one
-line that names the settings involved.
+Each raises ValueError with one line that names the settings involved.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
-from importlib.util import find_spec
 from typing import Any
 
 from covey.answer_rules import check_answers
 from covey.bounds import check_bounds, check_texts
+from covey.checks import check_choices, check_needs, check_packages, check_ranges
 from covey.code_rules import check_code
-from covey.config import Config, DataConfig, DeadlinesConfig
+from covey.config import Config
 from covey.curriculum_config import group_sizes
-from covey.environment_config import (
-    ENVIRONMENT_SETTINGS,
-    READS_DATA,
-    CodeConfig,
-    CustomConfig,
-    InfillConfig,
-    MachinesConfig,
-    MathConfig,
-    MixtureConfig,
-    RewardFunctionsConfig,
-)
-from covey.environment_needs import check_custom
+from covey.environment_config import ENVIRONMENT_SETTINGS
 from covey.environments import ENVIRONMENTS
+from covey.environments.code_settings import CodeConfig
+from covey.environments.data_settings import NEED_ROWS, DataConfig
+from covey.environments.infill_settings import InfillConfig
+from covey.environments.machines.settings import MachinesConfig
+from covey.environments.math_settings import MathConfig
+from covey.environments.reward_functions_settings import RewardFunctionsConfig
+from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.infill_rules import check_infill, check_kind
 from covey.machine_rules import check_machines
-from covey.needs import check_needs, read, shown
 from covey.option_rules import check_option_needs, check_parts
 from covey.stream_rules import check_curriculum, check_group_sizes, check_mixture
-from covey.tables import check_options, near, one_of, resolve
+from covey.tables import check_options, names_function, near, one_of, resolve
 
 BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
 """Advantages that mean something for a single completion."""
-
-
-def check_ranges(config: Config) -> None:
-    for name, low in AT_LEAST.items():
-        value = read(config, name)
-        if value is not None and value < low:
-            raise ValueError(f"{name} must be >= {low}, got {value}")
-    for name, low in ABOVE.items():
-        value = read(config, name)
-        if value is not None and not value > low:
-            raise ValueError(f"{name} must be > {low}, got {value}")
-    for name, high in AT_MOST.items():
-        value = read(config, name)
-        if value is not None and value > high:
-            raise ValueError(f"{name} must be <= {high}, got {value}")
-
-
-def check_choices(config: Config) -> None:
-    for name, choices in CHOICES.items():
-        values = read(config, name)
-        for value in values if isinstance(values, list) else [values]:
-            if value not in choices:
-                known = ", ".join(choices)
-                raise ValueError(f"{name} must be one of {known}, got {value or 'nothing'}{near(value, choices)}")
 
 
 def check_data(config: Config) -> None:
@@ -73,21 +42,10 @@ def check_data(config: Config) -> None:
         )
 
 
-def check_extras(config: Config) -> None:
-    """A package that a setting needs must be installed before hours of work, not after."""
-    for (name, value), (package, extra) in EXTRAS.items():
-        chosen = read(config, name)
-        used = value in chosen if isinstance(chosen, list) else chosen == value
-        if used and find_spec(package) is None:
-            raise ValueError(f"{name}={shown(chosen)} needs {package}: pip install 'covey[{extra}]'")
-
-
 def check_model(config: Config) -> None:
     model = config.model
     if not model.name.strip():
         raise ValueError("model.name is empty: a directory, a hub name, nano or nano-masked")
-    if model.load_in_4bit and model.lora_rank == 0:
-        raise ValueError("model.load_in_4bit=true needs model.lora_rank > 0, got model.lora_rank=0")
     if model.lora_rank > 0 and not model.lora_targets:
         raise ValueError(f"model.lora_rank={model.lora_rank} needs model.lora_targets, got an empty list")
 
@@ -99,10 +57,8 @@ def check_environment(config: Config) -> None:
     if schema in ENVIRONMENT_SETTINGS.values() and schema is not ENVIRONMENT_SETTINGS.get(name):
         raise ValueError(f"environment.name={name} needs the settings of that environment: environment={name}")
     if schema is MixtureConfig:
-        check_mixture(config, (check_environment, check_deadlines, check_needs))
+        check_mixture(config, (check_ranges, check_choices, check_environment, check_deadlines, check_needs))
         return
-    if config.rewards and name != "reward_functions":
-        raise ValueError(f"rewards={shown(config.rewards)} needs environment=reward_functions, got environment={name}")
     if name == "reward_functions" and not config.rewards:
         raise ValueError("environment=reward_functions needs rewards=[module:function], got rewards=[]")
     if config.rewards and config.reward_weights and len(config.reward_weights) != len(config.rewards):
@@ -110,16 +66,9 @@ def check_environment(config: Config) -> None:
             f"reward_weights must have one weight for each of {len(config.rewards)} rewards, "
             f"got {len(config.reward_weights)}"
         )
-    if name in READS_DATA and config.data.path is None:
+    if name in NEED_ROWS and config.data.path is None:
         raise ValueError(f"environment={name} needs data.path (a file, a folder or a hub name), got data.path=null")
-    if name in OWN_DATA:
-        _refuse_data(config, f"an environment that reads rows, got environment={name}")
-    elif name in MAY_READ_DATA and config.data.path is None:
-        _refuse_data(config, "data.path set, got data.path=null")
-    elif name != "reward_functions":
-        _refuse_data(config, f"environment=reward_functions, got environment={name}", PROMPT_SETTINGS)
-    else:
-        _check_prompts(config.data)
+    _check_prompts(config.data)
     check_answers(config)
     OWN_RULES.get(schema, lambda config: None)(config)
 
@@ -153,21 +102,10 @@ def check_deadlines(config: Config) -> None:
         )
     if not isinstance(environment, RewardFunctionsConfig):
         return
-    for name in ("timeout", "start_timeout", "worker_calls", "worker_bytes"):
-        if not vars(environment)[name] > 0:
-            raise ValueError(f"environment.{name} must be > 0, got {vars(environment)[name]}")
     longest = environment.timeout + (0 if environment.in_process else environment.start_timeout)
     if config.deadlines.scoring <= longest:
         names = "environment.timeout" + ("" if environment.in_process else " + environment.start_timeout")
         raise ValueError(f"{names}={longest:g} needs deadlines.scoring > that, got {config.deadlines.scoring:g}")
-
-
-def _refuse_data(config: Config, needs: str, names: Collection[str] = tuple(vars(DataConfig()))) -> None:
-    """Refuse the first of these settings of `data` that differs from its default."""
-    defaults = vars(DataConfig())
-    for name, value in vars(config.data).items():
-        if name in names and value != defaults[name]:
-            raise ValueError(f"data.{name}={shown(value)} needs {needs}")
 
 
 def check_schedule(config: Config) -> None:
@@ -192,52 +130,6 @@ def check_schedule(config: Config) -> None:
         )
     if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
-
-
-def check_distribution(config: Config) -> None:
-    """What cannot be sharded."""
-    if config.distribution.strategy != "fsdp":
-        return
-    impossible = {
-        "optimizer.name=adamw8bit": config.optimizer.name == "adamw8bit",
-        "model.load_in_4bit=true": config.model.load_in_4bit,
-        "model.precision=float16": config.model.precision == "float16",
-    }
-    for setting, chosen in impossible.items():
-        if chosen:
-            raise ValueError(f"{setting} needs distribution.strategy=ddp, got distribution.strategy=fsdp")
-
-
-def check_lengths(config: Config) -> None:
-    """A constant length that no aggregation divides by would be ignored."""
-    algorithm = config.algorithm
-    modes = [algorithm.aggregation, algorithm.kl_aggregation or ""]
-    if algorithm.norm_length is not None and not any(mode.endswith("_norm") or ":" in mode for mode in modes):
-        raise ValueError(
-            f"algorithm.norm_length={algorithm.norm_length} needs algorithm.aggregation to end in _norm, "
-            f"got algorithm.aggregation={algorithm.aggregation}"
-        )
-
-
-def check_reference(config: Config) -> None:
-    """What a KL penalty and its reference need of each other."""
-    algorithm = config.algorithm
-    if algorithm.target_kl is not None and algorithm.kl_coef == 0:
-        raise ValueError(
-            f"algorithm.target_kl={algorithm.target_kl} needs algorithm.kl_coef > 0, got algorithm.kl_coef=0"
-        )
-    if algorithm.kl_in == "reward" and algorithm.kl_estimator == "full":
-        raise ValueError("algorithm.kl_in=reward needs a sampled algorithm.kl_estimator such as k1, got full")
-    if algorithm.reference_refresh_every is None:
-        return
-    every = f"algorithm.reference_refresh_every={algorithm.reference_refresh_every}"
-    if algorithm.kl_coef == 0 and algorithm.ratio_denominator != "reference":
-        raise ValueError(f"{every} needs algorithm.kl_coef > 0, got algorithm.kl_coef=0")
-    if config.model.lora_rank > 0 and algorithm.reference_refresh_alpha != 1:
-        raise ValueError(
-            f"algorithm.reference_refresh_alpha={algorithm.reference_refresh_alpha} needs model.lora_rank=0 "
-            f"(adapters can only be copied), got model.lora_rank={config.model.lora_rank}"
-        )
 
 
 def check_curriculum_class(config: Config) -> None:
@@ -312,126 +204,25 @@ def _check_sizes(config: Config) -> None:
             raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
 
 
+def check_custom(config: Config) -> None:
+    """An environment of one's own has a name of its own."""
+    assert isinstance(config.environment, CustomConfig), "check_environment calls this"
+    factory = config.environment.factory
+    if not names_function(factory):
+        raise ValueError(f"environment=custom needs environment.factory=module:function, got {factory or 'none'}")
+
+
 CURRICULA = ("none", "success", "difficulty")
 OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
     **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom}
 }
-OWN_DATA = ("arithmetic", "machines", "custom")
-"""Environments that make their own problems; others may read `data`."""
-PROMPT_SETTINGS = ("prompt_column", "answer_column", "prefill")
-"""Settings of `data` about prompts that rows hold as they are."""
-MAY_READ_DATA = ("countdown", "code", "ifeval", "infill")
-"""Environments that make their own problems where data.path is null."""
-
-AT_LEAST: dict[str, float] = {
-    "num_steps": 1,
-    "curriculum.promotion_groups": 1,
-    "groups_per_step": 1,
-    "group_size": 1,
-    "updates_per_batch": 1,
-    "micro_batch_tokens": 1,
-    "logprob_chunk": 0,
-    "max_staleness": 0,
-    "model.lora_rank": 0,
-    "model.lora_dropout": 0,
-    "data.max_rows": 1,
-    "engine.max_rows": 1,
-    "sampling.top_k": 0,
-    "sampling.min_p": 0,
-    "sampling.max_tokens": 1,
-    "sampling.num_passes": 1,
-    "algorithm.group_filter_rounds": 0,
-    "algorithm.norm_length": 1,
-    "algorithm.kl_coef": 0,
-    "algorithm.sampler_kl_coef": 0,
-    "algorithm.reference_refresh_every": 1,
-    "optimizer.weight_decay": 0,
-    "optimizer.warmup_steps": 0,
-    "optimizer.min_lr_ratio": 0,
-    "optimizer.max_grad_norm": 0,
-    "optimizer.max_nonfinite_steps": 1,
-    "cold_start.num_steps": 1,
-    "cold_start.check_every": 1,
-    "cold_start.num_check_prompts": 1,
-    "cold_start.batch_size": 1,
-    "cold_start.warmup_steps": 0,
-    "cold_start.target_accuracy": 0,
-    "evaluation.every": 0,
-    "evaluation.num_prompts": 1,
-    "evaluation.num_samples": 1,
-    "output.save_every": 0,
-    "preflight.num_prompts": 1,
-    "preflight.max_tokens": 1,
-    "output.keep_last": 1,
-    "output.rollouts_per_step": 0,
-    "output.answers_per_evaluation": 0,
-    "output.show_rollouts": 0,
-    "output.max_rollout_rows": 0,
-}
-ABOVE: dict[str, float] = {
-    "engine.cache_bytes": 0,
-    "sampling.temperature": 0,
-    "sampling.top_p": 0,
-    "algorithm.advantage_clip": 0,
-    "algorithm.kl_clamp": 0,
-    "algorithm.max_kl": 0,
-    "algorithm.max_mismatch": 0,
-    "algorithm.reference_refresh_alpha": 0,
-    "optimizer.lr": 0,
-    "optimizer.eps": 0,
-    "cold_start.lr": 0,
-    "evaluation.confidence": 0,
-    "output.grace_seconds": 0,
-    **{f"deadlines.{field.name}": 0 for field in fields(DeadlinesConfig)},
-    "preflight.logprob_tolerance": 0,
-    "preflight.gradient_tolerance": 0,
-}
-AT_MOST: dict[str, float] = {
-    "evaluation.num_samples": 100_000,
-    "model.lora_dropout": 0.99,
-    "sampling.top_p": 1,
-    "sampling.min_p": 0.99,
-    "algorithm.reference_refresh_alpha": 1,
-    "optimizer.min_lr_ratio": 1,
-    "cold_start.target_accuracy": 1,
-    "evaluation.confidence": 0.9999,
-}
-CHOICES: dict[str, tuple[str, ...]] = {
-    "packing": ("shared", "packed", "padded"),
-    "curriculum.per": ("prompt", "difficulty"),
-    "model.precision": ("float32", "bfloat16", "float16", "float64"),
-    "model.attention": ("auto", "blocks", "compiled", "flex"),
-    "model.linear": ("auto", "onednn", "torch"),
-    "model.kernels": ("auto", "compiled", "torch"),
-    "model.kind": ("causal", "masked"),
-    "model.nano_architecture": ("qwen2", "qwen3", "llama", "mistral", "modernbert", "bert", "roberta"),
-    "data.bad_rows": ("error", "skip"),
-    "engine.name": ("native", "fill", "fake"),
-    "engine.kernels": ("auto", "compiled", "torch"),
-    "sampling.likelihood": ("trajectory", "one_step"),
-    "algorithm.correction": ("none", "truncate", "mask"),
-    "optimizer.name": ("adamw", "adamw8bit", "sgd"),
-    "distribution.strategy": ("ddp", "fsdp"),
-    "optimizer.schedule": ("constant", "linear", "cosine"),
-    "output.trackers": ("tensorboard", "wandb"),
-    "output.on_write_error": ("stop", "continue"),
-}
-EXTRAS: dict[tuple[str, Any], tuple[str, str]] = {
-    ("optimizer.name", "adamw8bit"): ("bitsandbytes", "quantization"),
-    ("model.load_in_4bit", True): ("bitsandbytes", "quantization"),
-    ("output.trackers", "tensorboard"): ("tensorboard", "tensorboard"),
-    ("output.trackers", "wandb"): ("wandb", "wandb"),
-}
-"""(setting, value) -> (package, extra of covey that installs it)."""
-
-
 RULES: tuple[Callable[[Config], None], ...] = (
     check_bounds,
     check_texts,
     check_ranges,
     check_choices,
     check_data,
-    check_extras,
+    check_packages,
     check_model,
     check_kind,
     check_environment,
@@ -439,9 +230,6 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_deadlines,
     check_schedule,
     check_curriculum,
-    check_distribution,
-    check_lengths,
-    check_reference,
     check_needs,
     check_curriculum_class,
     check_parts,

@@ -11,10 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey import settings, trust
-from covey.config import Config, ModelConfig
-from covey.disk import read_regular
-from covey.environment_config import cache_folder
+from covey.config import Config
+from covey.disk import cache_folder, read_regular
 from covey.masking import MASK, mask
+from covey.policy.settings import ModelConfig
 from covey.run_folder import CONFIG, begun_at
 
 CHANGES = "changes.jsonl"

@@ -3,7 +3,7 @@
 Imports Hydra and OmegaConf, so only what composes or prints a configuration imports this module.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -15,11 +15,16 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey import launch, memory_plan
-from covey.config import AlgorithmConfig, Config, DataConfig, validate
+from covey.algorithm_config import AlgorithmConfig
+from covey.config import Config, validate
 from covey.curriculum_config import group_sizes
 from covey.disk import read_regular
-from covey.environment_config import ENVIRONMENT_SETTINGS, CustomConfig, MixtureConfig
+from covey.environment_config import ENVIRONMENT_SETTINGS
+from covey.environments.data_settings import DataConfig
+from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.giving_way import give_way
 from covey.masking import mask
+from covey.section import check_section
 from covey.units import memory
 
 CONF = Path(__file__).resolve().parent / "conf"
@@ -99,8 +104,16 @@ def read_yaml(path: Path) -> DictConfig:
     return found
 
 
-def to_config(composed: DictConfig, meanwhile: Callable[[Config], None] | None = None) -> Config:
+def to_config(
+    composed: DictConfig,
+    meanwhile: Callable[[Config], None] | None = None,
+    typed: Collection[str] = (),
+    notices: list[str] | None = None,
+) -> Config:
     """The composed settings as dataclasses, every cross-field rule checked; `meanwhile` as for `validate`.
+
+    Values that nobody typed give way to those that are `typed`, by their dotted names, and to groups; `notices` takes
+    a line for each.
 
     ValueError for an unknown key (also one added with "+"), one deleted with "~", or a broken rule.
     """
@@ -112,6 +125,10 @@ def to_config(composed: DictConfig, meanwhile: Callable[[Config], None] | None =
         _type_parts(composed.environment)
     config: Any = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
+    check_section(config)
+    lines = give_way(config, typed) if typed else []
+    if notices is not None:
+        notices += lines
     validate(config, meanwhile)
     return config
 

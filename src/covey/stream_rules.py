@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from covey.config import Config, DataConfig, part_configs
+from covey.checks import shown
+from covey.config import Config, part_configs
 from covey.curriculum_config import group_sizes
-from covey.environment_config import ENVIRONMENT_SETTINGS, READS_DATA, EnvironmentConfig, MixtureConfig
-from covey.needs import shown
+from covey.environment_config import ENVIRONMENT_SETTINGS
+from covey.environments.data_settings import NEED_ROWS, DataConfig
+from covey.environments.settings import EnvironmentConfig, MixtureConfig
 
 MOST_COMPLETIONS = 1_000_000
 """Of a step: more are a slip of the finger, and would be sampled for days before anything is seen of it."""
@@ -20,11 +22,6 @@ def check_curriculum(config: Config) -> None:
     window = curriculum.window
     if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
         raise ValueError(f"curriculum.window must be two rates, 0 <= from < to <= 1, got {shown(window)}")
-    for name in ("explore", "earlier_share", "decay"):
-        if not 0 <= vars(curriculum)[name] < 1:
-            raise ValueError(f"curriculum.{name} must be in [0, 1), got {vars(curriculum)[name]}")
-    if not 0 < curriculum.promote_at <= 1:
-        raise ValueError(f"curriculum.promote_at must be in (0, 1], got {curriculum.promote_at}")
     if curriculum.demote_below is not None and not 0 < curriculum.demote_below < curriculum.promote_at:
         raise ValueError(
             f"curriculum.demote_below={curriculum.demote_below} needs curriculum.promote_at > that > 0, "
@@ -73,7 +70,7 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
     kinds = {name: part.name for name, part in mixture.parts.items()}
     if config.rewards and "reward_functions" not in kinds.values():
         raise ValueError(f"rewards={shown(config.rewards)} needs a part with name: reward_functions, got none")
-    sharing = [name for name, kind in kinds.items() if kind in READS_DATA and name not in mixture.data]
+    sharing = [name for name, kind in kinds.items() if kind in NEED_ROWS and name not in mixture.data]
     for setting, value in vars(config.data).items():
         if not sharing and value != vars(DataConfig())[setting]:
             raise ValueError(f"data.{setting}={shown(value)} needs a part that reads it, got none")

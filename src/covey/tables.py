@@ -47,13 +47,9 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
     Options are the keyword-only parameters and those with a default; the others are data. `setting` is the name the
     message gives to the place the options came from. ValueError names the unknown and the allowed ones.
     """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some that are written in C have none
+    allowed = _option_parameters(function)
+    if allowed is None:
         return
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    allowed = [p for p in parameters if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
     names = [p.name for p in allowed]
     unknown = sorted(set(options) - set(names))
     if unknown:
@@ -62,6 +58,26 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
     missing = [p.name for p in allowed if p.default is p.empty and p.name not in options]
     if missing:
         raise ValueError(f"{setting} must set {', '.join(missing)} for {function.__name__}, got {sorted(options)}")
+
+
+def option_names(function: Callable[..., Any]) -> list[str]:
+    """Return the options that a function takes, none where that cannot be seen.
+
+    >>> option_names(lambda rewards, *, ddof=0: rewards)
+    ['ddof']
+    """
+    return [parameter.name for parameter in _option_parameters(function) or ()]
+
+
+def _option_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return the parameters that are options; None where it takes any, or is written in C and has no signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return [p for p in parameters if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
 
 
 def one_of(name: str, value: str, allowed: Collection[str]) -> str:

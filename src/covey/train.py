@@ -17,8 +17,8 @@ from covey.config import Config, validate
 from covey.credit import Credit
 from covey.disk import CannotWrite
 from covey.early import check_early
-from covey.environment_config import InfillConfig
 from covey.environments.base import Environment, Follows, Judges
+from covey.environments.infill_settings import InfillConfig
 from covey.evaluate import answer
 from covey.masking import secrets_in
 from covey.opening import crowding, opening

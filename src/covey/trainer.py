@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from covey.aggregation import Totals
-from covey.config import AlgorithmConfig, OptimizerConfig
+from covey.algorithm_config import AlgorithmConfig
 from covey.engine.base import Sampling
 from covey.environments.base import RunStopped
 from covey.forward import Forward, Prepared, gather_rows, objective_inputs, predict, prepare, score, stack
@@ -25,6 +25,7 @@ from covey.masks import EntropyControl, update_entropy_control
 from covey.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.objective_metrics import LOSS_TERMS, Sums, combine, largest, over_updates, summarise
 from covey.optimizer import build_optimizer, learning_rate
+from covey.optimizer_config import OptimizerConfig
 from covey.policy import distribution, sharding
 from covey.policy.logprobs import Scoring
 from covey.policy.policy import Policy, inference

@@ -1,10 +1,19 @@
-"""What `covey --help` says. Reads config.py and conf/ as text: help must not wait for imports."""
+"""What `covey --help` says. Imports the classes of the settings and nothing heavier: help must not wait."""
 
 import ast
 import shutil
+import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import get_type_hints
+
+from covey.config import Config
+from covey.curriculum_config import GroupSizeStep
+from covey.section import Section
+from covey.setting import bounds_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -148,18 +157,22 @@ class Setting:
 
 
 def all_settings() -> dict[str, list[Setting]]:
-    """Every section of the schema by the name of its class."""
-    files = ("config.py", "algorithm_config.py", "curriculum_config.py", "environment_config.py")
-    return {name: found for file in files for name, found in read_settings(HERE / file).items()}
+    """Return the settings of every section of the schema, by the name of its class."""
+    from covey.environment_config import ENVIRONMENT_SETTINGS
+
+    sections = [Config, *_sections_of(Config), GroupSizeStep, *ENVIRONMENT_SETTINGS.values()]
+    return {section.__name__: read_settings(section) for section in sections}
 
 
-def read_settings(path: Path) -> dict[str, list[Setting]]:
-    """The fields of every dataclass in a Python file, with the docstring that follows each."""
-    classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
-    return {node.name: _fields(node) for node in classes}
+def _sections_of(config: type[Config]) -> list[type]:
+    kinds = get_type_hints(config).values()
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
-def _fields(node: ast.ClassDef) -> list[Setting]:
+def read_settings(section: type) -> list[Setting]:
+    """Return the fields of a dataclass, each with the docstring that follows it and its bounds."""
+    bounds = {found.name: bounds_of(found) for found in fields(section)}
+    (node,) = (node for node in _classes(sys.modules[section.__module__]) if node.name == section.__name__)
     found = []
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or _is_section(statement):
@@ -167,8 +180,17 @@ def _fields(node: ast.ClassDef) -> list[Setting]:
         name = ast.unparse(statement.target)
         explanation = _docstring(after)
         if explanation:
-            found.append(Setting(name, _default(statement.value), explanation))
+            limits = bounds[name].in_words(explanation)
+            found.append(
+                Setting(name, _default(statement.value), f"{explanation} [{limits}]" if limits else explanation)
+            )
     return found
+
+
+@cache
+def _classes(module: ModuleType) -> list[ast.ClassDef]:
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    return [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
 
 
 def _is_section(statement: ast.AnnAssign) -> bool:
@@ -182,6 +204,8 @@ def _docstring(node: ast.stmt | None) -> str:
 
 def _default(node: ast.expr | None) -> str:
     """As YAML would write it; a factory shows what it makes."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "setting":
+        return "..." if isinstance(node.args[0], ast.Name) else _default(node.args[0])
     if isinstance(node, ast.Call):
         factory = next(keyword.value for keyword in node.keywords if keyword.arg == "default_factory")
         return _default(factory.body) if isinstance(factory, ast.Lambda) else EMPTY.get(ast.unparse(factory), "...")

@@ -8,8 +8,8 @@ from covey import cold_start, preflight
 from covey.build import build_run
 from covey.cleaning import CleanConsole
 from covey.config import Config
-from covey.environment_config import InfillConfig
 from covey.environments.base import Describes
+from covey.environments.infill_settings import InfillConfig
 from covey.masking import mask
 from covey.policy import distribution
 from covey.policy.naming import check_name, saved_step

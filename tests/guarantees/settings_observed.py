@@ -25,10 +25,10 @@ from torch import Tensor
 from covey import cold_start
 from covey.build import Run, build_environment, build_run
 from covey.build_stream import build_stream
+from covey.checks import shown
 from covey.config import Config, ModelConfig
 from covey.environments.base import Closes, Environment, RunStopped
 from covey.evaluate import evaluate
-from covey.needs import shown
 from covey.policy import head as heads
 from covey.policy.loading import load_policy
 from covey.resuming import owned, resume_point

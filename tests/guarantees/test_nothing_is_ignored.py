@@ -11,22 +11,17 @@ from typing import Any
 import pytest
 
 import covey
+from covey.algorithm_config import WITHOUT_CLAMP, WITHOUT_EXPONENTIAL, WITHOUT_RATIO
 from covey.build import build_environment
+from covey.checks import shown, walk
+from covey.config import Config
+from covey.environment_config import ENVIRONMENT_SETTINGS
 from covey.kl import ESTIMATORS
 from covey.losses import RATIO_FREE_LOSSES
 from covey.main import main
-from covey.needs import (
-    ENVIRONMENT_NEEDS,
-    NEEDS,
-    UNREAD,
-    WITHOUT_CLAMP,
-    WITHOUT_EXPONENTIAL,
-    WITHOUT_RATIO,
-    Needs,
-    check_typed,
-    shown,
-)
+from covey.setting import Needs
 from covey.settings import setting_names
+from covey.unread import UNREAD, check_typed
 
 from ..small import logging_as_it_was, words
 from .settings_cases import (
@@ -112,7 +107,14 @@ def test_every_case_is_of_a_setting() -> None:
 # ------------------------------------------------------------------------------------------------ refusals
 
 
-RULES = [(name, rule) for rules in (NEEDS, *ENVIRONMENT_NEEDS.values()) for rule in rules for name in rule.settings]
+RULES = list(
+    dict.fromkeys(
+        (found.name, need)
+        for environment in ENVIRONMENT_SETTINGS.values()
+        for found in walk(Config(environment=environment()))
+        for need in found.bounds.needs
+    )
+)
 
 
 @pytest.mark.parametrize(("name", "rule"), RULES, ids=[f"{name}, {rule.condition}" for name, rule in RULES])
@@ -232,8 +234,10 @@ def test_the_command_says_what_it_does_not_read(capsys: pytest.CaptureFixture[st
 
 def test_every_setting_is_read_somewhere() -> None:
     """As an attribute, or by its whole name."""
-    schema = ("config.py", "environment_config.py", "rules.py", "needs.py", "settings.py")
-    files = [path for path in Path(covey.__file__).parent.rglob("*.py") if path.name not in schema]
+    schema = ("config.py", "checks.py", "rules.py", "unread.py", "settings.py")
+    files = [
+        path for path in Path(covey.__file__).parent.rglob("*.py") if not path.name.endswith((*schema, "_config.py"))
+    ]
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     named = {node.value for node in nodes if isinstance(node, ast.Constant)}

@@ -3,20 +3,19 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from covey.engine.base import Engine
-
 if TYPE_CHECKING:
+    from covey.engine.base import Engine
     from covey.policy.policy import Policy
 
 
-def build_native(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> Engine:
+def build_native(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "Engine":
     """In process, on the policy's own weights."""
     from covey.engine.native import NativeEngine
 
     return NativeEngine(policy, cache_bytes, max_rows, kernels)
 
 
-def build_fake(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> Engine:
+def build_fake(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "Engine":
     """Random tokens of the policy's vocabulary, 8 a completion; the limits have no meaning for it."""
     from covey.engine.fake import FakeEngine, random_script
 
@@ -24,19 +23,19 @@ def build_fake(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) 
     return FakeEngine(random_script(vocab_size, length=8), vocab_size)
 
 
-def build_fill(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> Engine:
+def build_fill(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "Engine":
     """In process, on the weights of a masked policy; it caches nothing."""
     from covey.engine.fill import FillEngine
 
     return FillEngine(policy, max_rows)
 
 
-def sampling_engine(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> Engine:
+def sampling_engine(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "Engine":
     """The engine in process for a policy of its kind."""
     return (build_native if policy.mask_id is None else build_fill)(policy, cache_bytes, max_rows, kernels)
 
 
-ENGINES: dict[str, Callable[["Policy", int, int, str], Engine]] = {
+ENGINES: dict[str, Callable[["Policy", int, int, str], "Engine"]] = {
     "native": build_native,
     "fill": build_fill,
     "fake": build_fake,

@@ -10,25 +10,20 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
     from covey.config import Config
-    from covey.environment_config import (
-        ArithmeticConfig,
-        CodeConfig,
-        CountdownConfig,
-        CustomConfig,
-        Gsm8kConfig,
-        IfevalConfig,
-        InfillConfig,
-        MachinesConfig,
-        MathConfig,
-        MixtureConfig,
-        RewardFunctionsConfig,
-    )
     from covey.environments.base import Environment, Split
+    from covey.environments.code_settings import CodeConfig
     from covey.environments.countdown import CountdownProblems, CountdownRules
+    from covey.environments.countdown_settings import CountdownConfig
     from covey.environments.data import RowSettings
     from covey.environments.ifeval.generator import Recipe
     from covey.environments.ifeval.rewards import Scheme
+    from covey.environments.ifeval.settings import IfevalConfig
+    from covey.environments.infill_settings import InfillConfig
     from covey.environments.machines.environment import MachineSettings
+    from covey.environments.machines.settings import MachinesConfig
+    from covey.environments.math_settings import Gsm8kConfig, MathConfig
+    from covey.environments.reward_functions_settings import RewardFunctionsConfig
+    from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
     from covey.sandbox import Limits, Runner, Tier
     from covey.types import Prompt
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from covey.config import ModelConfig
-from covey.environment_config import InfillConfig
 from covey.environments.data import RowSettings
 from covey.environments.infill import GRAMMAR, Draw, Infill, Rule, Watch, gap_to, make_prompts, written
+from covey.environments.infill_settings import InfillConfig
 from covey.environments.infill_text import Masker, Texts, load_texts
 from covey.environments.masking import MASKINGS
 from covey.policy import distribution
 from covey.policy.loading import load_tokenizer
+from covey.policy.settings import ModelConfig
 from covey.rewards.corruption import Corruption
 from covey.rewards.judge import Judge, JudgeSettings
 from covey.rewards.judge_training import NANO_JUDGE, JudgeTraining, Pair, accuracy, ensure_judge

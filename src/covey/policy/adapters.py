@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from covey.config import ModelConfig
+from covey.policy.settings import ModelConfig
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -19,7 +19,6 @@ from transformers import (
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from covey.config import ModelConfig
 from covey.early import check_device
 from covey.hub import silence
 from covey.policy import linear
@@ -33,6 +32,7 @@ from covey.policy.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.policy import DTYPES, Policy
 from covey.policy.probe import LISTED, probed, remove_dropout
+from covey.policy.settings import ModelConfig
 
 
 def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> Policy:

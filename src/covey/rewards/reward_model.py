@@ -104,9 +104,9 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
     """A sequence classifier, frozen, with its tokenizer. ValueError where there is none with a trained head."""
     from transformers import AutoModelForSequenceClassification
 
-    from covey.config import ModelConfig
     from covey.hub import silence
     from covey.policy.loading import NO_CODE, choose_device, load_tokenizer
+    from covey.policy.settings import ModelConfig
 
     if not Path(name).exists():
         silence()

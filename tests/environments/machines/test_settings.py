@@ -29,7 +29,7 @@ def test_the_usual_settings_are_accepted() -> None:
         ({"transform": "cube"}, "environment.transform must be one of none, sqrt, log1p, got cube"),
         ({"file_reward": -0.1}, "environment.file_reward and placed_reward must be >= 0, got -0.1 and 0.0"),
         ({"demonstration_cap": 1.5}, "environment.demonstration_cap must be in (0, 1], got 1.5"),
-        ({"family_share": 2.0}, "environment.family_share must be in [0, 1], got 2.0"),
+        ({"family_share": 2.0}, "environment.family_share must be <= 1, got 2.0"),
         ({"form": "compact", "instruction": "Hi"}, "environment.instruction needs environment.form=tree or global"),
         ({"num_train": 0}, "environment.num_train must be >= 1, got 0"),
         ({"num_workers": 0}, "environment.num_workers must be >= 1, got 0"),

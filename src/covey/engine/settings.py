@@ -1,0 +1,54 @@
+"""Settings of the engine and of the distribution that it samples from."""
+
+from dataclasses import dataclass
+
+from covey.policy.settings import CAUSAL, CONTINUES, FILLS_IN
+from covey.section import Section
+from covey.setting import Needs, setting
+
+SAMPLES = Needs(
+    "an engine that samples",
+    ("engine.name", "cold_start.enabled"),
+    lambda engine, cold_start: engine != "fake" or cold_start,
+)
+
+
+@dataclass
+class EngineConfig(Section):
+    """How tokens are sampled."""
+
+    name: str = setting("native", choices=("native", "fill", "fake"))
+    """native or fill (in process, on the trainer's weights; fill is for model.kind=masked) or fake (scripted)."""
+    cache_bytes: int = setting(1073741824, gt=0, needs=(SAMPLES, CAUSAL))
+    """Bytes of memory for cached keys and values; admission of prompts waits for room."""
+    max_rows: int = setting(512, ge=1, needs=SAMPLES)
+    """Most completions sampled at the same time."""
+    kernels: str = setting("auto", choices=("auto", "compiled", "torch"), needs=(SAMPLES, CAUSAL))
+    """What decodes: compiled (C; float32 or bfloat16 on a CPU), torch, or auto (compiled where it can be)."""
+
+
+@dataclass
+class SamplingConfig(Section):
+    """The distribution that rollouts are drawn from; the trainer scores under the same one."""
+
+    temperature: float = setting(1.0, gt=0)
+    """Divides the logits; must be > 0 for training."""
+    top_k: int = setting(0, ge=0)
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = setting(1.0, gt=0, le=1)
+    """Nucleus mass; 1 keeps all."""
+    min_p: float = setting(0.0, ge=0, le=0.99)
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
+    max_tokens: int = setting(256, ge=1)
+    """Longest completion, in tokens."""
+    stop: list[str] = setting([], needs=(SAMPLES, CONTINUES))
+    """Stop strings, besides the model's own stop tokens."""
+    num_passes: int = setting(1, ge=1, needs=FILLS_IN)
+    """Passes in which a masked policy fills an input, the most certain tokens first; 1 fills all at once."""
+    likelihood: str = setting(
+        "trajectory",
+        choices=("trajectory", "one_step"),
+        needs=Needs("sampling.num_passes > 1", ("sampling.num_passes",), lambda passes: passes > 1),
+    )
+    """Log-probs of a fill in several passes: trajectory (of each pass, exact) or one_step (all from the first, biased;
+    diffu-GRPO, arXiv 2504.12216)."""

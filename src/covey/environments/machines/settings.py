@@ -1,0 +1,47 @@
+"""Settings of environment=machines."""
+
+from dataclasses import dataclass, field
+
+from covey.environments.settings import EnvironmentConfig
+from covey.setting import setting
+
+
+@dataclass
+class MachinesConfig(EnvironmentConfig):
+    """Machines of blocks, worth what they do in a physics simulation (MuJoCo)."""
+
+    name: str = "machines"
+    stages: list[str] = field(default_factory=lambda: ["car"])
+    """What is asked for, in turn: valid, small_car, budget_car, car, arm, catapult (docs/machines.md)."""
+    form: str = "tree"
+    """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
+    score: str = "strict"
+    """What a machine is worth: strict, paper or repo."""
+    transform: str = "none"
+    """Of the score, before it is a reward: none, sqrt or log1p. Logged scores are never transformed."""
+    file_reward: float = 0.0
+    """Added for an answer that is a construction tree."""
+    placed_reward: float = 0.0
+    """Added for a machine that is valid altogether."""
+    max_blocks: int = setting(48, le=48)
+    """Most blocks of a machine, the root among them, where its stage allows so many."""
+    instruction: str | None = None
+    """What the system message says; null takes the form's own, "" sends none."""
+    num_train: int = setting(256, ge=1)
+    """Training prompts; those of a stage and a block budget are worded alike."""
+    num_test: int = setting(16, ge=1)
+    """Held-out prompts."""
+    num_demonstrations: int = setting(1500, ge=1)
+    """Machines that a cold start learns from."""
+    family_share: float = setting(0.5, ge=0, le=1)
+    """Share of rule-based designs among them; the others are grown at random."""
+    demonstration_cap: float = 1.0
+    """Of each family, only this share is shown, those with the lowest scores: 0.75 leaves the best quarter out."""
+    problem_seed: int = 0
+    """Which problems and demonstrations are drawn."""
+    num_workers: int = setting(2, ge=1)
+    """Processes that simulate."""
+    timeout: float = setting(5.0, gt=0)
+    """Seconds one simulation may take on the clock before its worker is killed; the worst machine needs 0.2."""
+    cache_size: int = setting(65536, ge=0)
+    """Outcomes kept, so that equal machines are simulated once; 0 keeps none."""

@@ -1,0 +1,89 @@
+"""Settings of the policy."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from covey.section import Section
+from covey.setting import Needs, is_positive, setting
+
+NANO = ("nano", "nano-masked")
+"""The embedded policies."""
+
+
+def is_ddp(strategy: str) -> bool:
+    return strategy == "ddp"
+
+
+def is_on_hub(name: str) -> bool:
+    return name not in NANO and not Path(name).is_dir()
+
+
+WITH_LORA = Needs("model.lora_rank > 0", ("model.lora_rank",), is_positive)
+IN_DDP = Needs("distribution.strategy = ddp", ("distribution.strategy",), is_ddp)
+ON_HUB = Needs("model.name = a hub name", ("model.name",), is_on_hub)
+OF_NANO = Needs("model.name = nano", ("model.name",), lambda name: name in NANO)
+OWN_WEIGHTS = Needs(
+    "saved weights, or a cold start that saves some",
+    ("model.name", "cold_start.enabled"),
+    lambda name, cold_start: name not in NANO or cold_start,
+)
+PACKED = Needs("packing = shared or packed", ("packing",), lambda packing: packing != "padded")
+CAUSAL = Needs("model.kind = causal", ("model.kind",), lambda kind: kind == "causal")
+CONTINUES = Needs("a policy that continues its prompts, model.kind = causal", ("model.kind",), CAUSAL.holds)
+FILLS_IN = Needs("a policy that fills in, model.kind = masked", ("model.kind",), lambda kind: kind == "masked")
+
+
+@dataclass
+class ModelConfig(Section):
+    """The policy."""
+
+    name: str = "nano"
+    """"nano" or "nano-masked" (built from nothing), a directory, or a hub name of a causal or a masked LM."""
+    kind: str = setting("causal", choices=("causal", "masked"))
+    """What the policy does: causal (continues a prompt) or masked (fills in the masked tokens of its input)."""
+    revision: str | None = setting(None, needs=ON_HUB)
+    """Hub revision; null takes the default branch."""
+    precision: str = setting(
+        "float32",
+        choices=("float32", "bfloat16", "float16", "float64"),
+        needs=Needs("distribution.strategy = ddp", ("distribution.strategy",), is_ddp, value="float16"),
+    )
+    """What the forward pass computes in: float32, bfloat16, float16 or float64. Weights train in float32 at least."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Values that the chat template reads, such as {enable_thinking: false}. The saved policy has them as defaults."""
+    load_in_4bit: bool = setting(
+        False, packages={True: ("bitsandbytes", "quantization")}, needs=(WITH_LORA, OWN_WEIGHTS, IN_DDP)
+    )
+    """Hold frozen base weights in 4 bits (bitsandbytes NF4); needs lora_rank > 0."""
+    lora_rank: int = setting(0, ge=0)
+    """Rank of the LoRA adapters; 0 trains all weights."""
+    lora_alpha: float = setting(32.0, needs=WITH_LORA)
+    """LoRA scale numerator: updates are multiplied by lora_alpha / lora_rank."""
+    lora_dropout: float = setting(0.0, ge=0, le=0.99, needs=WITH_LORA)
+    """Dropout before the adapters during training; above 0 the trained policy is not exactly the sampled one."""
+    lora_targets: list[str] = setting(["all-linear"], needs=WITH_LORA)
+    """Module names that get an adapter; ["all-linear"] means every linear layer but the output head."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    activation_offload: bool = False
+    """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
+    attention: str = setting("auto", choices=("auto", "blocks", "compiled", "flex"), needs=(PACKED, CAUSAL))
+    """How packed rollouts attend in training: blocks (batched by length), compiled (C, on a CPU), flex
+    (FlexAttention, needs a GPU), or auto (compiled where it can be, else blocks)."""
+    linear: str = setting("auto", choices=("auto", "onednn", "torch"))
+    """Library of float32 linear layers on a CPU: onednn, torch, or auto (torch on Intel and for small layers)."""
+    kernels: str = setting("auto", choices=("auto", "compiled", "torch"), needs=CAUSAL)
+    """Norms, gates and rotary positions: compiled (C, float32 on a CPU), torch, or auto (compiled where it can be)."""
+    device: str = "auto"
+    """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
+    nano_architecture: str = setting(
+        "qwen2", choices=("qwen2", "qwen3", "llama", "mistral", "modernbert", "bert", "roberta"), needs=OF_NANO
+    )
+    """Architecture of the nano policy: qwen2, qwen3, llama or mistral; of nano-masked modernbert, bert or roberta."""
+    nano_hidden_size: int = setting(128, needs=OF_NANO)
+    """Width of the nano policy."""
+    nano_num_layers: int = setting(4, needs=OF_NANO)
+    """Layers of the nano policy."""
+    nano_num_heads: int = setting(4, needs=OF_NANO)
+    """Attention heads of the nano policy."""

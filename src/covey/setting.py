@@ -1,0 +1,99 @@
+"""Fields of settings: what a value must be, and what makes it be read, stand beside the field. No imports of covey."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field
+from typing import Any
+
+_KEY = "covey"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Condition without which nothing reads a setting.
+
+    >>> Needs("model.lora_rank > 0", ("model.lora_rank",), is_positive).holds(8)
+    True
+    """
+
+    condition: str
+    """In words: "algorithm.kl_coef > 0"."""
+    partners: tuple[str, ...]
+    """The settings that the condition is about, by their dotted names."""
+    holds: Callable[..., bool]
+    """Takes the partners' values."""
+    remedy: str = ""
+    """What to type where the message alone does not say it."""
+    value: Any = None
+    """The one value of the setting that the condition is about; None stands for all but the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a value of one setting must be; a setting that is null obeys all of it."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    choices: tuple[str, ...] = ()
+    """The values there are, or those of each item of a list."""
+    packages: Mapping[Any, tuple[str, str]] | None = None
+    """Value -> the package that it needs, and the extra of covey that installs it."""
+    needs: tuple[Needs, ...] = ()
+
+    def in_words(self, explained: str = "") -> str:
+        """Describe the bounds for a reader of the help, without choices that `explained` names.
+
+        >>> Bounds(ge=0, le=1).in_words()
+        '>= 0, <= 1'
+        """
+        limits = ((">=", self.ge), (">", self.gt), ("<=", self.le), ("<", self.lt))
+        words = [f"{sign} {limit:g}" for sign, limit in limits if limit is not None]
+        if any(choice not in explained for choice in self.choices):
+            words.append(f"one of {', '.join(self.choices)}")
+        words += [f"{need.value} needs {need.condition}" for need in self.needs if need.value is not None]
+        needed = [need.condition for need in self.needs if need.value is None]
+        words += [f"needs {' and '.join(needed)}"] if needed else []
+        return ", ".join(words)
+
+
+NO_BOUNDS = Bounds()
+
+
+def setting(
+    default: Any,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: Sequence[str] = (),
+    packages: Mapping[Any, tuple[str, str]] | None = None,
+    needs: Needs | tuple[Needs, ...] = (),
+) -> Any:
+    """Return a dataclass field with bounds. A default that is a list or a mapping is copied for each object.
+
+    A default that is a function is called for each object.
+    """
+    wanted = (needs,) if isinstance(needs, Needs) else needs
+    metadata = {_KEY: Bounds(ge, gt, le, lt, tuple(choices), packages, wanted)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def bounds_of(described: "Field[Any]") -> Bounds:
+    """Return the bounds of a dataclass field, none for a field without."""
+    found: Bounds = described.metadata.get(_KEY, NO_BOUNDS)
+    return found
+
+
+def is_set(value: Any) -> bool:
+    return value is not None
+
+
+def is_positive(value: float) -> bool:
+    return value > 0
