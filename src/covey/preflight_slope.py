@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from covey.algorithm_config import AlgorithmConfig
 from covey.batch import Row
 from covey.build import trainer_settings
-from covey.config import AlgorithmConfig
 from covey.engine.base import Sampling
 from covey.engine.sampler import kept_with
 from covey.policy import distribution, sharding
