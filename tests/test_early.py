@@ -189,6 +189,19 @@ def test_a_run_that_was_refused_before_it_did_anything_leaves_no_folder(
     assert "run folder" not in shown.out
 
 
+def test_a_run_that_has_worked_keeps_its_log() -> None:
+    folder = Path("outputs/date/time")
+    folder.mkdir(parents=True)
+    for name in run_folder.NOTHING_DONE:
+        (folder / name).touch()
+    for phases in ({"other": {}, "cold_start": {}}, {"other": {}, "sampling": {}}):
+        (folder / "summary.json").write_text(json.dumps({"phases": phases}))
+        assert not run_folder.discard_refused(folder)
+    (folder / "summary.json").write_text(json.dumps({"phases": {"other": {}}}))
+    assert run_folder.discard_refused(folder)
+    assert not Path("outputs").exists()
+
+
 @pytest.mark.parametrize("file", ["preflight.json", "metrics.jsonl", "notes.txt"])
 def test_a_folder_in_which_anything_else_is_stays(file: str) -> None:
     folder = Path("outputs/date/time")

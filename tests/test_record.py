@@ -192,6 +192,7 @@ def test_a_run_that_ends_before_its_first_step_has_a_summary_too(
 ) -> None:
     use(monkeypatch, scripted())
     config = small_config()
+    (tmp_path / "nothing").mkdir()
     config.model = ModelConfig(name=str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"^model\.name="):
         train(config, tmp_path)

@@ -15,7 +15,7 @@ from covey import launch, trust
 from covey.cleaning import CleanRecords
 from covey.disk import cannot_write, read_regular, sync, writing
 from covey.masking import without
-from covey.summary import versions
+from covey.summary import read_summary, versions
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
@@ -170,13 +170,20 @@ def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
 
 NOTHING_DONE = {CONFIG, VERSIONS, METRICS, ROLLOUTS, EVALUATIONS, "covey.log", "run.lock", "run.seal", "summary.json"}
 """All that a run has written when the first step or look is yet to come."""
+UNTIMED = "other"
+"""The phase of a summary in which a run does nothing but begin and end."""
 
 
 def discard_refused(folder: Path) -> bool:
-    """Remove the folder of a run that was refused before it did anything. Return whether it was such a one."""
+    """Remove the folder of a run that was refused before it did anything. Return whether it was such a one.
+
+    Whoever warmed a policy up, sampled or called a reward function keeps the log.
+    """
     files = list(folder.iterdir())
     rows = [folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS)]
     if {path.name for path in files} - NOTHING_DONE or any(not path.is_file() or path.stat().st_size for path in rows):
+        return False
+    if set((read_summary(folder) or {}).get("phases", {})) - {UNTIMED}:
         return False
     logging.getLogger().handlers.clear()  # one of them writes into it
     for path in files:
