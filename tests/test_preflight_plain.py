@@ -14,6 +14,7 @@ from covey.policy.loading import load_policy
 from covey.policy.policy import Policy
 from covey.preflight import examine
 from covey.preflight_plain import reachable_tokens
+from covey.preflight_slope import _slope
 from covey.preflight_types import Subject
 
 from .builders import saved_model
@@ -59,6 +60,27 @@ def test_the_slope_of_the_loss_is_that_of_the_gradient_to_a_thousandth(build: Bu
     found = finding(build(sampling__top_p=0.9, sampling__temperature=0.7), "true gradient")
     assert found.values["slope"] < 1e-3
     assert found.values["gradient"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "experts"),
+    [
+        ("qwen3_moe", {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+        ("mixtral", {"num_local_experts": 8}),
+    ],
+)
+def test_steps_are_so_short_that_no_token_comes_to_another_expert(
+    architecture: str, experts: dict[str, int], build: Build, tmp_path: Path
+) -> None:
+    name = saved_model(tmp_path, architecture, num_hidden_layers=4, **experts)
+    found = finding(build(model__name=name, sampling__max_tokens=60), "true gradient")
+    assert found.values["slope"] < 5e-3
+    assert found.passed
+
+
+def test_a_loss_that_jumps_at_every_step_has_no_slope() -> None:
+    assert _slope(lambda step: 1.0, 0.01) is None
+    assert _slope(lambda step: 2 * (3 * step + step**3), 0.01) == pytest.approx(3, abs=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ planted mistakes

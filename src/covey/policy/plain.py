@@ -26,6 +26,7 @@ from covey.types import Rollout
 
 Shift = Mapping[Tensor, Tensor]
 """What is added to weights of a policy, found by the weight itself."""
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 Maker = Callable[[], Tensor]
 """Makes plain numbers of a weight."""
 
@@ -50,16 +51,15 @@ class Plain:
             return self.model(**inputs, use_cache=False, logits_to_keep=keep_K).logits[0]
 
 
-def plain_model(policy: Policy, shift: Shift | None = None) -> Plain:
+def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32) -> Plain:
     """The policy's weights, as they are now or moved by `shift`, in a model of transformers' own.
 
-    Gradients flow to the policy's parameters. Sharded weights must be gathered around making and using it.
+    It computes in `dtype`, or in float64 where the policy does. Gradients flow to the policy's parameters. Sharded
+    weights must be gathered around making and using it.
     """
-    dtype = torch.promote_types(policy.precision, torch.float32)
+    dtype = torch.promote_types(policy.precision, dtype)
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
-        model = type(policy.causal_lm)._from_config(
-            copy.deepcopy(policy.causal_lm.config), dtype=dtype, attn_implementation="eager"
-        )
+        model = type(policy.causal_lm)._from_config(copy.deepcopy(policy.causal_lm.config), dtype=dtype, **EAGER)
     _take_weights(model, policy, shift or {})
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
 
