@@ -1,11 +1,12 @@
 """The reference that covey is compared with is transformers' own forward of the same numbers."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from covey.checkpoint import save_policy
@@ -164,3 +165,20 @@ def test_what_loading_has_done_to_a_module_is_not_in_it(tmp_path: Path) -> None:
     for layer in policy.causal_lm.base_model.layers:  # type: ignore[union-attr]
         layer.residual_multiplier = 1.0  # type: ignore[assignment]
     assert torch.equal(plain_logits(policy), expected)
+
+
+def test_models_that_are_made_in_several_threads_at_once_all_have_their_weights() -> None:
+    register = nn.Module.register_parameter
+
+    def made(seed: int) -> list[bool]:
+        return [
+            weight.is_meta
+            for weight in load_policy(
+                ModelConfig(nano_hidden_size=16, nano_num_layers=2, device="cpu"), seed=seed
+            ).model.parameters()
+        ]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(made, range(16)))
+    assert [flags for flags in found if any(flags)] == []
+    assert nn.Module.register_parameter is register

@@ -30,6 +30,7 @@ from covey.policy.compiled_parts import choose_kernels
 from covey.policy.naming import check_name
 from covey.policy.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
+from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy
 from covey.policy.probe import LISTED, probed, remove_dropout
 from covey.policy.settings import ModelConfig
@@ -40,6 +41,11 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> 
 
     Raises ValueError where a setting cannot be met: no such model, no bitsandbytes, unsupported attention.
     """
+    with MAKING:
+        return _load_policy(settings, seed, trainable)
+
+
+def _load_policy(settings: ModelConfig, seed: int, trainable: bool) -> Policy:
     register()
     # Warns on some CPUs that a kernel nobody asked for is missing, as soon as peft imports it.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

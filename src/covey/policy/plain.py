@@ -9,6 +9,7 @@ Shapes: T tokens, K positions whose logits are asked for, V vocabulary, L loss t
 """
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ Shift = Mapping[Tensor, Tensor]
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 Maker = Callable[[], Tensor]
 """Makes plain numbers of a weight."""
+MAKING = threading.RLock()
+"""Held while models are made: a skeleton gets no storage for its weights by a patch of torch that all threads meet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype =
     weights must be gathered around making and using it.
     """
     dtype = torch.promote_types(policy.precision, dtype)
-    with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
+    with MAKING, init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
         model = type(policy.causal_lm)._from_config(copy.deepcopy(policy.causal_lm.config), dtype=dtype, **EAGER)
     _take_weights(model, policy, shift or {})
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
