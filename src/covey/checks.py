@@ -90,7 +90,7 @@ def check_packages(config: Config) -> None:
 def check_needs(config: Config) -> None:
     """Refuse a setting that differs from its default while nothing would read it."""
     for found, need in unmet(config):
-        got = ", ".join(f"{_as_typed(name)}={shown(read(config, name))}" for name in need.partners)
+        got = ", ".join(f"{as_typed(name)}={shown(read(config, name))}" for name in need.partners)
         remedy = f"; {need.remedy}" if need.remedy else ""
         raise ValueError(f"{found.name}={shown(found.value)} needs {need.condition}, got {got}{remedy}")
 
@@ -104,7 +104,12 @@ def unmet(config: Config) -> Iterator[tuple[Found, Needs]]:
                 yield found, need
 
 
-def _as_typed(name: str) -> str:
+def as_typed(name: str) -> str:
+    """Return what a person types for a setting: a group for the name in it.
+
+    >>> as_typed("environment.name"), as_typed("model.name")
+    ('environment', 'model.name')
+    """
     return name.removesuffix(".name") if name == "environment.name" else name
 
 

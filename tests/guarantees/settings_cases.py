@@ -185,7 +185,7 @@ CASES: dict[str, Case | Refused] = {
     "environment.measure_weights": Case(ifeval.rewards, [1.0, 0.0, 0.0, 0.0], ifeval.TORCHRL),
     "environment.answer_bonus": Case(ifeval.rewards, 0.0, ifeval.TORCHRL),
     "environment.think_bonus": Case(ifeval.rewards, 0.0, ifeval.TORCHRL),
-    "environment.min_words": Case(ifeval.rewards, 9, ifeval.IFEVAL),
+    "environment.min_words": Case(ifeval.rewards, 12, ifeval.IFEVAL),
     "environment.benchmark": Case(see.prompts, "instructions.jsonl", ifeval.ROWS | {"data.path": None}),
     "environment.style": Case(see.prompts, "short", ifeval.FEW),
     "environment.kinds": Case(see.prompts, ["startend:quotation"], ifeval.IFEVAL),
@@ -372,6 +372,14 @@ SECOND_READERS: dict[str, Case] = {
 """Settings that another part reads too: they are no less accepted, and read, where only that part is there."""
 
 OFF: dict[str, Settings] = {
+    "distribution.strategy = ddp": {"distribution.strategy": "fsdp", "model.name": "policy", **LORA},
+    "data.path set": {"environment.name": "countdown"},
+    "environment=reward_functions": WORDS,
+    "model.lora_rank = 0 (adapters can only be copied)": {
+        **LORA,
+        "algorithm.kl_coef": 1.0,
+        "algorithm.reference_refresh_every": 5,
+    },
     "packing = shared or packed": {"packing": "padded"},
     "algorithm.kl_in = loss": {"algorithm.kl_coef": 1.0, "algorithm.kl_in": "reward", "algorithm.kl_estimator": "k1"},
     "a sampled algorithm.kl_estimator such as k3": {"algorithm.kl_coef": 1.0, "algorithm.kl_estimator": "full"},
@@ -417,4 +425,4 @@ OFF: dict[str, Settings] = {
     "environment.remote_url = null": {"environment.name": "code", "environment.remote_url": code.REMOTE_URL},
     "environment.remote_url set": {"environment.name": "code"},
 }
-"""Where a condition of needs.py does not hold; the others do not by default."""
+"""Where a condition beside a field does not hold; the others do not by default."""

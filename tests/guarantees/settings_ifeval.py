@@ -17,7 +17,12 @@ IFEVAL: dict[str, Any] = {
 FEW = IFEVAL | {"environment.num_train": 4, "environment.num_test": 2}
 TORCHRL = IFEVAL | {"environment.scheme": "torchrl"}
 ROWS = {"environment.name": "ifeval", "data.path": "instructions.jsonl"}
-ANSWERS = ("so it is", "so, it is", "<think>hm</think><answer>so it is</answer>", "<answer>so, yes\nit is</answer>")
+ANSWERS = (
+    "rivers carry silver stones slowly home it is",
+    "rivers, carry silver stones slowly home it is",
+    "<think>hm</think><answer>rivers carry silver stones slowly home it is</answer>",
+    "<answer>rivers, carry silver\nstones slowly home it is</answer>",
+)
 
 
 def rewards(config: Config) -> list[float]:

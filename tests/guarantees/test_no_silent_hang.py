@@ -55,7 +55,7 @@ HANGS = {
         4.0,  # the event loop is given two seconds to give it up first
     ),
     "data": Hang(
-        'from covey.environments import data\ndata.READERS[".jsonl"] = hang',
+        'from covey.environments import row_files\nrow_files.READERS[".jsonl"] = hang',
         ("deadlines.loading=2",),
         "the environment to be made, with its data (deadlines.loading=2)",
         2.0,

@@ -239,21 +239,22 @@ def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
     assert len(whole) == 48
 
 
-@BOTH
+CUTS: tuple[dict[str, Any], ...] = (
+    {"num_steps": 2, "groups_per_step": 6},
+    {"engine__max_rows": 3},
+    {"engine__cache_bytes": 20_000},
+    {"evaluation__every": 1},
+    {"packing": "padded", "micro_batch_tokens": 30},
+)
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"num_steps": 2, "groups_per_step": 6},
-        {"engine__max_rows": 3},
-        {"engine__cache_bytes": 20_000},
-        {"evaluation__every": 1},
-        {"packing": "padded", "micro_batch_tokens": 30},
-    ],
-    ids=",".join,
+    ("kind", "change"),
+    [(kind, cut) for kind in KINDS for cut in CUTS if kind == "causal" or "engine__cache_bytes" not in cut],
 )
 def test_while_the_weights_stand_still_a_run_samples_the_same_however_it_is_cut(
     change: dict[str, Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, scripted_for(kind))
-    frozen = {"optimizer__lr": 0.0, **KINDS[kind]}
+    frozen = {"optimizer__lr": 1e-60, **KINDS[kind]}
     assert written(tmp_path / "b", **frozen, **change) == written(tmp_path / "a", **frozen)

@@ -254,4 +254,4 @@ def test_a_setting_that_is_wrong_is_said_once(folder: Path) -> None:
 def test_what_cannot_be_sharded_is_refused(folder: Path, setting: str) -> None:
     status, output = finish(start_alone(folder, *SETTINGS, "distribution.strategy=fsdp", setting))
     assert status == 2
-    assert f"{setting} needs distribution.strategy=ddp, got distribution.strategy=fsdp" in output
+    assert f"{setting} needs distribution.strategy = ddp, got distribution.strategy=fsdp" in output
