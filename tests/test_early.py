@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ NEAR = "; did you mean digits?"
 
 
 @pytest.fixture(autouse=True)
-def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The current folder, with modules and rows; the modules are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     hub.silence.cache_clear()
@@ -34,6 +36,9 @@ def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.py").write_text("def digits(completions, **columns):\n    return [1.0 for _ in completions]\n")
     Path("broken.py").write_text("def digits(:\n")
     Path("folder").mkdir()
+    yield
+    for name in ("mine", "starred", "made", "broken"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
