@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 
 from covey import settings
 from covey.checks import read
-from covey.config import Config
+from covey.config import Config, validate
 from covey.giving_way import give_way
 from covey.main import main
 
@@ -16,10 +16,11 @@ from covey.main import main
 def composed(*words: str) -> tuple[Config, list[str]]:
     """Return the settings of `covey train WORDS`, and what gave way."""
     settings.register()
-    notices: list[str] = []
-    typed = {word.partition("=")[0] for word in words} - {"recipe"}
     with initialize_config_dir(str(settings.CONF), version_base="1.3"):
-        return settings.to_config(compose("config", overrides=list(words)), None, typed, notices), notices
+        config = settings.to_unchecked(compose("config", overrides=list(words)))
+    notices = give_way(config, {word.partition("=")[0] for word in words} - {"recipe"})
+    validate(config)
+    return config, notices
 
 
 @pytest.mark.parametrize(

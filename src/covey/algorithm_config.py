@@ -15,10 +15,6 @@ WITHOUT_CLAMP = ("k1", "k2", "abs", "k1_forward", "full")
 """KL estimators without an exponential of the log ratio."""
 
 
-def is_loss(kl_in: str) -> bool:
-    return kl_in == "loss"
-
-
 def is_sampled(estimator: str) -> bool:
     return estimator != "full"
 
@@ -37,6 +33,7 @@ def _reads_advantages(loss: str, off_policy_mask_delta: float | None) -> bool:
 
 
 PENALISED = Needs("algorithm.kl_coef > 0", ("algorithm.kl_coef",), is_positive)
+KL_IN_LOSS = Needs("algorithm.kl_in = loss", ("algorithm.kl_in",), lambda kl_in: kl_in == "loss")
 STEERED = Needs("algorithm.target_kl set", ("algorithm.target_kl",), is_set)
 CORRECTED = Needs("algorithm.correction = truncate or mask", ("algorithm.correction",), lambda mode: mode != "none")
 FILTERED = Needs("algorithm.group_filter set", ("algorithm.group_filter",), is_set)
@@ -114,15 +111,13 @@ class AlgorithmConfig(Section):
     """Count sequences without loss tokens in sequence means."""
     kl_coef: float = setting(0.0, ge=0)
     """Weight of the KL penalty to the reference; 0 needs no reference at all."""
-    kl_estimator: str = setting(
-        "k3", needs=(PENALISED, Needs("algorithm.kl_in = loss", ("algorithm.kl_in",), is_loss, value="full"))
-    )
+    kl_estimator: str = setting("k3", needs=(PENALISED, KL_IN_LOSS.for_value("full")))
     """k1, k2, k3, abs or full (exact over the vocabulary)."""
     kl_gradient: str = setting(
         "straight_through_k2",
         needs=(
             PENALISED,
-            Needs("algorithm.kl_in = loss", ("algorithm.kl_in",), is_loss),
+            KL_IN_LOSS,
             Needs("a sampled algorithm.kl_estimator such as k3", ("algorithm.kl_estimator",), is_sampled),
         ),
     )

@@ -8,9 +8,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from covey import accelerate_launch, launch, measuring, run_folder, run_settings, settings, trust, unread, usage
-from covey.config import Config
+from covey.config import Config, validate
 from covey.early import check_early
 from covey.escaping import escape
+from covey.giving_way import give_way
 
 ROOT = Path("outputs")
 """Where resume=latest looks."""
@@ -79,10 +80,11 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         if verb != "config":
             warnings.extend(check_early(config, loads_model=verb != "judge"))
 
-    changed: list[str] = []
+    config = settings.to_unchecked(composed)
+    names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"}
     # What a resumed run was begun with may not change behind its back.
-    names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"} if resume is None else set()
-    config = settings.to_config(composed, look, names, changed)
+    changed = give_way(config, names) if resume is None else []
+    validate(config, look)
     if verb != "config":  # which may be asked about WORLD_SIZE processes
         launch.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)

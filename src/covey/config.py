@@ -12,7 +12,7 @@ from covey.algorithm_config import AlgorithmConfig
 from covey.curriculum_config import CurriculumConfig, GroupSizeStep
 from covey.disk import cache_folder
 from covey.engine.settings import EngineConfig, SamplingConfig
-from covey.environments.data_settings import NEED_ROWS, DataConfig
+from covey.environments.data_settings import NEED_ROWS, OF_REWARD_FUNCTIONS, DataConfig
 from covey.environments.settings import ArithmeticConfig, EnvironmentConfig, MixtureConfig
 from covey.optimizer_config import OptimizerConfig
 from covey.policy.settings import ModelConfig
@@ -20,9 +20,6 @@ from covey.section import Section, check_section
 from covey.setting import Needs, is_set, setting
 
 ENABLED = Needs("preflight.enabled = true", ("preflight.enabled",), bool)
-HAS_REWARDS = Needs(
-    "environment=reward_functions", ("environment.name",), lambda name: name in ("reward_functions", "mixture")
-)
 
 __all__ = [
     "AlgorithmConfig",
@@ -213,7 +210,7 @@ class Config(Section):
     """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
     trust_run: bool = False
     """Import what a run or a file of settings names that you did not make here, and follow its links."""
-    rewards: list[Any] = setting([], needs=HAS_REWARDS)
+    rewards: list[Any] = setting([], needs=OF_REWARD_FUNCTIONS)
     """Reward functions (environment=reward_functions): ready-made names, module:function, or {function, args}."""
     reward_weights: list[float] = setting([], needs=Needs("rewards set", ("rewards",), bool))
     """One weight for each reward function; empty weighs all 1."""

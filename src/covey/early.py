@@ -11,9 +11,8 @@ from pathlib import Path
 from covey.config import Config, part_configs
 from covey.hub import HUB_NAME, check_hub_model
 from covey.policy.naming import check_name
+from covey.policy.settings import NANO
 from covey.tables import names_function, resolve
-
-BUILT_IN_MODELS = ("nano", "nano-masked")
 
 
 def check_early(config: Config, *, loads_model: bool = True) -> list[str]:
@@ -54,7 +53,7 @@ def _check_model(config: Config) -> Iterator[str]:
     """Yield warnings."""
     model = config.model
     check_device(model.device)
-    if model.name in BUILT_IN_MODELS:
+    if model.name in NANO:
         return
     check_name(model.name)
     if not Path(model.name).exists() and HUB_NAME.fullmatch(model.name):

@@ -2,6 +2,7 @@
 
 from covey.config import Config
 from covey.environments.infill_settings import InfillConfig
+from covey.policy.settings import NANO
 
 FILLS = ("infill", "reward_functions", "mixture", "custom")
 """Environments whose prompts may have masked tokens."""
@@ -13,10 +14,10 @@ def check_kind(config: Config) -> None:
     """A masked policy, its engine and its environment belong together."""
     model, engine = config.model, config.engine.name
     masked = model.kind == "masked"
-    if model.name in ("nano", "nano-masked") and masked != (model.name == "nano-masked"):
+    if model.name in NANO and masked != (model.name == "nano-masked"):
         wanted = "masked" if model.name == "nano-masked" else "causal"
         raise ValueError(f"model.name={model.name} needs model.kind={wanted}, got model.kind={model.kind}")
-    if model.name in ("nano", "nano-masked") and masked != (model.nano_architecture in ARCHITECTURES):
+    if model.name in NANO and masked != (model.nano_architecture in ARCHITECTURES):
         raise ValueError(f"model.nano_architecture={model.nano_architecture} is none of model.name={model.name}")
     if masked != (engine == "fill") and (masked or engine != "fake"):
         wanted = "masked" if engine == "fill" else "causal"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from covey import run_settings, usage
+from covey.policy.settings import NANO
 from covey.run_folder import run_of
 from covey.settings import to_yaml
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 NAME = "model.name="
 TASK = ("environment", "rewards", "reward_weights", "data")
 """Settings that say what is measured."""
-UNTRAINED = ("nano", "nano-masked")
 
 
 def run_below(words: Sequence[str]) -> Path | None:
@@ -33,7 +33,7 @@ def first_line(config: "Config", typed: Sequence[str], below: Path | None) -> st
     if below is not None:
         over = [word for word in typed if not word.startswith(NAME)]
         return f"settings of {below}: {on}" + (f"; over them: {' '.join(over)}" if over else "")
-    if config.model.name in UNTRAINED:
+    if config.model.name in NANO:
         return f"an untrained policy (model={config.model.name}) on {on}; model.name=FOLDER measures another"
     run = run_of(config.model.name)
     return f"{config.model.name} on {on}" + (f", with the settings typed, not those of {run}" if run else "")

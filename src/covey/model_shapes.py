@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.policy.settings import ModelConfig
+from covey.policy.settings import NANO, ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 LOGGER = logging.getLogger(__name__)
 
-NANO = ("nano", "nano-masked")
-"""Models that covey makes itself: too small to plan for."""
 ALL_LINEAR = ("all-linear",)
 PublicShape = tuple[str, Mapping[str, int]]
 """Name of an architecture of transformers, and the values of its configuration that are not the usual ones."""
@@ -133,7 +131,7 @@ def _layers(model: "PreTrainedModel") -> Iterator[Layer]:
 
 def _config_of(name: str, revision: str | None) -> "PreTrainedConfig | None":
     """Return the configuration of a folder, of a hub model in the local cache, or of a public model."""
-    if name in NANO:
+    if name in NANO:  # too small to plan for
         return None
     from transformers import AutoConfig
 

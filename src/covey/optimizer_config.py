@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from covey.policy.settings import is_ddp
+from covey.policy.settings import IN_DDP
 from covey.section import Section
 from covey.setting import Needs, setting
 
@@ -17,7 +17,7 @@ class OptimizerConfig(Section):
         "adamw",
         choices=("adamw", "adamw8bit", "sgd"),
         packages={"adamw8bit": ("bitsandbytes", "quantization")},
-        needs=Needs("distribution.strategy = ddp", ("distribution.strategy",), is_ddp, value="adamw8bit"),
+        needs=IN_DDP.for_value("adamw8bit"),
     )
     """adamw, adamw8bit (bitsandbytes) or sgd."""
     lr: float = setting(1e-6, gt=0)

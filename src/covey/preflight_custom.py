@@ -5,7 +5,7 @@ A mistake in one would else be met after the first groups were sampled, or never
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -115,11 +115,19 @@ def on(case: Case) -> Iterator[None]:
         raise ValueError(f"{error}{', ' if case.special else ''}{case.special}") from error
 
 
+def _custom(
+    role: custom.Role, name: str | None, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
+) -> custom.Custom | None:
+    """Return the function that a setting names where it is one of the user's own, else None."""
+    found = None if name is None else custom.lookup(role, name, table, options)
+    return found if isinstance(found, custom.Custom) else None
+
+
 def try_advantage(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Try algorithm.advantage on each case."""
     name, options = config.algorithm.advantage, config.algorithm.advantage_options
-    estimator = custom.lookup(custom.ADVANTAGE, name, ADVANTAGES, options)
-    if not isinstance(estimator, custom.Custom):
+    estimator = _custom(custom.ADVANTAGE, name, ADVANTAGES, options)
+    if estimator is None:
         return
     for case in made_up_cases(config, prompts):
         with on(case):
@@ -130,8 +138,8 @@ def try_advantage(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
 def try_shaping(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Try each custom entry of algorithm.shaping on each case."""
     for name, options in config.algorithm.shaping.items():
-        shape = custom.lookup(custom.SHAPING, name, SHAPING, options)
-        if not isinstance(shape, custom.Custom):
+        shape = _custom(custom.SHAPING, name, SHAPING, options)
+        if shape is None:
             continue
         for case in made_up_cases(config, prompts):
             given = case.scores
@@ -151,27 +159,27 @@ def try_shaping(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
 def try_selection(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Try algorithm.selection on each case, with centred rewards as the advantages."""
     name, options = config.algorithm.selection, config.algorithm.selection_options
-    choose = None if name is None else custom.lookup(custom.SELECTION, name, SELECTION, options)
-    if name is None or not isinstance(choose, custom.Custom):
+    choose = _custom(custom.SELECTION, name, SELECTION, options)
+    if choose is None:
         return
     for case in made_up_cases(config, prompts):
         with on(case):
             selected_by(choose, case.scores, ADVANTAGES["group_center"])
-    yield name
+    yield choose.name
 
 
 def try_group_filter(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Try algorithm.group_filter on single groups, one of them of equal rewards and one without any."""
     name, options = config.algorithm.group_filter, config.algorithm.group_filter_options
-    keep = None if name is None else custom.lookup(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
-    if name is None or not isinstance(keep, custom.Custom):
+    keep = _custom(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
+    if keep is None:
         return
     for rewards in ([0.0, 1.0, 0.5], [1.0, 1.0, 1.0]):
         found = keep(torch.tensor(rewards, dtype=torch.float64))
         is_flag = isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1
         if not (isinstance(found, bool) or is_flag):
             raise keep.error("return True or False", f"{found!r:.60}")
-    yield name
+    yield keep.name
 
 
 # ------------------------------------------------------------------------------------------------ the objective

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, dataclass, field, replace
 from typing import Any
 
 _KEY = "covey"
@@ -26,6 +26,10 @@ class Needs:
     """What to type where the message alone does not say it."""
     value: Any = None
     """The one value of the setting that the condition is about; None stands for all but the default."""
+
+    def for_value(self, value: Any) -> "Needs":
+        """Return the same condition for one value of a setting alone."""
+        return replace(self, value=value)
 
 
 @dataclass(frozen=True, slots=True)

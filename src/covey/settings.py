@@ -3,7 +3,7 @@
 Imports Hydra and OmegaConf, so only what composes or prints a configuration imports this module.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -22,9 +22,7 @@ from covey.disk import read_regular
 from covey.environment_config import ENVIRONMENT_SETTINGS
 from covey.environments.data_settings import DataConfig
 from covey.environments.settings import CustomConfig, MixtureConfig
-from covey.giving_way import give_way
 from covey.masking import mask
-from covey.section import check_section
 from covey.units import memory
 
 CONF = Path(__file__).resolve().parent / "conf"
@@ -104,18 +102,20 @@ def read_yaml(path: Path) -> DictConfig:
     return found
 
 
-def to_config(
-    composed: DictConfig,
-    meanwhile: Callable[[Config], None] | None = None,
-    typed: Collection[str] = (),
-    notices: list[str] | None = None,
-) -> Config:
-    """The composed settings as dataclasses, every cross-field rule checked; `meanwhile` as for `validate`.
+def to_config(composed: DictConfig) -> Config:
+    """The composed settings as dataclasses, every cross-field rule checked.
 
-    Values that nobody typed give way to those that are `typed`, by their dotted names, and to groups; `notices` takes
-    a line for each.
+    ValueError for what `to_unchecked` refuses, or a broken rule.
+    """
+    config = to_unchecked(composed)
+    validate(config)
+    return config
 
-    ValueError for an unknown key (also one added with "+"), one deleted with "~", or a broken rule.
+
+def to_unchecked(composed: DictConfig) -> Config:
+    """Return the composed settings as dataclasses, before any rule is checked.
+
+    ValueError for an unknown key (also one added with "+"), or one deleted with "~".
     """
     if OmegaConf.get_type(composed) is not Config:
         raise ValueError('a configuration of your own must begin with "defaults: [config, _self_]"')
@@ -125,11 +125,6 @@ def to_config(
         _type_parts(composed.environment)
     config: Any = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
-    check_section(config)
-    lines = give_way(config, typed) if typed else []
-    if notices is not None:
-        notices += lines
-    validate(config, meanwhile)
     return config
 
 

@@ -21,7 +21,7 @@ READS_ROWS = Needs("an environment that reads rows", ("environment.name",), lamb
 HAS_PATH = Needs(
     "data.path set", ("data.path", "environment.name"), lambda path, name: path is not None or name == "mixture"
 )
-READS_PROMPTS = Needs(
+OF_REWARD_FUNCTIONS = Needs(
     "environment=reward_functions", ("environment.name",), lambda name: name in ("reward_functions", "mixture")
 )
 NAMED_SPLITS = Needs("data.path = a folder or a hub name", ("data.path",), has_named_splits)
@@ -42,11 +42,11 @@ class DataConfig(Section):
     """Split to evaluate on; where the data has none, `test_fraction` of the rows is held out."""
     test_fraction: float = setting(0.1, needs=(READS_ROWS, HAS_PATH))
     """Share of rows held out when there is no test split."""
-    prompt_column: str = setting("prompt", needs=(READS_ROWS, HAS_PATH, READS_PROMPTS))
+    prompt_column: str = setting("prompt", needs=(READS_ROWS, HAS_PATH, OF_REWARD_FUNCTIONS))
     """Column that holds the prompt (text or messages) for environment=reward_functions."""
-    answer_column: str | None = setting(None, needs=(READS_ROWS, HAS_PATH, READS_PROMPTS))
+    answer_column: str | None = setting(None, needs=(READS_ROWS, HAS_PATH, OF_REWARD_FUNCTIONS))
     """Column that the assistant's message at the end of a conversation is moved to; null refuses such rows."""
-    prefill: bool = setting(False, needs=(READS_ROWS, HAS_PATH, READS_PROMPTS))
+    prefill: bool = setting(False, needs=(READS_ROWS, HAS_PATH, OF_REWARD_FUNCTIONS))
     """Have the policy go on from the assistant's message at the end of a conversation."""
     max_rows: int | None = setting(None, ge=1, needs=(READS_ROWS, HAS_PATH))
     """Take at most this many rows of each split."""

@@ -11,16 +11,12 @@ NANO = ("nano", "nano-masked")
 """The embedded policies."""
 
 
-def is_ddp(strategy: str) -> bool:
-    return strategy == "ddp"
-
-
 def is_on_hub(name: str) -> bool:
     return name not in NANO and not Path(name).is_dir()
 
 
 WITH_LORA = Needs("model.lora_rank > 0", ("model.lora_rank",), is_positive)
-IN_DDP = Needs("distribution.strategy = ddp", ("distribution.strategy",), is_ddp)
+IN_DDP = Needs("distribution.strategy = ddp", ("distribution.strategy",), lambda strategy: strategy == "ddp")
 ON_HUB = Needs("model.name = a hub name", ("model.name",), is_on_hub)
 OF_NANO = Needs("model.name = nano", ("model.name",), lambda name: name in NANO)
 OWN_WEIGHTS = Needs(
@@ -47,7 +43,7 @@ class ModelConfig(Section):
     precision: str = setting(
         "float32",
         choices=("float32", "bfloat16", "float16", "float64"),
-        needs=Needs("distribution.strategy = ddp", ("distribution.strategy",), is_ddp, value="float16"),
+        needs=IN_DDP.for_value("float16"),
     )
     """What the forward pass computes in: float32, bfloat16, float16 or float64. Weights train in float32 at least."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
