@@ -16,7 +16,7 @@ MUTANTS ?=
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures test test-slow mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -43,8 +43,11 @@ demo-all: $(STAMP)  ## every recipe that runs offline, three seeds each, into on
 demo-machines: $(STAMP)  ## cars and catapults from nothing but physics, three seeds each (twelve minutes)
 	$(BIN)/python -m benchmarks.demo_machines
 
-architectures: $(STAMP)  ## try every causal language model of transformers; writes docs/architectures.md (five minutes)
+architectures: $(STAMP)  ## try every causal language model of transformers; writes docs/develop/architectures.md (five minutes)
 	$(BIN)/python -m benchmarks.architectures
+
+figures: $(STAMP)  ## draw every picture of the README and the documentation from measured data (half a minute)
+	$(BIN)/python -m benchmarks.figures
 
 test: $(STAMP)  ## all tests that run in minutes
 	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile
@@ -62,7 +65,7 @@ bench: $(BENCH_STAMP) $(VLLM_STAMP)  ## compare with TRL, vLLM and the floor of 
 bench-gpu: $(BENCH_STAMP)  ## the like on a CUDA GPU
 	$(BIN)/python -m benchmarks gpu $(BENCH)
 
-bench-vllm-setup: $(VLLM_STAMP)  ## vLLM for CPUs, in a virtual environment of its own
+bench-vllm-setup: $(VLLM_STAMP)  ## vLLM for CPUs, in its own virtual environment
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
@@ -76,16 +79,17 @@ $(VLLM_STAMP): constraints.txt
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-lint: $(STAMP)  ## ruff: rules and format
+lint: $(STAMP)  ## ruff: rules and format; imports run down the list of rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
 check: lint types test  ## what CI runs
 
-format: $(STAMP)  ## mend what ruff can mend
+format: $(STAMP)  ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -1,6 +1,6 @@
 """Which causal language models of the installed transformers are sampled and trained as transformers computes them?
 
-    python -m benchmarks.architectures             # all of them; writes docs/architectures.md
+    python -m benchmarks.architectures             # all of them; writes docs/develop/architectures.md
     python -m benchmarks.architectures gemma2 doge # some, to the terminal
 
 A tiny random model of each architecture is saved as a hub would have it and loaded by covey, as a run loads one. What
@@ -30,19 +30,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.architecture_configs import VOCABULARY, architectures, tiny_config
-from covey.batch import count, make_batch, make_rows
-from covey.config import ModelConfig
-from covey.engine.base import Sampling
-from covey.engine.native import NativeEngine
-from covey.policy.loading import load_policy
+from covey.engine.native.engine import NativeEngine
 from covey.policy.logprobs import Scoring, score_tokens
-from covey.policy.nano import nano_tokenizer
+from covey.policy.models.loading import load_policy
+from covey.policy.models.nano import nano_tokenizer
 from covey.policy.policy import Policy
-from covey.rollout import finished_rollout
-from covey.types import Completion, Group, Prompt, Reward, Rollout
+from covey.policy.settings import ModelConfig
+from covey.rollouts.rollout import finished_rollout
+from covey.trainer.batch import count, make_batch, make_rows
+from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "architectures.md"
+PAGE = ROOT / "docs" / "develop" / "architectures.md"
 RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"
 SECONDS = 300.0
 """Until a model is given up."""
@@ -212,7 +211,7 @@ def line(text: str) -> str:
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """docs/architectures.md."""
+    """docs/develop/architectures.md."""
     by_status = {status: [row for row in rows if row["status"] == status] for status in ORDER}
     counts = ", ".join(f"{len(found)} {status}" for status, found in by_status.items() if found)
     sections = [HEAD.format(version=transformers.__version__, torch=torch.__version__, counts=counts)]
@@ -220,6 +219,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         if by_status[status]:
             make = _figures if status in ("works", "different") else _reasons
             sections.append(f"## {TITLES[status]}\n\n{make(by_status[status])}")
+    sections.append(FOOT)
     return "\n".join(sections)
 
 
@@ -251,6 +251,8 @@ TITLES = {
 }
 HEAD = """# Architectures
 
+![how many agree, are refused, are not tried](../figures/architectures.svg)
+
 Every causal language model of transformers {version} (torch {torch}, CPU, float32), as a tiny random model that covey
 loads as a run would: {counts}. Written by `make architectures`, which compares what the engine and the trainer say
 with transformers alone: eager attention, one text at a time, plain autograd.
@@ -263,6 +265,12 @@ with transformers alone: eager attention, one text at a time, plain autograd.
 - Texts in which longrope (Phi-3.5, Phi-4-mini) would take its second table are refused: it takes it for all of a pass
   as soon as one text is long, so that numbers would depend on what else is in the batch. `max_length` ends before.
 - Mamba, Jamba, Qwen3-Next and others that mix tokens by more than attention need an engine that keeps their states.
+"""
+FOOT = """---
+
+Implemented in: [policy/models/probe.py](../../src/covey/policy/models/probe.py),
+[policy/models/loading.py](../../src/covey/policy/models/loading.py),
+[policy/attention/packed.py](../../src/covey/policy/attention/packed.py).
 """
 
 

@@ -25,13 +25,13 @@ from benchmarks.covey_steps import config_of, one_step
 from benchmarks.models import saved_model
 from benchmarks.worker import Meter
 from benchmarks.workloads import Job, Workload, reward_of, to_text
-from covey.build import build_run
 from covey.environments.base import Split
-from covey.environments.code import Code, CodeSettings
-from covey.environments.code_formats import problem_of
-from covey.environments.code_problems import Problem, draw_problems
+from covey.environments.code.environment import Code, CodeSettings
+from covey.environments.code.formats import problem_of
+from covey.environments.code.problems import Problem, generate_problems
+from covey.run.build import build_run
 from covey.sandbox import Limits, Sandbox
-from covey.timing import PhaseTimer
+from covey.system.waits.timer import PhaseTimer
 from covey.types import Failure, Prompt, Reward
 
 EVERY = 10
@@ -75,7 +75,7 @@ def read_attacks(path: Path) -> list[tuple[Problem, str, float]]:
 
 def programs_of(attacks: Sequence[tuple[Problem, str, float]], num_programs: int) -> list[tuple[Problem, str, float]]:
     """Honest ones, with each of `attacks` at every tenth place, as long as there are any."""
-    honest = draw_problems("starters", None, {"train": num_programs, "test": 1}, 0)["train"]
+    honest = generate_problems("starters", None, {"train": num_programs, "test": 1}, 0)["train"]
     programs = [(problem, problem.solution or "", 1.0) for problem in honest]
     for index, attack in zip(range(0, num_programs, EVERY), cycle(attacks), strict=False):
         programs[index] = attack

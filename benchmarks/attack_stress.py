@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covey.sandbox import CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Test, Tier
-from tests.sandbox import answer_run, attack_run, hostile, hostile_answers
+from tests.sandbox.attacks import answer_run, attack_run, hostile, hostile_answers
 
 HOSTILE_SHARE = 1 / 3
 HOSTILE_LIMITS = Limits(wall_seconds=0.3, total_seconds=3.0, file_bytes=1 << 20)

@@ -7,13 +7,17 @@ import torch
 
 from benchmarks.worker import Meter
 from benchmarks.workloads import Job, reward_of, to_text
-from covey.build import Run, build_run
-from covey.config import Config, ModelConfig, OptimizerConfig, SamplingConfig, validate
-from covey.environments.scripted import Scripted
-from covey.rollout import causal_rollout
-from covey.timing import PhaseTimer
-from covey.train import training_batch
+from covey.config.schema import Config
+from covey.config.validate import validate
+from covey.engine.settings import SamplingConfig
+from covey.policy.settings import ModelConfig
+from covey.rollouts.rollout import causal_rollout
+from covey.run.build import Run, build_run
+from covey.system.waits.timer import PhaseTimer
+from covey.trainer.prepare import make_training_batch
+from covey.trainer.settings import OptimizerConfig
 from covey.types import Completion, Group, Prompt, Reward, Rollout
+from tests.support.scripted import Scripted
 
 TRAINING_PHASES = ("logprobs", "backward")
 
@@ -76,7 +80,7 @@ def one_step(run: Run, config: Config, job: Job, step: int, meter: Meter) -> int
             groups = run.source.take(config.groups_per_step)
     num_tokens = sum(rollout.num_loss_tokens for group in groups for rollout in group.rollouts)
     if job.phase != "sampling":
-        batch, _ = training_batch(run, config, groups)
+        batch, _ = make_training_batch(groups, run.trainer, run.credit, run.packing)
         run.trainer.step(batch, step, meter.mark_peak)
     run.source.publish(run.trainer.weights(), version=step + 1)
     return num_tokens

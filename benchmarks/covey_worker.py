@@ -4,7 +4,7 @@ import sys
 
 from benchmarks.worker import Channel, serve
 from benchmarks.workloads import Job
-from covey import machine
+from covey.system import machine
 
 
 def main(job: Job) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.cases import FEW_256, best_trl, step
 from benchmarks.contest import contest
-from benchmarks.report import HERE, circumstances, save
+from benchmarks.report import circumstances, save
 from benchmarks.table import figures
 from benchmarks.workloads import Job, Workload
 
@@ -34,7 +34,7 @@ def workload(axis: str, value: int) -> Workload:
 
 
 def run(num_repetitions: int, say: Callable[[str], None]) -> None:
-    """Measure each point once, also where axes meet, and draw."""
+    """Measure each point once, also where axes meet. `make figures` draws them."""
     measured: dict[Job, dict[str, Any]] = {}
     axes: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +49,6 @@ def run(num_repetitions: int, say: Callable[[str], None]) -> None:
                 axes[axis].append({"value": value, **measured[job]})
                 say(f"{axis} {value}: {measured[job]['ratio']['median']:.2f}x")
     content = {"circumstances": circumstances(), "axes": axes}
-    draw(axes)
     save("curves", content)
 
 
@@ -57,30 +56,3 @@ def job_of(work: Workload) -> Job:
     """A vocabulary of its own is the default one where it is no other, so that points are recognised."""
     default = work.vocabulary == Workload(SIZE, ()).shape.vocabulary
     return replace(step(SIZE, FEW_256), workload=replace(work, vocabulary=None) if default else work)
-
-
-def draw(axes: dict[str, list[dict[str, Any]]]) -> None:
-    """Four panels, both axes logarithmic: a straight line of slope 1 is time in proportion."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(axes), figsize=(4 * len(axes), 3.6), sharey=True, layout="constrained")
-    for panel, (axis, points) in zip(panels, axes.items(), strict=True):
-        values = [point["value"] for point in points]
-        for name in ("covey", "trl"):
-            spreads = [point["contestants"][name]["seconds"]["total"] for point in points]
-            medians = [s["median"] for s in spreads]
-            below, above = [s["median"] - s["low"] for s in spreads], [s["high"] - s["median"] for s in spreads]
-            panel.errorbar(values, medians, yerr=(below, above), marker="o", capsize=3, label=name)
-        panel.set(xscale="log", yscale="log", xlabel=axis)
-        panel.set_xticks(values, [str(value) for value in values], minor=False)
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("seconds of a full step")
-    panels[0].legend()
-    target = HERE / "figures" / "curves.png"
-    target.parent.mkdir(exist_ok=True)
-    figure.savefig(target, dpi=120)
-    pyplot.close(figure)

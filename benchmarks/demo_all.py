@@ -37,7 +37,7 @@ LONGEST = 1500.0
 
 
 def run(recipe: str, seed: int, num_threads: int) -> dict[str, Any]:
-    """One run in a process of its own: what the table needs of its summary."""
+    """One run in its own process: what the table needs of its summary."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
@@ -83,7 +83,7 @@ def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     versions = next(iter(next(iter(results.values())).values()))["versions"]
     return f"""# Every offline recipe over seeds
 
-`make demo-all`: each recipe makes a small policy from nothing, warms it up on demonstrations and trains it by GRPO.
+`make demo-all`: each recipe initialises a small policy at random, trains it on demonstrations and trains it by GRPO.
 Mean reward on held-out prompts before and after GRPO with 95 % intervals; the gain is paired over prompts, and "rose"
 says that its interval lies above 0. Seconds are those of the whole run, start and evaluations included.
 

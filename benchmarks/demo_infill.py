@@ -27,7 +27,7 @@ MEASURES = ("judge", "grammar")
 
 
 def run(seed: int, folder: Path) -> dict[str, Any]:
-    """One run in a process of its own, whose judge and warmed policy are not there yet."""
+    """One run in its own process, whose judge and warmed policy are not there yet."""
     environment = {**os.environ, "COVEY_CACHE": str(folder.parent / "cache")}
     train(["recipe=infill_nano", f"seed={seed}"], folder, environment, LONGEST)
     return found_in(json.loads((folder / "summary.json").read_text()))
@@ -69,9 +69,9 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     accuracies = [100 * result["accuracy"] for result in results.values()]
     return f"""# The fill-in demo over seeds
 
-`make demo-infill`: a judge and a masked policy are made from nothing on generated sentences, then the policy is trained
-by GRPO on the judge's score. 256 held-out inputs of which 30 % of the letters are masked, 4 fills of each; 95 %
-intervals, gains paired over inputs. *Judge* is the mean score, *grammar* the share of completed texts that are
+`make demo-infill`: a judge and a masked policy are randomly initialised and trained on generated sentences, then the
+policy is trained by GRPO on the judge's score. 256 held-out inputs of which 30 % of the letters are masked, 4 fills of
+each; 95 % intervals, gains paired over inputs. *Judge* is the mean score, *grammar* the share of texts that are
 sentences, by a program; it is never trained on. *Gap* is judge less grammar: that it does not rise says that the
 policy did not learn the judge's mistakes. "Rose" says that the intervals of both gains lie above 0.
 

@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from covey.environments.machines.assembly import assemble
-from covey.environments.machines.blocks import BLOCKS, BOULDER, CAR_TYPES, CATAPULT_TYPES, CONTAINER
-from covey.environments.machines.constants import PHYSICS, physics_version
-from covey.environments.machines.demonstrations import Wanted, make_designs
-from covey.environments.machines.growth import Builder, add_boulder, grow
-from covey.environments.machines.physics import outcome_of, standing
-from covey.environments.machines.place import place
+from covey.environments.machines.design.blocks import BLOCKS, BOULDER, CAR_TYPES, CATAPULT_TYPES, CONTAINER
+from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey.environments.machines.design.growth import Builder, add_boulder, grow
+from covey.environments.machines.design.place import place
+from covey.environments.machines.design.types import ROOT, Block, Invalid, Rules, Tree
+from covey.environments.machines.physics.assembly import assemble
+from covey.environments.machines.physics.constants import PHYSICS, physics_version
+from covey.environments.machines.physics.simulate import outcome_of, standing
+from covey.environments.machines.physics.simulators import Simulators, SimulatorSettings
+from covey.environments.machines.physics.trajectory import Outcome
+from covey.environments.machines.physics.worlds import World
 from covey.environments.machines.scores import SCORES, SHORT_NAMES
-from covey.environments.machines.simulators import Simulators, SimulatorSettings
-from covey.environments.machines.trajectory import Outcome
-from covey.environments.machines.types import ROOT, Block, Invalid, Rules, Tree
-from covey.environments.machines.worlds import World
 from covey.types import Failure
 
 NUM_WARM_UP = 16
@@ -46,7 +46,7 @@ BALL, MAX_BALLS = 44, 19
 
 def designs(task: str, count: int, family_share: float, seed: int) -> list[Tree]:
     """Different sound machines: random growth of at most 12 blocks, or rule-based families."""
-    wanted = Wanted((task,), 4 * count, 48, family_share, seed)
+    wanted = DemonstrationSpec((task,), 4 * count, 48, family_share, seed)
     return list(dict.fromkeys(design.tree for design in make_designs(wanted)))[:count]
 
 

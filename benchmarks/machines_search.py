@@ -2,8 +2,8 @@
 
     python -m benchmarks.machines_search [--score catapult_strict] [--seconds N] [--seed N] [--from random|rules]
 
-Prints the best machine in its compact form, and what it does: does it throw? docs/physics.md says what that is, and
-what was found. Needs covey[machines].
+Prints the best machine in its compact form, and what it does: does it throw? docs/tasks/machines.md says what that
+is, and what was found. Needs covey[machines].
 """
 
 import argparse
@@ -13,17 +13,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from covey.environments.machines.blocks import BLOCKS, BOULDER, CATAPULT_TYPES, ROOT_TYPE
-from covey.environments.machines.compact import write_compact
-from covey.environments.machines.constants import physics_version
-from covey.environments.machines.demonstrations import Wanted, make_designs
-from covey.environments.machines.growth import Builder, add_boulder, grow
-from covey.environments.machines.physics import outcome_of
-from covey.environments.machines.place import place
+from covey.environments.machines.design.blocks import BLOCKS, BOULDER, CATAPULT_TYPES, ROOT_TYPE
+from covey.environments.machines.design.compact import write_compact
+from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey.environments.machines.design.growth import Builder, add_boulder, grow
+from covey.environments.machines.design.place import place
+from covey.environments.machines.design.tree import canonical, check_tree
+from covey.environments.machines.design.types import Block, Invalid, Rules, Tree
+from covey.environments.machines.physics.constants import physics_version
+from covey.environments.machines.physics.simulate import outcome_of
+from covey.environments.machines.physics.trajectory import Outcome
 from covey.environments.machines.scores import SCORES, Score
-from covey.environments.machines.trajectory import Outcome
-from covey.environments.machines.tree import canonical, check_tree
-from covey.environments.machines.types import Block, Invalid, Rules, Tree
 
 RULES = Rules(CATAPULT_TYPES, needs_boulder=True)
 SOLID = sorted(kind for kind in CATAPULT_TYPES - {ROOT_TYPE, BOULDER} if not BLOCKS[kind].is_linear)
@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
     generator = random.Random(asked.seed)
     search = Search(SCORES[asked.score or "catapult_strict"], generator)
     if asked.start == "rules":
-        machines = [design.tree for design in make_designs(Wanted(("catapult",), 120, 48, 1.0, asked.seed))]
+        machines = [design.tree for design in make_designs(DemonstrationSpec(("catapult",), 120, 48, 1.0, asked.seed))]
     else:
         machines = [random_machine(generator) for _ in range(60)]
     began = time.monotonic()

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from covey.batch import make_rows, without_truncated
-from covey.build import Run, build_run
-from covey.config import Config
+from covey.config.schema import Config
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment
-from covey.policy import distribution
-from covey.timing import PhaseTimer
-from covey.train import pack, reward_penalty, train, training_batch
+from covey.run.build import Run, build_run
+from covey.system import collectives
+from covey.system.waits.timer import PhaseTimer
+from covey.train import train
+from covey.trainer.batch import make_rows, mask_truncated
+from covey.trainer.prepare import make_training_batch, pack_rows, reward_penalty
 from covey.types import Batch, Failure, Group, MicroBatch, Prompt, Rollout
 
-from .builders import normal
-from .small import TOKENIZER, equal, rows, saved_weights, scripted, small_config, timeless, use, varied
+from .support.builders import normal
+from .support.small import TOKENIZER, equal, rows, saved_weights, scripted, small_config, timeless, use, varied
 
 END = TOKENIZER.eos_token_id
 DIGITS = [TOKENIZER(digit)["input_ids"][0] for digit in "0123"]
@@ -43,7 +44,7 @@ def step_of(
     run.source.sampler = replace(run.source.sampler, engine=engine)
     groups = run.source.take(config.groups_per_step)
     run.source.close()
-    batch, _ = training_batch(run, config, groups)
+    batch, _ = make_training_batch(groups, run.trainer, run.credit, run.packing)
     return run, groups, batch
 
 
@@ -86,7 +87,7 @@ def test_rollouts_without_advantage_leave_the_work_but_not_the_denominators() ->
 
 
 def test_the_denominators_of_a_step_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distribution, "all_sum_ints", lambda *values: tuple(value + 100 for value in values))
+    monkeypatch.setattr(collectives, "all_sum_ints", lambda *values: tuple(value + 100 for value in values))
     _, _, batch = step_of(small_config(groups_per_step=1, sampling__max_tokens=8))
     assert len(loss_tokens(batch)) == 14
     assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (114, 104, 104)
@@ -106,7 +107,7 @@ def test_masked_truncated_completions_leave_the_token_counts_but_not_the_rollout
     assert [rollout.finish_reason for rollout in group.rollouts] == ["stop", "stop", "length", "length"]
     assert {advantage for _, _, advantage in loss_tokens(batch)} == {-1.5, -0.5}
     assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (5, 2, 4)
-    assert without_truncated([group])[0].rewards == group.rewards
+    assert mask_truncated([group])[0].rewards == group.rewards
 
 
 def test_selection_leaves_rollouts_out_of_the_loss_and_its_denominators() -> None:
@@ -189,7 +190,7 @@ def penalised(**changes: Any) -> tuple[Run, Config, list[Group]]:
 def kl_alone(run: Run, config: Config, group: Group, rollout: Rollout) -> float:
     """The KL of one rollout, in a batch where there is no other."""
     rows = make_rows([replace(group, rollouts=(rollout,))], [[0.0]])
-    (found,) = run.trainer.sequence_kl(pack(run, config, rows, (1, 1, 1)))
+    (found,) = run.trainer.sequence_kl(pack_rows(rows, run.policy, run.packing, (1, 1, 1)))
     return found
 
 
@@ -197,13 +198,13 @@ def kl_alone(run: Run, config: Config, group: Group, rollout: Rollout) -> float:
 @pytest.mark.parametrize("micro_batch_tokens", [1000, 24])
 def test_every_rollout_is_penalised_by_its_own_kl(packing: str, micro_batch_tokens: int) -> None:
     run, config, groups = penalised(packing=packing, micro_batch_tokens=micro_batch_tokens)
-    found = reward_penalty(run, config, groups)
+    found = reward_penalty(groups, run.trainer, run.packing)
     assert found is not None
     expected = [[0.5 * kl_alone(run, config, group, rollout) for rollout in group.rollouts] for group in groups]
     assert found == [pytest.approx(values, abs=1e-5) for values in expected]
     flat = sorted(value for values in expected for value in values)
     assert min(b - a for a, b in pairwise(flat)) > 1e-3  # no two can be taken for each other
-    _, credit = training_batch(run, config, groups)
+    _, credit = make_training_batch(groups, run.trainer, run.credit, run.packing)
     rewards = [
         [reward - kl for reward, kl in zip(g.rewards, kls, strict=True)]
         for g, kls in zip(groups, expected, strict=True)
@@ -215,7 +216,7 @@ def test_a_truncated_completion_that_is_masked_is_penalised_too() -> None:
     """Its reward is in the baseline of its group, as those of the others are: with the penalty."""
     run, config, groups = penalised(sampling__max_tokens=3, algorithm__mask_truncated=True)
     assert groups[0].rollouts[3].finish_reason == "length"
-    _, credit = training_batch(run, config, groups)
+    _, credit = make_training_batch(groups, run.trainer, run.credit, run.packing)
     for group, advantages in zip(groups, credit.advantages, strict=True):
         expected = [r.reward.value - 0.5 * kl_alone(run, config, group, r) for r in group.rollouts]
         assert advantages == pytest.approx(expected, abs=1e-5)

@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import covey
-from covey.config import AlgorithmConfig, Config
-from covey.environments.base import RunStopped
-from covey.policy.loading import load_policy
-from covey.train import due, train
-from covey.types import Failure, Prompt
+from covey.algorithm.settings import AlgorithmConfig
+from covey.config.schema import Config
+from covey.policy.models.loading import load_policy
+from covey.train import is_due, train
+from covey.types import Failure, Prompt, RunStopped
 
-from .small import (
+from .support.small import (
     TOKENIZER,
     equal,
     rows,
@@ -32,7 +32,7 @@ from .small import (
     varied,
 )
 
-PRESETS = Path(covey.__file__).parent / "conf" / "algorithm"
+PRESETS = Path(covey.__file__).parent / "config" / "conf" / "algorithm"
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
@@ -183,9 +183,9 @@ def test_the_summary_has_what_a_program_needs_to_judge_a_run(finished: Path) -> 
 
 
 def test_evaluations_and_checkpoints_come_every_so_many_steps_and_once_at_the_end() -> None:
-    assert [step for step in range(6) if due(step, 2, 6)] == [1, 3]
-    assert [step for step in range(5) if due(step, 2, 5)] == [1, 3]
-    assert not any(due(step, 0, 5) for step in range(5))
+    assert [step for step in range(6) if is_due(step, 2, 6)] == [1, 3]
+    assert [step for step in range(5) if is_due(step, 2, 5)] == [1, 3]
+    assert not any(is_due(step, 0, 5) for step in range(5))
 
 
 # ------------------------------------------------------------------------------------------------ repeatability

@@ -17,7 +17,7 @@ def run() -> int:
     is_heard = _signal.getsignal(_signal.SIGINT) is usual  # in the background it may be ignored
     if is_heard:
         _signal.signal(_signal.SIGINT, leave)
-    from covey.main import main
+    from covey.cli.main import main
 
     if is_heard:
         _signal.signal(_signal.SIGINT, usual)

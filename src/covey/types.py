@@ -65,7 +65,7 @@ class Reward:
     """
 
     value: float
-    parts: Mapping[str, float]
+    parts: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """What the judge notes of this completion for rollouts.jsonl, by column: plain data, and no part of the verdict."""
 
@@ -178,3 +178,58 @@ class Batch:
     """Rollouts with at least one loss token."""
     num_rollouts: int
     """All rollouts, those without loss tokens included."""
+
+
+LIKELIHOODS = ("trajectory", "one_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw completions. The distribution is softmax(logits / temperature), cut by top-k, then top-p, then min-p,
+    and renormalised. Log-probabilities are those of that distribution."""
+
+    temperature: float = 1.0
+    """0 means greedy (argmax; log-probabilities are then those of temperature 1)."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens with at least this probability mass."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the most likely one."""
+    max_tokens: int = 256
+    """Completion length at which sampling stops with finish_reason "length"."""
+    stop: tuple[str, ...] = ()
+    """Stop strings; the token that completes one is the last token of the completion."""
+    seed: int = 0
+    """Random numbers are a pure function of (seed, sample index, position)."""
+    num_passes: int = 1
+    """Passes in which a masked policy fills an input."""
+    likelihood: str = "trajectory"
+    """Of a fill in several passes: `trajectory` or `one_step`."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be >= 0, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if not 0 <= self.min_p < 1:
+            raise ValueError(f"min_p must be in [0, 1), got {self.min_p}")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if self.num_passes < 1:
+            raise ValueError(f"num_passes must be >= 1, got {self.num_passes}")
+        if self.likelihood not in LIKELIHOODS:
+            raise ValueError(f"likelihood must be one of {', '.join(LIKELIHOODS)}, got {self.likelihood}")
+        if "" in self.stop:
+            raise ValueError("stop strings must not be empty, got an empty one")
+
+    @property
+    def filters(self) -> bool:
+        """Return whether top-k, top-p or min-p cut the distribution."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+class RunStopped(RuntimeError):
+    """Raised by an environment to end the run on purpose. The message says why in one line."""

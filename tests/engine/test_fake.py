@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 
-from covey.engine import ENGINES
-from covey.engine.base import Sampling
+from covey.engine.build import ENGINES
 from covey.engine.fake import FakeEngine, random_script
-from covey.engine.native import NativeEngine
-from covey.types import Completion
+from covey.engine.native.engine import NativeEngine
+from covey.types import Completion, Sampling
 
 from .tiny import tiny_policy
 

@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine.base import Sampling
 from covey.engine.fill import FillEngine
-from covey.masked_policy import fill_entropy, fill_kl, fill_log_probs
-from covey.policy.bidirectional import WHOLE
+from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
-from covey.rollout import filled_rollout
-from covey.types import Completion, Group, Prompt, Reward
+from covey.rollouts.rollout import filled_rollout
+from covey.types import Completion, Group, Prompt, Reward, Sampling
 
-from ..builders import MASK_ID, MASKED, logprobs, make, make_masked_policy, make_policy
+from ..golden.reference_masked_policy import fill_entropy, fill_kl, fill_log_probs
+from ..support.builders import MASK_ID, MASKED, logprobs, make, make_masked_policy, make_policy
 
 M = MASK_ID
 INPUTS = ((5, M, 20, M, 7), (17, 3, M, M, M, 25, 31, M, 29, 12, 6), (M, 33), (1, 2, 3, M, 5, 6, 7))

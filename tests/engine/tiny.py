@@ -16,12 +16,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from covey.engine.base import Sampling
-from covey.engine.sampler import filtered_logprobs
-from covey.policy.attention import register
-from covey.policy.nano import nano_tokenizer
+from covey.policy.attention.base import register
+from covey.policy.models.nano import nano_tokenizer
 from covey.policy.policy import Policy
-from covey.types import Completion
+from covey.policy.sampling import filtered_logprobs
+from covey.types import Completion, Sampling
 
 WINDOW = 5
 TOKENIZER = nano_tokenizer()
@@ -79,7 +78,7 @@ def tiny_policy(architecture: str, dtype: torch.dtype = torch.float32, stop_ids:
     model.generation_config.eos_token_id = list(stop_ids)
     tokenizer = copy.deepcopy(TOKENIZER)
     tokenizer.eos_token = None
-    return Policy(model=model, tokenizer=tokenizer, precision=dtype, plain_head=True)
+    return Policy(model=model, tokenizer=tokenizer, precision=dtype, head_is_linear=True)
 
 
 @torch.no_grad()

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from covey.config import Config, DataConfig
-from covey.environment_config import ArithmeticConfig, Gsm8kConfig, RewardFunctionsConfig
-from covey.environments import ENVIRONMENTS
-from covey.environments.base import Demonstrates
+from covey.config.schema import Config
+from covey.environments.build import ENVIRONMENTS
+from covey.environments.data.settings import DataConfig
+from covey.environments.math.settings import Gsm8kConfig
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.environments.settings import ArithmeticConfig
 from covey.types import Prompt
 
 QUESTIONS = {
@@ -101,7 +103,6 @@ def test_answers_at_the_end_of_prompts_show_a_cold_start_how_it_is_done(tmp_path
     environment = ENVIRONMENTS["reward_functions"](
         RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["builtins:len"])
     )
-    assert isinstance(environment, Demonstrates)
     shown = {prompt.text[0]["content"]: text for prompt, text in environment.demonstrations("train")}  # type: ignore[index]
     assert shown.items() <= {f"{n} + 1?": f"{n + 1}" for n in range(4)}.items()
     assert len(shown) == 3

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from covey.build import build_environment
-from covey.environment_config import ArithmeticConfig, CustomConfig, MixtureConfig
+from covey.cli.main import main
 from covey.environments.base import Split
-from covey.evaluate import Evaluation
-from covey.main import main
+from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
+from covey.run.build import build_environment
+from covey.run.evaluate import Evaluation
 from covey.types import Failure, Prompt, Reward
 
-from ..small import small_config
+from ..support.small import small_config
 
 OURS = "tests.environments.test_custom"
 
@@ -39,9 +39,9 @@ def built(factory: str, **options: object) -> object:
 
 
 def test_options_are_the_arguments_of_the_factory() -> None:
-    environment = built("Letters", letter="a", num_prompts=3)
-    assert type(environment).__name__ == "Letters"
-    assert vars(environment) == {"letter": "a", "num_prompts": 3}
+    adapted = built("Letters", letter="a", num_prompts=3)
+    assert type(adapted).__name__ == "Letters"
+    assert vars(vars(adapted)["adapted"]) == {"letter": "a", "num_prompts": 3}
 
 
 def test_a_run_trains_on_it_and_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

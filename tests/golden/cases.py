@@ -62,13 +62,28 @@ def read_cases(*names: str, folder: Path = VALUES) -> list[Case]:
     return [_case(name, raw, document.get("inputs", ())) for name, document in documents for raw in document["cases"]]
 
 
+NOT_RUN = {"truncated", "tool", "sum_pi_squared", "avg_at_k", "majority_vote", "maj_at_k", "optimal_token_baseline"}
+"""Masks, quantities, metrics and estimators with golden values that nothing in covey runs yet."""
+
+
+def is_run(case: Case) -> bool:
+    """Return whether covey runs the formula of a case: none pays single tokens, none guesses the old policy."""
+    named = {case.params.get(name) for name in ("mask", "quantity", "metric", "estimator")}
+    of_sequences = case.params.get("metrics") == "ess" and case.params["level"] == "sequence"
+    by_token = "token_rewards" in case.inputs or "proximal" in case.params
+    return not (named & NOT_RUN or of_sequences or by_token)
+
+
 def golden(
     *names: str, where: Callable[[Case], bool] = lambda case: True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a test that takes `case`: run it for every case of the documents `names` that `where` accepts."""
-    committed = [pytest.param(case, id=case.id) for case in read_cases(*names) if where(case)]
+    """Decorate a test that takes `case`: run it for every case of the documents `names` that `where` accepts.
+
+    Cases of formulas that nothing runs (`is_run`) are left out.
+    """
+    committed = [pytest.param(case, id=case.id) for case in read_cases(*names) if is_run(case) and where(case)]
     assert committed, f"no golden document is named {names}"
-    shared = [case for case in read_cases(*names, folder=shared_folder()) if where(case)]
+    shared = [case for case in read_cases(*names, folder=shared_folder()) if is_run(case) and where(case)]
     marked = [pytest.param(case, id=case.id, marks=pytest.mark.shared) for case in shared]
     return pytest.mark.parametrize("case", committed + marked)
 

@@ -1,15 +1,15 @@
-"""Every golden advantage: estimators, the pass@k family, selection and token-level estimators."""
+"""Every golden advantage of a rollout: estimators, the pass@k family and selection."""
 
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from covey.advantages import ADVANTAGES, Scores, scores, sum_parts
-from covey.advantages import pairwise_scores as outcome_scores
-from covey.passk import expected_best, subset_weights
-from covey.selection import SELECTION, clip_advantages
-from covey.token_advantages import optimal_token_baseline, reinforce_plus_plus, remax, rewards_to_go
+from covey.algorithm.credit.advantages import ADVANTAGES, Scores, scores
+from covey.algorithm.credit.advantages import pairwise_scores as outcome_scores
+from covey.algorithm.credit.passk import expected_best, subset_weights
+from covey.algorithm.credit.selection import SELECTION, clip_advantages
 
 from .cases import Case, check_all, golden, tensor
 
@@ -39,9 +39,6 @@ HANDLED_ELSEWHERE = {"advantage_clip", "select", "weights", "std", "estimator", 
 @golden("adv_*")
 def test_advantages_are_the_golden_ones(case: Case) -> None:
     estimator = case.params["estimator"]
-    if "token_rewards" in case.inputs or estimator not in OPTIONS:
-        check_all(token_level(case), case)
-        return
     unknown = set(case.params) - set(OPTIONS[estimator]) - HANDLED_ELSEWHERE
     assert not unknown, f"{case.id}: parameters {unknown} reach no function"
     given = scores_of(case)
@@ -58,7 +55,8 @@ def scores_of(case: Case) -> Scores:
     parts, weights = None, None
     if rewards.ndim == 2:
         parts, weights = rewards, tensor(case.params["weights"])
-        rewards = sum_parts(parts, weights)
+        # A part that does not apply is NaN and adds nothing; a rollout without any part is not scored.
+        rewards = torch.where(parts.isnan().all(1), torch.nan, (parts * weights).nansum(1))
     lengths = tensor(inputs["mask"]).sum(1) if "mask" in inputs else inputs.get("lengths")
     groups = inputs.get("groups", [0] * len(rewards))
     made = scores(rewards, groups, lengths=lengths, parts=parts, weights=weights, roles=inputs.get("roles", ()))
@@ -96,19 +94,3 @@ def by_products(case: Case, given: Scores) -> dict[str, Any]:
         outputs["pass_at_k"] = mean
         outputs["subset_std"] = (weights_M @ (ascending_M - mean) ** 2).sqrt()
     return outputs
-
-
-def token_level(case: Case) -> dict[str, Tensor]:
-    mask_NT = tensor(case.inputs["mask"]).bool()
-    if case.params["estimator"] == "optimal_token_baseline":
-        given = scores(case.inputs["rewards"], case.inputs["groups"])
-        old_NT, squared_NT = tensor(case.inputs["old_log_probs"]), tensor(case.inputs["sum_pi_squared"])
-        options = case.options("zero_tail", "eps")
-        return {"token_advantages": optimal_token_baseline(given, mask_NT, old_NT, squared_NT, **options)}
-    rewards_NT = tensor(case.inputs["token_rewards"])
-    returns_NT = rewards_to_go(rewards_NT, mask_NT, **case.options("gamma"))
-    if case.params["estimator"] == "remax":
-        advantages_NT = remax(rewards_NT, mask_NT, tensor(case.inputs["greedy_rewards"]))
-        return {"token_advantages": advantages_NT, "returns": returns_NT}
-    options = case.options("gamma", "ddof", "eps", "eps_mode")
-    return {"token_advantages": reinforce_plus_plus(rewards_NT, mask_NT, **options), "returns": returns_NT}

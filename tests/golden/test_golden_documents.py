@@ -8,16 +8,16 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import covey
-from covey.advantages import ADVANTAGES
-from covey.aggregation import count_totals
-from covey.config import AlgorithmConfig
-from covey.masked_policy import fill_kl, fill_log_probs, fill_mask
-from covey.objective import build_objective
-from covey.objective_terms import ObjectiveInputs
-from covey.scores import scores
-from covey.selection import clip_advantages
+from covey.algorithm.aggregation import count_totals
+from covey.algorithm.build import build_objective
+from covey.algorithm.credit.advantages import ADVANTAGES
+from covey.algorithm.credit.scores import scores
+from covey.algorithm.credit.selection import clip_advantages
+from covey.algorithm.objective import ObjectiveInputs
+from covey.algorithm.settings import AlgorithmConfig
 
 from .cases import Case, check, golden, tensor
+from .reference_masked_policy import fill_kl, fill_log_probs, fill_mask
 
 READINGS: dict[str, dict[Any, dict[str, Any]]] = {
     "kl_per_sequence": {
@@ -41,7 +41,7 @@ READINGS: dict[str, dict[Any, dict[str, Any]]] = {
 
 
 def algorithm(preset: str, *changes: dict[str, Any]) -> AlgorithmConfig:
-    chosen = OmegaConf.load(Path(covey.__file__).parent / "conf" / "algorithm" / f"{preset}.yaml")
+    chosen = OmegaConf.load(Path(covey.__file__).parent / "config" / "conf" / "algorithm" / f"{preset}.yaml")
     del chosen["defaults"]
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AlgorithmConfig), chosen, *changes))  # type: ignore[return-value]
 

@@ -6,24 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.advantages import ADVANTAGES
-from covey.aggregation import Reduction, aggregate, count_totals
-from covey.kl import (
-    KLController,
-    KLOptions,
-    controller_kl,
-    full_kl,
-    kl_penalty,
-    refresh,
-    shaped_rewards,
-    token_rewards,
-    update,
-)
-from covey.losses import clip, loss_inputs
-from covey.masked_policy import fill_entropy, fill_kl, fill_log_probs, fill_mask, reduce_positions
-from covey.scores import scores
+from covey.algorithm.aggregation import Reduction, aggregate, count_totals
+from covey.algorithm.controllers import KLController, update_kl_controller
+from covey.algorithm.credit.advantages import ADVANTAGES
+from covey.algorithm.credit.scores import scores
+from covey.algorithm.kl import KLOptions, full_kl, kl_penalty, refresh
+from covey.algorithm.loss_inputs import loss_inputs
+from covey.algorithm.losses import clip
+from covey.algorithm.metrics import sequence_mean, value
 
-from .cases import Case, check_all, golden, tensor
+from .cases import Case, check, check_all, golden, tensor
+from .reference_masked_policy import fill_entropy, fill_kl, fill_log_probs, fill_mask, reduce_positions
 
 
 @golden("kl_estimators")
@@ -105,11 +98,10 @@ def test_a_kl_in_the_reward_is_golden(case: Case) -> None:
     options, coef = KLOptions(case.params["estimator"], "naive"), case.params["coef"]
     kl_NT = kl_penalty(tensor(case.inputs["old_log_probs"]), tensor(case.inputs["ref_log_probs"]), mask_NT, options)
     if case.params["level"] == "token":
-        clip_to = case.params.get("reward_clip")
-        per_token_NT = token_rewards(rewards_N, kl_NT, mask_NT, coef, tuple(clip_to) if clip_to else None)
-        check_all({"token_rewards": per_token_NT, "controller_kl": controller_kl(kl_NT, mask_NT)}, case)
+        # covey pays no reward token by token; what it shares with those who do is the KL that a controller sees.
+        check(value(sequence_mean(kl_NT, mask_NT)), case, "controller_kl")
         return
-    shaped_N = shaped_rewards(rewards_N, kl_NT, mask_NT, coef)
+    shaped_N = rewards_N - coef * kl_NT.sum(1)
     advantages_N = ADVANTAGES[case.params["then"]](scores(shaped_N, case.inputs["groups"]))
     check_all({"shaped_rewards": shaped_N, "advantages": advantages_N}, case)
 
@@ -120,7 +112,7 @@ def test_a_kl_controller_takes_the_golden_path(case: Case) -> None:
     state = KLController(coef=case.params["init"], rule=case.params["controller"], **settings)
     path = []
     for kl in case.inputs["kl"]:
-        state = update(state, kl, case.inputs.get("n_steps", 1))
+        state = update_kl_controller(state, kl, case.inputs.get("n_steps", 1))
         path.append(state.coef)
     check_all({"coef": path}, case)
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from covey.advantages import group_center
-from covey.scores import scores
-from covey.selection import GROUP_FILTERS, balanced_indices
-from covey.shaping import SHAPING, ShapingInputs, length_normalizer
+from covey.algorithm.credit.advantages import group_center
+from covey.algorithm.credit.scores import scores
+from covey.algorithm.credit.selection import GROUP_FILTERS, balanced_indices
+from covey.algorithm.credit.shaping import SHAPING, ShapingInputs, length_normalizer
 
 from .cases import Case, check, check_all, golden, tensor
 

@@ -1,4 +1,4 @@
-"""The figures in docs/guarantees.md: how far from its tolerance each promise is.
+"""The figures in docs/trust/guarantees.md: how far from its tolerance each promise is.
 
 OMP_NUM_THREADS=1 python -m tests.guarantees.measure
 """
@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from covey.engine.base import Sampling
-from covey.engine.native import NativeEngine
+from covey.engine.native.engine import NativeEngine
+from covey.types import Sampling
 
-from ..builders import ARCHITECTURES
 from ..engine.tiny import tiny_policy
-from . import test_sampled_is_trained as engine_and_trainer
-from .test_update_is_invariant import EVERYTHING_ON, PLACES, WAYS, any_ways
-from .test_update_mistakes_are_found import MISTAKES, ONCE, seen
-from .updates import Distance, any_groups, farthest, make_case
+from ..support.builders import ARCHITECTURES
+from .update import test_sampled_is_trained as engine_and_trainer
+from .update.test_update_is_invariant import EVERYTHING_ON, PLACES, WAYS, any_ways
+from .update.test_update_mistakes_are_found import MISTAKES, ONCE, seen
+from .update.updates import Distance, any_groups, farthest, make_case
 
 NUM_RANDOM = 20
 ROLLOUTS = 32

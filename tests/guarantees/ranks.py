@@ -14,15 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from covey import launch
-from covey.aggregation import AGGREGATIONS
-from covey.batch import evened
-from covey.config import AlgorithmConfig
-from covey.policy import distribution, sharding
+from covey.algorithm.aggregation import AGGREGATIONS
+from covey.algorithm.settings import AlgorithmConfig
+from covey.policy import sharding
+from covey.run.build import distributed
+from covey.system import collectives
+from covey.system import ranks as launch
+from covey.trainer.batch import pad_micro_batches
 from covey.types import Batch
 
-from ..builders import copied, make_trainer
-from .updates import (
+from ..support.builders import copied, make_trainer
+from .update.updates import (
     EVERY_LOSS,
     MOVING,
     How,
@@ -89,7 +91,7 @@ def update_on_ranks(case: UpdateCase, how: How, strategy: str, tamper: Tamper = 
     reference = reference_of(case, policy)
     if reference.policy.model is not policy.model:
         reference = replace(reference, policy=copied(reference.policy))
-    policy, reference = sharding.distributed(policy, reference, strategy)
+    policy, reference = distributed(policy, reference, strategy)
     trainer = make_trainer(
         policy,
         case.algorithm,
@@ -99,14 +101,14 @@ def update_on_ranks(case: UpdateCase, how: How, strategy: str, tamper: Tamper = 
         sampling=case.sampling,
         logprob_chunk=how.chunk,
     )
-    metrics = trainer.step(evened(tamper(batch_of(case, how)), policy), 0)
-    sharding.settle(policy)
+    metrics = trainer.step(pad_micro_batches(tamper(batch_of(case, how)), policy), 0)
+    sharding.reshard(policy)
     return Update(whole_gradient([p for p in policy.model.parameters() if p.requires_grad]), metrics)
 
 
 def local_counts(batch: Batch) -> Batch:
     """Divides by what this rank has, and by the number of ranks."""
-    ranks = distribution.world_size()
+    ranks = collectives.world_size()
     tokens = sum(len(micro_batch.target_L) for micro_batch in batch.micro_batches)
     return replace(batch, num_loss_tokens=max(tokens, 1) * ranks)
 
@@ -117,8 +119,8 @@ def whole_gradient(parameters: list[torch.nn.Parameter]) -> Tensor:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    with distribution.joined(60.0):
-        share = (distribution.rank(), distribution.world_size())
+    with collectives.process_group(60.0):
+        share = (collectives.rank(), collectives.world_size())
         updates = {
             (name, strategy): update_on_ranks(cases()[name], how_of(name, share), strategy)
             for name in names
@@ -127,7 +129,7 @@ def main(folder: Path, names: list[str]) -> None:
         plain = cases()["loss=clip"]
         mistaken = update_on_ranks(plain, how_of("loss=clip", share), "ddp", local_counts)
         updates[LOCAL_COUNTS, "ddp"] = mistaken
-        if distribution.is_first():
+        if collectives.is_main_process():
             found = {key: (update.gradient, update.metrics) for key, update in updates.items()}
             torch.save(found, folder / "updates.pt")
         dist.barrier()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from covey.checkpoint import STATE, newest_valid, read_manifest
+from covey.run.checkpoints.checkpoint import STATE, newest_valid, read_manifest
 
 REWARDS = '''
 import os, subprocess, time

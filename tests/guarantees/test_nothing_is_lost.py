@@ -150,6 +150,7 @@ def test_a_killed_run_with_a_curriculum_draws_the_prompts_it_would_have_drawn(re
     assert [row["group_size"] for row in rows(run) if row["kind"] == "train"] == [4.0] * 20 + [3.0] * 20
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_a_policy_that_fills_in_ends_with_the_same_weights(reference: Path) -> None:
     settings = (*SETTINGS, *MASKED)
     finish_well(new_run(reference, "filled", settings=settings))

@@ -17,12 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.checkpoint import STATE
-from covey.config import Config
-from covey.state import generators, restore_generators
+from covey.config.schema import Config
+from covey.run.checkpoints.checkpoint import STATE
+from covey.run.checkpoints.state import generators, restore_generators
 from covey.train import train
 
-from ..small import equal, rows, saved_policy, scripted, small_config, timeless, use
+from ..support.small import equal, rows, saved_policy, scripted, small_config, timeless, use
 
 SETTINGS: dict[str, Any] = {
     "num_steps": 8,

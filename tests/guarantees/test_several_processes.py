@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ..processes import are_gone, children
+from ..support.processes import are_gone, children
 from .runs import (
     CURRICULUM,
     MASKED,
@@ -97,7 +97,7 @@ def wait_for_step(process: Process, run: Path, step: int) -> None:
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
-    finish_well(launch(folder, *SETTINGS, *UNEVEN, f"distribution.strategy={strategy}", f"hydra.run.dir={strategy}"))
+    finish_well(launch(folder, *SETTINGS, *UNEVEN, f"parallel.strategy={strategy}", f"hydra.run.dir={strategy}"))
     expected, got = weights(folder / "alone"), weights(folder / strategy)
     assert float((got - expected).norm() / expected.norm()) < 1e-10
     ours, theirs = rows(folder / strategy), rows(folder / "alone")
@@ -110,7 +110,7 @@ def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_make_the_run_of_one_that_fills_in(folder: Path, filled: Path, strategy: str) -> None:
     run = folder / f"filled-{strategy}"
-    words = (*SETTINGS, *UNEVEN, *MASKED, f"distribution.strategy={strategy}", f"hydra.run.dir={run.name}")
+    words = (*SETTINGS, *UNEVEN, *MASKED, f"parallel.strategy={strategy}", f"hydra.run.dir={run.name}")
     finish_well(launch(folder, *words))
     expected, got = weights(filled), weights(run)
     assert float((got - expected).norm() / expected.norm()) < 1e-10
@@ -148,7 +148,7 @@ def test_rank_0_alone_writes_and_speaks(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path) -> None:
-    words = (*SETTINGS, *UNEVEN, "output.save_every=6", "distribution.strategy=fsdp", "hydra.run.dir=changing")
+    words = (*SETTINGS, *UNEVEN, "output.save_every=6", "parallel.strategy=fsdp", "hydra.run.dir=changing")
     process = launch(folder, *words)
     wait_for_step(process, folder / "changing", 8)
     process.send_signal(signal.SIGTERM)
@@ -166,7 +166,7 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path
 def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(
     folder: Path, strategy: str, request: pytest.FixtureRequest
 ) -> None:
-    words = (*SETTINGS, f"distribution.strategy={strategy}")
+    words = (*SETTINGS, f"parallel.strategy={strategy}")
     if strategy == "ddp":
         expected = request.getfixturevalue("unbroken")
     else:
@@ -216,7 +216,7 @@ def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder: Path) ->
     )
     words = ["rewards=[sleepy_reward:sleepy]" if w.startswith("rewards=") else w for w in SETTINGS]
     process = launch(
-        folder, *words, "evaluation.num_prompts=1", "preflight.enabled=false", "deadlines.ranks=4", "hydra.run.dir=late"
+        folder, *words, "evaluation.num_prompts=1", "preflight.enabled=false", "timeouts.ranks=4", "hydra.run.dir=late"
     )
     started = time.monotonic()
     status, output = finish(process)
@@ -252,6 +252,6 @@ def test_a_setting_that_is_wrong_is_said_once(folder: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["optimizer.name=adamw8bit", "model.precision=float16"])
 def test_what_cannot_be_sharded_is_refused(folder: Path, setting: str) -> None:
-    status, output = finish(start_alone(folder, *SETTINGS, "distribution.strategy=fsdp", setting))
+    status, output = finish(start_alone(folder, *SETTINGS, "parallel.strategy=fsdp", setting))
     assert status == 2
-    assert f"{setting} needs distribution.strategy = ddp, got distribution.strategy=fsdp" in output
+    assert f"{setting} needs parallel.strategy = ddp, got parallel.strategy=fsdp" in output

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from covey import build
-from covey.config import Config, validate
-from covey.engine.base import Sampling
-from covey.rollout import Sampler
-from covey.source import Dropped, LocalSource, Stream, within_bound
+from covey.config.schema import Config
+from covey.config.validate import validate
+from covey.rollouts.rollout import Sampler
+from covey.rollouts.source import Dropped, LocalSource, PromptSampler, drop_stale
+from covey.run import build
 from covey.train import run_train, train
-from covey.types import Group, Prompt
+from covey.types import Group, Prompt, Sampling
 
-from ..small import POLICIES, group, rows, scripted_for, small_config, use
+from ..support.small import POLICIES, group, rows, scripted_for, small_config, use
 
 
 def versions(folder: Path) -> list[set[int]]:
@@ -98,7 +98,7 @@ class Late:
         return self.inner.sampling
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> PromptSampler:
         return self.inner.stream
 
     @property
@@ -185,7 +185,7 @@ def test_the_oldest_rollout_is_the_age_of_its_group() -> None:
         return replace(plain, rollouts=tuple(replace(r, policy_version=version) for r, version in pairs))
 
     given = [aged(7, 7), aged(7, 5), aged(6, 7), aged(4, 4), aged()]
-    assert within_bound(given, version=7, max_staleness=0) == [aged(7, 7), aged()]
-    assert within_bound(given, version=7, max_staleness=1) == [aged(7, 7), aged(6, 7), aged()]
-    assert within_bound(given, version=7, max_staleness=2) == [aged(7, 7), aged(7, 5), aged(6, 7), aged()]
-    assert within_bound(given, version=7, max_staleness=3) == given
+    assert drop_stale(given, version=7, max_staleness=0) == [aged(7, 7), aged()]
+    assert drop_stale(given, version=7, max_staleness=1) == [aged(7, 7), aged(6, 7), aged()]
+    assert drop_stale(given, version=7, max_staleness=2) == [aged(7, 7), aged(7, 5), aged(6, 7), aged()]
+    assert drop_stale(given, version=7, max_staleness=3) == given

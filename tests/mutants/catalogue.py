@@ -4,7 +4,7 @@ Each catalogue/AREA.toml holds a list of them:
 
     [[mutant]]
     name = "the KL coefficient is not restored"
-    file = "src/covey/trainer.py"
+    file = "src/covey/trainer/trainer.py"
     old = 'coef=float(state["kl_coef"])'  # stands exactly once in the file
     new = "coef=self.controller.coef"
     tests = ["tests/guarantees/test_resume_restores_all_state.py"]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from covey.policy.head import Head, linear_layer, score_rows
-from covey.policy.linear import use_onednn
-from covey.preflight_passes import LiveBytes
+from covey.policy.kernels.linear import use_onednn
+from covey.run.preflight.passes import LiveBytes
 
-from ..builders import make_policy, nano
-from ..guarantees.updates import adapted
+from ..guarantees.update.updates import adapted
+from ..support.builders import make_policy, nano
 
 L, C, V = 7, 5, 11
 CHUNKS = [1, 3, L]
@@ -245,7 +245,7 @@ def test_a_layer_that_is_more_than_a_product_is_left_to_the_policy() -> None:
     assert isinstance(linear_layer(make_policy("gpt2")), nn.Linear)
     assert isinstance(linear_layer(nano()), nn.Linear)
     assert linear_layer(make_policy("bert")) is None
-    assert linear_layer(replace(make_policy("gpt2"), plain_head=False)) is None
+    assert linear_layer(replace(make_policy("gpt2"), head_is_linear=False)) is None
     changed = copy.deepcopy(make_policy("gpt2"))
     changed.causal_lm.lm_head = type("Scaled", (nn.Linear,), {})(32, 40)
     assert linear_layer(changed) is None

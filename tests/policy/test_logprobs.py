@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from covey.config import ModelConfig
-from covey.engine.base import Sampling
-from covey.masks import entropy_of
-from covey.policy.loading import load_policy
-from covey.policy.logprobs import Scoring, kept_entries, score_tokens
+from covey.policy.logprobs import Scoring, allowed_tokens, score_tokens
+from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
-from covey.types import Group
+from covey.policy.settings import ModelConfig
+from covey.types import Group, Sampling
 
-from ..builders import ARCHITECTURES, logprobs, make, make_policy, random_groups
+from ..support.builders import ARCHITECTURES, logprobs, make, make_policy, random_groups
 
 
 def plain_logprobs(policy: Policy, groups: list[Group], temperature: float = 1.0) -> Tensor:
@@ -69,8 +67,9 @@ def test_the_entropy_is_that_at_the_sampling_temperature_before_filters(
     with torch.no_grad():
         logits_LV = policy.logits(micro.input_ids_BT, micro.position_ids_BT, micro.layout)[micro.source_L]
         found = score_tokens(policy, micro, Scoring(Sampling(temperature=0.5, top_p=top_p), chunk)).entropy_L
-    assert torch.allclose(found, entropy_of(logits_LV, 0.5), atol=1e-5)
-    assert float((entropy_of(logits_LV, 1.0) - found).abs().min()) > 1e-3
+    cold, warm = (torch.distributions.Categorical(logits=logits_LV / t).entropy() for t in (0.5, 1.0))
+    assert torch.allclose(found, cold, atol=1e-5)
+    assert float((warm - found).abs().min()) > 1e-3
 
 
 def test_the_exact_kl_is_between_the_policies_at_the_sampling_temperature() -> None:
@@ -90,7 +89,7 @@ def test_kept_entries_give_the_same_log_probs_as_the_filters_on_the_same_weights
     (micro,) = make(groups, "shared", 10_000).micro_batches
     scoring = Scoring(Sampling(temperature=0.7, top_p=0.8), 7)
     with torch.no_grad():
-        kept = kept_entries(policy, micro, scoring)
+        kept = allowed_tokens(policy, micro, scoring)
         assert torch.equal(
             score_tokens(policy, micro, scoring, kept).logprob_L, score_tokens(policy, micro, scoring).logprob_L
         )
@@ -124,5 +123,5 @@ def test_the_nano_policy_is_a_pure_function_of_its_seed() -> None:
     weight = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(first.model.state_dict()[weight], again.model.state_dict()[weight])
     assert not torch.equal(first.model.state_dict()[weight], other.model.state_dict()[weight])
-    assert first.plain_head
+    assert first.head_is_linear
     assert 500_000 < sum(p.numel() for p in first.model.parameters()) < 1_500_000

@@ -9,15 +9,26 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from covey.checkpoint import save_policy
-from covey.config import ModelConfig
-from covey.engine.base import Sampling
-from covey.policy.loading import load_policy
+from covey.policy.kernels.linear import use_onednn
 from covey.policy.logprobs import Scoring
+from covey.policy.models.loading import load_policy
 from covey.policy.plain import plain_logprobs, plain_model, rollout_logprobs
 from covey.policy.policy import Policy
+from covey.policy.settings import ModelConfig
+from covey.run.checkpoints.checkpoint import save_policy
+from covey.types import Sampling
 
-from ..builders import as_fills, logprobs, make, make_policy, nano, normal, random_groups, relative_error, saved_model
+from ..support.builders import (
+    as_fills,
+    logprobs,
+    make,
+    make_policy,
+    nano,
+    normal,
+    random_groups,
+    relative_error,
+    saved_model,
+)
 
 IDS = tuple(range(1, 30))
 
@@ -48,7 +59,8 @@ def test_logits_are_bit_for_bit_those_of_a_freshly_loaded_model(
     architecture: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = saved_model(tmp_path, architecture, **config)
-    policy = load_policy(ModelConfig(name=folder, kernels="auto", linear="onednn"), seed=0)
+    policy = load_policy(ModelConfig(name=folder), seed=0)
+    use_onednn(policy.causal_lm)
     assert torch.equal(plain_logits(policy), transformers_logits(folder))
 
 

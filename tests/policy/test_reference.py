@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.config import AlgorithmConfig, OptimizerConfig
+from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference, refresh_reference
+from covey.trainer.settings import OptimizerConfig
 
-from ..builders import (
+from ..support.builders import (
     ADVANTAGES,
     byte_batch,
     copied,

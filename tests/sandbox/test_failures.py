@@ -14,7 +14,7 @@ import pytest
 
 from covey.sandbox import CallTest, Limits, Sandbox, SandboxFailed, Tier, slot
 
-from . import attack_run
+from .attacks import attack_run
 
 HONEST = "def f(n): return n"
 TESTS = [CallTest((n,), expected=n) for n in range(3)]
@@ -137,7 +137,7 @@ signal.pause()
 
 
 def test_a_caller_that_is_killed_leaves_no_process() -> None:
-    command = [sys.executable, "-c", CALLER, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", CALLER, str(Path(__file__).parent / "attacks")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
         children = [int(child) for child in caller.stdout.readline().split()]
@@ -161,7 +161,7 @@ print(""",
 
 
 def test_a_program_does_not_outlive_a_caller_that_is_killed() -> None:
-    command = [sys.executable, "-c", BUSY_CALLER + "\nsignal.pause()", str(Path(__file__).parent)]
+    command = [sys.executable, "-c", BUSY_CALLER + "\nsignal.pause()", str(Path(__file__).parent / "attacks")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
         children = [int(child) for child in caller.stdout.readline().split()]

@@ -7,17 +7,7 @@ import time
 
 import pytest
 
-from covey.sandbox import (
-    AssertTest,
-    CallTest,
-    Limits,
-    OutputTest,
-    Report,
-    Sandbox,
-    SandboxFailed,
-    Tier,
-    run_tests,
-)
+from covey.sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Tier, run_tests
 
 NOT_THERE = (
     *("curses", "readline", "tkinter", "turtle", "test", "ensurepip", "idlelib", "turtledemo", "antigravity", "this"),

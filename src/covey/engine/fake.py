@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from covey.engine.base import EngineStats, Sampling
-from covey.engine.sampler import random_uniform, row_key
-from covey.types import Completion
+from covey.engine.base import EngineStats
+from covey.policy.sampling import random_uniform, row_key
+from covey.types import Completion, Sampling
 
 Script = Callable[[tuple[int, ...], int], Sequence[int]]
 """(prompt_ids, sample_index) -> token ids of the completion."""
@@ -33,7 +33,7 @@ class FakeEngine:
     """Version and tensor names of each load_weights(), in order."""
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        """What the script says, cut to max_tokens (finish_reason "length"), else "stop"."""
+        """Return what the script says, cut to max_tokens (finish_reason "length"), else "stop"."""
         if n < 1:
             raise ValueError(f"n must be >= 1, got {n}")
         prompt = tuple(prompt_ids)
@@ -41,7 +41,7 @@ class FakeEngine:
         return [self._completion(tuple(self.script(prompt, index)), sampling) for index in range(n)]
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the new version; of the tensors only the names are kept."""
+        """Take the new version. Of the tensors only the names are kept."""
         self.loads.append((version, tuple(name for name, _ in named_tensors)))
         self.version = version
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from covey.deadlines import Watchdog
-from covey.engine.base import EngineStats, Sampling
-from covey.engine.sampler import filtered_logprobs, kept_with, partition, random_uniform, row_key, sample
-from covey.policy.bidirectional import inputs_layout
+from covey.engine.base import EngineStats
+from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference
-from covey.types import Completion
+from covey.policy.sampling import allowed_with, filtered_logprobs, partition, random_uniform, row_key, sample
+from covey.system.waits.watchdog import Watchdog
+from covey.types import Completion, Sampling
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class Read:
     """(input, position) -> row of the logits."""
 
     def rows(self, wanted: Sequence[tuple[Fill, int]]) -> Tensor:
-        """Logits (F, V) of a position of each fill."""
+        """Return logits (F, V) of a position of each fill."""
         index = [self.place[tuple(fill.input_ids), position] for fill, position in wanted]
         return self.logits_SV[torch.tensor(index, dtype=torch.int64, device=self.logits_SV.device)]
 
@@ -82,7 +82,7 @@ class FillEngine:
     """Samples from the very weights that are trained. `version` is what completions carry."""
 
     def __init__(self, policy: Policy, max_rows: int) -> None:
-        """max_rows bounds the completions filled in at the same time; one call is never split."""
+        """max_rows bounds the completions filled in at the same time. One call is never split."""
         if max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         if policy.mask_id is None:
@@ -114,7 +114,7 @@ class FillEngine:
         return await request.future
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the new version; the tensors are not looked at: the engine samples from the policy that is trained."""
+        """Take the new version. The tensors are not looked at: the engine samples from the policy that is trained."""
         self.version = version
 
     def take_stats(self) -> EngineStats:
@@ -147,7 +147,7 @@ class FillEngine:
             await asyncio.sleep(0)  # calls made at the same time are answered together
             while self._waiting:
                 taken = self._next()
-                with self._watchdog.waiting("the engine to fill in", "deadlines.sampling"):
+                with self._watchdog.deadline("the engine to fill in", "timeouts.sampling"):
                     self._answer(taken)
                 await asyncio.sleep(0)
         except BaseException as error:
@@ -190,7 +190,7 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
     while any(fill.open for fill in fills):
         read = _read(policy, [fill for fill in fills if fill.open])
         first = first or read
-        wanted = [(fill, position) for fill in fills for position in _surest(read, fill, number)]
+        wanted = [(fill, position) for fill in fills for position in _most_confident(read, fill, number)]
         token_F, logprob_F = _draw(read, wanted)
         for (fill, position), token_id, logprob in zip(wanted, token_F.tolist(), logprob_F.tolist(), strict=True):
             fill.filled[position] = (token_id, logprob, number)
@@ -203,7 +203,7 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
 
 
 def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
-    """One pass over the different inputs; logits of their masked positions."""
+    """Run one pass over the different inputs and return logits of their masked positions."""
     inputs = {tuple(fill.input_ids): fill.open for fill in fills}
     place: dict[tuple[tuple[int, ...], int], int] = {}
     sources: list[int] = []
@@ -217,17 +217,17 @@ def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
     positions = [position for ids in inputs for position in range(len(ids))]
     ids_1T, position_1T, source_S = (torch.tensor(v, device=policy.device) for v in ([stream], [positions], sources))
     layout = inputs_layout([len(ids) for ids in inputs], policy.device)
-    if policy.plain_head:
+    if policy.head_is_linear:
 
         def make() -> Tensor:
             return policy.head(policy.hidden(ids_1T, position_1T, layout)[0].index_select(0, source_S))
 
-        return Read(policy.as_pass(make), place)
+        return Read(policy.run_forward(make), place)
     return Read(policy.logits(ids_1T, position_1T, layout).index_select(0, source_S), place)
 
 
-def _surest(read: Read, fill: Fill, number: int) -> list[int]:
-    """The positions that this pass fills: an equal share for each pass that is left, the most certain first."""
+def _most_confident(read: Read, fill: Fill, number: int) -> list[int]:
+    """Return the positions that this pass fills: an equal share for each pass that is left, the most certain first."""
     share = -(-len(fill.open) // max(1, fill.request.sampling.num_passes - number))
     if share >= len(fill.open):
         return list(fill.open)
@@ -257,7 +257,7 @@ def _score_in_one_step(first: Read, fills: Sequence[Fill]) -> None:
         logits_FV = first.rows([(fill, position) for position in masked])
         scaled_FV = filtered_logprobs(logits_FV, sampling.temperature)
         if sampling.filters:
-            scaled_FV = scaled_FV.masked_fill(~kept_with(logits_FV, token_F, sampling), -torch.inf).log_softmax(-1)
+            scaled_FV = scaled_FV.masked_fill(~allowed_with(logits_FV, token_F, sampling), -torch.inf).log_softmax(-1)
         logprobs = scaled_FV.gather(1, token_F[:, None])[:, 0].tolist()
         for position, logprob in zip(masked, logprobs, strict=True):
             fill.filled[position] = (fill.filled[position][0], logprob, 0)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from covey.policy.settings import CAUSAL, CONTINUES, FILLS_IN
-from covey.section import Section
-from covey.setting import Needs, setting
+from covey.system.conditions import CAUSAL, CONTINUES, FILLS_IN
+from covey.system.section import Section
+from covey.system.setting import Needs, setting
 
 SAMPLES = Needs(
     "an engine that samples",
@@ -23,8 +23,6 @@ class EngineConfig(Section):
     """Bytes of memory for cached keys and values; admission of prompts waits for room."""
     max_rows: int = setting(512, ge=1, needs=SAMPLES)
     """Most completions sampled at the same time."""
-    kernels: str = setting("auto", choices=("auto", "compiled", "torch"), needs=(SAMPLES, CAUSAL))
-    """What decodes: compiled (C; float32 or bfloat16 on a CPU), torch, or auto (compiled where it can be)."""
 
 
 @dataclass

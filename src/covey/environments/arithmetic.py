@@ -21,11 +21,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from covey.environments.base import Split
+from covey.environments.base import Environment, Split
 from covey.types import Failure, Prompt, Reward
-
-ALPHABET = "0123456789+-*= "
-"""All characters of prompts and right answers."""
 
 _ONE = range(2, 10)
 _DIGIT = range(10)
@@ -49,7 +46,7 @@ class Level:
         return math.prod(len(operand) for operand in self.operands)
 
     def problem(self, index: int) -> tuple[str, int]:
-        """Text and answer of problem number `index`, 0 .. size - 1."""
+        """Return the text and answer of problem number `index`, 0 .. size - 1."""
         values = []
         for operand in reversed(self.operands):
             index, choice = divmod(index, len(operand))
@@ -66,8 +63,8 @@ class Level:
         return f"{text}=", total + product
 
 
-class Arithmetic:
-    """Environment of generated sums; the reward is 1 for exactly the right integer and 0 for anything else.
+class Arithmetic(Environment):
+    """Environment of generated sums. The reward is 1 for exactly the right integer and 0 for anything else.
 
     >>> Arithmetic(levels=[3]).prompts("train")[0]
     Prompt(id='train-0', environment='arithmetic', text='60+48=', columns={'answer': 108, 'level': 3})
@@ -76,7 +73,7 @@ class Arithmetic:
     def __init__(
         self, levels: Sequence[int] = (3,), num_train: int = 4096, num_test: int = 512, problem_seed: int = 0
     ) -> None:
-        """Raises ValueError for unknown levels and counts below 1.
+        """Draw the problems. Raises ValueError for unknown levels and counts below 1.
 
         A level that has fewer problems than its share of both splits gives each split a proportional part.
         """
@@ -105,7 +102,7 @@ class Arithmetic:
         return str(prompt.columns["answer"])
 
     def difficulty(self, prompt: Prompt) -> int:
-        """Its level."""
+        """Return its level."""
         return int(prompt.columns["level"])
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
@@ -113,7 +110,8 @@ class Arithmetic:
 
 
 def score(completion: str, answer: int) -> Reward:
-    """1 where the completion, blanks around it aside, is the decimal integer and nothing else: `078` is not `78`."""
+    """Give 1 where the completion, blanks around it aside, is the decimal integer and nothing else: `078` is not
+    `78`."""
     correct = float(completion.strip() == str(answer))
     return Reward(correct, {"correct": correct})
 
@@ -123,7 +121,7 @@ def _share(total: int, num_parts: int, place: int) -> int:
 
 
 def _draw(level: Level, num_train: int, num_test: int, generator: random.Random) -> tuple[list[int], int]:
-    """Different problems of a level in random order, and how many of them (the first) are held out."""
+    """Draw different problems of a level in random order, and say how many of them (the first) are held out."""
     wanted = num_train + num_test
     count = min(wanted, level.size)
     num_held_out = num_test if count == wanted else math.ceil(count * num_test / wanted)

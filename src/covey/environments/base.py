@@ -1,161 +1,166 @@
-"""The environment seam: which prompts there are and what a completion is worth."""
+"""Define what an environment is: which prompts there are and what a completion is worth."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 
 Split = Literal["train", "test"]
+Demonstration = tuple[Prompt, str | Sequence[int]]
+"""A prompt and a good completion, as text or as tokens; the cold start adds the end-of-sequence token."""
 
 
 @runtime_checkable
-class Environment(Protocol):
-    """Supplies prompts and judges completions.
+class EnvironmentLike(Protocol):
+    """Have the two methods that make an object an environment. `adapt` gives it the others."""
+
+    def prompts(self, split: Split) -> list[Prompt]: ...
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSummary:
+    """Describe the learned judge whose score is the reward.
+
+    >>> JudgeSummary(is_frozen=True, summary_line="judge ranks 93.0% of held-out texts above their corrupted versions")
+    """
+
+    is_frozen: bool
+    """True where none of its weights can be trained."""
+    summary_line: str
+    """How often it is right, in one line."""
+
+
+class Environment(ABC):
+    """Supply prompts and judge completions. Everything but `prompts` and `score` has a default that does nothing.
 
     A *policy's* failure (unparsable answer, endless program) is a low Reward; a *system's* failure (crashed
     simulator, unreachable judge) is a Failure.
     """
 
+    @abstractmethod
     def prompts(self, split: Split) -> list[Prompt]:
-        """All prompts of a split, in a fixed order. The splits share no prompt."""
-        ...
+        """Return all prompts of a split, in a fixed order. The splits share no prompt."""
 
+    @abstractmethod
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """One judgement for each completion (text without special tokens), in order."""
-        ...
+        """Return one judgement for each completion (text without special tokens), in order."""
 
-
-@runtime_checkable
-class Demonstrates(Protocol):
-    """An environment that can show how it is done: the material of a cold start."""
-
-    def demonstrations(self, split: Split) -> Sequence[tuple[Prompt, str | Sequence[int]]]:
-        """(prompt, good completion) pairs, as text or as tokens. The end-of-sequence token is added by the cold
-        start."""
-        ...
-
-
-@runtime_checkable
-class HasGold(Protocol):
-    """An environment that knows right answers: they must score full marks before a run begins."""
-
-    def gold(self, prompt: Prompt) -> str | None:
-        """A completion that deserves full marks, scored like any other; None where none is known."""
-        ...
-
-
-@runtime_checkable
-class ReadsTokens(Protocol):
-    """An environment that judges the sampled tokens besides their text; `score_tokens` is called instead of `score`."""
+    # ---- judging
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        """Like `score`; completion_ids are the tokens of each completion, the stop token included."""
-        ...
+        """Judge the sampled tokens besides their text: what a run calls.
 
-
-@runtime_checkable
-class Tries(Protocol):
-    """An environment that judges with the user's own code, which is tried once before a run begins."""
-
-    def trial(self, prompt: Prompt) -> tuple[Environment, Prompt] | None:
-        """What judges it, and the prompt as that knows it; None where no code of the user's does.
-
-        It judges as in training but counts and logs nothing, and where no judgement applies it gives 0.
+        completion_ids are the tokens of each completion, the stop token included.
         """
-        ...
-
-
-@runtime_checkable
-class Replies(Protocol):
-    """An environment that may say something to a completion; the policy then has a second turn, and that is scored."""
+        return await self.score(prompt, completions)
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        """The next message of the conversation, which ends with the policy's answer; None where there is no more."""
-        ...
+        """Return the next message of a conversation that ends with the policy's answer. None ends it.
 
-
-@runtime_checkable
-class Describes(Protocol):
-    """An environment whose judgements rest on something that belongs into the record of a run."""
-
-    def facts(self) -> Mapping[str, Any]:
-        """Plain values, such as how untrusted programs are isolated."""
-        ...
-
-
-@runtime_checkable
-class Logs(Protocol):
-    """An environment with numbers of its own to log."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """What there is to log since this was last asked."""
-        ...
-
-
-@runtime_checkable
-class Follows(Protocol):
-    """An environment whose judgement may depend on how far training is."""
-
-    def follow(self, step: int, max_steps: int, epoch: float) -> None:
-        """Hear how many steps are finished, of how many, and how often the training prompts were passed over."""
-        ...
-
-
-@runtime_checkable
-class Judges(Protocol):
-    """An environment whose reward is what a learned judge says."""
+        After a message the policy has another turn, and the last turn is scored.
+        """
+        return None
 
     @property
-    def is_frozen(self) -> bool:
-        """Whether nothing of the judge can be trained."""
-        ...
+    def can_reply(self) -> bool:
+        """Return whether `reply` may say something, so that a conversation may have several turns."""
+        return type(self).reply is not Environment.reply
 
-    @property
-    def story(self) -> str:
-        """In one line, how often it is right."""
-        ...
+    def dry_run(self, prompt: Prompt) -> "tuple[Environment, Prompt] | None":
+        """Return what tries the user's own reward code once before a run, and the prompt as that knows it.
 
-
-@runtime_checkable
-class Weighs(Protocol):
-    """An environment whose reward is a weighted sum of parts."""
+        It judges as in training but counts and logs nothing, and where no judgement applies it gives 0. None where no
+        code of the user's judges the prompt.
+        """
+        return None
 
     @property
     def part_weights(self) -> Mapping[str, float]:
-        """Weight of each named part."""
-        ...
+        """Return the weight of each named part, where the reward is a weighted sum."""
+        return {}
 
+    def judge_summary(self) -> JudgeSummary | None:
+        """Describe the learned judge. None where the reward comes from no model."""
+        return None
 
-@runtime_checkable
-class Graded(Protocol):
-    """An environment that says how hard its prompts are: what a curriculum orders them by."""
+    # ---- prompts
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """Return a completion that must get the maximum reward, checked before a run. None where none is known."""
+        return None
+
+    def demonstrations(self, split: Split) -> Sequence[Demonstration]:
+        """Return the material of a cold start: prompts with good completions."""
+        return ()
 
     def difficulty(self, prompt: Prompt) -> float | None:
-        """Larger is harder, equal numbers are one level; None where nothing is said about this prompt."""
-        ...
-
-
-@runtime_checkable
-class Mixes(Protocol):
-    """An environment made of several, whose prompts take turns."""
+        """Return how hard a prompt is, for a curriculum: larger is harder, equal numbers are one level."""
+        return None
 
     @property
-    def turn_weights(self) -> Mapping[str, float]:
-        """How often each takes its turn, relative to the others, by `Prompt.environment`."""
-        ...
+    def sampling_weights(self) -> Mapping[str, float]:
+        """Return how often each part of a mixture is drawn, relative to the others, by `Prompt.environment`."""
+        return {}
+
+    # ---- the run around it
+
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        """Receive how many steps are finished, of how many, and how many epochs of the training prompts."""
+        return
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return what there is to log since the last call."""
+        return {}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return plain values for the record of a run, such as how untrusted programs are isolated."""
+        return {}
+
+    def watched_by(self, watchdog: Watchdog) -> None:
+        """Name waits to the run's watchdog from now on."""
+        return
+
+    def close(self) -> None:
+        """Release what would outlive the run."""
+        return
 
 
-@runtime_checkable
-class Closes(Protocol):
-    """An environment that holds something to let go of at the end of a run."""
+def adapt(environment: EnvironmentLike) -> Environment:
+    """Return the environment with the defaults of `Environment` for every method that it lacks.
 
-    def close(self) -> None: ...
+    An `Environment` is returned as it is; another object is wrapped once, where it enters a run.
+    """
+    if isinstance(environment, Environment):
+        return environment
+    hooks = [name for name in vars(Environment) if not name.startswith("_")]
+    forwarded = {name: _forward(name) for name in hooks if hasattr(environment, name)}
+    adapted: Environment = type(type(environment).__name__, (_Adapted,), forwarded)(environment)
+    return adapted
+
+
+class _Adapted(Environment):
+    """Forward to an object what it has of the methods of an environment."""
+
+    def __init__(self, adapted: EnvironmentLike) -> None:
+        self.adapted = adapted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return adapt, (self.adapted,)
+
+
+def _forward(name: str) -> property:
+    return property(lambda self: getattr(self.adapted, name))
 
 
 def conversation(question: str, instruction: str) -> tuple[Message, ...]:
-    """A question as the user's message, after what the system says; an empty instruction sends no system message.
+    """Return a question as the user's message, after a system message where there is an instruction.
 
     >>> conversation("6 * 7?", "")
     ({'role': 'user', 'content': '6 * 7?'},)
@@ -165,20 +170,16 @@ def conversation(question: str, instruction: str) -> tuple[Message, ...]:
 
 
 def ends_with_assistant(messages: Sequence[Message]) -> bool:
-    """Return whether a conversation ends with the begin of the answer, which the policy goes on from."""
+    """Return whether a conversation ends with the begin of the answer, which the policy continues."""
     return bool(messages) and messages[-1]["role"] == "assistant"
 
 
 def split_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-    """Return a conversation without the begin of the assistant's answer, and that; "" where there is none."""
+    """Split the begin of the assistant's answer off a conversation. "" where there is none."""
     return (messages[:-1], text_of(messages[-1])) if ends_with_assistant(messages) else (messages, "")
 
 
 def text_of(message: Message) -> str:
-    """Return what a message says: its content is text, or a list of parts of text."""
+    """Return the text of a message, whose content is text or a list of parts of text."""
     content: Any = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
-class RunStopped(RuntimeError):
-    """Raised by an environment to end the run on purpose; the message says why in one line."""

@@ -1,9 +1,11 @@
 """Settings that every environment has, and those of the small ones."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar, cast
 
-from covey.section import Section
+from covey.environments.data.settings import NEED_ROWS, DataConfig
+from covey.policy.settings import ModelConfig
+from covey.system.section import Section
 
 
 @dataclass
@@ -12,6 +14,11 @@ class EnvironmentConfig(Section):
 
     name: str = ""
     """Which environment, a key of environments.ENVIRONMENTS."""
+
+    @classmethod
+    def section_name(cls) -> str:
+        """Return "environment" for every environment: the chosen one is that section."""
+        return "environment"
 
 
 @dataclass
@@ -51,3 +58,30 @@ class MixtureConfig(EnvironmentConfig):
     """How often a part takes its turn in training, relative to the others; one that is not named weighs 1."""
     data: dict[str, Any] = field(default_factory=dict)
     """Rows of a part of its own, by its name, as in `data`; parts that need rows and are not named share `data`."""
+
+
+class BuildSettings(Protocol):
+    """What builders of environments read of the settings of a run."""
+
+    environment: Any
+    data: DataConfig
+    model: ModelConfig
+    rewards: list[Any]
+    reward_weights: list[float]
+    seed: int
+    num_steps: int
+
+
+Whole = TypeVar("Whole", bound=BuildSettings)
+
+
+def part_configs(config: Whole) -> dict[str, Whole]:
+    """Return the configuration of each part of environment=mixture, as if it were alone, by its name."""
+    mixture = config.environment
+    assert isinstance(mixture, MixtureConfig), "only a mixture has parts"
+    shared = {name: config.data if part.name in NEED_ROWS else DataConfig() for name, part in mixture.parts.items()}
+    rows = shared | mixture.data
+    return {
+        name: cast(Whole, replace(cast(Any, config), environment=part, data=rows[name]))
+        for name, part in mixture.parts.items()
+    }

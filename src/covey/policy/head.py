@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from covey.policy.linear import OneDnnLinear, product, product_of_transposed
+from covey.policy.kernels.linear import OneDnnLinear, product, product_of_transposed
 from covey.policy.policy import Policy, head_modules
 
 PLAIN = (nn.Linear, OneDnnLinear)
@@ -63,8 +63,8 @@ class Head:
 
 
 def linear_layer(policy: Policy) -> nn.Linear | None:
-    """The policy's head if it is one linear layer, else None."""
-    modules = head_modules(policy.causal_lm) if policy.plain_head else []
+    """Return the policy's head if it is one linear layer, else None."""
+    modules = head_modules(policy.causal_lm) if policy.head_is_linear else []
     if len(modules) != 1 or type(modules[0]) not in PLAIN:
         return None
     (layer,) = modules
@@ -98,7 +98,7 @@ class Gradients:
     _chunks: list[Tensor] = field(default_factory=list)
 
     def add(self, gradient_LV: Tensor, rows_LC: Tensor, weight_VC: Tensor) -> None:
-        """Those of one chunk, from the gradient of its logits."""
+        """Add the gradients of one chunk, from the gradient of its logits."""
         of_rows, of_weight, of_bias = self.needed
         if of_rows:
             self._chunks.append(self.head.product(gradient_LV, weight_VC.t()).to(rows_LC.dtype))
@@ -110,7 +110,7 @@ class Gradients:
             self.bias_V = more_V if self.bias_V is None else self.bias_V.add_(more_V)
 
     def hidden(self) -> Tensor | None:
-        """Of the hidden states of all chunks, (L, C)."""
+        """Return the gradient of the hidden states of all chunks, (L, C)."""
         return torch.cat(self._chunks) if self._chunks else None
 
 
@@ -155,7 +155,7 @@ class _HeadScores(torch.autograd.Function):
 
 
 def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> Gradients:
-    """From the probabilities that were kept, else from logits computed again."""
+    """Compute gradients from the probabilities that were kept, else from logits computed again."""
     rows_LC, weight_VC, bias_V, target_L, _ = ctx.saved_tensors
     head, made = ctx.head, Gradients(ctx.head, ctx.needs_input_grad[:3])
     kept_LV, ctx.kept_LV = ctx.kept_LV, None
@@ -169,7 +169,7 @@ def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> G
 
 
 def _split(num_rows: int, first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """So many rows of each at a time; None again and again for None."""
+    """Yield so many rows of each at a time, None again and again for None."""
     pieces = first.split(num_rows)
     none: Sequence[None] = [None] * len(pieces)
     return zip(pieces, *(none if other is None else other.split(num_rows) for other in others), strict=True)
@@ -181,7 +181,7 @@ def _logits(head: Head, rows_LC: Tensor, weight_VC: Tensor, bias_V: Tensor | Non
 
 
 def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies); the logits become probabilities."""
+    """(log-probs, entropies). The logits become probabilities."""
     return _joined([_score_slice_(head, *slices) for slices in _slices(logits_LV, target_L)])
 
 
@@ -200,7 +200,7 @@ def _gradient_(
     coefficient_L: Tensor | None,
     of_entropy_L: Tensor | None = None,
 ) -> Tensor:
-    """Probabilities become the gradient of logits, from those of log-probs (None: 1) and of entropies."""
+    """Turn probabilities into the gradient of logits, from those of log-probs (None: 1) and entropies."""
     if coefficient_L is None:
         coefficient_L = probability_LV.new_ones(len(target_L))
     of_entropy_L = None if of_entropy_L is None else of_entropy_L / head.temperature
@@ -225,7 +225,7 @@ def _gradient_slice_(
 
 
 def _slices(first_LV: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """So many rows at a time as a cache holds."""
+    """Yield as many rows at a time as a cache holds."""
     num_entries = SLICE.get(first_LV.device.type, SLICE["cuda"])
     return _split(max(num_entries // first_LV.shape[1], MIN_ROWS), first_LV, *others)
 
@@ -236,5 +236,5 @@ def _joined(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _cast(tensor: Tensor, precision: torch.dtype) -> Tensor:
-    """What autocast would make of it."""
+    """Return what autocast would make of it."""
     return tensor if precision in (torch.float32, torch.float64) else tensor.to(precision)

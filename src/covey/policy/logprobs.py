@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from covey.engine.base import Sampling
-from covey.engine.sampler import kept_with
-from covey.kl import full_kl
+from covey.algorithm.kl import full_kl
 from covey.policy.head import Head, linear_layer, score_rows
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
-from covey.types import MicroBatch
+from covey.policy.sampling import allowed_with
+from covey.types import MicroBatch, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class AllowedTokens:
     """The vocabulary entries that survived top-k, top-p and min-p under the policy that sampled.
 
     Policy, old policy and reference are renormalised over the same entries, or their ratio would be biased.
@@ -42,14 +41,14 @@ class Kept:
     count_L: Tensor
     """How many entries each loss token kept."""
 
-    def split(self, chunk: int) -> list["Kept"]:
-        """Those of `chunk` loss tokens after the other."""
+    def split(self, chunk: int) -> list["AllowedTokens"]:
+        """Return those of `chunk` loss tokens after the other."""
         counts = self.count_L.split(chunk)
         entries = self.entry_K.split([int(count.sum()) for count in counts])
-        return [Kept(entry, count) for entry, count in zip(entries, counts, strict=True)]
+        return [AllowedTokens(entry, count) for entry, count in zip(entries, counts, strict=True)]
 
     def mask(self, num_entries: int) -> Tensor:
-        """True for the kept ones of `num_entries` vocabulary entries, bool (L, V)."""
+        """Return True for the kept ones of `num_entries` vocabulary entries, bool (L, V)."""
         mask_LV = torch.zeros(len(self.count_L), num_entries, dtype=torch.bool, device=self.entry_K.device)
         mask_LV[torch.repeat_interleave(self.count_L), self.entry_K] = True
         return mask_LV
@@ -72,7 +71,7 @@ class Chunk:
 
     rows_LC: Tensor
     target_L: Tensor
-    kept: Kept | None
+    kept: AllowedTokens | None
     """None where filters are off or found from the policy's own logits."""
     reference: Reference | None
     reference_rows_LC: Tensor | None
@@ -82,7 +81,7 @@ def score_tokens(
     policy: Policy,
     batch: MicroBatch,
     scoring: Scoring,
-    kept: Kept | None = None,
+    kept: AllowedTokens | None = None,
     reference: Reference | None = None,
     predicted_L: Tensor | None = None,
 ) -> Scores:
@@ -94,15 +93,15 @@ def score_tokens(
     """
     head = _linear_head(policy, batch, scoring) if reference is None else None
     if head is not None:
-        passed = policy.as_pass(lambda: score_rows(head, _head_input(policy, batch), batch.target_L, predicted_L))
+        passed = policy.run_forward(lambda: score_rows(head, _head_input(policy, batch), batch.target_L, predicted_L))
         return Scores(*passed, full_kl_L=None)
-    logprob_L, entropy_L, kl_L = policy.as_pass(lambda: _score(policy, batch, scoring, kept, reference))
+    logprob_L, entropy_L, kl_L = policy.run_forward(lambda: _score(policy, batch, scoring, kept, reference))
     return Scores(logprob_L, entropy_L, kl_L if reference is not None else None)
 
 
-def kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Kept:
-    """Which vocabulary entries this policy's filters keep for each loss token (the sampled one always)."""
-    return Kept(*policy.as_pass(lambda: _kept_entries(policy, batch, scoring)))
+def allowed_tokens(policy: Policy, batch: MicroBatch, scoring: Scoring) -> AllowedTokens:
+    """Return which vocabulary entries this policy's filters keep for each loss token (the sampled one always)."""
+    return AllowedTokens(*policy.run_forward(lambda: _kept_entries(policy, batch, scoring)))
 
 
 def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | None:
@@ -115,7 +114,7 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
 
 
 def _score(
-    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: Kept | None, reference: Reference | None
+    policy: Policy, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None, reference: Reference | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log-prob, entropy, full KL or zeros) of all loss tokens."""
     chunk = scoring.chunk or max(len(batch.target_L), 1)
@@ -134,35 +133,35 @@ def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[
     rows_LC = _head_input(policy, batch)
     chunk = scoring.chunk or max(len(batch.target_L), 1)
     for rows, target in zip(rows_LC.split(chunk), batch.target_L.split(chunk), strict=True):
-        mask_LV = kept_with(_logits(policy, rows), target, scoring.sampling)
+        mask_LV = allowed_with(_logits(policy, rows), target, scoring.sampling)
         entries.append(mask_LV.nonzero()[:, 1])
         counts.append(mask_LV.sum(dim=1))
     return torch.cat(entries), torch.cat(counts)
 
 
 def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
-    """Hidden states (L, C) of the loss tokens; their logits (L, V) where the head is not a plain linear map."""
+    """Hidden states (L, C) of the loss tokens. Their logits (L, V) where the head is not a plain linear map."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
     # index_select, not indexing: the backward pass of indexing adds up repeated rows in whatever order threads come.
-    if policy.plain_head:
+    if policy.head_is_linear:
         return policy.hidden(*place).flatten(0, 1).index_select(0, batch.source_L)
     return policy.logits(*place).index_select(0, batch.source_L)
 
 
 def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
-    """The reference's input to its head. Where it is the same model we are inside of its pass already."""
+    """Return the reference's input to its head. Where it is the same model we are inside of its pass already."""
     if other.causal_lm is policy.causal_lm:
         return _head_input(other, batch)
-    return other.as_pass(lambda: _head_input(other, batch))
+    return other.run_forward(lambda: _head_input(other, batch))
 
 
 def _logits(policy: Policy, rows: Tensor) -> Tensor:
-    logits = policy.head(rows) if policy.plain_head else rows
+    logits = policy.head(rows) if policy.head_is_linear else rows
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _chunks(
-    policy: Policy, batch: MicroBatch, chunk: int, kept: Kept | None, reference: Reference | None
+    policy: Policy, batch: MicroBatch, chunk: int, kept: AllowedTokens | None, reference: Reference | None
 ) -> Iterator[Chunk]:
     rows = _head_input(policy, batch).split(chunk)
     targets = batch.target_L.split(chunk)
@@ -199,4 +198,4 @@ def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor,
 def _mask(chunk: Chunk, logits_LV: Tensor, sampling: Sampling) -> Tensor:
     if chunk.kept is not None:
         return chunk.kept.mask(logits_LV.shape[-1])
-    return kept_with(logits_LV.detach(), chunk.target_L, sampling)
+    return allowed_with(logits_LV.detach(), chunk.target_L, sampling)

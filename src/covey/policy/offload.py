@@ -8,7 +8,7 @@ MIN_BYTES = 2**20
 
 
 def offloaded(device: torch.device, min_bytes: int = MIN_BYTES) -> torch.autograd.graph.saved_tensors_hooks:
-    """Within it, what autograd saves on `device` waits in host memory until the backward pass asks for it.
+    """Keep what autograd saves on `device` in host memory until the backward pass asks for it.
 
     Weights stay where they are. The numbers are the same bits.
     """
@@ -29,5 +29,5 @@ def offloaded(device: torch.device, min_bytes: int = MIN_BYTES) -> torch.autogra
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """A parameter or a view of one, such as its transpose."""
+    """Return whether this is a parameter or a view of one, such as its transpose."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)

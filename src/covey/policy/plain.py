@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from covey.engine.base import Sampling
-from covey.engine.sampler import kept_with
 from covey.policy.policy import Policy
-from covey.types import Rollout
+from covey.policy.sampling import allowed_with
+from covey.types import Rollout, Sampling
 
 Shift = Mapping[Tensor, Tensor]
 """What is added to weights of a policy, found by the weight itself."""
@@ -43,7 +42,7 @@ class Plain:
     device: torch.device
 
     def logits(self, token_ids: Sequence[int], keep: Sequence[int]) -> Tensor:
-        """Logits (K, V) of the positions `keep` of one sequence, in float32 at least."""
+        """Return logits (K, V) of the positions `keep` of one sequence, in float32 at least."""
         ids_1T = torch.tensor([list(token_ids)], device=self.device)
         keep_K = torch.tensor(list(keep), dtype=torch.int64, device=self.device)
         inputs: dict[str, Any] = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
@@ -55,7 +54,7 @@ class Plain:
 
 
 def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32) -> Plain:
-    """The policy's weights, as they are now or moved by `shift`, in a model of transformers' own.
+    """Return the policy's weights, as they are now or moved by `shift`, in a model of transformers' own.
 
     It computes in `dtype`, or in float64 where the policy does. Gradients flow to the policy's parameters. Sharded
     weights must be gathered around making and using it.
@@ -68,7 +67,7 @@ def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype =
 
 
 def plain_logprobs(policy: Policy, token_ids: Sequence[int], sampling: Sampling | None = None) -> Tensor:
-    """Log-probs of token_ids[1:], each after those before it, of a causal policy; without gradient."""
+    """Return log-probs of token_ids[1:], each after those before it, of a causal policy. Without gradient."""
     places = list(range(len(token_ids) - 1))
     target_L = torch.tensor(list(token_ids[1:]), device=policy.device)
     with torch.no_grad():
@@ -76,12 +75,12 @@ def plain_logprobs(policy: Policy, token_ids: Sequence[int], sampling: Sampling 
 
 
 def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tensor:
-    """Log-probs (L,) of a rollout's loss tokens under the distribution they were drawn from."""
+    """Return log-probs (L,) of a rollout's loss tokens under the distribution they were drawn from."""
     return chosen_logprobs(*rollout_logits(plain, rollout), sampling)
 
 
 def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Logits (L, V) of a rollout's loss tokens, and the tokens (L,)."""
+    """Return logits (L, V) of a rollout's loss tokens, and the tokens (L,)."""
     width = rollout.input_length or len(rollout.input_ids)
     logits, targets = [], []
     for start in range(0, len(rollout.input_ids), width):
@@ -94,13 +93,13 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
 
 
 def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kept_LV: Tensor | None = None) -> Tensor:
-    """Log-probs of the targets at the temperature and within the filters of `sampling`; greedy ones at 1.
+    """Return log-probs of the targets at the temperature and within the filters of `sampling`. Greedy ones at 1.
 
     `kept_LV` are the entries that the filters leave, where they are not to be found from these very logits.
     """
     logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
     if kept_LV is None and sampling.filters:
-        kept_LV = kept_with(logits_LV.detach(), target_L, sampling)
+        kept_LV = allowed_with(logits_LV.detach(), target_L, sampling)
     if kept_LV is not None:
         logits_LV = logits_LV.masked_fill(~kept_LV, -torch.inf)
     tempered_LV = logits_LV / (sampling.temperature or 1.0)
@@ -132,7 +131,7 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
 
 
 def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
-    """The policy's own weight where it holds plain numbers; else an empty one, and what makes plain numbers of it."""
+    """Return the policy's own weight where it holds plain numbers, else an empty one and its maker."""
     base = getattr(source, "base_layer", source)
     weight = base._parameters[key]
     assert isinstance(weight, nn.Parameter), f"{type(base).__name__} has no {key}"
@@ -165,7 +164,7 @@ def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
 
 
 def _dequantised(weight: Tensor) -> Tensor:
-    """What a weight in 4 bits stands for; another as it is."""
+    """Return what a weight in 4 bits stands for. Another as it is."""
     state = getattr(weight, "quant_state", None)
     if state is None:
         return weight

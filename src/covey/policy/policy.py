@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from covey.policy.attention import Heads, Layout
+from covey.policy.attention.base import Heads, Layout
 from covey.policy.offload import offloaded
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     precision: torch.dtype
     """What the forward pass computes in (autocast where weights are of another type)."""
-    plain_head: bool
+    head_is_linear: bool
     """Logits are exactly what the modules behind the base model make of a last hidden state, position by position;
     else the head must run inside the model."""
     sharded: bool = False
@@ -41,13 +41,13 @@ class Policy:
     first_position: int = 0
     """The number its position encoding gives to the first token of a sequence."""
     heads: frozenset[Heads] = frozenset()
-    """All kinds of heads its layers have, once it was probed."""
-    attention: str = "blocks"
-    """How packed streams attend: a name in `batch.ATTENTIONS`."""
+    """All kinds of heads its layers have, once its capabilities were detected."""
+    attention: str = "sdpa"
+    """How packed streams attend: a name in `layouts.ATTENTIONS`."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:
-        """The transformers model itself; adapters live inside its layers."""
+        """Return the transformers model itself. Adapters live inside its layers."""
         inner = self.model.get_base_model() if is_adapted(self.model) else self.model  # type: ignore[operator]
         assert isinstance(inner, PreTrainedModel)
         return inner
@@ -58,7 +58,7 @@ class Policy:
 
     @property
     def max_length(self) -> int:
-        """Longest sequence, in tokens, whose positions are encoded the same whatever else is in a pass.
+        """Return the longest sequence, in tokens, whose positions do not depend on the rest of a pass.
 
         Longrope has two tables, and takes that for long texts for all of a pass as soon as one text is long.
         """
@@ -69,7 +69,7 @@ class Policy:
         return min(limits) - self.first_position
 
     def num_positions(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Positions that a prompt and its completion take: what is filled in stands in the prompt already."""
+        """Count the positions of a prompt and its completion, where what is filled in stands in the prompt."""
         return num_prompt_tokens + (max_tokens if self.mask_id is None else 0)
 
     @property
@@ -81,7 +81,7 @@ class Policy:
             ids.update(found if isinstance(found, list) else [] if found is None else [found])
         return frozenset(ids)
 
-    def as_pass(self, make: Callable[[], T]) -> T:
+    def run_forward(self, make: Callable[[], T]) -> T:
         """Run `make`, which returns tensors, as one pass through the model: sharded weights are gathered around it."""
         if not self.sharded:
             return make()
@@ -96,7 +96,7 @@ class Policy:
     def logits(
         self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout, keep_T: Tensor | None = None
     ) -> Tensor:
-        """Logits in the model's type: of all positions (B * T, V), or of positions keep_T of every sequence."""
+        """Return logits in the model's type: of all positions (B * T, V), or of positions keep_T of every sequence."""
         with self.autocast():
             place = self._place(input_ids_BT, position_ids_BT, layout)
             if self.mask_id is not None:
@@ -112,38 +112,44 @@ class Policy:
         return out.last_hidden_state
 
     def head(self, hidden_LC: Tensor) -> Tensor:
-        """Logits (L, V) of hidden states; only where `plain_head`."""
+        """Return logits (L, V) of hidden states. Only where `head_is_linear`."""
         with self.autocast():
             for module in head_modules(self.causal_lm):
                 hidden_LC = module(hidden_LC)
             return hidden_LC
 
     def _place(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> dict[str, Any]:
-        """What a pass is given; an encoder has no cache to switch off."""
+        """Return what a pass is given. An encoder has no cache to switch off."""
         place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}
         return place if self.mask_id is not None else place | {"use_cache": False}
 
 
 def original_lengths(config: PreTrainedConfig) -> list[int]:
-    """Where longrope changes its table, for each kind of layer that has it."""
+    """Return where longrope changes its table, for each kind of layer that has it."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
     return [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
 def head_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """What a model does after its base model, in order: the output embedding, or a masked model's prediction head."""
+    """Return what a model does after its base model, in order.
+
+    It is the output embedding, or a masked model's prediction head.
+    """
     return [module for module in model.children() if module is not model.base_model]
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """True for peft's wrapper, the only model here that is not transformers' own (importing peft takes seconds)."""
+    """Tell whether it is peft's wrapper, the only model here not of transformers.
+
+    Importing peft takes seconds.
+    """
     return not isinstance(model, PreTrainedModel)
 
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """No gradients and no dropout inside; the training mode comes back afterwards."""
+    """Turn off gradients and dropout inside, and restore the training mode afterwards."""
     was_training = model.training
     model.eval()
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from covey.kl import refresh
+from covey.algorithm.kl import refresh
 from covey.policy import sharding
 from covey.policy.policy import Policy, inference, is_adapted
 
@@ -25,7 +25,7 @@ class Reference:
 
     @contextmanager
     def active(self) -> Iterator[Policy]:
-        """The reference, ready to run without gradients; the trained adapter is back on afterwards."""
+        """The reference, ready to run without gradients. The trained adapter is back on afterwards."""
         with inference(self.policy.model):
             if not is_adapted(self.policy.model):
                 yield self.policy
@@ -38,7 +38,7 @@ class Reference:
 
 
 def make_reference(policy: Policy, *, refreshed: bool) -> Reference:
-    """A reference equal to the policy before its first step.
+    """Return a reference equal to the policy before its first step.
 
     Under LoRA no second copy of the weights is held: the base model is the reference, or a second adapter, where it
     will be `refreshed` or the adapters have been trained before. Otherwise the weights are copied and frozen.
@@ -57,7 +57,7 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
 
     Adapters can only be replaced (alpha = 1): the mean of two low-rank products is not the product of the means.
     """
-    sharding.settle(policy, reference.policy)
+    sharding.reshard(policy, reference.policy)
     trained = dict(policy.model.named_parameters())
     with torch.no_grad():
         for name, parameter in reference.policy.model.named_parameters():
@@ -67,15 +67,15 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
 
 
 def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
-    """The weights that belong to the reference alone, whole. Collective where they are sharded."""
-    sharding.settle(reference.policy)
+    """Return the weights that belong to the reference alone, whole. Collective where they are sharded."""
+    sharding.reshard(reference.policy)
     named = reference.policy.model.named_parameters()
     own = {name: p.detach() for name, p in named if _refresh_source(name, reference.adapter) is not None}
     return {name: sharding.whole(weight) for name, weight in own.items()} if reference.policy.sharded else own
 
 
 def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
-    """Put back what `refreshed_weights` gave; nothing where the reference follows from the settings."""
+    """Put back what `refreshed_weights` gave. Nothing where the reference follows from the settings."""
     parameters = dict(reference.policy.model.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():
@@ -84,14 +84,14 @@ def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
 
 
 def _refresh_source(name: str, adapter: str | None) -> str | None:
-    """The policy's parameter that a reference parameter follows; None for those both share."""
+    """Return the policy's parameter that a reference parameter follows, None for those both share."""
     if adapter is None:
         return name
     return name.replace(f".{adapter}.", ".default.") if f".{adapter}." in name else None
 
 
 def _is_base_model(model: nn.Module) -> bool:
-    """Adapters that were never trained add nothing: the second factor of each is 0."""
+    """Tell whether adapters were never trained and so add nothing: the second factor of each is 0."""
     return not any(bool(parameter.any()) for name, parameter in model.named_parameters() if ".lora_B." in name)
 
 

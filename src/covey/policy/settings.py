@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.section import Section
-from covey.setting import Needs, is_positive, setting
+from covey.system.conditions import CAUSAL
+from covey.system.section import Section
+from covey.system.setting import Needs, is_positive, setting
 
 NANO = ("nano", "nano-masked")
 """The embedded policies."""
@@ -16,7 +17,7 @@ def is_on_hub(name: str) -> bool:
 
 
 WITH_LORA = Needs("model.lora_rank > 0", ("model.lora_rank",), is_positive)
-IN_DDP = Needs("distribution.strategy = ddp", ("distribution.strategy",), lambda strategy: strategy == "ddp")
+IN_DDP = Needs("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp")
 ON_HUB = Needs("model.name = a hub name", ("model.name",), is_on_hub)
 OF_NANO = Needs("model.name = nano", ("model.name",), lambda name: name in NANO)
 OWN_WEIGHTS = Needs(
@@ -25,9 +26,6 @@ OWN_WEIGHTS = Needs(
     lambda name, cold_start: name not in NANO or cold_start,
 )
 PACKED = Needs("packing = shared or packed", ("packing",), lambda packing: packing != "padded")
-CAUSAL = Needs("model.kind = causal", ("model.kind",), lambda kind: kind == "causal")
-CONTINUES = Needs("a policy that continues its prompts, model.kind = causal", ("model.kind",), CAUSAL.holds)
-FILLS_IN = Needs("a policy that fills in, model.kind = masked", ("model.kind",), lambda kind: kind == "masked")
 
 
 @dataclass
@@ -64,13 +62,11 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     activation_offload: bool = False
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
-    attention: str = setting("auto", choices=("auto", "blocks", "compiled", "flex"), needs=(PACKED, CAUSAL))
-    """How packed rollouts attend in training: blocks (batched by length), compiled (C, on a CPU), flex
-    (FlexAttention, needs a GPU), or auto (compiled where it can be, else blocks)."""
-    linear: str = setting("auto", choices=("auto", "onednn", "torch"))
-    """Library of float32 linear layers on a CPU: onednn, torch, or auto (torch on Intel and for small layers)."""
-    kernels: str = setting("auto", choices=("auto", "compiled", "torch"), needs=CAUSAL)
-    """Norms, gates and rotary positions: compiled (C, float32 on a CPU), torch, or auto (compiled where it can be)."""
+    attention: str = setting("auto", choices=("auto", "sdpa", "flex"), needs=(PACKED, CAUSAL))
+    """How packed rollouts attend in training: sdpa (scaled_dot_product_attention, batched by length), flex
+    (FlexAttention, needs a GPU), or auto (a kernel where `kernels` allows one, else sdpa)."""
+    kernels: str = setting("auto", choices=("auto", "torch"))
+    """What computes on a CPU, in training and sampling: auto (C and oneDNN where they can and pay) or torch alone."""
     device: str = "auto"
     """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
     nano_architecture: str = setting(

@@ -14,29 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from covey.policy import distribution
 from covey.policy.policy import Policy
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from covey.policy.reference import Reference
 
 T = TypeVar("T")
-
-
-def distributed(policy: Policy, reference: "Reference | None", strategy: str) -> "tuple[Policy, Reference | None]":
-    """Policy and reference as `strategy` ("ddp" or "fsdp") lays them out; with ddp every rank holds all of both.
-
-    Every rank must hold the same weights before.
-    """
-    if strategy == "ddp" or not distribution.is_distributed():
-        return policy, reference
-    sharded = shard(policy)
-    if reference is None:
-        return sharded, None
-    is_same_model = reference.policy.model is policy.model
-    return sharded, replace(reference, policy=sharded if is_same_model else shard(reference.policy))
 
 
 def shard(policy: Policy) -> Policy:
@@ -61,7 +45,7 @@ def shard(policy: Policy) -> Policy:
 
 @contextmanager
 def gathered(policy: Policy) -> Iterator[None]:
-    """All weights whole on every rank inside, for passes that ranks make on their own, such as sampling."""
+    """Gather all weights on every rank inside, for passes that ranks make on their own, such as sampling."""
     modules = list(_sharded_modules(policy.causal_lm)) if policy.sharded else []
     for module in modules:
         module.unshard()
@@ -74,7 +58,7 @@ def gathered(policy: Policy) -> Iterator[None]:
             module.reshard()
 
 
-def settle(*policies: Policy) -> None:
+def reshard(*policies: Policy) -> None:
     """Put away what passes without gradient have left gathered, so that parameters are the sharded ones again."""
     for policy in policies:
         for module in _sharded_modules(policy.causal_lm) if policy.sharded else ():
@@ -82,14 +66,14 @@ def settle(*policies: Policy) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, gathered where it is shared out; then every rank must ask."""
+    """Return the tensor itself, gathered where it is shared out. Then every rank must ask."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
-    """A whole tensor shared out as `example` is; itself where that is not."""
+    """Return a whole tensor shared out as `example` is. Itself where that is not."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(example, DTensor):
@@ -98,7 +82,7 @@ def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a sharded model with whole tensors, on the CPU; tied weights stay tied. Collective."""
+    """Return the state dict of a sharded model with whole tensors, on the CPU. Tied weights stay tied. Collective."""
     identity = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     found: dict[int, Tensor] = {}
     weights = {}
@@ -111,7 +95,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimiser's state dict as one process alone would have it. Collective where it is sharded."""
+    """Return the optimiser's state dict as one process alone would have it. Collective where it is sharded."""
     state = optimizer.state_dict()
     gathered_state = {
         index: {name: whole(value) if isinstance(value, Tensor) else value for name, value in moments.items()}
@@ -131,7 +115,7 @@ def load_whole_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any])
 
 
 def _placed(value: Any, parameter: Tensor) -> Any:
-    """Moments have the shape of their parameter; counters are on every rank."""
+    """Moments have the shape of their parameter. Counters are on every rank."""
     is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
     return placed_like(value, parameter) if is_moment else value
 
@@ -147,8 +131,10 @@ def _sharded_modules(model: nn.Module) -> "Iterator[FSDPModule]":
 
 
 def _layers(root: PreTrainedModel) -> list[nn.Module]:
-    """The layers: what transformers never splits over devices. Embeddings, which encoders list there too, stay with the
-    head that may share their weight."""
+    """Return the layers: what transformers never splits over devices.
+
+    Embeddings, which encoders list there too, stay with the head that may share their weight.
+    """
     names = set(root._no_split_modules or [])
     found = [module for module in root.modules() if type(module).__name__ in names]
     return [layer for layer in found if not any(isinstance(module, nn.Embedding) for module in layer.modules())]

@@ -32,7 +32,7 @@ FLAGS = ("-s", "-S", "-P", "-B")
 
 
 def read_sources() -> dict[str, str]:
-    """The modules of `inside/`; a package is an empty text."""
+    """Return the modules of `inside/`. A package is an empty text."""
     files = sorted((Path(__file__).parent / "inside").glob("*.py"))
     modules = {f"{PACKAGE}.{path.stem}": path.read_text(encoding="utf-8") for path in files if path.stem != "__init__"}
     return {"covey": "", "covey.sandbox": "", PACKAGE: "", **modules}
@@ -43,16 +43,16 @@ SOURCES = read_sources()
 
 
 def bundle() -> bytes:
-    """What BOOT reads."""
+    """Return what BOOT reads."""
     return json.dumps(SOURCES).encode()
 
 
 def interpreters() -> list[str]:
-    """Where to look for one, the best first: not that of a virtual environment, which has more than is needed."""
+    """Return where to look for one, the best first: not that of a virtual environment, which has more than needed."""
     own = os.path.realpath(sys._base_executable or sys.executable)  # type: ignore[attr-defined]
     return list(dict.fromkeys([own, "/usr/local/bin/python3", "/usr/bin/python3"]))
 
 
 def command(interpreter: str, module: str) -> list[str]:
-    """Without the descriptors of pipe and socket, which follow."""
+    """Return the command without the descriptors of pipe and socket, which follow."""
     return [interpreter, *FLAGS, "-c", BOOT, f"{PACKAGE}.{module}"]

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from covey.sandbox.inside.syscalls import COLUMNS, this_machine
-from covey.sandbox.orders import order_of, report_of
+from covey.sandbox.orders import decode_report, encode_request
 from covey.sandbox.remedies import ELSEWHERE, with_remedy
 from covey.sandbox.slot import Slot, SlotLost
 from covey.sandbox.types import TIERS, Limits, Report, SandboxFailed, Test, Tier
@@ -24,14 +24,15 @@ AUTOMATIC: tuple[Tier, ...] = ("namespace", "landlock")
 
 
 class Sandbox:
-    """Runs programs shut in, `num_slots` at a time. Starts at once; a context manager.
+    """Runs programs shut in, `num_slots` at a time. Starts at once. A context manager.
 
     >>> with Sandbox(num_slots=4) as sandbox:
     ...     report = await sandbox.run(code, tests, entry_point="solve")
     """
 
     def __init__(self, num_slots: int | None = None, tier: Tier = "auto", unsafe_without: Collection[str] = ()) -> None:
-        """num_slots: None for one per processor and one more. `unsafe_without`: layers to leave out, for tests.
+        """Start no slot yet. num_slots: None for one per processor and one more. `unsafe_without`: layers to leave out,
+        for tests.
 
         Raises SandboxFailed, in one line with the remedy, where the tier's layers do not all hold.
         """
@@ -52,21 +53,21 @@ class Sandbox:
     async def run(
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
     ) -> Report:
-        """The verdict on a program. Raises SandboxFailed where there is none, ValueError for tests it cannot take."""
+        """Judge a program. Raises SandboxFailed where there is no verdict, ValueError for tests it cannot take."""
         return await asyncio.wrap_future(self._submit(code, tests, entry_point, limits))
 
     def run_blocking(
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
     ) -> Report:
-        """`run` for callers without an event loop."""
+        """Do what `run` does for callers without an event loop."""
         return self._submit(code, tests, entry_point, limits).result()
 
     def describe(self) -> dict[str, Any]:
-        """For the run's manifest: tier, layers, the probes that found them holding, versions. Plain values."""
+        """Return plain values for the run's manifest: tier, layers, the probes that found them holding, versions."""
         return {**self._described, "num_slots": self._num_slots, "without": list(self._omit)}
 
     def close(self) -> None:
-        """Ends all processes. Idempotent; nothing in a process that was forked off, whose judges they are not."""
+        """End all processes. Idempotent. Does nothing in a process that was forked off, whose judges they are not."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -92,11 +93,11 @@ class Sandbox:
         if os.getpid() != self._owner:
             raise SandboxFailed("the sandbox belongs to the process that this one was forked from; make one here")
         limits = limits or Limits()
-        order = order_of(code, tests, entry_point, limits)
+        order = encode_request(code, tests, entry_point, limits)
         return self._executor.submit(self._run, order, limits)
 
     def _run(self, order: dict[str, Any], limits: Limits) -> Report:
-        """In a thread of its own, of which there are as many as slots."""
+        """Run in a thread of its own, of which there are as many as slots."""
         try:
             answer = self._ask(order, limits)
         except SlotLost:  # it is replaced, once for each program
@@ -104,7 +105,7 @@ class Sandbox:
                 answer = self._ask(order, limits)
             except SlotLost as error:
                 raise SandboxFailed(str(error)) from error
-        return report_of(answer)
+        return decode_report(answer)
 
     def _ask(self, order: dict[str, Any], limits: Limits) -> dict[str, Any]:
         slot = self._take_slot()
@@ -140,7 +141,7 @@ class Sandbox:
 
 
 def check_choice(num_slots: int | None, tier: str) -> None:
-    """ValueError for what does not exist, SandboxFailed for machines where nothing works."""
+    """Refuse what does not exist (ValueError) and machines where nothing works (SandboxFailed)."""
     if num_slots is not None and num_slots < 1:
         raise ValueError(f"num_slots must be >= 1, got {num_slots}")
     if tier not in TIERS:
@@ -151,7 +152,7 @@ def check_choice(num_slots: int | None, tier: str) -> None:
 
 
 def start_first(tier: Tier, omit: tuple[str, ...]) -> Slot:
-    """A slot of the strongest tier that holds, among those that may be chosen."""
+    """Start a slot of the strongest tier that holds, among those that may be chosen."""
     if tier == "unsafe_no_isolation" or omit:
         without = ", ".join(omit) or "isolation"
         sys.stderr.write(f"covey.sandbox: UNSAFE: tier={tier} runs model code without {without}\n")
@@ -166,7 +167,7 @@ def start_first(tier: Tier, omit: tuple[str, ...]) -> Slot:
 
 @lru_cache(maxsize=len(TIERS))
 def shared_sandbox(tier: Tier, pid: int) -> Sandbox:
-    """One for all callers in the process of that number; it ends with the process."""
+    """Return one sandbox for all callers in the process of that number. It ends with the process."""
     sandbox = Sandbox(tier=tier)
     atexit.register(sandbox.close)
     return sandbox
@@ -179,5 +180,5 @@ def run_tests(
     limits: Limits | None = None,
     tier: Tier = "auto",
 ) -> Report:
-    """The verdict on a program, from a sandbox that all callers of this process share."""
+    """Judge a program in a sandbox that all callers of this process share."""
     return shared_sandbox(tier, os.getpid()).run_blocking(code, tests, entry_point, limits)

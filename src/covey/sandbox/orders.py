@@ -10,8 +10,8 @@ MAX_TEST = 256 << 20
 """Nodes and characters of a test's values."""
 
 
-def order_of(code: str, tests: Sequence[Test], entry_point: str | None, limits: Limits) -> dict[str, Any]:
-    """Return what the judge is sent; raises ValueError for tests that cannot be run."""
+def encode_request(code: str, tests: Sequence[Test], entry_point: str | None, limits: Limits) -> dict[str, Any]:
+    """Return what the judge is sent. Raises ValueError for tests that cannot be run."""
     if not tests:
         raise ValueError("tests must not be empty: a program that passes none of none has shown nothing")
     if entry_point is None and not all(isinstance(test, OutputTest) for test in tests):
@@ -24,8 +24,8 @@ def order_of(code: str, tests: Sequence[Test], entry_point: str | None, limits: 
     }
 
 
-def report_of(answer: dict[str, Any]) -> Report:
-    """Return a report in which equal results are one object; raises SandboxFailed where there is no verdict."""
+def decode_report(answer: dict[str, Any]) -> Report:
+    """Return a report in which equal results are one object. Raises SandboxFailed where there is no verdict."""
     if "unjudged" in answer:
         raise SandboxFailed(answer["unjudged"])
     results = [TestResult(**result) for result in answer["results"]]

@@ -1,6 +1,6 @@
 """What to do about a layer that is missing, by what the kernel said."""
 
-ELSEWHERE = 'or run programs on a remote runner (docs/sandbox.md), or accept the risk with tier="unsafe_no_isolation"'
+ELSEWHERE = 'or use a remote runner (docs/trust/sandbox.md), or accept the risk with tier="unsafe_no_isolation"'
 
 NAMESPACES = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000; on Ubuntu "
@@ -25,11 +25,11 @@ REMEDIES = (
 
 
 def remedy_for(message: str) -> str:
-    """Empty where none is known."""
+    """Return the remedy for a message. Empty where none is known."""
     return next((remedy for word, remedy in REMEDIES if word in message), "")
 
 
 def with_remedy(tier: str, message: str) -> str:
-    """One line: the tier, what is missing, and what brings it."""
+    """Write one line: the tier, what is missing, and what brings it."""
     remedy = remedy_for(message)
     return f"tier {tier}: {message}" + (f"; {remedy}" if remedy else "")

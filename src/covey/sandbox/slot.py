@@ -19,14 +19,14 @@ CLOSE_SECONDS = 1.0
 
 
 class SlotLost(Exception):
-    """The slot has failed, or could not start; the message says why in one line."""
+    """The slot has failed, or could not start. The message says why in one line."""
 
 
 class Slot:
-    """A judge process. One thread at a time may use it; `close` may come from any."""
+    """A judge process. One thread at a time may use it. `close` may come from any."""
 
     def __init__(self, tier: Tier, omit: tuple[str, ...], *, proves: bool) -> None:
-        """Raises SlotLost where a layer of the tier is missing or does not hold.
+        """Start a judge. Raises SlotLost where a layer of the tier is missing or does not hold.
 
         `proves`: also has programs of known outcome judged first, which takes some tenths of a second.
         """
@@ -50,11 +50,11 @@ class Slot:
             raise
 
     def run(self, order: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to an order; raises SlotLost."""
+        """Run an order and return its answer. Raises SlotLost."""
         return self._ask(order, seconds + GRACE_SECONDS)
 
     def close(self) -> None:
-        """Ends the judge, and with it all that it has started. Idempotent."""
+        """End the judge, and with it all that it has started. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -85,7 +85,7 @@ class Slot:
 
 
 def launch() -> tuple["subprocess.Popen[bytes]", socket.socket, str]:
-    """A judge, the socket to it, and the first interpreter that could be started."""
+    """Start a judge, and return it, the socket to it, and the first interpreter that could be started."""
     errors = []
     for interpreter in boot.interpreters():
         try:
@@ -96,7 +96,7 @@ def launch() -> tuple["subprocess.Popen[bytes]", socket.socket, str]:
 
 
 def launch_with(interpreter: str) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Raises OSError where that interpreter cannot be run."""
+    """Start a judge. Raises OSError where that interpreter cannot be run."""
     ours, theirs = socket.socketpair()
     read, write = os.pipe()
     try:

@@ -130,7 +130,7 @@ class Report:
 
     @property
     def fraction(self) -> float:
-        """Passed tests / tests, exactly."""
+        """Compute passed tests / tests, exactly."""
         return sum(result.passed for result in self.results) / len(self.results)
 
 
@@ -144,13 +144,13 @@ class Runner(Protocol):
     async def run(
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
     ) -> Report:
-        """The verdict on a program. Raises SandboxFailed where there is none, ValueError for tests it cannot take."""
+        """Judge a program. Raises SandboxFailed where there is no verdict, ValueError for tests it cannot take."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """For the run's manifest: what isolates programs, and what the probes found. Plain values."""
+        """Return plain values for the run's manifest: what isolates programs, and what the probes found."""
         ...
 
     def close(self) -> None:
-        """Ends all processes. Idempotent."""
+        """End all processes. Idempotent."""
         ...

@@ -4,7 +4,7 @@ import pytest
 
 from covey.environments.ifeval import material
 from covey.environments.ifeval.instructions import instruction
-from covey.environments.ifeval.rewards import SCHEMES, Scheme, without_thoughts
+from covey.environments.ifeval.rewards import SCHEMES, Scheme, after_thoughts
 from covey.environments.ifeval.topics import is_about, num_different_words
 
 ASKED = (
@@ -86,10 +86,10 @@ def test_an_answer_in_form_gets_full_marks(name: str) -> None:
 
 
 def test_thoughts_are_not_judged_by_the_plain_schemes() -> None:
-    assert without_thoughts("<think>a, b</think>\n\n x") == "x"
-    assert without_thoughts("a</think> b </think> c\n") == "c"
-    assert without_thoughts(" <think>never ends") == ""
-    assert without_thoughts(" as it is \n") == " as it is \n"
+    assert after_thoughts("<think>a, b</think>\n\n x") == "x"
+    assert after_thoughts("a</think> b </think> c\n") == "c"
+    assert after_thoughts(" <think>never ends") == ""
+    assert after_thoughts(" as it is \n") == " as it is \n"
     assert value(Scheme("strict"), f"{THINK}\n{RIGHT}") == 1.0
 
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from covey.environments.ifeval import sentences as module
-from covey.environments.ifeval.sentences import sentences
+from covey.environments.ifeval.checks import sentences as module
+from covey.environments.ifeval.checks.sentences import sentences
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from covey.environments.ifeval.languages import detect
-from covey.environments.ifeval.sentences import sentences
+from covey.environments.ifeval.checks.languages import detect
+from covey.environments.ifeval.checks.sentences import sentences
+from covey.environments.ifeval.checks.words import count_capital_words, count_words
 from covey.environments.ifeval.verdicts import Verdicts, verdicts
-from covey.environments.ifeval.words import count_capital_words, count_words
 
 pytestmark = pytest.mark.shared
 

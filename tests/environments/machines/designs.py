@@ -1,11 +1,11 @@
 """Machines written out block by block. Faces: of the root Front, Back, Left, Right, Up, Down; of a beam Front, then
 those to the Left, to the Right, Up and Down, from its back to its front."""
 
-from covey.environments.machines.blocks import BLOCKS
-from covey.environments.machines.compact import read_compact
-from covey.environments.machines.place import place
-from covey.environments.machines.tree import canonical
-from covey.environments.machines.types import ROOT, Block, Invalid, Machine, Rules, Tree
+from covey.environments.machines.design.blocks import BLOCKS
+from covey.environments.machines.design.compact import read_compact
+from covey.environments.machines.design.place import place
+from covey.environments.machines.design.tree import canonical
+from covey.environments.machines.design.types import ROOT, Block, Invalid, Machine, Rules, Tree
 
 ANY = Rules(frozenset(BLOCKS))
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from covey.environments.machines import physics
-from covey.environments.machines.trajectory import Outcome
+from covey.environments.machines.physics import simulate
+from covey.environments.machines.physics.trajectory import Outcome
 
 
 def act(rows: Sequence[Sequence[int | None]], world: str) -> dict[str, Any]:
@@ -24,6 +24,6 @@ def act(rows: Sequence[Sequence[int | None]], world: str) -> dict[str, Any]:
 
 def modules(rows: Sequence[Sequence[Any]], world: str) -> dict[str, Any]:
     """How many of the heavy modules the process holds besides the physics."""
-    physics.run(rows, "open")
+    simulate.run(rows, "open")
     heavy = {"torch", "transformers", "hydra", "matplotlib"} & set(sys.modules)
     return Outcome("complete", float(len(heavy)), 0.0, 0.0, None, ()).to_data()

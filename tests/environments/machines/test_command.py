@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
-from covey.environments.machines.best import best_of_run
-from covey.environments.machines.compact import write_compact
-from covey.environments.machines.constants import physics_version
-from covey.environments.machines.global_form import write_global
-from covey.environments.machines.tree import canonical, write_json
-from covey.environments.machines.types import ROOT, Tree
-from covey.main import main
+from covey.cli.main import main
+from covey.environments.machines.design.compact import write_compact
+from covey.environments.machines.design.global_form import write_global
+from covey.environments.machines.design.tree import canonical, write_json
+from covey.environments.machines.design.types import ROOT, Tree
+from covey.environments.machines.physics.constants import physics_version
+from covey.environments.machines.pictures.best import best_of_run
 
 from .designs import CAR, ROTOR_CATAPULT, SMALL_CAR
 
@@ -80,7 +80,7 @@ def test_positions_are_read_too(car: Path, capsys: pytest.CaptureFixture[str]) -
         (["simulate", "car.json", "--task", "boat"], "--task must be one of car, catapult, got boat"),
         (
             ["show", "none.json"],
-            "no file none.json; it must hold a machine as JSON, docs/physics.md has one to begin with",
+            "no file none.json; it must hold a machine as JSON (docs/tasks/machines.md has one)",
         ),
         (["show", "twice.json"], "twice.json: block 2: face 0 of block 0 is already occupied (occupied)"),
         (["gallery", "."], "no rollouts.jsonl in .; covey train writes one"),
@@ -103,7 +103,7 @@ def test_help_names_every_action_and_flag(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(("missing", "verb"), [("mujoco", "simulate"), ("matplotlib", "show")])
 def test_without_its_extra_the_remedy_is_one_line(missing: str, verb: str, car: Path) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from covey.main import main; sys.exit(main())"
+    code = f"import sys; sys.modules[{missing!r}] = None; from covey.cli.main import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code, "machines", verb, str(car)], capture_output=True, text=True, check=False
     )

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from covey.environments.machines.blocks import BLOCKS, CAR_TYPES
-from covey.environments.machines.compact import FACES, PARENTS, TYPES, read_compact, write_compact
-from covey.environments.machines.demonstrations import Wanted, make_designs
-from covey.environments.machines.types import ROOT, Block, Invalid, Rules
+from covey.environments.machines.design.blocks import BLOCKS, CAR_TYPES
+from covey.environments.machines.design.compact import FACES, PARENTS, TYPES, read_compact, write_compact
+from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey.environments.machines.design.types import ROOT, Block, Invalid, Rules
 
 CAR = Rules(CAR_TYPES)
 
@@ -27,7 +27,7 @@ def test_a_car_is_three_characters_a_block_and_a_band_five() -> None:
 
 
 def test_demonstrations_come_back_unchanged() -> None:
-    designs = make_designs(Wanted(("car", "catapult"), 100, 48, 0.5, seed=0))
+    designs = make_designs(DemonstrationSpec(("car", "catapult"), 100, 48, 0.5, seed=0))
     assert len(designs) > 90
     for design in designs:
         assert read_compact(write_compact(design.tree), design.problem.rules) == design.tree

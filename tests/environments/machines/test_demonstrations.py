@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 
-from covey.environments.machines.blocks import CAR_TYPES, CATAPULT_TYPES, CONTAINER
-from covey.environments.machines.demonstrations import Design, Wanted, capped, make_designs
-from covey.environments.machines.families import ARMS, CARS, base_of, catapult_base
-from covey.environments.machines.growth import Builder, add_boulder, faces, grow
-from covey.environments.machines.place import place
-from covey.environments.machines.stages import STAGES, Problem, draw_problems
-from covey.environments.machines.types import ROOT, Machine, Rules, Tree
+from covey.environments.machines.design.blocks import CAR_TYPES, CATAPULT_TYPES, CONTAINER
+from covey.environments.machines.design.demonstrations import DemonstrationSpec, Design, capped, make_designs
+from covey.environments.machines.design.families import ARMS, CARS, base_of, catapult_base
+from covey.environments.machines.design.growth import Builder, add_boulder, faces, grow
+from covey.environments.machines.design.place import place
+from covey.environments.machines.design.stages import STAGES, Problem, stage_problems
+from covey.environments.machines.design.types import ROOT, Machine, Rules, Tree
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -96,7 +96,7 @@ def test_faces_are_counted_from_back_to_front() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_has_demonstrations_that_answer_it(stage: str) -> None:
-    designs = make_designs(Wanted((stage,), 40, 48, 0.5, seed=0))
+    designs = make_designs(DemonstrationSpec((stage,), 40, 48, 0.5, seed=0))
     assert len(designs) >= 36
     for design in designs:
         assert isinstance(place(design.tree, design.problem.rules), Machine)
@@ -105,16 +105,16 @@ def test_every_stage_has_demonstrations_that_answer_it(stage: str) -> None:
 
 
 def test_demonstrations_are_balanced_by_family() -> None:
-    designs = make_designs(Wanted(("car",), 400, 48, 0.5, seed=0))
+    designs = make_designs(DemonstrationSpec(("car",), 400, 48, 0.5, seed=0))
     counts = Counter(design.family for design in designs)
     assert set(counts) == {"growth", *CARS}
     assert counts["line_car"] == pytest.approx(counts["tee_car"], abs=2)
     assert counts["growth"] == pytest.approx(200, abs=40)
-    assert {d.family for d in make_designs(Wanted(("car",), 40, 48, 0.0, seed=0))} == {"growth"}
+    assert {d.family for d in make_designs(DemonstrationSpec(("car",), 40, 48, 0.0, seed=0))} == {"growth"}
 
 
 def test_the_same_seed_gives_the_same_demonstrations() -> None:
-    first, again, other = (make_designs(Wanted(("catapult",), 20, 30, 0.5, seed)) for seed in (0, 0, 1))
+    first, again, other = (make_designs(DemonstrationSpec(("catapult",), 20, 30, 0.5, seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
 
@@ -132,7 +132,7 @@ def test_the_cap_leaves_out_the_best_of_each_family() -> None:
 
 
 def test_problems_take_stages_and_budgets_in_turn() -> None:
-    problems = draw_problems(["valid", "budget_car"], 8, 48, random.Random(0))
+    problems = stage_problems(["valid", "budget_car"], 8, 48, random.Random(0))
     assert [(p.stage, p.budget) for p in problems] == [
         *(("valid", 5), ("budget_car", 4), ("valid", 5), ("budget_car", 5)),
         *(("valid", 5), ("budget_car", 6), ("valid", 5), ("budget_car", 7)),
@@ -140,7 +140,7 @@ def test_problems_take_stages_and_budgets_in_turn() -> None:
 
 
 def test_the_base_that_is_given_can_be_built_on() -> None:
-    for problem in draw_problems(["arm"], 30, 48, random.Random(0)):
+    for problem in stage_problems(["arm"], 30, 48, random.Random(0)):
         assert len(problem.given) >= 4
         assert any(
             isinstance(place(_with_arm(family, problem, seed), problem.rules), Machine)
@@ -156,7 +156,7 @@ def _with_arm(family: str, problem: Problem, seed: int) -> Tree:
 
 
 def test_no_budget_is_above_the_most_blocks() -> None:
-    assert {p.budget for p in draw_problems(["budget_car"], 20, 6, random.Random(0))} == {4, 5, 6}
+    assert {p.budget for p in stage_problems(["budget_car"], 20, 6, random.Random(0))} == {4, 5, 6}
 
 
 def test_stages_become_harder() -> None:
@@ -167,4 +167,4 @@ def test_stages_become_harder() -> None:
 @pytest.mark.parametrize("stages", [[], ["plane"], ["car", "car"]])
 def test_unknown_stages_are_refused_in_one_line(stages: list[str]) -> None:
     with pytest.raises(ValueError, match="stages must be different ones of valid, small_car, budget_car, car, arm"):
-        draw_problems(stages, 4, 48, random.Random(0))
+        stage_problems(stages, 4, 48, random.Random(0))

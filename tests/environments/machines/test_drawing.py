@@ -10,9 +10,11 @@ pytest.importorskip("mujoco", reason="needs covey[machines]")
 from matplotlib.path import Path as Outline
 from PIL import Image
 
-from covey.environments.machines.animation import draw_film
-from covey.environments.machines.drawing import Exhibit, draw_gallery, draw_machine, draw_recording
-from covey.environments.machines.mesh import (
+from covey.environments.machines.design.types import ROOT, Block, Tree
+from covey.environments.machines.physics.simulate import Simulation, outcome, record, simulate
+from covey.environments.machines.pictures.animation import draw_film
+from covey.environments.machines.pictures.drawing import GalleryItem, draw_gallery, draw_machine, draw_recording
+from covey.environments.machines.pictures.mesh import (
     ALONG,
     VIEWS,
     Polygon,
@@ -23,8 +25,6 @@ from covey.environments.machines.mesh import (
     mesh_of,
     moved,
 )
-from covey.environments.machines.physics import Simulation, outcome, record, simulate
-from covey.environments.machines.types import ROOT, Block, Tree
 
 from .designs import BAND_CATAPULT, CAR, GALLOWS, ROTOR_CATAPULT, SMALL_CAR, machine
 
@@ -153,7 +153,7 @@ def test_ways_are_drawn_also_of_a_machine_without_an_end(tmp_path: Path) -> None
 def test_a_gallery_has_room_for_any_number(tmp_path: Path) -> None:
     sizes = []
     for count in (1, 4, 5):
-        exhibits = [Exhibit(machine(SMALL_CAR), f"{n}.0") for n in range(count)]
+        exhibits = [GalleryItem(machine(SMALL_CAR), f"{n}.0") for n in range(count)]
         draw_gallery(exhibits, tmp_path / "a.png", "best")
         sizes.append(Image.open(tmp_path / "a.png").size)
     assert sizes[0][0] < sizes[1][0] == sizes[2][0]

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from covey.environments.base import Demonstrates, Describes, Graded, Logs, Weighs
-from covey.environments.machines.demonstrations import Wanted
+from covey.environments.machines.design.demonstrations import DemonstrationSpec
+from covey.environments.machines.design.stages import STAGES, stage_problems
+from covey.environments.machines.design.tree import write_json
+from covey.environments.machines.design.types import ROOT, Block, Tree
 from covey.environments.machines.environment import Machines, MachineSettings
+from covey.environments.machines.physics.score_cache import CachedSimulators
+from covey.environments.machines.physics.throwing import Throw
+from covey.environments.machines.physics.trajectory import Flight, Outcome
+from covey.environments.machines.physics.worlds import World
 from covey.environments.machines.prompts import FORMS, explanation, instruction_of
-from covey.environments.machines.score_cache import CachedSimulators
-from covey.environments.machines.stages import STAGES, draw_problems
 from covey.environments.machines.tally import best_of
-from covey.environments.machines.throwing import Throw
-from covey.environments.machines.trajectory import Flight, Outcome
-from covey.environments.machines.tree import write_json
-from covey.environments.machines.types import ROOT, Block, Tree
-from covey.environments.machines.worlds import World
 from covey.types import Failure, Reward
 
 CAR: Tree = (ROOT, Block(63, 0, 0), Block(2, 1, 1), Block(2, 1, 4))
@@ -52,8 +51,8 @@ class Counting:
 
 def environment(*stages: str, simulator: Counting | None = None, max_blocks: int = 48, **settings: Any) -> Machines:
     stages = stages or ("car",)
-    problems = draw_problems(stages, 8, max_blocks, random.Random(0))
-    wanted = Wanted(stages, 30, max_blocks, 0.5, seed=0)
+    problems = stage_problems(stages, 8, max_blocks, random.Random(0))
+    wanted = DemonstrationSpec(stages, 30, max_blocks, 0.5, seed=0)
     how = MachineSettings(**({"form": "compact"} | settings))
     simulators = CachedSimulators(simulator or Counting(), 0)
     return Machines({"train": problems, "test": problems[:2]}, wanted, simulators, how)
@@ -67,12 +66,6 @@ def reward(of: Machines, completion: str, index: int = 0) -> Reward:
     (found,) = rewards(of, completion, index=index)
     assert isinstance(found, Reward)
     return found
-
-
-def test_it_offers_what_a_run_can_use() -> None:
-    made = environment()
-    for seam in (Demonstrates, Describes, Graded, Logs, Weighs):
-        assert isinstance(made, seam)
 
 
 # ------------------------------------------------------------------------------------------------ rewards
@@ -160,7 +153,7 @@ but that has no wheels.
 
 def test_an_answer_as_a_language_model_writes_it_is_read_and_simulated() -> None:
     pytest.importorskip("mujoco", reason="needs covey[machines]")
-    from covey.environments.machines.physics import outcome_of
+    from covey.environments.machines.physics.simulate import outcome_of
 
     class Here(Counting):
         async def run(self, tree: Tree, world: World) -> Outcome | Failure:
@@ -263,7 +256,7 @@ def test_an_explanation_says_what_each_block_is_for() -> None:
 
 
 def test_the_instruction_lists_the_allowed_blocks_and_their_faces() -> None:
-    problem = draw_problems(["car"], 1, 48, random.Random(0))[0]
+    problem = stage_problems(["car"], 1, 48, random.Random(0))[0]
     text = instruction_of(problem.rules, "tree")
     assert "\n1 Wooden Block, 1x1x2, 0.5 kg; 0 Front z 2; 1, 2 Left z 0.5, 1.5; 3, 4 Right z 0.5, 1.5; " in text
     assert "\n9 Rubber Band, linear, 0.4 kg: pulls its two ends together\n" in text

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from covey.environments.machines.blocks import CAR_TYPES
-from covey.environments.machines.demonstrations import Wanted, make_designs
-from covey.environments.machines.global_form import ROTATIONS, read_global, write_global
-from covey.environments.machines.place import place
-from covey.environments.machines.types import ROOT, Block, Invalid, Machine, Rules
+from covey.environments.machines.design.blocks import CAR_TYPES
+from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey.environments.machines.design.global_form import ROTATIONS, read_global, write_global
+from covey.environments.machines.design.place import place
+from covey.environments.machines.design.types import ROOT, Block, Invalid, Machine, Rules
 
 CAR = Rules(CAR_TYPES)
 ROOT_ROW: dict[str, Any] = {"type": 0, "Position": [0, 0, 0], "Rotation": [0, 0, 0, 1]}
@@ -23,7 +23,7 @@ def code_of(*rows: Any) -> str:
 
 
 def test_machines_come_back_from_their_positions() -> None:
-    for design in make_designs(Wanted(("car", "catapult"), 100, 48, 0.5, seed=1)):
+    for design in make_designs(DemonstrationSpec(("car", "catapult"), 100, 48, 0.5, seed=1)):
         found = read_global(f"```json\n{write_global(design.tree)}\n```", design.problem.rules)
         assert not isinstance(found, Invalid)
         assert placed(found, design.problem.rules) == placed(design.tree, design.problem.rules)

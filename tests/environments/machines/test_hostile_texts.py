@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from covey.environments.machines.blocks import BLOCKS, CAR_TYPES, CATAPULT_TYPES
-from covey.environments.machines.demonstrations import Wanted, make_designs
-from covey.environments.machines.place import place
+from covey.environments.machines.design.blocks import BLOCKS, CAR_TYPES, CATAPULT_TYPES
+from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey.environments.machines.design.place import place
+from covey.environments.machines.design.tree import read_machine, write_json
+from covey.environments.machines.design.types import FILE_CODES, SPACE_CODES, Invalid, Machine, Rules, Tree
 from covey.environments.machines.prompts import FORMS
-from covey.environments.machines.tree import read_machine, write_json
-from covey.environments.machines.types import FILE_CODES, SPACE_CODES, Invalid, Machine, Rules, Tree
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -45,7 +45,7 @@ def test_five_thousand_random_trees_each_have_the_right_fate() -> None:
 @pytest.mark.slow
 def test_those_of_them_that_are_machines_are_simulated_to_an_end() -> None:
     pytest.importorskip("mujoco", reason="needs covey[machines]")
-    from covey.environments.machines.physics import outcome_of
+    from covey.environments.machines.physics.simulate import outcome_of
 
     generator = random.Random(0)
     trees = [read_machine(json.dumps(_random_rows(generator)), CATAPULT) for _ in range(5000)]
@@ -86,7 +86,7 @@ def _random_rows(generator: random.Random) -> list[dict[str, Any]]:
 
 def test_a_thousand_mangled_answers_each_have_a_fate() -> None:
     generator = random.Random(1)
-    designs = make_designs(Wanted(("car", "catapult"), 20, 30, 0.5, seed=5))
+    designs = make_designs(DemonstrationSpec(("car", "catapult"), 20, 30, 0.5, seed=5))
     fates: Counter[str] = Counter()
     for _ in range(1000):
         text = write_json(generator.choice(designs).tree)
@@ -116,7 +116,7 @@ def _mangled(text: str, generator: random.Random) -> str:
 def test_a_thousand_attacks_on_sound_answers_each_have_the_right_code() -> None:
     """Ever the same design, so that nothing but the attack is wrong with it."""
     generator = random.Random(3)
-    designs = make_designs(Wanted(("car",), 20, 30, 0.5, seed=5))
+    designs = make_designs(DemonstrationSpec(("car",), 20, 30, 0.5, seed=5))
     sound = [json.loads(write_json(design.tree)) for design in designs if not _has_linear(design.tree)]
     assert len(sound) > 10
     for index in range(1000):

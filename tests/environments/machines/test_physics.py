@@ -8,26 +8,15 @@ import pytest
 
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
-from covey.environments.machines.blocks import BLOCKS
-from covey.environments.machines.constants import PHYSICS
-from covey.environments.machines.physics import Simulation, begin, outcome, simulate
-from covey.environments.machines.place import face_in_world
+from covey.environments.machines.design.blocks import BLOCKS
+from covey.environments.machines.design.place import face_in_world
+from covey.environments.machines.design.types import ROOT, Block, Machine, PlacedBlock, Tree, Vector
+from covey.environments.machines.physics.constants import PHYSICS
+from covey.environments.machines.physics.simulate import Simulation, begin, outcome, simulate
+from covey.environments.machines.physics.worlds import WORLDS
 from covey.environments.machines.scores import SCORES
-from covey.environments.machines.types import ROOT, Block, Machine, PlacedBlock, Tree, Vector
-from covey.environments.machines.worlds import WORLDS
 
-from .designs import (
-    BAND_CATAPULT,
-    BURSTER,
-    CAR,
-    CROSS,
-    GALLOWS,
-    LEAPER,
-    ROTOR_CATAPULT,
-    SMALL_CAR,
-    SPRINGER,
-    machine,
-)
+from .designs import BAND_CATAPULT, BURSTER, CAR, CROSS, GALLOWS, LEAPER, ROTOR_CATAPULT, SMALL_CAR, SPRINGER, machine
 
 G = 9.81
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from covey.environments.machines.blocks import BLOCKS, CAR_TYPES, CATAPULT_TYPES
-from covey.environments.machines.facing import DIRECTIONS, FACINGS, to_world
-from covey.environments.machines.place import box, face_in_world, place
-from covey.environments.machines.types import ROOT, Block, Facing, Invalid, Machine, Rules
+from covey.environments.machines.design.blocks import BLOCKS, CAR_TYPES, CATAPULT_TYPES
+from covey.environments.machines.design.facing import DIRECTIONS, FACINGS, to_world
+from covey.environments.machines.design.place import box, face_in_world, place
+from covey.environments.machines.design.types import ROOT, Block, Facing, Invalid, Machine, Rules
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from covey.environments.machines.physics.throwing import Throw
+from covey.environments.machines.physics.trajectory import Flight, Outcome, outcome_of_data
 from covey.environments.machines.scores import SCORES, TRANSFORMS, find_score
-from covey.environments.machines.throwing import Throw
-from covey.environments.machines.trajectory import Flight, Outcome, outcome_of_data
 
 RELEASE = Throw(time=1.0, height=7.0, flown=18.0, own_way=0.4, own_lift=0.5, on_ground=True, rise=4.0, distance=16.0)
 THROW = Flight(4.0, 9.0, distance=20.0, range=20.0, gap=18.0, lift=0.5, has_landed=True, throw=RELEASE)

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from covey.config import Config, validate
-from covey.environment_config import MachinesConfig
+from covey.config.schema import Config
+from covey.config.validate import validate
+from covey.environments.machines.settings import MachinesConfig
 
 
 def refusal(group_size: int = 8, **settings: Any) -> str:
@@ -46,7 +47,7 @@ def test_what_makes_no_sense_is_one_line(settings: dict[str, Any], line: str) ->
 
 def test_a_group_must_be_judged_before_its_deadline() -> None:
     assert refusal(group_size=64, timeout=60.0) == (
-        "environment.timeout=60 for 64 machines in 2 processes needs deadlines.scoring > 1920, got 900"
+        "environment.timeout=60 for 64 machines in 2 processes needs timeouts.scoring > 1920, got 900"
     )
 
 

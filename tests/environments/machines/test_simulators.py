@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
-from covey.environments.machines import simulators as simulators_module
-from covey.environments.machines.constants import PHYSICS, Physics, physics_version
-from covey.environments.machines.physics import outcome_of
-from covey.environments.machines.score_cache import CachedSimulators
-from covey.environments.machines.simulators import Simulates, Simulators, SimulatorSettings
-from covey.environments.machines.trajectory import Outcome
-from covey.environments.machines.types import ROOT, Block, Tree
-from covey.environments.machines.worlds import World
+from covey.environments.machines.design.types import ROOT, Block, Tree
+from covey.environments.machines.physics import simulators as simulators_module
+from covey.environments.machines.physics.constants import PHYSICS, Physics, physics_version
+from covey.environments.machines.physics.score_cache import CachedSimulators
+from covey.environments.machines.physics.simulate import outcome_of
+from covey.environments.machines.physics.simulators import Simulates, Simulators, SimulatorSettings
+from covey.environments.machines.physics.trajectory import Outcome
+from covey.environments.machines.physics.worlds import World
 from covey.types import Failure
 
 from .designs import BAND_CATAPULT, CAR, GALLOWS, ROTOR_CATAPULT, SMALL_CAR
@@ -104,7 +104,7 @@ def test_without_mujoco_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_tasks_of_text_and_the_environment_are_imported_without_mujoco() -> None:
     code = (
         "import sys; sys.modules['mujoco'] = None; import covey.environments.machines.environment, covey.train;"
-        "from covey.environments.machines.simulators import Simulators\n"
+        "from covey.environments.machines.physics.simulators import Simulators\n"
         "try: Simulators()\n"
         "except ValueError as error: print(error)"
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from covey.main import main
+from covey.cli.main import main
 
-from ...small import logging_as_it_was
+from ...support.small import logging_as_it_was
 
 
 @pytest.mark.slow

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from covey.environments.machines.blocks import CAR_TYPES, CATAPULT_TYPES
-from covey.environments.machines.demonstrations import Wanted, make_designs
-from covey.environments.machines.tree import canonical, check_tree, read_machine, write_json
-from covey.environments.machines.types import ROOT, Block, Invalid, Rules, Tree
+from covey.environments.machines.design.blocks import CAR_TYPES, CATAPULT_TYPES
+from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey.environments.machines.design.tree import canonical, check_tree, read_machine, write_json
+from covey.environments.machines.design.types import ROOT, Block, Invalid, Rules, Tree
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -187,7 +187,7 @@ def test_a_tree_made_otherwise_is_checked_the_same_way() -> None:
 
 
 def test_a_machine_has_one_canonical_order() -> None:
-    for design in make_designs(Wanted(("car", "catapult"), 40, 20, 0.5, seed=3)):
+    for design in make_designs(DemonstrationSpec(("car", "catapult"), 40, 20, 0.5, seed=3)):
         shuffled = reordered(design.tree, random.Random(len(design.tree)))
         assert check_tree(shuffled, design.problem.rules) is None
         assert canonical(shuffled) == design.tree

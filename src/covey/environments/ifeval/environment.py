@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from covey.environments.base import Split
+from covey.environments.base import Environment, Split
 from covey.environments.ifeval import material
 from covey.environments.ifeval.gold import gold_answer
 from covey.environments.ifeval.instructions import CHECKS, Instruction
@@ -14,7 +14,7 @@ from covey.environments.ifeval.verdicts import instructions_of
 from covey.types import Failure, Prompt, Reward
 
 
-class IFEval:
+class IFEval(Environment):
     """Environment of instructions. Its prompts come from `prompts.load`.
 
     >>> rows = [{"prompt": "Write. No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}]
@@ -34,14 +34,15 @@ class IFEval:
         return [scheme.reward(completion, instructions, _topic_check(prompt)) for completion in completions]
 
     def gold(self, prompt: Prompt) -> str | None:
-        """An answer that follows every instruction of a generated prompt; None for a row."""
+        """Return an answer that follows every instruction of a generated prompt. None for a row."""
         if "topic" not in prompt.columns:
             return None
         answer = gold_answer(prompt.columns["topic"], prompt.columns["style"], _instructions(prompt))
         return self._scheme.in_form(answer)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """The generated prompts with their gold answers. ValueError where all are rows, which have none."""
+        """Return the generated prompts with their gold answers. Raises ValueError where all are rows, which have
+        none."""
         golds = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
         shown = [(prompt, gold) for prompt, gold in golds if gold is not None]
         if not shown:
@@ -49,12 +50,12 @@ class IFEval:
         return shown
 
     def difficulty(self, prompt: Prompt) -> int:
-        """The number of instructions."""
+        """Return the number of instructions."""
         return len(prompt.columns["instruction_id_list"])
 
     @property
     def part_weights(self) -> Mapping[str, float]:
-        """What each part of the reward counts; those that only say which kinds were followed count nothing."""
+        """Return what each part of the reward counts. Those that only say which kinds were followed count nothing."""
         return {name.partition(":")[2]: 0.0 for name in CHECKS} | self._scheme.part_weights
 
 

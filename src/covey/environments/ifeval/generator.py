@@ -56,11 +56,12 @@ class Recipe:
 
 
 def generate(recipe: Recipe, num_train: int, num_test: int) -> dict[Split, list[Request]]:
-    """Different prompts for both splits, which share none. ValueError where there are not so many."""
+    """Generate different prompts for both splits, which share none. Raises ValueError where there are not so many."""
     if num_train < 1 or num_test < 1:
         raise ValueError(f"num_train and num_test must be >= 1, got {num_train} and {num_test}")
     found: dict[str, Request] = {}
     random = Random(f"ifeval {recipe.seed}")
+    # Draw until there are enough different texts.
     for _ in range(ATTEMPTS * (num_train + num_test)):
         request = _draw(recipe, random)
         found.setdefault(request.text, request)
@@ -71,6 +72,7 @@ def generate(recipe: Recipe, num_train: int, num_test: int) -> dict[Split, list[
             f"num_train + num_test = {num_train + num_test} needs more kinds or instructions: "
             f"{len(found)} different prompts were found"
         )
+    # The first are held out.
     requests = list(found.values())
     return {"train": requests[num_test:], "test": requests[:num_test]}
 
@@ -88,7 +90,7 @@ def _draw(recipe: Recipe, random: Random) -> Request:
 
 
 def _names(pool: Sequence[str], count: int, random: Random) -> tuple[str, ...]:
-    """At most `count` kinds that go together: fewer where no further one does."""
+    """Choose at most `count` kinds that go together, fewer where no further one does."""
     chosen: list[str] = []
     while len(chosen) < count:
         left = [name for name in pool if all(compatible(name, other) for other in chosen)]
@@ -99,7 +101,7 @@ def _names(pool: Sequence[str], count: int, random: Random) -> tuple[str, ...]:
 
 
 def _ask(style: str, names: Sequence[str], random: Random) -> tuple[str, str]:
-    """A topic and the request for a text about it."""
+    """Return a topic and the request for a text about it."""
     if style == "short":
         topic = random.choice(material.SHORT_TOPICS)
         return topic, f"{topic}."

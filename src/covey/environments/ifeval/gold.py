@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from covey.environments.ifeval import material
+from covey.environments.ifeval.checks.text_checks import AT_LEAST
 from covey.environments.ifeval.instructions import NEED_LANGDETECT, Instruction
-from covey.environments.ifeval.text_checks import AT_LEAST
 
-Wanted = Mapping[str, Mapping[str, Any]]
+Arguments = Mapping[str, Mapping[str, Any]]
 """Kind of each instruction to its arguments."""
 
 MAX_SENTENCES = 60
 
 
 def gold_answer(topic: str, style: str, instructions: Sequence[Instruction]) -> str:
-    """An answer made of stock sentences, as short as the instructions let it be; a pure function of its arguments."""
-    wanted: Wanted = {asked.id: asked.arguments for asked in instructions}
+    """Write an answer of stock sentences, as short as the instructions let it be. A pure function of its arguments."""
+    wanted: Arguments = {asked.id: asked.arguments for asked in instructions}
     fast_first = sorted(instructions, key=lambda asked: asked.id in NEED_LANGDETECT)
     stock = _stock(topic, style, wanted)
     fewest = 3 if style == "full" else 1
@@ -34,8 +34,8 @@ def gold_answer(topic: str, style: str, instructions: Sequence[Instruction]) -> 
     return text
 
 
-def _stock(topic: str, style: str, wanted: Wanted) -> Callable[[int], str]:
-    """Sentence number n of the many there are to fill an answer with."""
+def _stock(topic: str, style: str, wanted: Arguments) -> Callable[[int], str]:
+    """Return what gives sentence number n of the many there are to fill an answer with."""
     if "language:response_language" in wanted:
         _, text = material.LANGUAGES[wanted["language:response_language"]["language"]]
         foreign = [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
@@ -46,7 +46,7 @@ def _stock(topic: str, style: str, wanted: Wanted) -> Callable[[int], str]:
     return lambda index: kept[(start + index) % len(kept)].format(topic=topic)
 
 
-def _answer(topic: str, stock: Sequence[str], wanted: Wanted) -> str:
+def _answer(topic: str, stock: Sequence[str], wanted: Arguments) -> str:
     body = _laid_out([*_asked_for(wanted), *stock], wanted)
     lines = [*_first_lines(wanted), body, *_last_lines(topic, wanted)]
     text = "\n".join(line for line in lines if line)
@@ -62,8 +62,8 @@ def _answer(topic: str, stock: Sequence[str], wanted: Wanted) -> str:
     return text
 
 
-def _asked_for(wanted: Wanted) -> list[str]:
-    """Sentences that hold what the instructions ask to be there."""
+def _asked_for(wanted: Arguments) -> list[str]:
+    """Return sentences that hold what the instructions ask to be there."""
     return [sentence for kind, write in CONTENT.items() if kind in wanted and (sentence := write(wanted[kind]))]
 
 
@@ -94,7 +94,7 @@ def _capitals(arguments: Mapping[str, Any]) -> str:
     return f"Remember this {' '.join(['NOW'] * arguments['capital_frequency'])}."
 
 
-def _laid_out(sentences: Sequence[str], wanted: Wanted) -> str:
+def _laid_out(sentences: Sequence[str], wanted: Arguments) -> str:
     for kind, lay_out in LAYOUTS.items():
         if kind in wanted:
             return lay_out(sentences, wanted[kind])
@@ -102,7 +102,7 @@ def _laid_out(sentences: Sequence[str], wanted: Wanted) -> str:
 
 
 def _parts(sentences: Sequence[str], num_parts: int) -> list[str]:
-    """The sentences shared out in order."""
+    """Return the sentences shared out in order."""
     bounds = [index * len(sentences) // num_parts for index in range(num_parts + 1)]
     return [" ".join(sentences[begin:end]) for begin, end in itertools.pairwise(bounds)]
 
@@ -131,13 +131,13 @@ def _sections(sentences: Sequence[str], arguments: Mapping[str, Any]) -> str:
     return "\n".join(f"{arguments['section_spliter']} {n + 1}\n{part}" for n, part in enumerate(parts))
 
 
-def _first_lines(wanted: Wanted) -> list[str]:
+def _first_lines(wanted: Arguments) -> list[str]:
     return [
         str(arguments["prompt_to_repeat"]) for kind, arguments in wanted.items() if kind == "combination:repeat_prompt"
     ]
 
 
-def _last_lines(topic: str, wanted: Wanted) -> list[str]:
+def _last_lines(topic: str, wanted: Arguments) -> list[str]:
     lines = [f"<<{topic}>>"] if "detectable_format:title" in wanted else []
     if "detectable_content:postscript" in wanted:
         lines.append(f"{wanted['detectable_content:postscript']['postscript_marker']} Write back soon.")

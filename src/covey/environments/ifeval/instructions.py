@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.ifeval import format_checks, language_checks, languages, text_checks
-from covey.tables import check_options
+from covey.environments.ifeval.checks import format_checks, language_checks, languages, text_checks
+from covey.system.lookup import check_options
 
 Check = Callable[..., bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of a prompt; made by `instruction`, which checks it.
+    """One instruction of a prompt. Made by `instruction`, which checks it.
 
     >>> Instruction("keywords:existence", {"keywords": ["lantern", "harbor"]}).holds("Lanterns in the harbor.")
     True
@@ -27,12 +27,12 @@ class Instruction:
     arguments: Mapping[str, Any]
 
     def holds(self, text: str) -> bool:
-        """Whether the text follows it. A blank text follows nothing."""
+        """Return whether the text follows it. A blank text follows nothing."""
         return bool(text.strip()) and CHECKS[self.id](text, **self.arguments)
 
 
 def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Instruction:
-    """The instruction that a row of IFEval's form names; null arguments are absent ones.
+    """Return the instruction that a row of IFEval's form names. Null arguments are absent ones.
 
     ValueError for an unknown kind, and for arguments it does not take, lacks or cannot mean.
     """
@@ -52,7 +52,7 @@ def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Ins
 
 
 def _checked(instruction_id: str, name: str, value: Any) -> Any:
-    """An argument in the type its check takes. ValueError where it cannot be had."""
+    """Return an argument in the type its check takes. Raises ValueError where it cannot be had."""
     where = f"{name} of {instruction_id}"
     if name in COUNTS:
         return _count(where, value, at_least=name == "nth_paragraph")
@@ -70,7 +70,7 @@ def _checked(instruction_id: str, name: str, value: Any) -> Any:
 
 
 def _count(where: str, value: Any, at_least: int) -> int:
-    """Parquet and JSON may hold a whole number as a fraction."""
+    """Return a whole number, which Parquet and JSON may hold as a fraction."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < at_least:
         raise ValueError(f"{where} must be a whole number >= {int(at_least)}, got {value!r}")
     return int(value)

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from covey.environments.ifeval import material
-from covey.environments.ifeval.text_checks import AT_LEAST, LESS_THAN, RELATIONS
+from covey.environments.ifeval.checks.text_checks import AT_LEAST, LESS_THAN, RELATIONS
 
 Arguments = dict[str, Any]
 
@@ -24,7 +24,7 @@ class Kind:
 
 
 def compatible(first: str, second: str) -> bool:
-    """Whether one answer can follow both kinds of instruction, and neither makes the other idle."""
+    """Return whether one answer can follow both kinds of instruction, and neither makes the other idle."""
     if first == second:
         return False
     for one, other in ((first, second), (second, first)):
@@ -42,7 +42,7 @@ def _number(name: str, low: int, high: int) -> Callable[[Random], Arguments]:
 
 
 def _compared(name: str, relation: str, at_least: tuple[int, int], less_than: tuple[int, int]) -> Any:
-    """A number and its relation, from one range for each relation."""
+    """Return a number and its relation, from one range for each relation."""
 
     def draw(random: Random) -> Arguments:
         chosen = random.choice(RELATIONS)

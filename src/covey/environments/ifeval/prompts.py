@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.data import RowSettings, load_rows
+from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.ifeval.generator import Request
 from covey.environments.ifeval.verdicts import instructions_of
 from covey.types import Prompt
@@ -35,7 +35,7 @@ class Source:
 def load(
     source: Source, generated: Callable[[], Mapping[Split, Sequence[Prompt]]], instruction: str
 ) -> dict[Split, list[Prompt]]:
-    """The prompts of both splits. Where they are read, training on the benchmark itself is warned of.
+    """Return the prompts of both splits. Where they are read, training on the benchmark itself is warned of.
 
     `instruction` is what the system message says, "" for none. ValueError for rows that a user can mend.
     """
@@ -56,14 +56,14 @@ def _only_measured(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def _benchmark_rows(source: Source) -> list[Row]:
-    """All rows, whatever splits they come in, in the order of their keys where they have some."""
+    """Return all rows, whatever splits they come in, in the order of their keys where they have some."""
     splits = load_rows(source.benchmark, RowSettings(columns=COLUMNS, bad_rows=source.settings.bad_rows)).splits
     rows = [row for split in ("train", "test") for row in splits[split]]
     return sorted(rows, key=lambda row: row["key"]) if all(isinstance(row.get("key"), int) for row in rows) else rows
 
 
 def from_requests(requests: Iterable[Request], split: Split, style: str, instruction: str = "") -> list[Prompt]:
-    """Prompts of generated requests."""
+    """Make prompts of generated requests."""
     return [
         Prompt(f"{split}-{index}", "ifeval", conversation(request.text, instruction), _columns(request, style))
         for index, request in enumerate(requests)
@@ -80,7 +80,7 @@ def _columns(request: Request, style: str) -> dict[str, Any]:
 
 
 def from_rows(rows: Sequence[Row], split: Split, instruction: str = "") -> list[Prompt]:
-    """Prompts of rows of IFEval's form (prompt, instruction_id_list, kwargs, key), null arguments dropped.
+    """Make prompts of rows of IFEval's form (prompt, instruction_id_list, kwargs, key), null arguments dropped.
 
     ValueError that names the row where a column is missing or an instruction makes no sense.
     """
@@ -123,7 +123,7 @@ def _has_benchmark_key(row: Row) -> bool:
 
 
 def apart(train: Sequence[Row], benchmark: Sequence[Row], path: str) -> list[Row]:
-    """The training rows whose prompt is not in the benchmark that the run is evaluated on."""
+    """Return the training rows whose prompt is not in the benchmark that the run is evaluated on."""
     texts = {" ".join(str(row["prompt"]).split()) for row in benchmark}
     kept = [row for row in train if " ".join(str(row["prompt"]).split()) not in texts]
     if len(kept) < len(train):

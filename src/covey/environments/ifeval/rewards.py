@@ -47,12 +47,12 @@ class Scheme:
 
     @property
     def instruction(self) -> str:
-        """What the policy is told about the form of an answer."""
+        """Return what the policy is told about the form of an answer."""
         return ASK_TAGS if self.name == "torchrl" else ""
 
     @property
     def part_weights(self) -> dict[str, float]:
-        """What each part of the reward counts."""
+        """Return what each part of the reward counts."""
         if self.name != "torchrl":
             return {measure: float(measure == PLAIN[self.name]) for measure in PLAIN.values()}
         measured = dict(zip(MEASURES, self.measure_weights, strict=True))
@@ -74,13 +74,13 @@ class Scheme:
         return Reward(value, parts | _followed(instructions, verdicts))
 
     def in_form(self, answer: str) -> str:
-        """An answer as the scheme wants it written."""
+        """Return an answer as the scheme wants it written."""
         return f"<think>{answer[:40]}</think>\n<answer>{answer}</answer>" if self.name == "torchrl" else answer
 
     def _judged(self, completion: str) -> tuple[str, dict[str, float]]:
-        """The text that is judged, and which blocks are there."""
+        """Return the text that is judged, and which blocks are there."""
         if self.name != "torchrl":
-            return without_thoughts(completion), {}
+            return after_thoughts(completion), {}
         answers, thoughts = _blocks(completion, "answer"), _blocks(completion, "think")
         blocks = {"answer_block": float(len(answers) == 1), "think_block": float(len(thoughts) == 1)}
         return answers[0] if answers else "", blocks
@@ -93,7 +93,7 @@ def _blocks(text: str, tag: str) -> list[str]:
 
 
 def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
-    """Kind of each instruction, without its group, to whether it was followed."""
+    """Return the kind of each instruction, without its group, to whether it was followed."""
     found: dict[str, float] = {}
     for asked, followed in zip(instructions, verdicts.strict, strict=True):
         name = asked.id.partition(":")[2]
@@ -102,13 +102,14 @@ def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[s
 
 
 def measures(verdicts: Verdicts) -> dict[str, float]:
-    """The four measures of following, each from 0 to 1."""
+    """Return the four measures of following, each from 0 to 1."""
     found = (verdicts.all_strict, verdicts.share_strict, verdicts.all_loose, verdicts.share_loose)
     return dict(zip(MEASURES, found, strict=True))
 
 
-def without_thoughts(completion: str) -> str:
-    """What follows the last `</think>`, trimmed; nothing where a thought never ends; else the completion as it is."""
+def after_thoughts(completion: str) -> str:
+    """Return what follows the last `</think>`, trimmed: nothing where a thought never ends, else the completion as it
+    is."""
     if THINK_END in completion:
         return completion.rpartition(THINK_END)[2].strip()
     return "" if completion.lstrip().startswith("<think>") else completion

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from covey.environments.settings import EnvironmentConfig
-from covey.setting import Needs, setting
+from covey.system.setting import Needs, setting
 
 OF_TORCHRL = Needs("environment.scheme = torchrl", ("environment.scheme",), lambda scheme: scheme == "torchrl")
 GENERATED = Needs("data.path = null, so that prompts are generated", ("data.path",), lambda path: path is None)

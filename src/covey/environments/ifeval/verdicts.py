@@ -39,7 +39,7 @@ class Verdicts:
 
 
 def judge(response: str, instructions: Sequence[Instruction]) -> Verdicts:
-    """Both verdicts on each instruction; a blank response follows none."""
+    """Give both verdicts on each instruction. A blank response follows none."""
     texts = list(dict.fromkeys(_loosened(response)))
     strict = tuple(wanted.holds(response) for wanted in instructions)
     loose = tuple(
@@ -49,14 +49,15 @@ def judge(response: str, instructions: Sequence[Instruction]) -> Verdicts:
 
 
 def verdicts(response: str, instruction_id_list: Sequence[str], kwargs: Sequence[Mapping[str, Any] | None]) -> Verdicts:
-    """Verdicts on the instructions of a row of IFEval's form. ValueError for instructions that make no sense."""
+    """Give verdicts on the instructions of a row of IFEval's form. Raises ValueError for instructions that make no
+    sense."""
     return judge(response, instructions_of(instruction_id_list, kwargs))
 
 
 def instructions_of(
     instruction_id_list: Sequence[str], kwargs: Sequence[Mapping[str, Any] | None]
 ) -> tuple[Instruction, ...]:
-    """The instructions of a row of IFEval's form."""
+    """Return the instructions of a row of IFEval's form."""
     if not instruction_id_list or len(instruction_id_list) != len(kwargs):
         raise ValueError(
             f"a prompt needs at least one instruction, and kwargs for each, "
@@ -66,7 +67,7 @@ def instructions_of(
 
 
 def _loosened(response: str) -> Iterator[str]:
-    """The texts of the loose verdict that the strict one has not looked at."""
+    """Yield the texts of the loose verdict that the strict one has not looked at."""
     lines = response.split("\n")
     shortened = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     yield from shortened

@@ -8,23 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import Split
-from covey.environments.machines.demonstrations import Design, Wanted, capped, make_designs
-from covey.environments.machines.place import place
+from covey.environments.base import Environment, Split
+from covey.environments.machines.design.demonstrations import DemonstrationSpec, Design, capped, make_designs
+from covey.environments.machines.design.place import place
+from covey.environments.machines.design.stages import STAGES, Problem, check_problem
+from covey.environments.machines.design.types import Invalid, Machine
+from covey.environments.machines.physics.score_cache import CachedSimulators
+from covey.environments.machines.physics.trajectory import Outcome
 from covey.environments.machines.prompts import FORMS, make_prompt, read_answer, write_answer
-from covey.environments.machines.score_cache import CachedSimulators
 from covey.environments.machines.scores import TRANSFORMS, find_score
-from covey.environments.machines.stages import STAGES, Problem, check_problem
-from covey.environments.machines.tally import Tally
-from covey.environments.machines.trajectory import Outcome
-from covey.environments.machines.types import Invalid, Machine
-from covey.tables import one_of
+from covey.environments.machines.tally import StepStats
+from covey.system.lookup import one_of
 from covey.types import Failure, Prompt, Reward
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """How machines are written and judged; what `MachinesConfig` explains."""
+    """How machines are written and judged. What `MachinesConfig` explains."""
 
     form: str = "tree"
     score: str = "strict"
@@ -46,21 +46,21 @@ class MachineSettings:
             raise ValueError("instruction needs environment.form=tree or global, got environment.form=compact")
 
 
-class Machines:
+class Machines(Environment):
     """Environment of machines.
 
-    >>> problems = {"train": draw_problems(["car"], 4, 48, random.Random(0)), "test": []}
+    >>> problems = {"train": stage_problems(["car"], 4, 48, random.Random(0)), "test": []}
     >>> Machines(problems, wanted, CachedSimulators(Simulators(), 65536), MachineSettings())
     """
 
     def __init__(
         self,
         problems: Mapping[Split, Sequence[Problem]],
-        wanted: Wanted,
+        wanted: DemonstrationSpec,
         simulators: CachedSimulators,
         settings: MachineSettings | None = None,
     ) -> None:
-        """Takes over the simulators: `close` closes them. `wanted` are the demonstrations it can give."""
+        """Take over the simulators: `close` closes them. `wanted` are the demonstrations it can give."""
         self._settings = settings or MachineSettings()
         self._wanted = wanted
         self._simulators = simulators
@@ -69,7 +69,7 @@ class Machines:
             split: [self._prompt(split, index, problem) for index, problem in enumerate(problems[split])]
             for split in problems
         }
-        self._tally = Tally()
+        self._tally = StepStats()
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
@@ -87,12 +87,12 @@ class Machines:
         ]
 
     def difficulty(self, prompt: Prompt) -> int:
-        """Of its stage."""
+        """Return the difficulty of its stage."""
         problem: Problem = prompt.columns["problem"]
         return STAGES[problem.stage].difficulty
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Designs written out; none of them is a good answer on purpose."""
+        """Write designs out. None of them is a good answer on purpose."""
         designs = make_designs(self._wanted)
         if self._settings.demonstration_cap < 1:
             designs = capped(designs, asyncio.run(self._raw_scores(designs)), self._settings.demonstration_cap)
@@ -107,18 +107,18 @@ class Machines:
 
     @property
     def part_weights(self) -> Mapping[str, float]:
-        """What each part of the reward counts; `score` is the raw one."""
+        """Return what each part of the reward counts. `score` is the raw one."""
         shaping = {"file_valid": self._settings.file_reward, "machine_valid": self._settings.placed_reward}
         return shaping | {"performance": 1.0, "score": 0.0, "nonzero": 0.0}
 
     def metrics(self) -> dict[str, float]:
-        """Of all machines since this was last asked: validity in space, scores, best of N, how many differ."""
+        """Return, of all machines since the last call, validity in space, scores, best of N, and how many differ."""
         asked, simulated = self._simulators.take_counts()
         found = self._tally.take()
         return found | {"simulated_fraction": simulated / asked} if asked else found
 
     def facts(self) -> dict[str, Any]:
-        """What scores depend on."""
+        """Return what scores depend on."""
         scores = {stage: score.name for stage, score in self._scores.items()}
         return {"physics_version": self._simulators.version, "scores": scores}
 
@@ -137,7 +137,7 @@ class Machines:
         return check_problem(tree, problem) or place(tree, problem.rules)
 
     async def _outcome(self, machine: Machine | Invalid, problem: Problem) -> Outcome | Failure | None:
-        """None where nothing is simulated."""
+        """Simulate a machine. None where nothing is simulated."""
         if not _is_answer(machine, problem) or STAGES[problem.stage].pays_validity:
             return None
         assert isinstance(machine, Machine)
@@ -146,7 +146,7 @@ class Machines:
     def _judged(
         self, machine: Machine | Invalid, outcome: Outcome | Failure | None, problem: Problem
     ) -> float | Failure:
-        """R_valid * R_task, not transformed."""
+        """Compute R_valid * R_task, not transformed."""
         if isinstance(outcome, Outcome):
             return self._scores[problem.stage].of(outcome)
         if outcome is not None:
@@ -154,7 +154,7 @@ class Machines:
         return float(STAGES[problem.stage].pays_validity and _is_answer(machine, problem))
 
     async def _raw_scores(self, designs: Sequence[Design]) -> list[float]:
-        """A design whose simulation failed counts as one without a score."""
+        """Return the scores of designs. One whose simulation failed counts as one without a score."""
         found = [place(design.tree, design.problem.rules) for design in designs]
         problems = [design.problem for design in designs]
         pairs = zip(found, problems, strict=True)
@@ -175,5 +175,5 @@ class Machines:
 
 
 def _is_answer(machine: Machine | Invalid, problem: Problem) -> bool:
-    """Whether it is a machine, and not too small for what was asked."""
+    """Return whether it is a machine, and not too small for what was asked."""
     return isinstance(machine, Machine) and len(machine.tree) >= STAGES[problem.stage].min_blocks

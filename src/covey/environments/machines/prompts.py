@@ -1,18 +1,18 @@
-"""What the policy is told, in words for language models and in a few characters for the nano policy; and what
+"""What the policy is told, in words for language models and in a few characters for the nano policy. And what
 demonstrations say."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from covey.environments.base import Split, conversation
-from covey.environments.machines.blocks import BLOCKS, BOULDER, CONTAINER, BlockType
-from covey.environments.machines.compact import read_compact, write_compact
-from covey.environments.machines.facing import FACINGS
-from covey.environments.machines.global_form import read_global, write_global
-from covey.environments.machines.place import place_blocks
-from covey.environments.machines.stages import STAGES, Problem
-from covey.environments.machines.tree import read_machine, write_json
-from covey.environments.machines.types import Facing, Invalid, PlacedBlock, Rules, Side, Tree
+from covey.environments.machines.design.blocks import BLOCKS, BOULDER, CONTAINER, BlockType
+from covey.environments.machines.design.compact import read_compact, write_compact
+from covey.environments.machines.design.facing import FACINGS
+from covey.environments.machines.design.global_form import read_global, write_global
+from covey.environments.machines.design.place import place_blocks
+from covey.environments.machines.design.stages import STAGES, Problem
+from covey.environments.machines.design.tree import read_machine, write_json
+from covey.environments.machines.design.types import Facing, Invalid, PlacedBlock, Rules, Side, Tree
 from covey.types import Message, Prompt
 
 ENVIRONMENT = "machines"
@@ -29,7 +29,7 @@ class Form:
 
 
 def make_prompt(split: Split, index: int, problem: Problem, form: str, score: str, instruction: str | None) -> Prompt:
-    """A problem as it is put to the policy; `score` is the full name of the rule that judges."""
+    """Put a problem to the policy. `score` is the full name of the rule that judges."""
     columns = {"problem": problem, "stage": problem.stage, "budget": problem.budget}
     return Prompt(f"{split}-{index}", ENVIRONMENT, _text(problem, form, score, instruction), columns)
 
@@ -48,13 +48,13 @@ def _text(problem: Problem, form: str, score: str, instruction: str | None) -> s
 
 
 def read_answer(completion: str, problem: Problem, form: str) -> Tree | Invalid:
-    """The tree a completion stands for. In the compact form it goes on where the prompt ended."""
+    """Return the tree a completion stands for. In the compact form it goes on where the prompt ended."""
     begun = write_compact(problem.given) if form == "compact" else ""
     return FORMS[form].read(begun + completion.strip() if begun else completion, problem.rules)
 
 
 def write_answer(tree: Tree, problem: Problem, form: str) -> str:
-    """A completion that stands for this tree, with a word about each block where the form has room for it."""
+    """Write a completion that stands for this tree, with a word about each block where the form has room for it."""
     if form == "compact":
         return write_compact(tree)[len(write_compact(problem.given)) :]
     return f"{explanation(tree, STAGES[problem.stage].task)}\n```json\n{FORMS[form].write(tree)}\n```"
@@ -64,7 +64,7 @@ def write_answer(tree: Tree, problem: Problem, form: str) -> str:
 
 
 def instruction_of(rules: Rules, form: str) -> str:
-    """How machines are built, from which blocks, and how they are written."""
+    """Describe how machines are built, from which blocks, and how they are written."""
     solid = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and not BLOCKS[type_].is_linear]
     linear = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and BLOCKS[type_].is_linear]
     limits = " x ".join(f"{length:g}" for length in rules.size_limit)
@@ -88,7 +88,7 @@ def _block_line(block: BlockType) -> str:
 
 
 def _faces(block: BlockType) -> str:
-    """Its faces by side: "0 Front z 2; 1, 2 Left z 0.5, 1.5"."""
+    """Return its faces by side: "0 Front z 2. 1, 2 Left z 0.5, 1.5"."""
     if not block.faces:
         return "no faces"
     sides: dict[Side, list[int]] = {}
@@ -105,7 +105,7 @@ def _named(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def explanation(tree: Tree, task: str) -> str:
-    """A sentence about the machine and half a line about each block."""
+    """Write a sentence about the machine and half a line about each block."""
     lines = [f"A {task} of {len(tree)} blocks, built in this order."]
     placed = place_blocks(tree)
     for index, block in enumerate(placed[1:], start=1):

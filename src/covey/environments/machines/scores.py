@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from covey.environments.machines.throwing import Throw
-from covey.environments.machines.trajectory import Flight, Outcome
-from covey.environments.machines.worlds import World
-from covey.tables import one_of
+from covey.environments.machines.physics.throwing import Throw
+from covey.environments.machines.physics.trajectory import Flight, Outcome
+from covey.environments.machines.physics.worlds import World
+from covey.system.lookup import one_of
 
 MIN_HEIGHT = 3.0
 """Metres the boulder has to reach."""
@@ -29,17 +29,17 @@ CARRIED = 0.25
 
 
 def car_paper(outcome: Outcome) -> float:
-    """Metres driven forward. The paper's distance, without its reward for reversing and tumbling."""
+    """Score metres driven forward: the paper's distance, without its reward for reversing and tumbling."""
     return max(0.0, outcome.forward)
 
 
 def car_repo(outcome: Outcome) -> float:
-    """Distance between the first and the last place in any direction, to 0.1 m."""
+    """Score the distance between the first and the last place in any direction, to 0.1 m."""
     return round(outcome.moved, 1)
 
 
 def catapult_paper(outcome: Outcome) -> float:
-    """Maximum height times forward distance, for boulders that come higher than 3 m."""
+    """Score maximum height times forward distance, for boulders that come higher than 3 m."""
     flight = outcome.flight
     if flight is None or flight.max_height <= MIN_HEIGHT:
         return 0.0
@@ -47,7 +47,7 @@ def catapult_paper(outcome: Outcome) -> float:
 
 
 def catapult_repo(outcome: Outcome) -> float:
-    """(1 + rise) times distance, for boulders that come up to 3 m and were not carried to where they lie."""
+    """Score (1 + rise) times distance, for boulders that come up to 3 m and were not carried to where they lie."""
     flight = outcome.flight
     if flight is None or flight.max_height < MIN_HEIGHT or is_carried(flight):
         return 0.0
@@ -55,7 +55,7 @@ def catapult_repo(outcome: Outcome) -> float:
 
 
 def catapult_strict(outcome: Outcome) -> float:
-    """Rise times distance of a throw, for boulders that come up to 3 m and rise by 1 m.
+    """Score rise times distance of a throw, for boulders that come up to 3 m and rise by 1 m.
 
     The machine stands on the ground when it lets go, and only what the boulder does beyond the machine's own motion
     counts (module `throwing`).
@@ -70,14 +70,14 @@ def catapult_strict(outcome: Outcome) -> float:
 
 
 def is_thrown(throw: Throw) -> bool:
-    """Whether the machine stands when it lets go and stays down, and the boulder flies further than it falls, by the
-    machine's own force."""
+    """Return whether the machine stands when it lets go and stays down, and the boulder flies further than it falls, by
+    the machine's own force."""
     stands = throw.on_ground and throw.own_way <= MAX_WAY and throw.own_lift <= MAX_LIFT
     return stands and throw.distance >= throw.height and throw.gained <= MAX_GAIN
 
 
 def is_carried(flight: Flight) -> bool:
-    """Whether the machine is near where the boulder came down, or it never came down."""
+    """Return whether the machine is near where the boulder came down, or it never came down."""
     return not flight.has_landed or flight.gap < CARRIED * flight.range
 
 
@@ -90,7 +90,7 @@ class Score:
     world: World
 
     def of(self, outcome: Outcome) -> float:
-        """0 for machines that could not be simulated to the end."""
+        """Return the score. 0 for machines that could not be simulated to the end."""
         return self.function(outcome) if outcome.ending == "complete" else 0.0
 
 
@@ -116,7 +116,7 @@ TRANSFORMS: dict[str, Callable[[float], float]] = {"none": float, "sqrt": math.s
 
 
 def find_score(task: str, name: str) -> Score:
-    """By its short name in a task, or by its full one. Raises ValueError.
+    """Find a score by its short name in a task, or by its full one. Raises ValueError.
 
     >>> find_score("catapult", "strict").name
     'catapult_strict'

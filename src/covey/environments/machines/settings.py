@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from covey.environments.settings import EnvironmentConfig
-from covey.setting import setting
+from covey.system.setting import setting
 
 
 @dataclass
@@ -12,7 +12,7 @@ class MachinesConfig(EnvironmentConfig):
 
     name: str = "machines"
     stages: list[str] = field(default_factory=lambda: ["car"])
-    """What is asked for, in turn: valid, small_car, budget_car, car, arm, catapult (docs/machines.md)."""
+    """What is asked for, in turn: valid, small_car, budget_car, car, arm, catapult (docs/tasks/machines.md)."""
     form: str = "tree"
     """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
     score: str = "strict"

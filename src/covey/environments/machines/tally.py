@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from covey.environments.machines.trajectory import Ending
-from covey.environments.machines.tree import canonical
-from covey.environments.machines.types import Invalid, Machine
+from covey.environments.machines.design.tree import canonical
+from covey.environments.machines.design.types import Invalid, Machine
+from covey.environments.machines.physics.trajectory import Ending
 from covey.types import Failure
 
 
 @dataclass(slots=True)
-class Tally:
+class StepStats:
     """Counts group by group until it is asked."""
 
     scores: list[list[float]] = field(default_factory=list)
@@ -25,14 +25,14 @@ class Tally:
     def add(
         self, machines: Sequence[Machine | Invalid], scores: Sequence[float | Failure], endings: Sequence[Ending]
     ) -> None:
-        """All answers to one prompt."""
+        """Count all answers to one prompt."""
         self.scores.append([score for score in scores if not isinstance(score, Failure)])
         self.num_unique.append(len({canonical(found.tree) for found in machines if isinstance(found, Machine)}))
         self.codes += [found.code if isinstance(found, Invalid) else "" for found in machines]
         self.endings += endings
 
     def take(self) -> dict[str, float]:
-        """What there is to log, and begin anew."""
+        """Return what there is to log, and begin anew."""
         groups, unique, codes = [group for group in self.scores if group], self.num_unique, self.codes
         reasons = [code for code in codes if code] + [ending for ending in self.endings if ending != "complete"]
         self.scores, self.num_unique, self.codes, self.endings = [], [], [], []
@@ -52,7 +52,8 @@ class Tally:
 
 
 def _best_at(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Best@N over the largest groups, for N = 1, 2, 4 ... up to their size; evaluations have greedy ones beside."""
+    """Compute Best@N over the largest groups, for N = 1, 2, 4 ... up to their size. Evaluations have greedy ones
+    beside."""
     largest = max(map(len, groups))
     chosen = [group for group in groups if len(group) == largest]
     sizes = [2**power for power in range(7) if 2**power <= largest]
@@ -60,7 +61,8 @@ def _best_at(groups: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def best_of(scores: Sequence[float], size: int) -> float:
-    """Expected best of so many scores drawn with replacement: what a bootstrap estimates, without its noise.
+    """Compute the expected best of so many scores drawn with replacement: what a bootstrap estimates, without its
+    noise.
 
     >>> best_of([0.0, 4.0], 2)
     3.0

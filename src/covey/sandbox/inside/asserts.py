@@ -53,7 +53,7 @@ class Candidate:
         """The last call and what became of it."""
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the program's answer, in plain types; raises what it raised, by name."""
+        """Return the program's answer, in plain types. Raises what it raised, by name."""
         text = shown_call(self._case.entry_point, arguments, keywords)
         if self.verdict is not None or self.fault is not None:
             raise GivenUp
@@ -106,7 +106,7 @@ class Candidate:
 
 
 def error_named(text: str) -> Exception:
-    """Return the built-in exception of that name, or else a ProgramError; none that ends processes or loops."""
+    """Return the built-in exception of that name, or else a ProgramError. None that ends processes or loops."""
     name, _, message = text.partition(": ")
     found = builtins.__dict__.get(name)
     is_plain = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, StopIteration)

@@ -16,7 +16,7 @@ MIN_SECONDS = 0.05
 
 
 class LoadFailed(Exception):
-    """The program does not even define what is to be called; the message says why."""
+    """The program does not even define what is to be called. The message says why."""
 
 
 class Spawner(Protocol):
@@ -48,7 +48,7 @@ class Case:
     program: Program | None = None
 
     def expect(self, num_left: int) -> float:
-        """Return when the next answer must be there; the judge sees to it that it is also looked at soon after.
+        """Return when the next answer must be there. The judge sees to it that it is also looked at soon after.
 
         Once a test has timed out, the others share what is left.
         """
@@ -77,7 +77,7 @@ class Case:
         self.link.add(verdict)
 
     def start(self, is_script: bool = False) -> Program:
-        """Return a fresh process that has read the program; nothing of the program has run in it yet."""
+        """Return a fresh process that has read the program. Nothing of the program has run in it yet."""
         self.end()
         began = time.monotonic()
         deadline = began + START_SECONDS
@@ -114,7 +114,7 @@ class Case:
             raise Broken(f"a layer could not be put on: {first['failed']}")
 
     def load(self) -> Program:
-        """Return a fresh process that has loaded the program; raises LoadFailed."""
+        """Return a fresh process that has loaded the program. Raises LoadFailed."""
         program = self.start()
         try:
             loaded = program.receive(self.expect(1))
@@ -136,7 +136,7 @@ class Case:
 
 
 def answer_of(frame: dict[str, Any], index: int) -> tuple[bool, Any]:
-    """Return (True, the value) or (False, the error's text); raises Violation for no answer to that call."""
+    """Return (True, the value) or (False, the error's text). Raises Violation for no answer to that call."""
     if type(frame.get("i")) is not int or frame["i"] != index:
         raise Violation("an answer to another call")
     if set(frame) == {"i", "out"}:

@@ -53,7 +53,7 @@ def check(order: dict[str, Any], link: Link, spawner: Spawner) -> None:
         link.send(broken=str(error)[:1000])
 
 
-class Asked:
+class JudgeSpawner:
     """A Spawner whose processes are the judge's, which watches over them meanwhile."""
 
     def __init__(self, link: Link) -> None:

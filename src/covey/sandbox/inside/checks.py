@@ -62,7 +62,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 def is_shut(found: Any, expected: Expected) -> bool:
-    """The attempt failed."""
+    """Return whether the attempt failed."""
     return "open" not in found
 
 
@@ -87,7 +87,7 @@ def folder_holds(found: dict[str, Any], expected: Expected) -> bool:
 
 
 def since(version: int) -> Callable[[Any, Expected], bool]:
-    """The attempt fails where Landlock is at least that new; before, seccomp alone stops it."""
+    """Expect the attempt to fail where Landlock is at least that new. Before, seccomp alone stops it."""
     return lambda found, expected: expected.landlock_abi < version or is_shut(found, expected)
 
 
@@ -137,9 +137,9 @@ OUTSIDE = ("outer_uid", "capabilities")
 def results(
     checks: list[Check], expected: Expected, run: Callable[[tuple[str, ...], Found], Found]
 ) -> list[tuple[Check, Any, bool]]:
-    """What each probe met, and whether the layer holds. `run` takes layers to omit and facts."""
+    """Return what each probe met, and whether the layer holds. `run` takes layers to omit and facts."""
     met = []
-    with baits() as facts:
+    with canary_resources() as facts:
         for name, omitted in RUNS.items():
             mine = [check for check in checks if check.without == name]
             attempts = sorted({check.attempt for check in mine} - set(OUTSIDE))
@@ -149,13 +149,13 @@ def results(
 
 
 def does_hold(check: Check, found: Any, expected: Expected) -> bool:
-    """Not where the probe itself could not be made."""
+    """Return whether a layer holds. It does not where the probe itself could not be made."""
     return not (type(found) is str and found.startswith(FAILED)) and check.holds(found, expected)
 
 
 @contextmanager
-def baits() -> Iterator[Found]:
-    """A file, listeners and shared memory that probes try to reach."""
+def canary_resources() -> Iterator[Found]:
+    """Make a file, listeners and shared memory that probes try to reach."""
     token = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="covey-bait-")))
@@ -177,7 +177,7 @@ def baits() -> Iterator[Found]:
 
 
 def listener(family: int, kind: int, address: Any) -> socket.socket:
-    """Something that would answer."""
+    """Make a socket that would answer."""
     server = socket.socket(family, kind)
     server.bind(address)
     if kind == socket.SOCK_STREAM:
@@ -187,7 +187,7 @@ def listener(family: int, kind: int, address: Any) -> socket.socket:
 
 @contextmanager
 def segment() -> Iterator[int]:
-    """Shared memory of System V that everybody may look at."""
+    """Make shared memory of System V that everybody may look at."""
     number = kernel.LIBC.shmget(_IPC_PRIVATE, 4096, _IPC_CREAT | 0o666)
     try:
         yield number
@@ -196,14 +196,14 @@ def segment() -> Iterator[int]:
 
 
 def seen_from_outside(program: Program) -> Found:
-    """What the host's /proc says of a process."""
+    """Return what the host's /proc says of a process."""
     lines = Path(f"/proc/{program.process.pid}/status").read_text().splitlines()
     status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     return {"outer_uid": int(status["Uid"][0]), "capabilities": int(status["CapPrm"][0], 16)}
 
 
 def answers(program: Program, facts: Found, deadline: float) -> Found:
-    """What the probes of one run found."""
+    """Return what the probes of one run found."""
     program.send(wire.pack(codec.dumps(facts)))
     found = program.receive(deadline)
     if "failed" in found or "err" in found:

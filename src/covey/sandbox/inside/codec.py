@@ -53,12 +53,12 @@ class Encoder:
     """Encodes one value, of at most `size` nodes and characters."""
 
     def __init__(self, size: int, is_strict: bool = False) -> None:
-        """`is_strict`: a value that is not plain is an error, not opaque."""
+        """Begin a text of at most `size`. `is_strict`: a value that is not plain is an error, not opaque."""
         self._left = size
         self._is_strict = is_strict
 
     def encode(self, value: Any, depth: int = 0) -> Any:
-        """The value for `json.dumps`; raises Unencodable."""
+        """Encode a value for `json.dumps`. Raises Unencodable."""
         kind = type(value)
         self._left -= 1
         if value is None or kind is bool:
@@ -74,13 +74,13 @@ class Encoder:
         return self._iterator_or_opaque(value, depth)
 
     def spend(self, size: int) -> None:
-        """Takes from what is left."""
+        """Take from what is left."""
         self._left -= size
         if self._left < 0:
             raise Unencodable("the value is too large")
 
     def all(self, values: Iterable[Any], depth: int) -> list[Any]:
-        """Each of the values, one deeper."""
+        """Encode each of the values, one deeper."""
         encoded = []
         for value in values:
             self.spend(1)
@@ -88,7 +88,7 @@ class Encoder:
         return encoded
 
     def pairs(self, values: Iterable[tuple[Any, Any]], depth: int) -> list[list[Any]]:
-        """Each of the pairs, one deeper."""
+        """Encode each of the pairs, one deeper."""
         encoded = []
         for first, second in values:
             self.spend(1)
@@ -170,12 +170,12 @@ _FROM_JSON = json.JSONDecoder(parse_float=_refuse, parse_constant=_refuse)
 
 
 def dumps(value: Any) -> bytes:
-    """What `encode` made, as text in ASCII."""
+    """Write what `encode` made as text in ASCII."""
     return _TO_JSON.encode(value).encode()
 
 
 def loads(text: bytes) -> Any:
-    """JSON without floats, which are always tagged; raises one of FOREIGN."""
+    """Read JSON without floats, which are always tagged. Raises one of FOREIGN."""
     return _FROM_JSON.decode(text.decode())
 
 
@@ -184,7 +184,7 @@ _FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}|-?inf|nan")
 
 
 def decode(node: Any, depth: int = 0) -> Any:
-    """The value of encoded JSON, in exact plain types; raises one of FOREIGN for what `encode` does not make."""
+    """Decode JSON into exact plain types. Raises one of FOREIGN for what `encode` does not make."""
     kind = type(node)
     if node is None or kind is bool or kind is str or kind is int:
         return node
@@ -215,7 +215,7 @@ def _decoded_all(content: Any, depth: int) -> list[Any]:
 
 
 def _hashable(values: list[Any]) -> list[Any]:
-    """The same, if their hashes differ: inserting numbers that were chosen to have one hash takes for ever."""
+    """Return the values if their hashes differ: inserting numbers that were chosen to have one hash takes for ever."""
     if len(values) - len({hash(value) for value in values}) > MAX_COLLISIONS:
         raise ValueError("too many values with the same hash")
     return values

@@ -22,7 +22,7 @@ EXACT = Tolerance()
 
 
 def matches(expected: Any, got: Any, tolerance: Tolerance = EXACT) -> bool:
-    """Whether `got` counts as `expected`; both are plain.
+    """Return whether `got` counts as `expected`. Both are plain.
 
     >>> matches(2.0, 2), matches(2, 2.0), matches(1, True), matches([1], (1,))
     (True, False, False, False)
@@ -74,7 +74,7 @@ def _dicts(expected: dict[Any, Any], got: dict[Any, Any], tolerance: Tolerance) 
 
 
 def _pair_up(pairs: dict[Hashable, Any], others: dict[Hashable, Any], tolerance: Tolerance) -> bool:
-    """Each of `pairs` with its own of `others`: of the same key, or else of one that is as good as it."""
+    """Match each of `pairs` with its own of `others`: of the same key, or else of one that is as good as it."""
     if len(pairs) != len(others):
         return False
     left = []
@@ -91,7 +91,7 @@ def _pair_up(pairs: dict[Hashable, Any], others: dict[Hashable, Any], tolerance:
 
 
 def key_of(value: Any) -> Hashable:
-    """Equal for values that are equal and of the same types all through: `1 == True == 1.0` in Python's own sets."""
+    """Return a key, equal for values that are equal and of the same types: `1 == True == 1.0` in Python's own sets."""
     kind = type(value)
     if kind is float:
         return (kind, (value + 0.0).hex())  # -0.0 is 0.0, nan is nan

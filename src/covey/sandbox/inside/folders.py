@@ -19,7 +19,7 @@ _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def make_base(uid: int | None) -> str:
-    """A folder for the folders of programs, which their user can pass through but not list."""
+    """Make a folder for the folders of programs, which their user can pass through but not list."""
     candidates = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
     suitable = [path for path in candidates if os.access(path, os.W_OK) and (uid is None or is_public(path))]
     if not suitable:
@@ -30,7 +30,7 @@ def make_base(uid: int | None) -> str:
 
 
 def is_public(path: str) -> bool:
-    """Whether every user may enter the folder."""
+    """Return whether every user may enter the folder."""
     parts = os.path.realpath(path).split("/")
     above = ["/".join(parts[:number]) or "/" for number in range(1, len(parts) + 1)]
     return all(os.stat(folder).st_mode & 0o001 for folder in above)
@@ -53,7 +53,7 @@ def is_over(folder: str, max_bytes: int) -> bool:
 
 
 def _below(folder: str, at: int | None = None, depth: int = 0) -> Iterator[tuple[os.stat_result, int]]:
-    """Yield the state and depth of all that is in a folder; nothing where it is gone or no folder any more."""
+    """Yield the state and depth of all that is in a folder. Nothing where it is gone or no folder any more."""
     try:
         inner = os.open(folder, _FOLDER, dir_fd=at)
     except OSError as error:
@@ -74,7 +74,7 @@ def _below(folder: str, at: int | None = None, depth: int = 0) -> Iterator[tuple
 
 
 def num_threads(pid: int) -> int:
-    """Of a process, 0 where it is gone."""
+    """Count the threads of a process, 0 where it is gone."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -82,7 +82,7 @@ def num_threads(pid: int) -> int:
 
 
 def remove(folder: str) -> None:
-    """The folder and all below, at any depth, with two open descriptors and no links followed.
+    """Remove the folder and all below, at any depth, with two open descriptors and no links followed.
 
     A program that is still being ended may move what is being removed, so that ".." leads elsewhere: OSError then.
     """
@@ -109,7 +109,7 @@ def remove(folder: str) -> None:
 
 
 def remove_when_still(folder: str) -> None:
-    """The same while the last program is being killed and may still be writing; given up after a second."""
+    """Remove a folder while the last program is being killed and may still be writing. Gives up after a second."""
     for _ in range(20):
         try:
             remove(folder)
@@ -120,7 +120,7 @@ def remove_when_still(folder: str) -> None:
 
 
 def _clear(at: int) -> list[str]:
-    """Unlinks what is no folder; the names of those that are, which can then be entered."""
+    """Unlink what is no folder, and return the names of those that are, which can then be entered."""
     inner = []
     for name in os.listdir(at):
         mode = os.lstat(name, dir_fd=at).st_mode
@@ -143,7 +143,7 @@ def _let_in(name: str, at: int) -> None:
 
 
 def _exchange(at: int, name: str) -> int:
-    """Opens a folder in another, and lets go of that; not where it cannot be opened."""
+    """Open a folder in another, and let go of that. Not where it cannot be opened."""
     inner = os.open(name, _FOLDER, dir_fd=at)
     os.close(at)
     return inner

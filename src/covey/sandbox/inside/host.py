@@ -23,7 +23,7 @@ class Broken(Exception):
 
 
 class Unjudged(Exception):
-    """This program got no verdict, through the fault of a test; the sandbox is well."""
+    """This program got no verdict, through the fault of a test. The sandbox is well."""
 
 
 class Violation(Exception):
@@ -43,10 +43,10 @@ class TooMuch(Exception):
 
 
 class Zygote:
-    """The process that forks programs; its requests are answered in order."""
+    """The process that forks programs. Its requests are answered in order."""
 
     def __init__(self, command: list[str], bundle: bytes, config: dict[str, Any], environment: dict[str, str]) -> None:
-        """Raises Broken where it cannot start, with what is missing."""
+        """Start it. Raises Broken where it cannot start, with what is missing."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(ZYGOTE_SECONDS)
         read, write = os.pipe()
@@ -76,28 +76,28 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Return the number of its process."""
         return self._process.pid
 
     def ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
-        """The answer to a request; raises Broken where it refuses or is gone."""
+        """Ask and return the answer. Raises Broken where it refuses or is gone."""
         self.reap()
         self._send(request, descriptors)
         return self._answer()
 
     def end_soon(self, pid: int) -> None:
-        """Has a program killed, without waiting for it to be gone."""
+        """Have a program killed, without waiting for it to be gone."""
         self._send({"end": pid}, ())
         self._unanswered += 1
 
     def reap(self) -> None:
-        """Waits for all programs to be gone that were to end."""
+        """Wait for all programs to be gone that were to end."""
         while self._unanswered:
             self._unanswered -= 1
             self._answer()
 
     def close(self) -> None:
-        """Ends it and whatever it has forked."""
+        """End it and all that it has forked."""
         self._process.kill()
         self._process.wait()
         self._channel.close()
@@ -134,7 +134,7 @@ class Process:
 
     @property
     def descriptors(self) -> list[int]:
-        """All pipes, in order."""
+        """Return all pipes, in order."""
         return [pipe for pipe in (self.job, self.result, self.stdin, self.stdout) if pipe is not None]
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class Program:
 
     @property
     def stdin(self) -> int | None:
-        """Of a script."""
+        """Return the standard input of a script."""
         return self.process.stdin
 
     def send(self, content: bytes, descriptor: int | None = None) -> None:
@@ -177,7 +177,7 @@ class Program:
         self._write(descriptor)
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """Return the next frame; raises TimedOut, Ended, TooMuch or Violation."""
+        """Return the next frame. Raises TimedOut, Ended, TooMuch or Violation."""
         while True:
             frame = self._frame()
             if frame is not None:
@@ -185,7 +185,7 @@ class Program:
             self.pump(deadline)
 
     def pump(self, deadline: float) -> None:
-        """Move bytes until something has come in; raises TimedOut, Ended, TooMuch or Violation."""
+        """Move bytes until something has come in. Raises TimedOut, Ended, TooMuch or Violation."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:

@@ -78,13 +78,13 @@ class Host:
         return tuple(name for name in there_are if name not in self.start["omit"] and not impossible.get(name))
 
     def open(self) -> None:
-        """Starts the zygote and looks for every layer. Raises Broken where one is missing."""
+        """Start the zygote and look for every layer. Raises Broken where one is missing."""
         if not self.is_namespaced:
             self.base = folders.make_base(self.uid)
         self._open_zygote()
 
     def _open_zygote(self) -> None:
-        """A new one, in which nothing has run."""
+        """Start a new zygote, in which nothing has run."""
         environment = {checks.CANARY: secrets.token_hex(8), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
         config = {"layers": self.layers, "uid": self.uid, "base": self.base}
         self.zygote = Zygote(self.start["command"], self.start["bundle"].encode(), config, environment)
@@ -93,7 +93,7 @@ class Host:
 
     @property
     def living(self) -> Zygote:
-        """The zygote, which there is from `open` on."""
+        """Return the zygote, which there is from `open` on."""
         assert self.zygote is not None
         return self.zygote
 
@@ -126,13 +126,13 @@ class Host:
             os.kill(process.pid, signal.SIGKILL)
 
     def clear(self) -> None:
-        """End the program that runs; it is gone by the next `tidy`."""
+        """End the program that runs. It is gone by the next `tidy`."""
         running, self._running = self._running, None
         if running is not None:
             self._end(running)
 
     def _use(self, limits: dict[str, Any]) -> None:
-        """Processes are made for these limits."""
+        """Make processes for these limits from now on."""
         if limits != self._limits and self._spare is not None:
             spare, self._spare = self._spare, None
             spare.close()
@@ -169,7 +169,7 @@ class Host:
         return Process(pid, folder, job_write, result_read, stdin, stdout)
 
     def make_folder(self) -> str:
-        """Empty, of the program's user alone."""
+        """Make an empty folder of the program's user alone."""
         assert self.base is not None
         folder = os.path.join(self.base, secrets.token_hex(8))
         os.mkdir(folder, 0o700)
@@ -199,14 +199,14 @@ class Host:
             self._spare = self.spawn(self._limits)
 
     def close(self) -> None:
-        """Everything ends and nothing is left."""
+        """End everything and leave nothing behind."""
         if self.zygote is not None:
             self.zygote.close()
         if self.base is not None:
             folders.remove_when_still(self.base)
 
     def probe(self, omit: tuple[str, ...], facts: dict[str, Any]) -> dict[str, Any]:
-        """What the probes find with some layers taken off."""
+        """Return what the probes find with some layers taken off."""
         process = self.spawn(PROBE_LIMITS, omit=omit, is_probe=True)
         program = Program(process, PROBE_LIMITS)
         try:
@@ -222,7 +222,7 @@ class Host:
         return found
 
     def check(self) -> None:
-        """Raises Broken with the first layer that does not hold."""
+        """Raise Broken with the first layer that does not hold."""
         kept = 1 << kernel.CAP_DAC_READ_SEARCH if self.living.keeps_search else 0
         expected = checks.Expected(
             PROBE_LIMITS, self.base, self.is_namespaced, self.can_change_user, kept, self.landlock_abi
@@ -238,7 +238,7 @@ class Host:
 
 
 def prove(host: Host, supervisor: Supervisor) -> None:
-    """Judge programs of known outcome; raises Broken where one is judged otherwise."""
+    """Judge programs of known outcome. Raises Broken where one is judged otherwise."""
     for name, code, seconds, kinds in PROOFS:
         limits = {**PROBE_LIMITS, "wall_seconds": seconds}
         tests = [{"test": "call", "args": [], "kwargs": {"d": []}, "expected": 1, "rel": 0.0, "abs": 0.0}]
@@ -296,7 +296,7 @@ def serve_checker(channel: socket.socket) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.name_process("covey-checker")
     kernel.offer_to_oom_killer()
-    checker.serve(channel, checker.Asked)
+    checker.serve(channel, checker.JudgeSpawner)
 
 
 def watched(control: int) -> list[int]:
@@ -308,7 +308,7 @@ def watched(control: int) -> list[int]:
 
 
 def receive(callers: Sequence[int]) -> Any:
-    """Return the next message of the caller; raises CallerGone where there will be none."""
+    """Return the next message of the caller. Raises CallerGone where there will be none."""
     poll = select.poll()
     for descriptor in callers:
         poll.register(descriptor, select.POLLIN)

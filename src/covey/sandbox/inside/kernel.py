@@ -49,12 +49,12 @@ _M_ARENA_MAX = -8
 
 
 def address_of(content: bytes) -> int:
-    """Where these bytes are, for a call that reads them and returns; they must be kept alive meanwhile."""
+    """Return where these bytes are, for a call that reads them and returns. They must be kept alive meanwhile."""
     return ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value or 0
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a call; OSError with its errno where it is negative."""
+    """Return the result of a call. Raises OSError with its errno where it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -62,13 +62,13 @@ def checked(result: int, what: str) -> int:
 
 
 def call(name: str, *arguments: int) -> int:
-    """A system call by name; pointers are addresses."""
+    """Make a system call by name. Pointers are addresses."""
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
     return checked(LIBC.syscall(NUMBERS[name], *padded), name)
 
 
 def prctl(option: int, value: int = 0) -> int:
-    """prctl with one argument."""
+    """Call prctl with one argument."""
     return checked(LIBC.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
@@ -79,13 +79,13 @@ def name_process(name: str) -> None:
 
 
 def offer_to_oom_killer() -> None:
-    """Where the machine runs out of memory, have the kernel end this process and its children before the caller."""
+    """Have the kernel end this process and its children before the caller where the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
 
 
 def unshare(flags: int) -> None:
-    """New namespaces for this process; a new pid namespace only for its children."""
+    """Enter new namespaces. A new pid namespace is only for this process's children."""
     call("unshare", flags)
 
 
@@ -95,35 +95,35 @@ def mount(kind: str, target: str, flags: int, options: str) -> None:
 
 
 def make_mounts_private() -> None:
-    """Nothing mounted from now on is seen outside this mount namespace."""
+    """Hide what is mounted from now on from everything outside this mount namespace."""
     checked(LIBC.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "mount --make-rprivate /")
 
 
 def path_call(name: str, folder: int, path: str, *arguments: int) -> int:
-    """A system call whose first arguments are a folder's descriptor and a path."""
+    """Make a system call whose first arguments are a folder's descriptor and a path."""
     text = ctypes.create_string_buffer(os.fsencode(path))
     return call(name, folder, ctypes.addressof(text), *arguments)
 
 
 def clone_tree(path: str) -> int:
-    """A descriptor of a detached copy of the mounts at a path, which `attach_tree` puts elsewhere."""
+    """Copy the mounts at a path: returns a descriptor of the detached copy, which `attach_tree` puts elsewhere."""
     return path_call("open_tree", AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)
 
 
 def set_attributes(tree: int, attributes: int) -> None:
-    """Adds mount attributes (read-only and the like) to a detached tree and all mounts in it."""
+    """Add mount attributes (read-only and the like) to a detached tree and all mounts in it."""
     pack = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     path_call("mount_setattr", tree, "", AT_EMPTY_PATH | AT_RECURSIVE, ctypes.addressof(pack), 32)
 
 
 def restrict_mount(path: str, attributes: int) -> None:
-    """Adds mount attributes to the mount at a path alone."""
+    """Add mount attributes to the mount at a path alone."""
     pack = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     path_call("mount_setattr", AT_FDCWD, path, 0, ctypes.addressof(pack), 32)
 
 
 def attach_tree(tree: int, target: str) -> None:
-    """Mounts a detached tree at a path."""
+    """Mount a detached tree at a path."""
     empty = ctypes.create_string_buffer(b"")
     path = ctypes.create_string_buffer(os.fsencode(target))
     addresses = ctypes.addressof(empty), ctypes.addressof(path)
@@ -131,7 +131,7 @@ def attach_tree(tree: int, target: str) -> None:
 
 
 def make_root(path: str) -> None:
-    """The mount at `path` becomes the root folder; the old root is gone."""
+    """Make the mount at `path` the root folder. The old root is gone."""
     os.chdir(path)
     dot = ctypes.create_string_buffer(b".")
     call("pivot_root", ctypes.addressof(dot), ctypes.addressof(dot))
@@ -140,7 +140,7 @@ def make_root(path: str) -> None:
 
 
 def set_capabilities(mask: int) -> None:
-    """Permitted and effective capabilities of this thread; none are inheritable."""
+    """Set permitted and effective capabilities of this thread. None are inheritable."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
@@ -148,7 +148,7 @@ def set_capabilities(mask: int) -> None:
 
 
 def fork_into(namespaces: int) -> int:
-    """`os.fork` whose child is in new namespaces (0: in the same); `unshare` could do that only once per process."""
+    """Fork a child into new namespaces (0: the same). `unshare` could do that only once per process."""
     ctypes.pythonapi.PyOS_BeforeFork()
     pid: int = WITH_GIL.syscall(NUMBERS["clone"], namespaces | signal.SIGCHLD, 0, 0, 0, 0, 0)
     if pid == 0:
@@ -159,5 +159,5 @@ def fork_into(namespaces: int) -> int:
 
 
 def one_malloc_arena() -> None:
-    """Threads do not reserve 64 MiB of address space each, which the memory limit would count."""
+    """Keep threads from reserving 64 MiB of address space each, which the memory limit would count."""
     LIBC.mallopt(_M_ARENA_MAX, 1)

@@ -1,4 +1,4 @@
-"""Landlock: what files a process may reach; TCP, signals and abstract sockets are closed as far as the kernel can.
+"""Landlock: what files a process may reach. TCP, signals and abstract sockets are closed as far as the kernel can.
 
 Numbers from the kernel's `linux/landlock.h`. What an older kernel does not know, seccomp carries.
 """
@@ -35,7 +35,7 @@ _PATH_BENEATH = 1
 
 @cache
 def abi() -> int:
-    """The kernel's version of Landlock, 0 where it has none."""
+    """Return the kernel's version of Landlock, 0 where it has none."""
     try:
         return kernel.call("landlock_create_ruleset", 0, 0, _VERSION)
     except OSError:
@@ -43,18 +43,18 @@ def abi() -> int:
 
 
 def rules(paths: Sequence[tuple[str, int]]) -> tuple[bytes, ...]:
-    """A rule for each (path, rights), with the path opened: quick to add. One that does not exist is left out."""
+    """Make a rule for each (path, rights), with the path opened: quick to add. One that does not exist is left out."""
     return tuple(rule for path, rights in paths if (rule := _rule(path, rights)) is not None)
 
 
 def let_go(allowed: Sequence[bytes]) -> None:
-    """Closes the paths of rules that are not needed again; a ruleset made of them stays."""
+    """Close the paths of rules that are not needed again. A ruleset made of them stays."""
     for rule in allowed:
         os.close(int.from_bytes(rule[_RIGHTS_BYTES:], "little"))
 
 
 def ruleset(allowed: Sequence[bytes]) -> int:
-    """A descriptor for `restrict`: what is not allowed in it is refused."""
+    """Make a descriptor for `restrict`: what is not allowed in it is refused."""
     version = abi()
     handled = _handled(version)
     attributes = (ctypes.c_uint64 * 3)(handled, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
@@ -66,18 +66,18 @@ def ruleset(allowed: Sequence[bytes]) -> int:
 
 
 def restrict(descriptor: int) -> None:
-    """From now on, and beside whatever restricts it already, this process keeps to the ruleset. Needs
+    """Restrict this process to the ruleset, from now on and beside what restricts it already. Needs
     no-new-privileges."""
     kernel.call("landlock_restrict_self", descriptor, 0)
 
 
 def _handled(version: int) -> int:
-    """All rights that this version knows; what is handled and not allowed by a rule is refused."""
+    """Return all rights that this version knows. What is handled and not allowed by a rule is refused."""
     return (1 << _NUM_FILE_RIGHTS[max(1, min(version, 5))]) - 1
 
 
 def _rule(path: str, rights: int) -> bytes | None:
-    """A packed struct landlock_path_beneath_attr: u64 rights, s32 descriptor."""
+    """Pack a struct landlock_path_beneath_attr: u64 rights, s32 descriptor."""
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def _rule(path: str, rights: int) -> bytes | None:
 
 
 def _moved(descriptor: int) -> int:
-    """Out of the way of the numbers that a program's own descriptors will have."""
+    """Move it out of the way of the numbers that a program's own descriptors will have."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
     os.close(descriptor)
     return moved

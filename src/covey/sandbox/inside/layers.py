@@ -21,7 +21,7 @@ LAYERS_OF: dict[str, tuple[str, ...]] = {
     "landlock": SHARED_LAYERS,
     "unsafe_no_isolation": ALWAYS,
 }
-"""Layers of each tier. What each of them stops is in docs/sandbox.md; `probes` looks for each of them at start."""
+"""Layers of each tier. What each of them stops is in docs/trust/sandbox.md; `probes` looks for each at start."""
 
 WORK = "/tmp"
 """A program's own folder, where it has a root of its own."""
@@ -63,7 +63,7 @@ class Spec:
     """Address space of the interpreter before the program."""
 
     def has(self, layer: str) -> bool:
-        """Whether the layer is to be put on."""
+        """Return whether the layer is to be put on."""
         return layer in self.layers
 
 
@@ -74,12 +74,12 @@ class Step:
     layer: str
 
     def begin(self, layer: str) -> None:
-        """From here on it is this layer."""
+        """Begin this layer."""
         self.layer = layer
 
 
 def enter(spec: Spec, step: Step) -> None:
-    """Puts all layers of the spec on this process, which cannot take them off again."""
+    """Put all layers of the spec on this process, which cannot take them off again."""
     step.begin("private_folder")
     if spec.has("mount_namespace") and spec.has("private_folder"):
         size = spec.limits["file_bytes"]
@@ -108,7 +108,8 @@ def enter(spec: Spec, step: Step) -> None:
 
 
 def enter_identity(spec: Spec, step: Step) -> None:
-    """Another user without capabilities, who cannot gain any and whose memory nobody of the same user may read."""
+    """Become another user without capabilities, who cannot gain any and whose memory no process of the same user may
+    read."""
     step.begin("identity")
     kept = 1 << kernel.CAP_DAC_READ_SEARCH if spec.keep_search else 0
     if spec.uid is not None:
@@ -127,14 +128,14 @@ def enter_identity(spec: Spec, step: Step) -> None:
 
 
 def change_user(uid: int) -> None:
-    """To a user and a group of that number, for good."""
+    """Change to a user and a group of that number, for good."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def set_environment(folder: str) -> None:
-    """Nothing of the caller's; what libraries ask for."""
+    """Set what libraries ask for, and nothing of the caller's."""
     wanted = {"HOME": folder, "TMPDIR": folder, **ENVIRONMENT}
     for name in list(os.environ):  # one by one: what clear and update call besides touches many pages of the zygote
         del os.environ[name]
@@ -144,7 +145,7 @@ def set_environment(folder: str) -> None:
 
 
 def set_limits(spec: Spec) -> None:
-    """Limits of the process; how long it may take is watched from outside."""
+    """Set limits of the process. How long it may take is watched from outside."""
     limits = spec.limits
     cpu = limits["cpu_seconds"]
     bounds = {
@@ -167,14 +168,14 @@ def set_limits(spec: Spec) -> None:
 
 
 def arrange(descriptors: dict[int, int]) -> None:
-    """Moves descriptors to the numbers given as keys; `enter` closes what comes behind them."""
+    """Move descriptors to the numbers given as keys. `enter` closes what comes behind them."""
     high = {number: os.dup2(source, _HIGH + number) for number, source in descriptors.items()}
     for number, source in high.items():
         os.dup2(source, number)
 
 
 def can_change_user() -> bool:
-    """Root may, unless a container took the capabilities away."""
+    """Return whether this process may. Root may, unless a container took the capabilities away."""
     with open("/proc/self/status") as file:
         effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff"))
     wanted = 1 << kernel.CAP_SETUID | 1 << kernel.CAP_SETGID

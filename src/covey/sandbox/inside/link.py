@@ -20,7 +20,7 @@ PASSED: Verdict = {"passed": True, "kind": "passed", "message": ""}
 
 
 def failed(kind: str, message: str) -> Verdict:
-    """Return a test that did not pass; its message is a short line without control characters, which terminals obey."""
+    """Return a test that did not pass. Its message is a short line without control characters, which terminals obey."""
     line = " ".join(message[: 2 * MAX_MESSAGE].split())[:MAX_MESSAGE]
     return {"passed": False, "kind": kind, "message": "".join(c if c.isprintable() else "?" for c in line)}
 

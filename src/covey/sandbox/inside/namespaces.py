@@ -23,8 +23,8 @@ _READ_ONLY = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_
 
 
 def enter(spec: Spec, readable: Sequence[str], hidden: Sequence[str]) -> None:
-    """The calling process, which must have one thread, moves in. `readable`: folders of the host that stay;
-    `hidden`: folders in them that show up empty.
+    """Move the calling process in, which must have one thread. `readable`: folders of the host that stay. `hidden`:
+    folders in them that show up empty.
 
     Raises OSError where the kernel or the container does not allow it.
     """
@@ -46,7 +46,7 @@ def enter(spec: Spec, readable: Sequence[str], hidden: Sequence[str]) -> None:
 
 
 def write_maps(uid: int, gid: int) -> None:
-    """One user and one group exist in the namespace."""
+    """Map one user and one group into the namespace."""
     for name, content in (
         ("setgroups", "deny"),
         ("uid_map", f"{INSIDE_ID} {uid} 1"),
@@ -57,12 +57,12 @@ def write_maps(uid: int, gid: int) -> None:
 
 
 def take_hold(readable: Sequence[str]) -> dict[str, int]:
-    """Detached copies of the mounts at those paths, and of the devices; paths that do not exist are left out."""
+    """Make detached copies of the mounts at those paths, and of the devices. Paths that do not exist are left out."""
     return {path: kernel.clone_tree(path) for path in (*readable, *DEVICES) if os.path.exists(path)}
 
 
 def build_root(trees: dict[str, int], hidden: Sequence[str]) -> None:
-    """A small file system over the host's /tmp (seen nowhere else) with the trees in their places."""
+    """Build a small file system over the host's /tmp (seen nowhere else) with the trees in their places."""
     kernel.mount("tmpfs", WORK, kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
     for path, tree in trees.items():
         target = WORK + path

@@ -1,4 +1,4 @@
-"""Attempts to get out, made at start inside the sandbox by trusted code; `checks` says what each must come to.
+"""Attempts to get out, made at start inside the sandbox by trusted code. `checks` says what each must come to.
 
 Each answer is "open" where the attempt succeeded, else what it met: the name of an error, or a number.
 """
@@ -22,7 +22,7 @@ io_uring_setup perf_event_open memfd_create open_by_handle_at pidfd_open socket 
 
 
 def serve() -> NoReturn:
-    """In place of a program."""
+    """Run the probes in place of a program."""
     facts = codec.loads(program.read_frame(program.JOB))
     found = {name: made(ATTEMPTS[name], facts) for name in facts["attempts"]}
     program.Answers(program.RESULT, 1 << 16).send(found)
@@ -31,7 +31,7 @@ def serve() -> NoReturn:
 
 
 def made(attempt: Callable[[dict[str, Any]], Any], facts: dict[str, Any]) -> Any:
-    """What it came to, or that it could not be made."""
+    """Make an attempt and return what it came to, or that it could not be made."""
     try:
         return attempt(facts)
     except Exception as error:
@@ -39,7 +39,7 @@ def made(attempt: Callable[[dict[str, Any]], Any], facts: dict[str, Any]) -> Any
 
 
 def outcome(attempt: Callable[[], object]) -> str:
-    """ "open", or the name of the error."""
+    """Return "open", or the name of the error."""
     try:
         attempt()
     except Exception as error:
@@ -48,13 +48,14 @@ def outcome(attempt: Callable[[], object]) -> str:
 
 
 def calls(facts: dict[str, Any]) -> dict[str, str]:
-    """Each forbidden call with arguments of -1, which no call does anything with."""
+    """Try each forbidden call with arguments of -1, which no call does anything with."""
     names = [name for name in FORBIDDEN.split() if name in kernel.NUMBERS]
     return {name: outcome(lambda name=name: call_through(name)) for name in names}  # type: ignore[misc]
 
 
 def call_through(name: str) -> None:
-    """PermissionError where the filter refuses; any other error comes from the call itself, so it got through."""
+    """Make a call: PermissionError where the filter refuses. Any other error comes from the call itself, so it got
+    through."""
     if name == "fork":  # has no arguments that could be wrong
         if kernel.fork_into(0) == 0:
             os._exit(0)
@@ -67,7 +68,7 @@ def call_through(name: str) -> None:
 
 
 def read_file(facts: dict[str, Any]) -> list[str]:
-    """Files that everybody may read on the host."""
+    """Read files that everybody may read on the host."""
     return [outcome(lambda path=path: open(path).close()) for path in facts["files"]]  # type: ignore[misc]
 
 
@@ -88,7 +89,7 @@ def signal_parent(facts: dict[str, Any]) -> str:
 
 
 def connect(family: int, kind: int, address: Any) -> str:
-    """Whether something can be sent there."""
+    """Return whether something can be sent there."""
 
     def attempt() -> None:
         with socket.socket(family, kind) as client:
@@ -108,7 +109,7 @@ def connect_abstract(facts: dict[str, Any]) -> str:
 
 
 def send_udp(facts: dict[str, Any]) -> str:
-    """Nobody may be listening: an unconnected address in an empty network is refused at once."""
+    """Send a datagram. No process may be listening: an unconnected address in an empty network is refused at once."""
     return connect(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", facts["udp"]))
 
 
@@ -124,7 +125,7 @@ def process_number(facts: dict[str, Any]) -> int:
 
 
 def descriptors(facts: dict[str, Any]) -> list[int]:
-    """All that are open."""
+    """Return all descriptors that are open."""
     return [number for number in range(1024) if outcome(lambda number=number: os.fstat(number)) == "open"]  # type: ignore[misc]
 
 
@@ -134,7 +135,7 @@ def limits(facts: dict[str, Any]) -> dict[str, int]:
 
 
 def folder(facts: dict[str, Any]) -> dict[str, Any]:
-    """Its own, empty, writable, and how large the file system is."""
+    """Return what the folder is like: its own, empty, writable, and how large the file system is."""
     state = os.statvfs(".")
     found = {"path": os.getcwd(), "names": os.listdir("."), "bytes": state.f_blocks * state.f_frsize}
     return {**found, "write": outcome(lambda: open("probe", "w").close())}

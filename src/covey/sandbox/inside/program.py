@@ -32,23 +32,23 @@ class Answers:
         self._max_bytes = max_bytes
 
     def send(self, message: dict[str, Any]) -> None:
-        """One frame."""
+        """Send one frame."""
         wire.write_all(self._descriptor, wire.pack(codec.dumps(message)))
 
     def send_value(self, index: int, value: Any) -> None:
-        """The answer to a call."""
+        """Send the answer to a call."""
         encoded = codec.dumps({"i": index, "out": codec.Encoder(self._max_bytes).encode(value)})
         if len(encoded) > self._max_bytes:
             raise codec.Unencodable("the value is too large")
         wire.write_all(self._descriptor, wire.pack(encoded))
 
     def send_error(self, error: BaseException, **place: int) -> None:
-        """An exception: the name of its type and a short text, whatever it is."""
+        """Send an exception: the name of its type and a short text, whatever it is."""
         self.send({**place, "err": name_of(error), "text": text_of(error)})
 
 
 def serve(limits: dict[str, Any]) -> NoReturn:
-    """One program from its order to its end; the parent sees the channel close."""
+    """Run one program from its order to its end. The parent sees the channel close."""
     answers = Answers(RESULT, limits["output_bytes"])
     answers.send({"ready": True})
     order = codec.loads(read_frame(JOB))
@@ -68,12 +68,12 @@ def serve(limits: dict[str, Any]) -> NoReturn:
 
 
 def read_frame(descriptor: int) -> bytes:
-    """The payload of one frame."""
+    """Read the payload of one frame."""
     return wire.read_exactly(descriptor, int.from_bytes(wire.read_exactly(descriptor, wire.LENGTH), "big"))
 
 
 def imports(code: str, suspicious: list[str]) -> list[str]:
-    """Which of these modules an import of the code names; looked for in its text, none of it runs."""
+    """Return which of these modules an import of the code names. Looks at its text only, none of it runs."""
     if not any(name in code for name in suspicious):
         return []
     try:
@@ -85,7 +85,7 @@ def imports(code: str, suspicious: list[str]) -> list[str]:
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The modules that one node imports."""
+    """Return the modules that one node imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -98,7 +98,8 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def open_streams() -> None:
-    """Python's own streams, in the zygote already, on whatever the descriptors will be: printing is never an error."""
+    """Open Python's own streams, in the zygote already, on whatever the descriptors will be: printing is never an
+    error."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(STDIN, closefd=False), "utf-8", "surrogateescape")  # type: ignore[misc]
     for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
         raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
@@ -108,14 +109,14 @@ def open_streams() -> None:
 
 
 def module_of(name: str) -> types.ModuleType:
-    """A module that the standard library finds by the name that classes and functions carry."""
+    """Make a module that the standard library finds by the name that classes and functions carry."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     return module
 
 
 def load(code: str, entry_point: str) -> Callable[..., Any]:
-    """The function to call; `Class.method` is the method of `Class()`."""
+    """Load the function to call. `Class.method` is the method of `Class()`."""
     module = module_of("program")
     exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
     name, *attributes = entry_point.split(".")
@@ -130,7 +131,7 @@ def load(code: str, entry_point: str) -> Callable[..., Any]:
 
 
 def run_script(code: str) -> None:
-    """As `python program.py` would, up to the end of its threads and what it left to do at exit."""
+    """Run it as `python program.py` would, up to the end of its threads and what it left to do at exit."""
     module = module_of("__main__")
     with contextlib.suppress(SystemExit):
         exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
@@ -140,7 +141,7 @@ def run_script(code: str) -> None:
 
 
 def next_call() -> dict[str, Any] | None:
-    """What is to be called with, encoded; None after the last."""
+    """Return what is to be called with, encoded. None after the last."""
     try:
         frame = read_frame(JOB)
     except EOFError:
@@ -149,7 +150,7 @@ def next_call() -> dict[str, Any] | None:
 
 
 def answer(answers: Answers, function: Callable[..., Any], call: dict[str, Any]) -> None:
-    """One call."""
+    """Make one call and send its answer."""
     index = call["i"]
     try:
         arguments, keywords = codec.decode(call.pop("args")), codec.decode(call.pop("kwargs"))
@@ -159,7 +160,7 @@ def answer(answers: Answers, function: Callable[..., Any], call: dict[str, Any])
 
 
 def name_of(error: BaseException) -> str:
-    """The name of its type, were it what types say of themselves or not."""
+    """Return the name of its type, were it what types say of themselves or not."""
     try:
         return str.__str__(type(error).__name__)[:MAX_TEXT]
     except BaseException:
@@ -167,7 +168,7 @@ def name_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Its message on one line, and the line of the program where it was raised."""
+    """Return its message on one line, and the line of the program where it was raised."""
     try:
         text = " ".join(str.__str__(str(error)).split())[:MAX_TEXT]
         line, trace = 0, error.__traceback__

@@ -77,7 +77,7 @@ Block = list[Instruction]
 
 
 def refuse(number: int = errno.EPERM) -> Instruction:
-    """The call fails with this errno."""
+    """Make the call fail with this errno."""
     return (_RETURN, 0, 0, _ERRNO | number)
 
 
@@ -87,12 +87,12 @@ SUCCEED: Instruction = (_RETURN, 0, 0, _ERRNO)
 
 
 def low(argument: int) -> Instruction:
-    """Loads the low 32 bits of an argument (both machines are little-endian)."""
+    """Load the low 32 bits of an argument (both machines are little-endian)."""
     return (_LOAD, 0, 0, 16 + 8 * argument)
 
 
 def one_of(argument: int, values: Sequence[int], ignored: Sequence[int] = ()) -> Block:
-    """Allow the call where the argument is one of the values; where it is one of `ignored`, do nothing and succeed."""
+    """Allow the call where the argument is one of the values. Where it is one of `ignored`, do nothing and succeed."""
     outcomes = [*((value, ALLOW) for value in values), *((value, SUCCEED) for value in ignored)]
     tests = [instruction for value, outcome in outcomes for instruction in ((_EQUAL, 0, 1, value), outcome)]
     return [low(argument), *tests, refuse()]
@@ -104,12 +104,12 @@ def below(argument: int, limit: int) -> Block:
 
 
 def anonymous() -> Block:
-    """mmap: memory, not files. A file that is mapped stays on the disk when it has neither name nor descriptor."""
+    """Allow mmap of memory, not of files. A mapped file stays on the disk when it has neither name nor descriptor."""
     return [low(3), (_ANY_BIT, 0, 1, _MAP_ANONYMOUS), ALLOW, refuse()]
 
 
 def thread_only() -> Block:
-    """clone: threads, not processes, and no namespaces.
+    """Allow clone of threads, not of processes, and no namespaces.
 
     A thread shares all with the others: with descriptors of its own it would have a limit of its own for them too.
     """
@@ -118,18 +118,18 @@ def thread_only() -> Block:
 
 
 def stream_pair() -> Block:
-    """socketpair: unix stream sockets, which asyncio makes; datagram ones could be sent to addresses."""
+    """Allow socketpair of unix stream sockets, which asyncio makes. Datagram ones could be sent to addresses."""
     return [low(0), (_EQUAL, 0, 4, 1), low(1), (_AND, 0, 0, 0xF), (_EQUAL, 0, 1, 1), ALLOW, refuse()]
 
 
 def without_address() -> Block:
-    """sendto: only what `send` does."""
+    """Allow sendto to do only what `send` does."""
     high = (_LOAD, 0, 0, 16 + 8 * 4 + 4)
     return [low(4), (_EQUAL, 0, 3, 0), high, (_EQUAL, 0, 1, 0), ALLOW, refuse()]
 
 
 def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
-    """Return what happens to each call that is not simply allowed; all others are refused."""
+    """Return what happens to each call that is not simply allowed. All others are refused."""
     table = {
         "clone": thread_only(),
         "close_range": one_of(2, (0, _CLOSE_RANGE_CLOEXEC)),
@@ -157,7 +157,7 @@ def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
 
 
 def assemble(machine: str, pid: int, are_files_private: bool) -> list[Instruction]:
-    """The whole program for one process."""
+    """Assemble the whole program for one process."""
     calls = numbers(machine)
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -176,7 +176,7 @@ def assemble(machine: str, pid: int, are_files_private: bool) -> list[Instructio
 
 
 def ranges(ordered: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of consecutive numbers.
+    """Group numbers into runs of consecutive ones.
 
     >>> ranges([1, 2, 3, 7])
     [(1, 3), (7, 7)]
@@ -196,16 +196,16 @@ _PID = 0x7ABCDEF1
 
 @cache
 def template(machine: str, are_files_private: bool) -> bytes:
-    """The program for a process whose number is not known yet, as the kernel reads it."""
+    """Return the program for a process whose number is not known yet, as the kernel reads it."""
     return b"".join(struct.pack("=HBBI", *one) for one in assemble(machine, _PID, are_files_private))
 
 
 def program_for(machine: str, pid: int, are_files_private: bool) -> bytes:
-    """The program for this process."""
+    """Return the program for this process."""
     return template(machine, are_files_private).replace(_PID.to_bytes(4, "little"), pid.to_bytes(4, "little"))
 
 
 def install(program: bytes) -> None:
-    """From now on, for this thread and all it starts, for ever. Needs no-new-privileges."""
+    """Install it from now on, for this thread and all it starts, for ever. Needs no-new-privileges."""
     header = struct.pack("@HP", len(program) // _INSTRUCTION_BYTES, kernel.address_of(program))
     kernel.call("seccomp", _SET_MODE_FILTER, 0, kernel.address_of(header))

@@ -70,7 +70,7 @@ def _container(kind: type, value: Any, depth: int) -> Iterator[str]:
 
 
 def _items(items: Iterator[Iterator[str]], depth: int) -> Iterator[str]:
-    """The first few of them, each shown only when it is its turn."""
+    """Yield the first few of them, each shown only when it is its turn."""
     first = list(islice(items, MAX_ITEMS + 1))
     shortened = [*first[:MAX_ITEMS], iter(["..."])] if len(first) > MAX_ITEMS else first
     return _separated(shortened) if depth < MAX_DEPTH or not first else iter(["..."])

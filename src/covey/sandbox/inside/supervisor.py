@@ -129,7 +129,7 @@ class Progress:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the next checker must know."""
+        """Return what the next checker must know."""
         has_timed_out = any(verdict["kind"] == "timeout" for verdict in self.verdicts)
         times = {"started": self.started, "excused": self.excused}
         return {**times, "has_timed_out": has_timed_out, "imports": self.imports}
@@ -171,7 +171,7 @@ class Supervisor:
             checker.close()
 
     def _is_worn_by(self, checker: Checker, progress: Progress, order: dict[str, Any]) -> bool:
-        """Have the tests checked that have no verdict; whether the checker is to be replaced then."""
+        """Have the tests checked that have no verdict, and return whether the checker is to be replaced then."""
         try:
             order = {**order, "first": len(progress.verdicts), "state": progress.state}
             wire.send(checker.channel.fileno(), order)
@@ -187,7 +187,7 @@ class Supervisor:
         return True
 
     def _follow(self, checker: Checker, progress: Progress) -> bool:
-        """Take what the checker says until it is done; whether it wants to be replaced."""
+        """Take what the checker says until it is done, and return whether it wants to be replaced."""
         while True:
             self._wait(checker, progress.until)
             message = wire.receive(checker.channel.fileno(), MESSAGE_SECONDS)
@@ -198,7 +198,7 @@ class Supervisor:
                 return bool(message["is_worn"])
 
     def _wait(self, checker: Checker, until: float) -> None:
-        """Return when the checker has said something; raises TimeoutError and CallerGone."""
+        """Return when the checker has said something. Raises TimeoutError and CallerGone."""
         poll = select.poll()
         for descriptor in (checker.channel.fileno(), *self._helper.callers):
             poll.register(descriptor, select.POLLIN)

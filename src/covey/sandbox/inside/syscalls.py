@@ -54,7 +54,7 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """Number of each call by name; ValueError for an architecture without a table.
+    """Return the number of each call by name. ValueError for an architecture without a table.
 
     >>> numbers("x86_64")["read"], numbers("aarch64")["read"]
     (0, 63)
@@ -66,5 +66,5 @@ def numbers(machine: str) -> dict[str, int]:
 
 
 def this_machine() -> str:
-    """As the tables name it."""
+    """Return this machine's name, as in the tables."""
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())

@@ -17,7 +17,7 @@ NOT_ANSWERS = (Broken, LoadFailed, Unjudged, Violation)
 
 
 def judge(case: Case, tests: list[Test]) -> None:
-    """Give one verdict for each test, in order; a program that breaks the channel's rules passes none."""
+    """Give one verdict for each test, in order. A program that breaks the channel's rules passes none."""
     try:
         for kind, run in groupby(tests, key=lambda test: test["test"]):
             JUDGES[kind](case, list(run))
@@ -112,7 +112,7 @@ def judge_output(case: Case, tests: list[Test], index: int) -> int:
 
 
 def verdict_on_output(case: Case, test: Test, num_left: int) -> Verdict:
-    """Compare what it prints, whether or not it says goodbye; an exception nobody caught fails."""
+    """Compare what it prints, whether or not it says goodbye. An exception nobody caught fails."""
     program = case.start(is_script=True)
     deadline = case.expect(num_left)
     program.send(test["stdin"].encode("utf-8", "surrogateescape"), program.stdin)

@@ -16,19 +16,19 @@ MAX_WAIT = 1000.0
 
 
 def pack(payload: bytes) -> bytes:
-    """A payload with its length before it."""
+    """Pack a payload with its length before it."""
     return len(payload).to_bytes(LENGTH, "big") + payload
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Blocks until all is written."""
+    """Write, and block until all is written."""
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def send(descriptor: int, message: Any) -> None:
-    """Write one message to a process that is trusted; raises ValueError for one that is too large."""
+    """Write one message to a process that is trusted. Raises ValueError for one that is too large."""
     payload = json.dumps(message).encode()
     if len(payload) > MAX_TRUSTED:
         raise ValueError(f"a program and its tests must be at most {MAX_TRUSTED} bytes, got {len(payload)}")
@@ -36,7 +36,8 @@ def send(descriptor: int, message: Any) -> None:
 
 
 def receive(descriptor: int, seconds: float | None = None) -> Any:
-    """One message from a process that is trusted; raises EOFError where it has ended, TimeoutError after `seconds`."""
+    """Read one message from a process that is trusted. Raises EOFError where it has ended, TimeoutError after
+    `seconds`."""
     deadline = None if seconds is None else time.monotonic() + seconds
     length = int.from_bytes(read_exactly(descriptor, LENGTH, deadline), "big")
     assert length <= MAX_TRUSTED
@@ -44,7 +45,7 @@ def receive(descriptor: int, seconds: float | None = None) -> Any:
 
 
 def read_exactly(descriptor: int, size: int, deadline: float | None = None) -> bytes:
-    """So many bytes, by that second of the monotonic clock."""
+    """Read so many bytes, by that second of the monotonic clock."""
     found = bytearray()
     while len(found) < size:
         if deadline is not None:
@@ -57,7 +58,7 @@ def read_exactly(descriptor: int, size: int, deadline: float | None = None) -> b
 
 
 def wait_readable(descriptor: int, deadline: float) -> None:
-    """TimeoutError where there is nothing to read by then."""
+    """Wait for bytes. Raises TimeoutError where there is nothing to read by then."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     while not poll.poll(min(max(0.0, deadline - time.monotonic()), MAX_WAIT) * 1000):

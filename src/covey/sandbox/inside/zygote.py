@@ -22,7 +22,7 @@ MAX_MESSAGE = 1 << 16
 
 
 def main(control: int) -> None:
-    """Until the judge closes its end."""
+    """Serve until the judge closes its end."""
     channel = socket.socket(fileno=control)
     kernel.name_process("covey-zygote")
     kernel.offer_to_oom_killer()
@@ -39,7 +39,7 @@ def main(control: int) -> None:
 
 
 def prepare(config: dict[str, Any]) -> Spec:
-    """Import, then move into its namespaces; returns the spec of what it will spawn."""
+    """Import, then move into its namespaces. Returns the spec of what it will spawn."""
     kernel.one_malloc_arena()
     library.preload()
     program.open_streams()
@@ -66,7 +66,7 @@ def prepare(config: dict[str, Any]) -> Spec:
 
 
 def address_space() -> int:
-    """Bytes of this process, as RLIMIT_AS counts them."""
+    """Return bytes of this process, as RLIMIT_AS counts them."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -76,7 +76,7 @@ def tell(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def serve(channel: socket.socket, base: Spec) -> None:
-    """Spawn and end, as told."""
+    """Spawn and end processes, as requested."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, 4)
         if not message:
@@ -94,7 +94,7 @@ def serve(channel: socket.socket, base: Spec) -> None:
 
 
 def spawn(request: dict[str, Any], descriptors: list[int], base: Spec) -> int:
-    """A process for one program; returns its number here."""
+    """Start a process for one program, and return its number here."""
     spec = replace(
         base,
         layers=tuple(layer for layer in base.layers if layer not in request["omit"]),
@@ -113,7 +113,7 @@ def spawn(request: dict[str, Any], descriptors: list[int], base: Spec) -> int:
 
 
 def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
-    """In the new process: its descriptors, its layers, then the program."""
+    """Set up the new process: its descriptors, its layers, then the program."""
     step = layers.Step("start")
     try:
         kernel.name_process("covey-program")
@@ -130,7 +130,7 @@ def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
 
 
 def arrange(descriptors: list[int]) -> None:
-    """Job and result, and the standard streams: pipes for a script, nothing for a function."""
+    """Arrange job and result, and the standard streams: pipes for a script, nothing for a function."""
     job, result, *streams = descriptors
     null = os.open("/dev/null", os.O_RDWR)
     stdin, stdout = streams or (null, null)
@@ -138,7 +138,7 @@ def arrange(descriptors: list[int]) -> None:
 
 
 def end(pid: int, base: Spec) -> dict[str, Any]:
-    """Kills the process and all it started; how it ended where it had ended by itself."""
+    """Kill the process and all it started, and return how it ended where it had ended by itself."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     if "pid_namespace" not in base.layers and "seccomp" not in base.layers:

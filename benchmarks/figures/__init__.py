@@ -1,0 +1,1 @@
+"""Every picture of the README and the documentation, drawn from measured data: `python -m benchmarks.figures`."""

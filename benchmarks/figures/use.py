@@ -1,0 +1,106 @@
+"""Figures of the pages about use: settings, rewards, Python, results, algorithms, curriculum, several processes."""
+
+from benchmarks.figures.shapes import Box, Plot, axes, box, chain
+from benchmarks.figures.svg import Drawing
+
+
+def settings() -> Drawing:
+    boxes = (
+        Box("defaults", ("beside each field",)),
+        Box("groups", ("model, environment,", "algorithm preset")),
+        Box("recipe", ("a named run",)),
+        Box("typed", ("key=value",), "warm"),
+        Box("checks", ("ranges, packages,", "rules between settings")),
+        Box("run folder", ("config.yaml",), "good"),
+    )
+    return chain(
+        "Settings: later ones override",
+        boxes,
+        "later settings override earlier ones; a setting nothing reads is refused",
+    )
+
+
+def rewards() -> Drawing:
+    drawing = Drawing(900, 200, "A reward function runs in a worker process with a deadline")
+    box(drawing, (24, 60), (180, 70), Box("completions", ("of one prompt",)))
+    box(drawing, (300, 50), (230, 90), Box("your function", ("in a worker process,", "environment.timeout"), "warm"))
+    box(drawing, (630, 24), (246, 64), Box("Reward", ("a number, and its parts",), "good"))
+    box(drawing, (630, 112), (246, 64), Box("Failure", ("counted, never a reward of 0",), "bad"))
+    drawing.arrow((208, 95), (294, 95))
+    drawing.arrow((534, 80), (624, 58), "good")
+    drawing.arrow((534, 110), (624, 142), "bad")
+    drawing.text(415, 172, "hangs, crashes, raises: the worker is replaced", size=13, colour="muted")
+    return drawing
+
+
+def python() -> Drawing:
+    boxes = (
+        Box("Config", ("a dataclass",)),
+        Box("train(config, folder)", ("checks, then the one loop",), "warm"),
+        Box("run folder", ("metrics, checkpoints",)),
+        Box("load_policy", ("any checkpoint",)),
+        Box("NativeEngine", ("generate: tokens, log-probs",), "good"),
+    )
+    return chain("covey as a library", boxes)
+
+
+def using_results() -> Drawing:
+    drawing = Drawing(900, 210, "What to do with a checkpoint")
+    box(drawing, (24, 68), (220, 74), Box("checkpoint", ("safetensors, tokenizer,", "chat template"), "warm"))
+    uses = (
+        Box("from_pretrained", ("transformers, peft, vLLM",)),
+        Box("merge adapters", ("one plain model",)),
+        Box("train again", ("model.name=FOLDER",)),
+    )
+    for place, use in enumerate(uses):
+        y = 16 + 62 * place
+        box(drawing, (420, y), (340, 54), use)
+        drawing.arrow((248, 105), (414, y + 27))
+    return drawing
+
+
+def algorithms() -> Drawing:
+    boxes = (
+        Box("rewards", ("of one group",)),
+        Box("shaping", ("length, overlong",)),
+        Box("advantage", ("minus baseline, scale",), "warm"),
+        Box("importance ratio", ("token or sequence",)),
+        Box("loss", ("clip, KL, entropy",), "warm"),
+        Box("aggregate", ("/ global counts",)),
+        Box("gradient", (), "good"),
+    )
+    return chain(
+        "From rewards to a gradient", boxes, "each box is a table of pure functions, chosen by name in algorithm.*", 28
+    )
+
+
+def curriculum() -> Drawing:
+    """Return the window of success rates: p (1 - p), the variance of a right-or-wrong reward."""
+    drawing = Drawing(760, 310, "A curriculum prefers prompts inside a window of success rates")
+    plot = Plot(70, 56, 640, 180, (0, 1), (0, 0.28))
+    low, high = plot.x(0.3), plot.x(0.5)
+    drawing.rect(low, plot.top, high - low, plot.height, "warm-soft", "none")
+    axes(drawing, plot, {0: "0", 0.3: "0.3", 0.5: "0.5", 1: "1"}, {0: "0", 0.25: "0.25"})
+    drawing.line(plot.points([(step / 50, step / 50 * (1 - step / 50)) for step in range(51)]), "warm", 3)
+    drawing.text(plot.x(0.4), plot.top + 76, "curriculum", size=14, weight=600)
+    drawing.text(plot.x(0.4), plot.top + 94, ".window", size=14, weight=600)
+    drawing.text(plot.x(0.12), plot.top + 14, "too hard", size=14, colour="muted")
+    drawing.text(plot.x(0.88), plot.top + 14, "solved", size=14, colour="muted")
+    drawing.text(plot.x(0.5), 284, "success rate p of a prompt", size=14, colour="muted")
+    drawing.text(70, 34, "variance of its rewards, p (1 - p)", size=14, colour="muted", anchor="start")
+    return drawing
+
+
+def distributed() -> Drawing:
+    drawing = Drawing(900, 270, "Two ranks train on their shares of the groups; counts are global")
+    for rank in range(2):
+        y = 28 + 112 * rank
+        box(drawing, (24, y), (130, 76), Box(f"rank {rank}", ("one process",)))
+        box(drawing, (190, y), (170, 76), Box("its groups", ("sampled, scored",)))
+        box(drawing, (396, y), (180, 76), Box("its gradient", ("of micro-batches",)))
+        for start, end in ((158, 186), (364, 392)):
+            drawing.arrow((start, y + 38), (end, y + 38))
+        drawing.arrow((580, y + 38), (634, 122 if rank == 0 else 146), "warm")
+    box(drawing, (640, 84), (236, 100), Box("sum over ranks", ("divided by global counts", "of loss tokens"), "warm"))
+    drawing.text(450, 252, "the same update as one process: a group is never split over ranks", size=14, colour="muted")
+    return drawing

@@ -1,0 +1,136 @@
+"""Build the objective that an algorithm preset names, and check every name and option of it now, not at a step."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from covey.algorithm.aggregation import AGGREGATIONS, Reduction
+from covey.algorithm.corrections import WeightOptions, parse_rejection
+from covey.algorithm.kl import ESTIMATORS, GRADIENTS, SAMPLER_ESTIMATORS, KLOptions
+from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES, Loss
+from covey.algorithm.objective import DENOMINATORS, KLTerms, Objective, OffPolicy, PolicyTerm
+from covey.algorithm.ratio import LEVELS, RatioOptions
+from covey.algorithm.settings import AlgorithmConfig
+from covey.system import custom
+from covey.system.lookup import check_options, one_of, resolve
+
+
+def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
+    """Resolve every name of a preset and check its options now, not at the first step.
+
+    `norm_length` is the constant length of the *_norm aggregations where the preset sets none. ValueError names the
+    setting to mend.
+    """
+    _positive("norm_length", algorithm.norm_length)
+    length = norm_length if algorithm.norm_length is None else algorithm.norm_length
+    return Objective(
+        policy=_policy_term(algorithm, length),
+        off_policy=_off_policy(algorithm),
+        kl=_kl_terms(algorithm, length),
+        entropy_bonus=algorithm.entropy_coef != 0 or algorithm.target_entropy is not None,
+    )
+
+
+def _policy_term(algorithm: AlgorithmConfig, norm_length: int) -> PolicyTerm:
+    name = algorithm.loss
+    one_of("ratio", algorithm.ratio, LEVELS)
+    one_of("ratio_denominator", algorithm.ratio_denominator, DENOMINATORS)
+    one_of_or_custom("loss", name, LOSS_FUNCTIONS)
+    # A custom loss may read a ratio of any level; what else is known of it is what its signature says.
+    chosen = LOSSES.get(name) or Loss(resolve(name, {}), any_ratio_level=True, proportional=False)
+    if algorithm.ratio != "token" and not chosen.any_ratio_level:
+        known = " or ".join(name for name, loss in LOSSES.items() if loss.any_ratio_level)
+        raise ValueError(f"ratio={algorithm.ratio} needs loss={known}, got loss={name}")
+    if not 0 < algorithm.high_entropy_fraction <= 1:
+        raise ValueError(f"high_entropy_fraction must be in (0, 1], got {algorithm.high_entropy_fraction}")
+    loss_options, selector_options = _split_options(dict(algorithm.loss_options), chosen)
+    return PolicyTerm(
+        loss=custom.lookup(custom.LOSS, name, LOSS_FUNCTIONS, loss_options),
+        events=None if chosen.events is None else partial(chosen.events, **loss_options),
+        selector=None if chosen.selector is None else partial(chosen.selector, **selector_options),
+        ratio=RatioOptions(algorithm.ratio, _positive("log_ratio_clamp", algorithm.log_ratio_clamp)),
+        denominator=algorithm.ratio_denominator,
+        proportional=chosen.proportional,
+        reads_old=chosen.reads_old,
+        reduction=Reduction(
+            one_of_or_custom("aggregation", algorithm.aggregation, AGGREGATIONS), norm_length, algorithm.count_empty
+        ),
+        high_entropy_fraction=algorithm.high_entropy_fraction,
+    )
+
+
+def _split_options(options: dict[str, Any], loss: Loss) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the loss and those of its selector, which may share some. Unknown ones are refused."""
+    known = set() if loss.selector is None else {p.name for p in _keywords(loss.selector)}
+    own = {p.name for p in _keywords(loss.function)}
+    loss_options = {key: value for key, value in options.items() if key in own or key not in known}
+    check_options(loss.function, loss_options, setting="loss_options")
+    return loss_options, {key: value for key, value in options.items() if key in known}
+
+
+def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def _off_policy(algorithm: AlgorithmConfig) -> OffPolicy:
+    weights = None
+    if algorithm.correction != "none":
+        if algorithm.ratio_denominator == "behaviour":
+            raise ValueError(f"correction={algorithm.correction} needs ratio_denominator=old, got behaviour")
+        weights = WeightOptions(
+            level=algorithm.correction_level,
+            mode=algorithm.correction,
+            min=algorithm.correction_min,
+            max=algorithm.correction_max,
+            self_normalize=algorithm.correction_self_normalize,
+            log_ratio_clamp=algorithm.log_ratio_clamp,
+        )
+    return OffPolicy(
+        weights=weights,
+        criteria=parse_rejection(algorithm.rejection, algorithm.rejection_thresholds),
+        sequence_delta=algorithm.off_policy_mask_delta,
+        m2po_threshold=_positive("m2po_threshold", algorithm.m2po_threshold),
+    )
+
+
+def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
+    full = algorithm.kl_estimator == "full"
+    one_of("kl_in", algorithm.kl_in, ("loss", "reward"))
+    one_of("kl_gradient", algorithm.kl_gradient, (*GRADIENTS, "is_weighted"))
+    one_of("sampler_kl_estimator", algorithm.sampler_kl_estimator, SAMPLER_ESTIMATORS)
+    if not full:
+        one_of_or_custom("kl_estimator", algorithm.kl_estimator, ESTIMATORS)
+    if full and algorithm.kl_gradient == "is_weighted":
+        raise ValueError("kl_gradient=is_weighted needs a sampled kl_estimator such as k3, got kl_estimator=full")
+    if algorithm.kl_in == "reward" and algorithm.kl_aggregation is not None and algorithm.sampler_kl_coef == 0:
+        raise ValueError(f"kl_aggregation={algorithm.kl_aggregation} needs kl_in=loss, got kl_in=reward")
+    mode = one_of_or_custom("kl_aggregation", algorithm.kl_aggregation or algorithm.aggregation, AGGREGATIONS)
+    return KLTerms(
+        active=algorithm.kl_coef != 0 or algorithm.target_kl is not None,
+        in_loss=algorithm.kl_in == "loss",
+        full=full,
+        options=KLOptions(
+            estimator="k3" if full else algorithm.kl_estimator,
+            gradient=algorithm.kl_gradient,
+            clamp_log_ratio=_positive("kl_clamp", algorithm.kl_clamp),
+        ),
+        sampler_coef=algorithm.sampler_kl_coef,
+        sampler_options=KLOptions(SAMPLER_ESTIMATORS[algorithm.sampler_kl_estimator], "naive", algorithm.kl_clamp),
+        reduction=Reduction(mode, norm_length, algorithm.count_empty),
+    )
+
+
+def one_of_or_custom(setting: str, name: str, table: Mapping[str, Callable[..., Any]]) -> str:
+    """Return `name`, or raise ValueError where it is neither an entry of `table` nor a function that is there."""
+    if ":" not in name:
+        return one_of(setting, name, (*table, "module:function"))
+    resolve(name, table)
+    return name
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be > 0, got {value}")
+    return value

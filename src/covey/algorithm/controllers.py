@@ -1,0 +1,125 @@
+"""What a run steers once for each batch: the coefficient of the KL penalty and that of the entropy bonus."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from covey.algorithm.settings import AlgorithmConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KLController:
+    """The KL coefficient and the rule that steers it; `update_kl_controller` gives the next state.
+
+    >>> update_kl_controller(KLController(coef=0.05, rule="doubling", target=0.1), kl=0.2, num_completions=64).coef
+    0.1
+    """
+
+    coef: float
+    rule: str = "fixed"
+    """A key of CONTROLLERS."""
+    target: float | None = None
+    """Nats per token; the rules other than `fixed` need it."""
+    horizon: float = 10000.0
+    """Completions (proportional)."""
+    error_clip: float = 0.2
+    """Largest relative error that is acted upon (proportional)."""
+    factor: float = 2.0
+    """What the coefficient is multiplied or divided by (doubling)."""
+    band: float = 1.5
+    """Nothing happens between target / band and target * band (doubling)."""
+    coef_min: float = 0.0
+    coef_max: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.rule not in CONTROLLERS:
+            raise ValueError(f"kl_controller must be one of {', '.join(CONTROLLERS)}, got {self.rule}")
+        if self.rule != "fixed" and (self.target is None or self.target <= 0):
+            raise ValueError(f"target_kl must be > 0, got {self.target}")
+        if self.rule != "fixed" and self.coef <= 0:
+            raise ValueError(f"target_kl={self.target} needs kl_coef > 0, got kl_coef={self.coef}")
+        if not 0 <= self.coef_min <= self.coef_max:
+            raise ValueError(f"kl_coef_max must be >= kl_coef_min, got {self.coef_min} and {self.coef_max}")
+        if self.horizon <= 0:
+            raise ValueError(f"kl_horizon must be > 0, got {self.horizon}")
+
+
+def kl_controller(algorithm: AlgorithmConfig) -> KLController:
+    """Build the controller of the KL coefficient, fixed or steered towards `target_kl`."""
+    if algorithm.target_kl is None:
+        return KLController(coef=algorithm.kl_coef)
+    return KLController(
+        coef=algorithm.kl_coef,
+        rule=algorithm.kl_controller,
+        target=algorithm.target_kl,
+        horizon=algorithm.kl_horizon,
+        coef_min=algorithm.kl_coef_min,
+        coef_max=algorithm.kl_coef_max,
+    )
+
+
+def update_kl_controller(state: KLController, kl: float, num_completions: int) -> KLController:
+    """Return the state after observing `kl` over `num_completions`. Once per batch, with the KL summed over all ranks.
+
+    A KL that is not finite leaves the coefficient as it is.
+    """
+    if not math.isfinite(kl):
+        return state
+    coef = CONTROLLERS[state.rule](state, kl, num_completions)
+    return replace(state, coef=min(max(coef, state.coef_min), state.coef_max))
+
+
+def fixed(state: KLController, kl: float, num_completions: int) -> float:
+    """Return the coefficient as it is."""
+    return state.coef
+
+
+def proportional(state: KLController, kl: float, num_completions: int) -> float:
+    """Return coef (1 + clip(KL / target - 1) n / horizon) (Ziegler et al., arXiv 1909.08593)."""
+    assert state.target is not None
+    error = min(max(kl / state.target - 1, -state.error_clip), state.error_clip)
+    return state.coef * (1 + error * num_completions / state.horizon)
+
+
+def doubling(state: KLController, kl: float, num_completions: int) -> float:
+    """Double the coefficient above the band, halve it below (PPO's adaptive penalty, arXiv 1707.06347)."""
+    assert state.target is not None
+    if kl > state.band * state.target:
+        return state.coef * state.factor
+    if kl < state.target / state.band:
+        return state.coef / state.factor
+    return state.coef
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyControl:
+    """State of an entropy bonus that adapts itself (Skywork-OR1, arXiv 2505.22312); part of a checkpoint.
+
+    >>> update_entropy_control(EntropyControl(coef=0.0, active=False), entropy=0.1, target=0.2)
+    EntropyControl(coef=0.005, active=True)
+    """
+
+    coef: float
+    active: bool
+    """Whether the last entropy seen was at or below the target; only then is the bonus applied."""
+
+    @property
+    def applied(self) -> float:
+        """Return the coefficient to use now."""
+        return self.coef if self.active else 0.0
+
+
+def update_entropy_control(
+    control: EntropyControl, *, entropy: float, target: float, step: float = 0.005, low: float = 0.0, high: float = 1.0
+) -> EntropyControl:
+    """Step up while the entropy (nats, token mean) is at or below the target, else down, within bounds."""
+    active = entropy <= target
+    coef = control.coef + (step if active else -step)
+    return EntropyControl(min(max(coef, low), high), active)
+
+
+CONTROLLERS: dict[str, Callable[[KLController, float, int], float]] = {
+    "fixed": fixed,
+    "proportional": proportional,
+    "doubling": doubling,
+}

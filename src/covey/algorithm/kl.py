@@ -1,0 +1,150 @@
+"""KL penalties: estimators at a sampled token, the exact value over the vocabulary, where it enters, how it is steered.
+
+Notation: N rollouts, T loss-token positions after padding, V vocabulary; q = log pi - log base at a sampled token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from covey.algorithm.ratio import RatioOptions, clamp_symmetric, log_ratio, select
+from covey.system import custom
+
+
+@dataclass(frozen=True, slots=True)
+class KLOptions:
+    """Which estimate of the KL divergence is taken, and which gradient it has.
+
+    >>> KLOptions(estimator="k3", gradient="straight_through_k2")
+    """
+
+    estimator: str = "k3"
+    """A key of ESTIMATORS, or module:function of the same signature."""
+    gradient: str = "straight_through_k2"
+    """A key of GRADIENTS."""
+    clamp_log_ratio: float | None = 20.0
+    """q is clamped to +- this where it is exponentiated (k3); gradient 0 beyond."""
+    clamp_value: float | None = None
+    """The estimate is clamped to +- this; gradient 0 beyond."""
+
+
+def kl_penalty(
+    log_probs_NT: Tensor,
+    base_NT: Tensor,
+    mask_NT: Tensor,
+    options: KLOptions,
+    old_log_probs_NT: Tensor | None = None,
+) -> Tensor:
+    """Return the KL to a base policy at every sampled token, shape (N, T), nats, 0 outside the mask.
+
+    In a loss use gradient `straight_through_k2`: a k1 loss has expected gradient 0, a k3 loss that of the forward KL
+    (arXiv 2510.01555). `is_weighted` multiplies by pi / pi_old, needs `old_log_probs_NT`, and is unbiased in value
+    and gradient when samples come from pi_old (DeepSeek-V3.2, arXiv 2512.02556).
+    """
+    q_NT = select(log_probs_NT, mask_NT) - select(base_NT, mask_NT)
+    estimator = custom.lookup(custom.KL_ESTIMATOR, options.estimator, ESTIMATORS)
+    value_NT = clamp_symmetric(estimator(q_NT, options.clamp_log_ratio), options.clamp_value)
+    if options.gradient != "is_weighted":
+        return GRADIENTS[options.gradient](value_NT, q_NT)
+    assert old_log_probs_NT is not None, "is_weighted needs old log-probs"
+    ratio = RatioOptions("token", options.clamp_log_ratio)
+    return value_NT * log_ratio(log_probs_NT, old_log_probs_NT, mask_NT, ratio).exp()
+
+
+def k1(q_NT: Tensor, clamp: float | None) -> Tensor:
+    """Return q, unbiased for KL(pi || base) under samples of pi, of either sign.
+
+    It is the one to subtract from rewards.
+    """
+    return q_NT
+
+
+def k2(q_NT: Tensor, clamp: float | None) -> Tensor:
+    """Return q^2 / 2: biased as a value, its gradient is that of KL(pi || base)."""
+    return q_NT.square() / 2
+
+
+def k3(q_NT: Tensor, clamp: float | None) -> Tensor:
+    """Return exp(-q) - 1 + q: unbiased for KL(pi || base) under samples of pi, never negative."""
+    clamped_NT = clamp_symmetric(q_NT, clamp)
+    return torch.expm1(-clamped_NT) + clamped_NT
+
+
+def absolute(q_NT: Tensor, clamp: float | None) -> Tensor:
+    """Return |q|."""
+    return q_NT.abs()
+
+
+def k1_forward(q_NT: Tensor, clamp: float | None) -> Tensor:
+    """Return -q: unbiased for KL(base || pi) when samples come from the base policy, as the sampler's do."""
+    return -q_NT
+
+
+def k3_forward(q_NT: Tensor, clamp: float | None) -> Tensor:
+    """Return exp(q) - 1 - q: `k1_forward` with low variance, never negative."""
+    return k3(-q_NT, clamp)
+
+
+def naive(value_NT: Tensor, q_NT: Tensor) -> Tensor:
+    """Return the estimator as it stands, differentiated."""
+    return value_NT
+
+
+def straight_through_k2(value_NT: Tensor, q_NT: Tensor) -> Tensor:
+    """Return the estimator's value, the gradient of k2: that of KL(pi || base)."""
+    k2_NT = q_NT.square() / 2
+    return value_NT.detach() + (k2_NT - k2_NT.detach())
+
+
+def full_kl(logits_TV: Tensor, base_logits_TV: Tensor, *, direction: str = "reverse", chunk: int = 0) -> Tensor:
+    """Return the exact KL at each position, shape (T,), nats: `reverse` KL(pi || base) or `forward` KL(base || pi).
+
+    `chunk` positions at a time hold their probabilities, in the backward pass too; 0 takes all at once. Divide logits
+    by the sampling temperature first. Tokens that a filter removed (logit -inf) from both policies add nothing.
+    """
+    if direction not in ("reverse", "forward"):
+        raise ValueError(f"direction must be reverse or forward, got {direction}")
+    if chunk < 1 or len(logits_TV) <= chunk:
+        return _full_kl_rows(logits_TV, base_logits_TV, direction)
+    pieces = zip(logits_TV.split(chunk), base_logits_TV.split(chunk), strict=True)
+    return torch.cat([checkpoint(_full_kl_rows, p, b, direction, use_reentrant=False) for p, b in pieces])
+
+
+def _full_kl_rows(logits_TV: Tensor, base_logits_TV: Tensor, direction: str) -> Tensor:
+    log_p_TV, log_b_TV = logits_TV.log_softmax(-1), base_logits_TV.log_softmax(-1)
+    if direction == "forward":
+        log_p_TV, log_b_TV = log_b_TV, log_p_TV
+    possible_TV = log_p_TV.isfinite()
+    # Selected before the product: 0 * -inf is NaN.
+    gap_TV = select(log_p_TV, possible_TV) - select(log_b_TV, possible_TV)
+    return (log_p_TV.exp() * gap_TV).sum(-1)
+
+
+def refresh(reference: Tensor, policy: Tensor, alpha: float) -> Tensor:
+    """Return (1 - alpha) reference + alpha policy, one weight tensor (TR-DPO, arXiv 2404.09656).
+
+    Alpha 1 copies, exactly.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"reference_refresh_alpha must be in [0, 1], got {alpha}")
+    return torch.lerp(reference, policy.to(reference), alpha)
+
+
+ESTIMATORS: dict[str, Callable[[Tensor, float | None], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "abs": absolute,
+    "k1_forward": k1_forward,
+    "k3_forward": k3_forward,
+}
+SAMPLER_ESTIMATORS = {"k1_forward": "k1_forward", "k3": "k3_forward"}
+"""By setting, the estimators of KL(sampler || pi): on the sampler's own tokens their naive gradient is right."""
+GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "naive": naive,
+    "straight_through_k2": straight_through_k2,
+}
+"""Besides `is_weighted`, which needs a third policy."""

@@ -1,0 +1,381 @@
+"""The whole objective of an optimiser step: policy term, KL to the reference, KL to the sampler, entropy bonus.
+
+    objective = build_objective(config.algorithm, norm_length=config.sampling.max_tokens)
+    statistics = objective.batch_statistics(whole_batch, seed) if objective.needs_batch_selection else None
+    loss, sums = objective(inputs, totals, kl_coef, entropy_coef, statistics)
+
+Notation: N rollouts, T loss-token positions after padding.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.algorithm import metrics
+from covey.algorithm.aggregation import Reduction, Totals, aggregate
+from covey.algorithm.corrections import (
+    Criterion,
+    WeightOptions,
+    importance_weights,
+    m2po_keep,
+    mean_weight,
+    off_policy_keep,
+    rejection_keep,
+)
+from covey.algorithm.kl import KLOptions, kl_penalty
+from covey.algorithm.loss_inputs import LossInputs, at_least_float32, loss_inputs
+from covey.algorithm.losses import Events
+from covey.algorithm.metrics import largest_gap, largest_weight, mean_over
+from covey.algorithm.ratio import RatioOptions, select
+from covey.algorithm.token_selection import high_entropy_mask, high_entropy_threshold
+from covey.system import custom
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveInputs:
+    """Rollouts with everything the objective may read, tensors (N, T); None where `needs_...` says it does not.
+
+    Outside the mask anything may stand, NaN included. Before the first update on a batch `old_log_probs_NT` is
+    `log_probs_NT.detach()`.
+    """
+
+    log_probs_NT: Tensor
+    """Of the sampled tokens under the policy, with gradient."""
+    old_log_probs_NT: Tensor
+    """Under the trainer's weights before the first update on this batch."""
+    sampler_log_probs_NT: Tensor
+    """As the engine recorded them."""
+    advantages: Tensor
+    """(N,) or (N, T)."""
+    mask_NT: Tensor
+    """bool: the loss tokens."""
+    ref_log_probs_NT: Tensor | None = None
+    entropy_NT: Tensor | None = None
+    """Of the policy at each position, nats; with gradient where `needs_entropy_gradient`."""
+    full_kl_NT: Tensor | None = None
+    """Exact KL(policy || reference) at each position (`kl.full_kl`), with gradient."""
+
+    def to(self, device: torch.device) -> "ObjectiveInputs":
+        """Return the same rows on another device."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: values.to(device) for name, values in given.items() if values is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """What rules over the whole batch decided, for its rows in batch order."""
+
+    keep_NT: Tensor
+    """bool: tokens that stay in the policy term."""
+    selected_NT: Tensor
+    """bool: tokens the loss treats apart (clip_cov, kl_cov)."""
+    weight_mean: Tensor
+    """Scalar by which importance weights are divided."""
+
+    def rows(self, index_N: Tensor, num_columns: int) -> "BatchStatistics":
+        """Return those of one micro-batch: its rows of the batch, padded to `num_columns`."""
+        return replace(
+            self,
+            keep_NT=self.keep_NT[index_N, :num_columns],
+            selected_NT=self.selected_NT[index_N, :num_columns],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTerm:
+    """The loss with its options bound, what it logs, and what it is taken against."""
+
+    loss: Callable[[LossInputs], Tensor]
+    events: Callable[[LossInputs], Events] | None
+    selector: Callable[[LossInputs, int], Tensor] | None
+    ratio: RatioOptions
+    denominator: str
+    """A key of DENOMINATORS."""
+    proportional: bool
+    """True for a loss that is a multiple of the advantage."""
+    reads_old: bool
+    """False for a loss that never forms a ratio."""
+    reduction: Reduction
+    high_entropy_fraction: float
+    """Share of the tokens in the policy term, those of highest entropy."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffPolicy:
+    """How the policy term is corrected for the sampler; None or () is off."""
+
+    weights: WeightOptions | None
+    criteria: tuple[Criterion, ...]
+    sequence_delta: float | None
+    m2po_threshold: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KLTerms:
+    """The penalties for leaving the reference and the sampler."""
+
+    active: bool
+    in_loss: bool
+    full: bool
+    """Exact over the vocabulary instead of `options`."""
+    options: KLOptions
+    sampler_coef: float
+    sampler_options: KLOptions
+    reduction: Reduction
+
+
+TOKEN_MEAN = Reduction("token_mean")
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss of everything an algorithm preset names, the same for every split of the batch. See `build_objective`."""
+
+    policy: PolicyTerm
+    off_policy: OffPolicy
+    kl: KLTerms
+    entropy_bonus: bool
+
+    @property
+    def needs_reference(self) -> bool:
+        """Tell whether `ref_log_probs_NT` (with `needs_full_kl`: reference logits) must be given."""
+        return self.kl.active or self.policy.denominator == "reference"
+
+    @property
+    def needs_old(self) -> bool:
+        """Tell whether log-probs from before the first of several updates are needed."""
+        reads_ratio = self.policy.reads_old and self.policy.denominator == "old"
+        reads_weights = self.off_policy.weights is not None or bool(self.off_policy.criteria)
+        is_weighted = self.kl.active and self.kl.in_loss and self.kl.options.gradient == "is_weighted"
+        return reads_ratio or reads_weights or is_weighted or self.off_policy.m2po_threshold is not None
+
+    @property
+    def zero_advantage_is_free(self) -> bool:
+        """Tell whether rollouts of advantage 0 can be skipped: no gradient, no effect on others."""
+        # A KL in the reward has no gradient here, but what is measured of it steers its coefficient.
+        others = self.kl.active or self.kl.sampler_coef != 0 or self.entropy_bonus
+        return self.policy.proportional and not others and not self.needs_batch_selection
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Tell whether `entropy_NT` must be given."""
+        return self.entropy_bonus or self.policy.high_entropy_fraction < 1
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        """Tell whether `entropy_NT` must carry a gradient."""
+        return self.entropy_bonus
+
+    @property
+    def needs_full_kl(self) -> bool:
+        """Tell whether `full_kl_NT` must be given."""
+        return self.kl.active and self.kl.full
+
+    @property
+    def needs_batch_selection(self) -> bool:
+        """Return whether a rule looks at the whole batch: call `batch_statistics` before each update."""
+        normalizes = self.off_policy.weights is not None and self.off_policy.weights.self_normalize
+        drops = self.off_policy.m2po_threshold is not None or self.policy.high_entropy_fraction < 1
+        return normalizes or drops or self.policy.selector is not None
+
+    def grad_is_known_before_forward(self, *, is_current: bool, old_is_given: bool) -> bool:
+        """Tell whether each token's d loss / d log-prob is known before the policy's pass.
+
+        `is_current`: the policy is still the old policy, so every ratio of the two is 1; `old_is_given`: with its
+        log-probs, the policy's own are known as well. A loss of one's own may read more; what comes of this is checked.
+        """
+        if self.needs_entropy_gradient or self.needs_full_kl:
+            return False
+        if is_current and old_is_given:
+            return True
+        penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
+        corrected = self.off_policy.weights is not None or self.off_policy.sequence_delta is not None
+        if penalised or corrected or self.off_policy.criteria:
+            return False
+        return not self.policy.reads_old or (is_current and self.policy.denominator == "old")
+
+    @torch.no_grad()
+    def batch_statistics(self, inputs: ObjectiveInputs, seed: int) -> BatchStatistics:
+        """Apply the rules over the whole batch: rows of all micro-batches and ranks, in batch order, values detached.
+
+        `seed` decides draws (clip_cov); pass another one at every step.
+        """
+        inputs = apply_mask(inputs)
+        keep_NT, weight_mean = inputs.mask_NT, inputs.log_probs_NT.new_ones(())
+        if self.off_policy.m2po_threshold is not None:
+            old_NT, sampler_NT = inputs.old_log_probs_NT, inputs.sampler_log_probs_NT
+            keep_NT = m2po_keep(old_NT, sampler_NT, inputs.mask_NT, self.off_policy.m2po_threshold)
+        if self.policy.high_entropy_fraction < 1:
+            assert inputs.entropy_NT is not None, "high_entropy_fraction needs entropy_NT"
+            valid_L = inputs.entropy_NT[inputs.mask_NT]
+            threshold = high_entropy_threshold(valid_L, self.policy.high_entropy_fraction)
+            keep_NT = keep_NT & high_entropy_mask(inputs.entropy_NT, inputs.mask_NT, threshold)
+        if self.off_policy.weights is not None and self.off_policy.weights.self_normalize:
+            weights_NT = self._raw_weights(inputs, self.off_policy.weights)
+            weight_mean = mean_weight(weights_NT, inputs.mask_NT, self.off_policy.weights.level)
+        selected_NT = torch.zeros_like(inputs.mask_NT)
+        if self.policy.selector is not None:
+            selected_NT = self.policy.selector(self._loss_inputs(inputs, None), seed)
+        return BatchStatistics(keep_NT, selected_NT, weight_mean)
+
+    def kl_values(self, inputs: ObjectiveInputs) -> Tensor:
+        """Return the KL to the reference at every loss token, (N, T), nats, with its gradient.
+
+        A reward penalty subtracts it.
+        """
+        if self.kl.full:
+            assert inputs.full_kl_NT is not None, "kl_estimator=full needs full_kl_NT"
+            return select(at_least_float32(inputs.full_kl_NT), inputs.mask_NT)
+        assert inputs.ref_log_probs_NT is not None, "a KL to the reference needs ref_log_probs_NT"
+        log_probs_NT, ref_NT = at_least_float32(inputs.log_probs_NT), at_least_float32(inputs.ref_log_probs_NT)
+        return kl_penalty(log_probs_NT, ref_NT, inputs.mask_NT, self.kl.options, inputs.old_log_probs_NT)
+
+    def __call__(
+        self,
+        inputs: ObjectiveInputs,
+        totals: Totals,
+        kl_coef: float = 0.0,
+        entropy_coef: float = 0.0,
+        statistics: BatchStatistics | None = None,
+    ) -> tuple[Tensor, metrics.Sums]:
+        """Return this micro-batch's share of the loss, and (numerator, denominator) pairs to log.
+
+        Add both up over micro-batches and ranks (`metrics.combine`, `metrics.summarise`). `totals` are global and count
+        tokens before any rejection, so that rejecting does not raise the step size.
+        """
+        assert statistics is not None or not self.needs_batch_selection, "this objective needs batch_statistics"
+        inputs = apply_mask(inputs)
+        loss_in = self._loss_inputs(inputs, statistics)
+        keep_NT, weights_NT = self._keep_and_weights(inputs, statistics)
+        loss_NT, own = evaluate_loss(self.policy.loss, loss_in)
+        term_NT = torch.where(keep_NT, loss_NT * weights_NT, 0.0)
+        pieces = {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.policy.reduction)}
+        pieces |= self._penalties(inputs, totals, kl_coef, entropy_coef)
+        loss = torch.stack(list(pieces.values())).sum()
+        with torch.no_grad():
+            sums = metrics.loss_terms(pieces | {"loss": loss}, inputs.mask_NT)
+            sums |= self._log(inputs, loss_in, keep_NT, weights_NT)
+            sums |= {f"loss/{name}": mean_over(values_NT, inputs.mask_NT) for name, values_NT in own.items()}
+        return loss, sums
+
+    def maxima(self, inputs: ObjectiveInputs) -> dict[str, Tensor]:
+        """Return the largest ratio and sampler mismatch, to be combined with max, not with a sum."""
+        with torch.no_grad():
+            loss_in = self._loss_inputs(apply_mask(inputs), None)
+            return {
+                "ratio_max": largest_weight(loss_in.log_ratio, inputs.mask_NT),
+                "mismatch_max": largest_gap(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, inputs.mask_NT),
+            }
+
+    def _penalties(
+        self, inputs: ObjectiveInputs, totals: Totals, kl_coef: float, entropy_coef: float
+    ) -> dict[str, Tensor]:
+        pieces: dict[str, Tensor] = {}
+        if self.kl.active and self.kl.in_loss and kl_coef != 0:
+            kl_NT = self.kl_values(inputs)
+            pieces["kl_loss"] = kl_coef * aggregate(kl_NT, inputs.mask_NT, totals, self.kl.reduction)
+        if self.kl.sampler_coef != 0:
+            sampler_NT = inputs.sampler_log_probs_NT
+            kl_NT = kl_penalty(inputs.log_probs_NT, sampler_NT, inputs.mask_NT, self.kl.sampler_options)
+            term = aggregate(kl_NT, inputs.mask_NT, totals, self.kl.reduction)
+            pieces["sampler_kl_loss"] = self.kl.sampler_coef * term
+        if entropy_coef != 0:
+            assert inputs.entropy_NT is not None, "entropy_coef needs entropy_NT"
+            pieces["entropy_loss"] = -entropy_coef * aggregate(inputs.entropy_NT, inputs.mask_NT, totals, TOKEN_MEAN)
+        return pieces
+
+    def _keep_and_weights(self, inputs: ObjectiveInputs, statistics: BatchStatistics | None) -> tuple[Tensor, Tensor]:
+        old_NT, sampler_NT, mask_NT = inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, inputs.mask_NT
+        keep_NT = mask_NT if statistics is None else mask_NT & statistics.keep_NT
+        if self.off_policy.criteria:
+            keep_NT = keep_NT & rejection_keep(old_NT, sampler_NT, mask_NT, self.off_policy.criteria)
+        if self.off_policy.sequence_delta is not None:
+            advantages_NT = self._loss_inputs(inputs, None).advantages_NT
+            delta = self.off_policy.sequence_delta
+            keep_N = off_policy_keep(advantages_NT, inputs.log_probs_NT, sampler_NT, mask_NT, delta)
+            keep_NT = keep_NT & keep_N[:, None]
+        if self.off_policy.weights is None:
+            return keep_NT, torch.ones_like(old_NT)
+        weights_NT = self._raw_weights(inputs, self.off_policy.weights)
+        weights_NT = weights_NT if statistics is None else weights_NT / statistics.weight_mean
+        return keep_NT & (weights_NT > 0), weights_NT
+
+    def _raw_weights(self, inputs: ObjectiveInputs, options: WeightOptions) -> Tensor:
+        return importance_weights(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, inputs.mask_NT, options)
+
+    def _loss_inputs(self, inputs: ObjectiveInputs, statistics: BatchStatistics | None) -> LossInputs:
+        base_NT = DENOMINATORS[self.policy.denominator](inputs)
+        assert base_NT is not None, "ratio_denominator=reference needs ref_log_probs_NT"
+        selected_NT = None if statistics is None else statistics.selected_NT
+        return loss_inputs(
+            inputs.log_probs_NT, base_NT, inputs.advantages, inputs.mask_NT, selected_NT, self.policy.ratio
+        )
+
+    def _log(self, inputs: ObjectiveInputs, loss_in: LossInputs, keep_NT: Tensor, weights_NT: Tensor) -> metrics.Sums:
+        mask_NT = inputs.mask_NT
+        sums = metrics.ratio_sums(loss_in)
+        sums |= metrics.mismatch_sums(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, mask_NT)
+        sums["policy_token_fraction"] = mean_over(keep_NT, mask_NT)
+        if self.policy.events is not None:
+            sums |= metrics.event_sums(self.policy.events(loss_in), loss_in)
+        if self.off_policy.weights is not None:
+            sums["correction_weight"] = mean_over(weights_NT, mask_NT)
+        if inputs.entropy_NT is not None:
+            sums["entropy"] = mean_over(inputs.entropy_NT, mask_NT)
+        if self.kl.active:
+            kl_NT = self.kl_values(inputs)
+            sums["kl"] = mean_over(kl_NT, mask_NT)
+            sums["kl_sequence_mean"] = metrics.sequence_mean(kl_NT, mask_NT)
+        return sums
+
+
+def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tuple[Tensor, custom.Metrics]:
+    """Return the loss of each token, and what a custom loss logs: a tensor (N, T) by name.
+
+    ValueError where a custom one returns anything but a number for each token, or one without the gradient of the
+    log-probs where those have one.
+    """
+    found = loss(inputs)
+    if not isinstance(loss, custom.Custom):
+        return found, {}
+    loss_NT, own = custom.split_metrics(found)
+    shape = tuple(inputs.mask_NT.shape)
+    own = {name: loss.check_tensor(values_NT, shape, "token") for name, values_NT in own.items()}
+    loss_NT = loss.check_tensor(loss_NT, shape, "token")
+    trains = torch.is_grad_enabled() and inputs.log_probs_NT.requires_grad
+    if trains and not loss_NT.requires_grad:
+        raise no_gradient(loss)
+    return loss_NT, own
+
+
+def no_gradient(loss: custom.Custom) -> ValueError:
+    """Return the error for a custom loss that is cut off from the policy's log-probs."""
+    return loss.error("depend on inputs.log_probs_NT, whose gradient trains", "a tensor without that gradient")
+
+
+def apply_mask(inputs: ObjectiveInputs) -> ObjectiveInputs:
+    """Set every tensor to 0 outside the mask, in float32 at least, before anything is computed from it."""
+
+    def clean(values_NT: Tensor | None) -> Tensor | None:
+        return None if values_NT is None else select(at_least_float32(values_NT), inputs.mask_NT)
+
+    return replace(
+        inputs,
+        log_probs_NT=select(at_least_float32(inputs.log_probs_NT), inputs.mask_NT),
+        old_log_probs_NT=select(at_least_float32(inputs.old_log_probs_NT), inputs.mask_NT).detach(),
+        sampler_log_probs_NT=select(at_least_float32(inputs.sampler_log_probs_NT), inputs.mask_NT).detach(),
+        ref_log_probs_NT=clean(inputs.ref_log_probs_NT),
+        entropy_NT=clean(inputs.entropy_NT),
+        full_kl_NT=clean(inputs.full_kl_NT),
+    )
+
+
+DENOMINATORS: dict[str, Callable[[ObjectiveInputs], Tensor | None]] = {
+    "old": lambda inputs: inputs.old_log_probs_NT,
+    "behaviour": lambda inputs: inputs.sampler_log_probs_NT,
+    "reference": lambda inputs: inputs.ref_log_probs_NT,
+}
+"""What the importance ratio is taken against."""

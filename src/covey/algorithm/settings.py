@@ -1,0 +1,246 @@
+"""The settings of the algorithm; part of the schema in schema.py."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.system.conditions import CONTINUES
+from covey.system.section import Section
+from covey.system.setting import Needs, is_positive, is_set, setting
+
+WITHOUT_RATIO = ("reinforce", "reinforce_ratio", "nll")
+"""Losses that compare the policy with no other."""
+WITH_RATIO_LEVEL = ("clip", "cispo", "sapo")
+"""Losses defined for an importance ratio of any level; the others take the token's."""
+WITHOUT_EXPONENTIAL = (*WITHOUT_RATIO, "dro")
+"""Losses that never form exp(log ratio)."""
+WITHOUT_CLAMP = ("k1", "k2", "abs", "k1_forward", "full")
+"""KL estimators without an exponential of the log ratio."""
+
+
+def is_sampled(estimator: str) -> bool:
+    return estimator != "full"
+
+
+def _has_kl_in_loss(kl_coef: float, kl_in: str, sampler_kl_coef: float) -> bool:
+    return (kl_coef > 0 and kl_in == "loss") or sampler_kl_coef > 0
+
+
+def _exponentiates(kl_coef: float, estimator: str, gradient: str, sampler_kl_coef: float, sampler: str) -> bool:
+    own = kl_coef > 0 and (estimator not in WITHOUT_CLAMP or gradient == "is_weighted")
+    return own or (sampler_kl_coef > 0 and sampler == "k3")
+
+
+def _allows_ratio_level(loss: str) -> bool:
+    return loss in WITH_RATIO_LEVEL or ":" in loss
+
+
+def _reads_advantages(loss: str, off_policy_mask_delta: float | None) -> bool:
+    return loss != "nll" or off_policy_mask_delta is not None
+
+
+PENALISED = Needs("algorithm.kl_coef > 0", ("algorithm.kl_coef",), is_positive)
+KL_IN_LOSS = Needs("algorithm.kl_in = loss", ("algorithm.kl_in",), lambda kl_in: kl_in == "loss")
+STEERED = Needs("algorithm.target_kl set", ("algorithm.target_kl",), is_set)
+CORRECTED = Needs("algorithm.correction = truncate or mask", ("algorithm.correction",), lambda mode: mode != "none")
+FILTERED = Needs("algorithm.group_filter set", ("algorithm.group_filter",), is_set)
+READ_ADVANTAGES = Needs(
+    "a loss that reads advantages", ("algorithm.loss", "algorithm.off_policy_mask_delta"), _reads_advantages
+)
+READ_REWARDS = Needs(
+    "a loss that reads advantages, or a selection",
+    ("algorithm.loss", "algorithm.off_policy_mask_delta", "algorithm.selection"),
+    lambda loss, delta, selection: _reads_advantages(loss, delta) or selection is not None,
+)
+MEAN_OF_SEQUENCES = Needs(
+    "an aggregation that is a mean over sequences",
+    ("algorithm.aggregation", "algorithm.kl_aggregation"),
+    lambda *modes: any((mode or "").startswith("seq_mean") or ":" in (mode or "") for mode in modes),
+)
+CONSTANT_LENGTH = Needs(
+    "algorithm.aggregation to end in _norm",
+    ("algorithm.aggregation", "algorithm.kl_aggregation"),
+    lambda *modes: any((mode or "").endswith("_norm") or ":" in (mode or "") for mode in modes),
+)
+
+
+@dataclass
+class AlgorithmConfig(Section):
+    """From rewards to a loss. The presets under conf/algorithm are named settings of this."""
+
+    advantage: str = setting("group_zscore", needs=READ_ADVANTAGES)
+    """A key of advantages.ADVANTAGES, or module:function of the same signature."""
+    advantage_options: dict[str, Any] = setting({}, needs=READ_ADVANTAGES)
+    """Keyword arguments of the advantage function; unknown ones are refused."""
+    advantage_clip: float | None = setting(None, gt=0, needs=READ_ADVANTAGES)
+    """Clamp advantages to [-c, c], the last step before selection; null leaves them."""
+    shaping: dict[str, dict[str, Any]] = setting({}, needs=READ_REWARDS)
+    """Reward shaping by name (shaping.SHAPING) with options, applied in order before the baseline."""
+    selection: str | None = None
+    """Train on a part of each group: a key of selection.SELECTION; null trains on all."""
+    selection_options: dict[str, Any] = setting(
+        {}, needs=Needs("algorithm.selection set", ("algorithm.selection",), is_set)
+    )
+    """Keyword arguments of the selection."""
+    length_normalizer: float | None = setting(None, needs=READ_ADVANTAGES)
+    """Weight advantages by length^-alpha within the group (VL-Norm); null is off."""
+    group_filter: str | None = None
+    """Dynamic sampling: drop groups and draw others (zero_std or mean_bounds); null keeps all."""
+    group_filter_options: dict[str, Any] = setting({}, needs=FILTERED)
+    """Keyword arguments of the group filter."""
+    group_filter_rounds: int = setting(3, ge=0, needs=FILTERED)
+    """How often at most a step draws again to replace filtered groups; then it trains on what there is."""
+    loss: str = "clip"
+    """A key of losses.LOSSES, or module:function of the same signature."""
+    loss_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the loss function; unknown ones are refused."""
+    ratio: str = setting(
+        "token",
+        needs=Needs("algorithm.loss = clip, cispo, sapo or module:function", ("algorithm.loss",), _allows_ratio_level),
+    )
+    """Level of the importance ratio: token, sequence, sequence_mean (GSPO) or sequence_mean_token."""
+    ratio_denominator: str = setting(
+        "old",
+        needs=Needs("a loss with an importance ratio", ("algorithm.loss",), lambda loss: loss not in WITHOUT_RATIO),
+    )
+    """What the ratio is taken against: old, behaviour (the sampler's log-probs) or reference."""
+    log_ratio_clamp: float | None = setting(
+        20.0,
+        needs=Needs(
+            "a loss with an importance ratio, or a correction",
+            ("algorithm.loss", "algorithm.correction"),
+            lambda loss, correction: loss not in WITHOUT_EXPONENTIAL or correction != "none",
+        ),
+    )
+    """Log ratios are clamped to +- this before exp; null does not clamp."""
+    aggregation: str = "token_mean"
+    """How token losses become one number: a key of losses.AGGREGATIONS. Denominators are global."""
+    norm_length: int | None = setting(None, ge=1, needs=CONSTANT_LENGTH)
+    """The constant length of the *_norm aggregations; null takes sampling.max_tokens."""
+    count_empty: bool = setting(False, needs=MEAN_OF_SEQUENCES)
+    """Count sequences without loss tokens in sequence means."""
+    kl_coef: float = setting(0.0, ge=0)
+    """Weight of the KL penalty to the reference; 0 needs no reference at all."""
+    kl_estimator: str = setting("k3", needs=(PENALISED, KL_IN_LOSS.for_value("full")))
+    """k1, k2, k3, abs or full (exact over the vocabulary)."""
+    kl_gradient: str = setting(
+        "straight_through_k2",
+        needs=(
+            PENALISED,
+            KL_IN_LOSS,
+            Needs("a sampled algorithm.kl_estimator such as k3", ("algorithm.kl_estimator",), is_sampled),
+        ),
+    )
+    """Gradient of the KL term in the loss: naive, straight_through_k2 or is_weighted."""
+    kl_in: str = setting(
+        "loss",
+        needs=(
+            PENALISED,
+            READ_REWARDS,
+            Needs("a sampled algorithm.kl_estimator such as k1", ("algorithm.kl_estimator",), is_sampled),
+        ),
+    )
+    """Where the KL penalty enters: loss or reward (before the baseline, detached)."""
+    kl_aggregation: str | None = setting(
+        None,
+        needs=Needs(
+            "a KL penalty in the loss",
+            ("algorithm.kl_coef", "algorithm.kl_in", "algorithm.sampler_kl_coef"),
+            _has_kl_in_loss,
+        ),
+    )
+    """Reduction of the KL term; null takes `aggregation`."""
+    kl_clamp: float | None = setting(
+        20.0,
+        gt=0,
+        needs=Needs(
+            "a KL penalty with an exponential (k3 or is_weighted)",
+            (
+                "algorithm.kl_coef",
+                "algorithm.kl_estimator",
+                "algorithm.kl_gradient",
+                "algorithm.sampler_kl_coef",
+                "algorithm.sampler_kl_estimator",
+            ),
+            _exponentiates,
+        ),
+    )
+    """log pi - log ref is clamped to +- this where it is exponentiated (k3, is_weighted); null does not clamp."""
+    sampler_kl_coef: float = setting(0.0, ge=0)
+    """Weight of a KL penalty to the policy that sampled the data, in the loss."""
+    sampler_kl_estimator: str = setting(
+        "k3", needs=Needs("algorithm.sampler_kl_coef > 0", ("algorithm.sampler_kl_coef",), is_positive)
+    )
+    """k1_forward or k3, estimates of KL(sampler || policy)."""
+    target_kl: float | None = setting(None, needs=PENALISED)
+    """Steer kl_coef so that the measured KL comes to this; null keeps kl_coef fixed."""
+    max_kl: float | None = setting(None, gt=0, needs=PENALISED)
+    """Stop the run where the KL to the reference, mean of the tokens, exceeds this many nats; null never does."""
+    max_mismatch: float | None = setting(None, gt=0)
+    """Stop the run, before the update, where log-probs of sampler and trainer differ by more nats on average; null only
+    writes a warning to the log, above 0.1."""
+    kl_controller: str = setting("proportional", needs=STEERED)
+    """proportional (Ziegler et al.) or doubling (PPO); used with target_kl."""
+    kl_horizon: int = setting(
+        10000,
+        needs=(
+            STEERED,
+            Needs(
+                "algorithm.kl_controller = proportional",
+                ("algorithm.kl_controller",),
+                lambda rule: rule == "proportional",
+            ),
+        ),
+    )
+    """Horizon of the proportional controller, in completions."""
+    kl_coef_min: float = setting(0.0, needs=STEERED)
+    """Lower bound of the steered coefficient."""
+    kl_coef_max: float = setting(10.0, needs=STEERED)
+    """Upper bound of the steered coefficient."""
+    reference_refresh_every: int | None = setting(
+        None,
+        ge=1,
+        needs=Needs(
+            "algorithm.kl_coef > 0",
+            ("algorithm.kl_coef", "algorithm.ratio_denominator"),
+            lambda coef, denominator: coef > 0 or denominator == "reference",
+        ),
+    )
+    """Mix the policy into the reference every so many steps; null keeps the reference frozen."""
+    reference_refresh_alpha: float = setting(
+        1.0,
+        gt=0,
+        le=1,
+        needs=(
+            Needs("algorithm.reference_refresh_every set", ("algorithm.reference_refresh_every",), is_set),
+            Needs("model.lora_rank = 0 (adapters can only be copied)", ("model.lora_rank",), lambda rank: rank == 0),
+        ),
+    )
+    """Share of the policy in a refresh: 1 copies it, a small value every step is an EMA."""
+    correction: str = setting("none", choices=("none", "truncate", "mask"))
+    """Importance weights trainer/sampler on the loss: none, truncate (TIS) or mask (IcePop)."""
+    correction_level: str = setting("token", needs=CORRECTED)
+    """token, sequence or sequence_mean."""
+    correction_min: float | None = setting(None, needs=CORRECTED)
+    """Lower bound of the weights; null has none."""
+    correction_max: float = setting(2.0, needs=CORRECTED)
+    """Upper bound of the weights."""
+    correction_self_normalize: bool = setting(False, needs=CORRECTED)
+    """Divide the weights by their mean over the batch."""
+    rejection: str | None = None
+    """Comma list of rejection criteria such as "token_k1,seq_mean_k3"; null rejects nothing."""
+    rejection_thresholds: str | None = setting(
+        None, needs=Needs("algorithm.rejection set", ("algorithm.rejection",), is_set)
+    )
+    """Comma list of thresholds, one for each criterion ("lo_hi" for k1)."""
+    off_policy_mask_delta: float | None = None
+    """Drop sequences with negative advantage and mean log-prob gap above this (DeepSeek-V3.2); null is off."""
+    m2po_threshold: float | None = None
+    """Drop the most off-policy tokens until their second moment is below this (M2PO); null is off."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    target_entropy: float | None = None
+    """Adapt the entropy bonus towards this entropy (Skywork-OR1); null keeps entropy_coef fixed."""
+    mask_truncated: bool = setting(False, needs=CONTINUES)
+    """Leave completions cut by the token limit out of the loss (their reward stays in the group statistics)."""
+    high_entropy_fraction: float = 1.0
+    """Policy term only on this share of the tokens, those of highest entropy; 1 uses all."""

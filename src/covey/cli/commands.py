@@ -1,0 +1,68 @@
+"""What the command does besides `train`: the cold start, an evaluation or the preflight alone."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from covey.config.schema import Config
+from covey.environments.infill.settings import InfillConfig
+from covey.policy.models.naming import check_name, saved_step
+from covey.run import cold_start, stages
+from covey.run.preflight import preflight
+from covey.run.records.record import RunRecorder
+from covey.run.stages import evaluate_and_log, load_environment, load_run
+from covey.system import collectives
+from covey.system.text.cleaning import CleanConsole
+from covey.system.text.masking import mask
+from covey.system.waits.signals import Stopper
+
+
+def run_cold_start(config: Config, output_dir: Path) -> None:
+    """Train a policy on demonstrations and print where it lies, a path for `model.name`."""
+    with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
+        environment = load_environment(config, record)
+        waiting = record.watchdog.deadline("the cold start", "timeouts.cold_start")
+        with record.timer.phase("cold_start"), waiting:
+            start = cold_start.ensure(config, environment, record.say)
+        record.say(f"cold start: {start.summary_line}")
+        record.cold_start(asdict(start))
+
+
+def run_evaluate(config: Config, output_dir: Path) -> None:
+    """Measure the policy that `model` names on the held-out prompts, without training it: no cold start either."""
+    check_name(config.model.name)
+    with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
+        environment = load_environment(config, record)
+        run = load_run(config, environment, record)
+        evaluate_and_log(run, config, record, step=saved_step(config.model.name))
+
+
+def run_judge(config: Config, output_dir: Path) -> None:
+    """Train the missing judges, measure all and print where they lie.
+
+    ValueError where one is below its floor.
+    """
+    if not isinstance(config.environment, InfillConfig):
+        raise ValueError(f"covey judge needs environment=infill, got environment={config.environment.name}")
+    with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
+        environment = load_environment(config, record)
+        (record.folder / "judge.json").write_text(json.dumps(mask(environment.facts()), indent=2) + "\n")
+
+
+def run_check(config: Config, output_dir: Path) -> None:
+    """Run the checks that precede training, on the policy it would train.
+
+    ValueError where one fails.
+    """
+    if not config.preflight.enabled:
+        raise ValueError("covey check needs preflight.enabled=true, got preflight.enabled=false")
+    with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
+        environment = load_environment(config, record)
+        warm = stages.run_cold_start(config, environment, record)
+        run = load_run(warm, environment, record)
+        with record.timer.phase("preflight"):
+            checks = preflight.run_checks(preflight.PreflightContext(run, config))
+        preflight.write(checks, record.folder)
+        if collectives.is_main_process():
+            CleanConsole().print(preflight.table(checks))
+        preflight.raise_on_failure(checks)

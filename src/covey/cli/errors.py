@@ -1,0 +1,146 @@
+"""Errors a user can mend, in one line each, with the nearest name that exists."""
+
+import errno
+import re
+from pathlib import Path
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from covey.config.compose import CONF
+from covey.config.schema import unknown_setting
+from covey.system import ranks
+from covey.system.disk import cannot_write
+from covey.system.lookup import near
+
+MENDABLE = (ValueError, OSError, ImportError, HydraException, OmegaConfBaseException)
+"""What a user can mend, besides RunStopped. Anything else is a defect of covey and keeps its traceback."""
+
+
+OUT_OF_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
+"""What torch's allocators say, on the CPU and on the GPU."""
+
+
+NO_WRITING = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Only writing meets these."""
+
+
+def is_user_error(error: Exception) -> bool:
+    """Tell whether one line is enough for this error.
+
+    A run that an environment stopped on purpose has said why.
+    """
+    if is_out_of_memory(error):
+        return True
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MENDABLE)
+    from covey.types import RunStopped  # imports torch, which by now is imported
+
+    return isinstance(error, RunStopped)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+    )
+
+
+def reported_by_other_rank(error: Exception) -> bool:
+    """Tell whether another rank prints this error.
+
+    Errors from before the ranks met are the same on each: rank 0 prints them.
+    """
+    from covey.system.collectives import PeerRankFailed  # imports torch, which by now is imported
+
+    if isinstance(error, PeerRankFailed):
+        return True
+    has_notes = "__notes__" in vars(error)
+    return ranks.rank() > 0 and not has_notes
+
+
+def explain(error: Exception) -> str:
+    """Return one line for a user error."""
+    if is_out_of_memory(error):
+        return (
+            f"out of memory ({one_line(str(error)).removesuffix('.')[:200]}); lower micro_batch_tokens, logprob_chunk "
+            "or engine.cache_bytes, or set model.gradient_checkpointing=true; none of them changes the update"
+        )
+    if isinstance(error, OSError) and error.errno in NO_WRITING and error.filename:
+        return str(cannot_write(Path(error.filename), error))
+    # Explain what Hydra and OmegaConf refuse
+    if isinstance(error, MissingConfigException):
+        return _missing_choice(error)
+    if isinstance(error, OverrideParseException):
+        reason = error.message.splitlines()[1].partition(" expecting ")[0]
+        if reason.startswith("missing EQUAL"):
+            reason = "settings are written name=value, such as recipe=arithmetic"
+        return f'cannot read the override "{error.override}": {reason}'
+    if isinstance(error, OmegaConfBaseException):
+        return _setting(error)
+    if isinstance(error, HydraException):
+        return _composition(error)
+    # Explain what covey refuses itself
+    if match := re.fullmatch(r"unknown setting (\S+)", str(error)):
+        return unknown_setting(match[1])
+    return one_line(str(error)) or type(error).__name__
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _missing_choice(error: MissingConfigException) -> str:
+    """Explain a group without such a file, or a --config-name that does not exist."""
+    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    choice = choice.removesuffix(".yaml")
+    if not group:
+        recipe = f"; there is recipe={choice}" if (CONF / "recipe" / f"{choice}.yaml").exists() else ""
+        return f'no "{choice}" for --config-name in covey or --config-dir{recipe}'
+    options = [option for option in error.options or () if not option.startswith("schema_")]
+    if not options:
+        return unknown_setting(group)
+    return f'{group} has no choice "{choice}"{near(choice, options) or ";"} choices: {", ".join(options)}'
+
+
+def _composition(error: HydraException) -> str:
+    """Explain an error of Hydra, which wraps OmegaConf's or keeps only its text."""
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        return _setting(cause)
+    text = str(error)
+    # Explain words that Hydra cannot apply
+    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        name, values = several[1].lstrip("+"), several[2]
+        return f"{name}={values} holds several values: add --multirun for a run of each; a list is {name}=[{values}]"
+    if absent := re.match(r"Could not override '([^']+)'", text):
+        return f"{absent[1]} is no group of covey's own; +{absent[1]}=NAME adds a choice of a group in --config-dir"
+    # Explain a key that a file sets
+    key, where = re.search(r"full_key: (\S+)", text), re.match(r"In '([^']+)'", text)
+    place = f" in {where[1]}.yaml" if where else ""
+    if key and re.search(r"Key '\S+' (is )?not in", text):
+        group = where[1].partition("/")[0] if where else ""
+        if key[1].partition(".")[0] == group and group not in OWN_SECTIONS:
+            return f"{group} is no section of settings{place}; begin the file with the line `# @package _global_`"
+        return unknown_setting(key[1], place)
+    if key:
+        return f"{key[1]}{place}: {_reason(text.partition('composing config:')[2] or text)}"
+    return one_line(text.partition("\nTo append")[0])
+
+
+def _setting(error: OmegaConfBaseException) -> str:
+    """Explain an unknown key, or a value of the wrong type."""
+    text = str(error)
+    if re.search(r"Key '\S+' (is )?not in", text):
+        return unknown_setting(error.full_key or str(error.key))
+    if error.full_key and "is not a ListConfig" in text:
+        return f"{error.full_key} is a list: write {error.full_key}=[{error.value}]"
+    return f"{error.full_key}: {_reason(text)}" if error.full_key else _reason(text)
+
+
+def _reason(text: str) -> str:
+    """Return OmegaConf's message without the lines about its types."""
+    return one_line(re.split(r"\n\s+(?:full_key|reference_type|object_type)", text)[0])
+
+
+OWN_SECTIONS = ("model", "environment", "engine", "algorithm", "optimizer")
+"""Groups of files whose settings lie in the section of their name."""

@@ -1,0 +1,245 @@
+"""What `covey --help` says. Imports the classes of the settings and nothing heavier: help must not wait."""
+
+import ast
+import shutil
+import sys
+import textwrap
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import get_type_hints
+
+from covey.config.schema import Config
+from covey.rollouts.settings import GroupSizeStep
+from covey.system.section import Section
+from covey.system.setting import bounds_of
+
+PACKAGE = Path(__file__).resolve().parents[1]
+CONF = PACKAGE / "config" / "conf"
+
+VERBS = {
+    "train": "GRPO from verifiable rewards: the whole run, evaluated before and after",
+    "cold-start": "only the supervised warm-up on an environment's demonstrations",
+    "judge": "train the judges of environment=infill, and say how often they are right",
+    "evaluate": "measure a policy on held-out prompts",
+    "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
+    "show": "the result of a run again, with its best and worst answers; or several runs side by side",
+    "config": "print every setting of a run, resolved, without running it",
+    "machines": "draw and simulate a machine in a file, or show the best ones of a run",
+}
+
+EXAMPLES = {
+    "train": (
+        "covey train recipe=arithmetic seed=3",
+        "covey train environment=gsm8k data.path=rows/ model=nano num_steps=3",
+        "covey train environment=reward_functions data.path=rows.jsonl rewards=[my_module:my_reward]",
+        "covey train recipe=arithmetic optimizer.lr=1e-4,3e-4 --multirun",
+        "covey train --config outputs/DATE/TIME/config.yaml seed=1",
+        "covey train --config-dir my_conf --config-name my_run",
+    ),
+    "cold-start": ("covey cold-start recipe=arithmetic cold_start.num_steps=50",),
+    "judge": ("covey judge recipe=infill_nano environment.judge_num_steps=1000",),
+    "evaluate": (
+        "covey evaluate model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",
+        "covey evaluate model.name=downloaded/checkpoints/step-000060/policy trust_run=true",
+    ),
+    "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
+    "show": ("covey show outputs/DATE/TIME", "covey show --answers 10 outputs/DATE/TIME", "covey show FOLDER FOLDER"),
+    "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
+    "machines": (
+        "covey machines show car.json",
+        "covey machines simulate car.json --film car.gif",
+        "covey machines gallery outputs/DATE/TIME --best 12",
+    ),
+}
+
+FLAGS = {
+    "--config FILE": "begin with every setting in FILE: a run's config.yaml, or what `covey config` printed",
+    "--config-name NAME, -cn": "begin with NAME.yaml of covey or of --config-dir instead of config.yaml",
+    "--config-dir FOLDER, -cd": "look for configuration in FOLDER too (FOLDER/recipe/mine.yaml: recipe=mine)",
+    "--multirun, -m": "one run for each combination of values separated by commas",
+    "--cfg job, --info all, --hydra-help": "look into the composition (Hydra's own flags)",
+    "--help, -h": "this help; `covey config --help` lists every setting",
+}
+
+MACHINES = {
+    "show FILE": "say what a machine is made of, and draw it from four sides",
+    "simulate FILE": "say where it goes and what it is worth under each rule, and draw that",
+    "gallery FOLDER": "draw the machines with the highest scores among the rollouts a run has kept",
+    "--out PICTURE.png": "where to draw; beside the file, or in the run folder",
+    "--film FILM.gif": "simulate, gallery: also film it (the best one)",
+    "--task car|catapult": "simulate: whose walls and rules; catapult for a machine with a boulder",
+    "--best N": "gallery: how many",
+    "--help, -h": "this help",
+}
+
+TRUST = """\
+The policy of a run is measured with the settings of that run. If you did not make the run on this account, nothing that
+its settings name is imported (rewards, environments, data, advantages and losses as module:function), no link in it is
+followed, and the command says what it would have been; trust_run=true takes it all as it is. Code beside weights
+(trust_remote_code) is never run. docs/trust/reliability.md has the details."""
+
+SHOW = {
+    "--answers N": "so many of the best answers, and of the worst",
+    "--help, -h": "this help",
+}
+
+OVERVIEW = """\
+covey: GRPO post-training of language models from verifiable rewards
+
+usage: covey VERB [setting=value ...] [flags]
+
+{verbs}
+
+{examples}
+
+covey VERB --help                      settings and flags
+covey --version
+covey --shell-completion install=bash  tab completion: eval "$(covey --shell-completion install=bash)" (zsh, fish)
+
+The run folder is outputs/DATE/TIME; hydra.run.dir=FOLDER names another. COVEY_DEBUG=1 shows tracebacks."""
+
+
+def overview() -> str:
+    """Return the text of `covey --help`."""
+    examples = [f"  {EXAMPLES[verb][0]}" for verb in VERBS]
+    return OVERVIEW.format(verbs=_columns(VERBS, 12), examples="\n".join(examples))
+
+
+def verb_help(verb: str) -> str:
+    """Return the text of `covey VERB --help`: flags, groups and settings.
+
+    For config these are all settings, else those of the top level.
+    """
+    # Leave verbs without settings to their own pages
+    if verb == "machines":
+        return _machines_help()
+    if verb == "show":
+        return _show_help()
+    # Describe usage, flags and groups
+    parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
+    parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))
+    if verb == "evaluate":
+        parts.append(TRUST)
+    parts.append("flags:\n" + _columns(FLAGS, 37))
+    groups = {group: ", ".join(choices) for group, choices in group_choices().items()}
+    parts.append("choices (GROUP=NAME):\n" + _columns(groups, 14))
+    # Describe settings, of all sections for config
+    sections = all_settings()
+    root = {"Config": sections.pop("Config")}
+    shown = root | sections if verb == "config" else root
+    for name, settings in shown.items():
+        title = f"settings of {section_of(name)}:" if name != "Config" else "settings:"
+        described = {f"{s.name} = {s.default}": s.explanation for s in settings}
+        parts.append(f"{title}\n" + _columns(described, 44))
+    return "\n\n".join(parts)
+
+
+def _show_help() -> str:
+    examples = "\n".join(f"  {line}" for line in EXAMPLES["show"])
+    usage = "usage: covey show RUN [RUN ...] [--answers N]"
+    return f"{usage}\n\n{VERBS['show']}\n\nexamples:\n{examples}\n\n{_columns(SHOW, 12)}"
+
+
+def _machines_help() -> str:
+    examples = "\n".join(f"  {line}" for line in EXAMPLES["machines"])
+    usage = "usage: covey machines show|simulate FILE.json [flags]\n       covey machines gallery FOLDER [flags]"
+    return f"{usage}\n\n{VERBS['machines']}\n\nexamples:\n{examples}\n\n{_columns(MACHINES, 22)}"
+
+
+def group_choices() -> dict[str, list[str]]:
+    """Return the groups under conf/ with the choices of each."""
+    folders = sorted(path for path in (CONF).iterdir() if path.is_dir())
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of the schema, as its source says it."""
+
+    name: str
+    default: str
+    explanation: str
+
+
+def all_settings() -> dict[str, list[Setting]]:
+    """Return the settings of every section of the schema, by the name of its class."""
+    from covey.config.environments import ENVIRONMENT_SETTINGS
+
+    sections = [Config, *_sections_of(Config), GroupSizeStep, *ENVIRONMENT_SETTINGS.values()]
+    return {section.__name__: read_settings(section) for section in sections}
+
+
+def _sections_of(config: type[Config]) -> list[type]:
+    kinds = get_type_hints(config).values()
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+
+
+def read_settings(section: type) -> list[Setting]:
+    """Return the fields of a dataclass, each with the docstring that follows it and its bounds."""
+    bounds = {found.name: bounds_of(found) for found in fields(section)}
+    (node,) = (node for node in _classes(sys.modules[section.__module__]) if node.name == section.__name__)
+    found = []
+    for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or _is_section(statement):
+            continue
+        name = ast.unparse(statement.target)
+        explanation = _docstring(after)
+        if explanation:
+            limits = bounds[name].in_words(explanation)
+            found.append(
+                Setting(name, _default(statement.value), f"{explanation} [{limits}]" if limits else explanation)
+            )
+    return found
+
+
+@cache
+def _classes(module: ModuleType) -> list[ast.ClassDef]:
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    return [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+
+
+def _is_section(statement: ast.AnnAssign) -> bool:
+    return ast.unparse(statement.annotation).endswith("Config")
+
+
+def _docstring(node: ast.stmt | None) -> str:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return str(ast.literal_eval(node.value)) if is_text and isinstance(node, ast.Expr) else ""
+
+
+def _default(node: ast.expr | None) -> str:
+    """Return a default as YAML would write it, what it makes where it is a factory."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "setting":
+        return "..." if isinstance(node.args[0], ast.Name) else _default(node.args[0])
+    if isinstance(node, ast.Call):
+        factory = next(keyword.value for keyword in node.keywords if keyword.arg == "default_factory")
+        return _default(factory.body) if isinstance(factory, ast.Lambda) else EMPTY.get(ast.unparse(factory), "...")
+    text = ast.unparse(node) if node is not None else ""
+    return {"None": "null", "True": "true", "False": "false"}.get(text, text.replace("'", ""))
+
+
+EMPTY = {"list": "[]", "dict": "{}"}
+
+
+def section_of(class_name: str) -> str:
+    """Return the name in front of the dot.
+
+    ColdStartConfig is cold_start, an environment's own class is environment=NAME.
+    """
+    words = "".join(f"_{c.lower()}" if c.isupper() else c for c in class_name.removesuffix("Config")).strip("_")
+    environments = {file.stem for file in (CONF / "environment").glob("*.yaml")}
+    return f"environment={words}" if words in environments else words
+
+
+def _columns(rows: dict[str, str], width: int) -> str:
+    """Lay out two columns, the right one wrapped to the terminal."""
+    total = max(shutil.get_terminal_size().columns, width + 40)
+    indent = " " * (width + 3)
+    lines = [f"  {name:<{width}} {text}" for name, text in rows.items()]
+    wrapped = [
+        textwrap.fill(line, total, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+        for line in lines
+    ]
+    return "\n".join(wrapped)

@@ -1,0 +1,350 @@
+"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides; show; machines.
+
+Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from io import StringIO
+from typing import TYPE_CHECKING, NamedTuple
+
+from covey import __version__
+from covey.cli import help as usage
+from covey.system import machine, ranks
+from covey.system.waits.signals import StopRequested
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omegaconf import DictConfig
+
+    from covey.config.schema import Config
+
+EXIT_USER_ERROR, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
+LEAVE_SECONDS = 10.0
+"""For the threads and exit handlers that libraries leave behind."""
+
+HEARD_SECONDS = 10.0
+"""For the rank that has something to say, at most; under torchrun the others end as soon as it has."""
+
+RUN_DIR = "hydra.run.dir="
+CONFIG_FLAG = "--config"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Exit codes: 0, 2 (what the user can mend, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
+    code = _code_of(list(sys.argv[1:] if argv is None else argv))
+    if argv is None and threading.active_count() > 1:
+        from covey.system.waits.watchdog import exit_within
+
+        exit_within(LEAVE_SECONDS, code)
+    if argv is None and ranks.world_size() > 1:
+        ranks.leave(code)
+    return code
+
+
+def _code_of(words: list[str]) -> int:
+    try:
+        machine.prepare()
+        return _dispatch(words)
+    except StopRequested as stop:  # by all ranks together
+        return stop.status if ranks.rank() else _say(str(stop), stop.status)
+    except KeyboardInterrupt:
+        return _say("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        return report(error)
+
+
+def _dispatch(words: list[str]) -> int:
+    verb, rest = (words[0], words[1:]) if words else ("--help", [])
+    # Answer what needs no verb
+    if verb in ("-h", "--help", "help"):
+        print(usage.overview())
+        return 0
+    if verb == "--version":
+        print(f"covey {__version__}")
+        return 0
+    if verb in ("-sc", "--shell-completion"):
+        return _complete(rest)
+    # Refuse an unknown verb, and explain a known one
+    if verb not in usage.VERBS:
+        from covey.system.lookup import near
+
+        raise ValueError(f'no verb "{verb}"{near(verb, usage.VERBS)}; verbs: {", ".join(usage.VERBS)}')
+    if "--help" in rest or "-h" in rest:
+        print(usage.verb_help(verb))
+        return 0
+    # Run verbs that have no settings
+    if verb == "machines":
+        from covey.environments.machines.pictures.command import run_command
+
+        run_command(rest)
+        return 0
+    if verb == "show":
+        from covey.cli.show import run_show
+
+        run_show(rest)
+        return 0
+    from covey.cli import command_line
+
+    return _run(verb, command_line.arrange(verb, rest))
+
+
+def _run(verb: str, words: Sequence[str]) -> int:
+    """Compose the settings (once, or for each job of a multirun) and do what the verb says."""
+    codes: list[int] = []
+    folders: list[Path] = []
+    was_there = any(os.path.isdir(word.removeprefix(RUN_DIR)) for word in words if word.startswith(RUN_DIR))
+
+    def job(composed: "DictConfig") -> None:
+        # Hydra would print a line of its own about an exception that leaves the job.
+        try:
+            folders.extend(_job(verb, composed, Given(file, added, was_there)))
+            codes.append(0)
+        except Exception as error:
+            codes.append(report(error))
+
+    from covey.cli import job as composing
+
+    sys.path.append(os.getcwd())  # module:function settings name modules beside the user
+    words, file = _config_file(words)
+    words, added = composing.insert_environment(verb, words, file)
+    words = [*words, f"{RUN_DIR}."] if verb == "config" else list(words)
+    try:
+        _with_hydra(f"covey {verb}", words, job)
+    except OSError as error:  # of the job none leaves it
+        if error.errno is None:  # a file of settings that is not there
+            raise
+        folder = next((word for word in words if word.startswith(RUN_DIR)), error.filename)
+        raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
+    if len(folders) > 1 and ranks.rank() == 0:
+        from covey.cli.show import print_side_by_side
+
+        print_side_by_side(folders)
+    return max(codes, default=0)
+
+
+def _config_file(words: Sequence[str]) -> "tuple[list[str], Path | None]":
+    """Return the words without --config FILE, and the file."""
+    from pathlib import Path
+
+    places = [index for index, word in enumerate(words) if word == CONFIG_FLAG or word.startswith(f"{CONFIG_FLAG}=")]
+    if not places:
+        return list(words), None
+    place = places[-1]
+    is_apart = words[place] == CONFIG_FLAG
+    file = Path(words[place + 1] if is_apart else words[place].partition("=")[2]).expanduser()
+    if not file.is_file():
+        inside = file / "config.yaml"
+        raise ValueError(f"--config {file} is no file" + (f"; did you mean {inside}?" if inside.is_file() else ""))
+    return [*words[:place], *words[place + 1 + is_apart :]], file
+
+
+class Given(NamedTuple):
+    """What the command line gave besides settings."""
+
+    file: "Path | None"
+    """Of --config."""
+    added: str
+    """A word that nobody typed."""
+    was_there: bool
+    """Whether the run folder was there before."""
+
+
+def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
+    """Do one job in the folder that Hydra has made and return the folders it used, possibly none."""
+    import logging
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from covey.cli import job as composing
+    from covey.run import folder as run_folder
+    from covey.run.plan import report as settings_report
+    from covey.system.text.masking import secrets_in
+
+    hydra_config = HydraConfig.get()
+    wanted = Path(hydra_config.runtime.output_dir)
+    typed = [word for word in hydra_config.overrides.task if word != given.added]
+    named = any(word.startswith(RUN_DIR) for word in hydra_config.overrides.hydra)
+    with ExitStack() as held:
+        try:
+            job = composing.compose(verb, composed, typed, given.file)
+            if verb == "config":
+                print("".join(f"{line}\n" for line in job.changed), end="", file=sys.stderr, flush=True)
+                print(settings_report(job.config), end="", flush=True)
+                return []
+            for line in (*job.changed, *job.first_lines) if ranks.rank() == 0 else ():
+                print(line, flush=True)
+            # imports torch and transformers, for which a refused setting need not wait
+            from covey.run.checkpoints import resume
+            from covey.system import collectives
+
+            held.enter_context(collectives.process_group(job.config.timeouts.ranks))
+            folder = held.enter_context(resume.locked_run_folder(job.config, wanted, exact=named, old=job.old))
+        finally:
+            if not given.was_there:
+                run_folder.discard_if_empty(wanted, num_parents=0 if named else 2)
+        run_folder.begin_log(folder, tuple(secrets_in(asdict(job.config))))
+        for note in job.notes:
+            logging.getLogger(__name__).warning(note)
+        if hydra_config.mode is RunMode.MULTIRUN:
+            print(f"job {hydra_config.job.num}: {' '.join(typed)}", flush=True)
+        _work(verb, job.config, folder, is_new=job.old is None and not given.was_there)
+    return [folder]
+
+
+def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
+    """Do it, and end with the summary and the name of the run folder, however it ends.
+
+    A new folder is removed where the run was refused before it did anything: the message says all there is to say.
+    """
+    import logging
+
+    from covey.cli.errors import is_user_error
+    from covey.cli.show import NUM_ANSWERS, print_answers
+    from covey.cli.tables import print_folder, print_summary
+    from covey.run.folder import discard_refused
+    from covey.run.records.summary import read_summary
+    from covey.system.disk import ignore_stdout_errors
+    from covey.system.text.cleaning import CleanConsole
+
+    console = CleanConsole()
+    try:
+        WORK[verb](config, folder)
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        logging.getLogger(__name__).info("the run ended here: %s", error, exc_info=not stopped)
+        is_refused = is_new and isinstance(error, Exception) and is_user_error(error)
+        if ranks.rank() == 0 and not (is_refused and discard_refused(folder)):
+            with ignore_stdout_errors():
+                print_folder(folder, console)
+        raise
+    if ranks.rank() > 0:
+        return
+    # Print what the run left
+    content = read_summary(folder)
+    with ignore_stdout_errors():
+        if verb == "evaluate":
+            print_answers(folder, 0, NUM_ANSWERS, console)
+        if content is None:
+            print_folder(folder, console)
+        else:
+            print_summary(content, folder, console)
+
+
+def _train(config: "Config", folder: "Path") -> None:
+    from covey.train import run_train as run
+
+    run(config, folder)
+
+
+def _cold_start(config: "Config", folder: "Path") -> None:
+    from covey.cli.commands import run_cold_start as run
+
+    run(config, folder)
+
+
+def _judge(config: "Config", folder: "Path") -> None:
+    from covey.cli.commands import run_judge as run
+
+    run(config, folder)
+
+
+def _evaluate(config: "Config", folder: "Path") -> None:
+    from covey.cli.commands import run_evaluate as run
+
+    run(config, folder)
+
+
+def _check(config: "Config", folder: "Path") -> None:
+    from covey.cli.commands import run_check as run
+
+    run(config, folder)
+
+
+WORK: dict[str, Callable[["Config", "Path"], None]] = {
+    "train": _train,
+    "cold-start": _cold_start,
+    "judge": _judge,
+    "evaluate": _evaluate,
+    "check": _check,
+}
+
+
+def _with_hydra(program: str, words: Sequence[str], job: Callable[["DictConfig"], None]) -> None:
+    """Hand the command line to Hydra, whose errors come back as exceptions."""
+    import hydra
+
+    from covey.config import compose as settings
+
+    settings.register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise instead of print and exit
+    with _arguments([program, *words]):
+        hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(job)()
+
+
+@contextmanager
+def _arguments(argv: list[str]) -> Iterator[None]:
+    """Set sys.argv for Hydra, which reads nothing else."""
+    before, sys.argv = sys.argv, argv
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _complete(words: Sequence[str]) -> int:
+    """Complete a word: verbs here, what follows the verb by Hydra, which must not see the verb."""
+    line = os.environ.get("COMP_LINE", "")
+    typed = line.split()
+    asked = bool(words) and words[0].startswith("query=")
+    if asked and (len(typed) < 2 or (len(typed) == 2 and not line.endswith(" "))):
+        print(" ".join(usage.VERBS))
+        return 0
+    if asked:
+        rest = line.split(None, 2)[2:]
+        os.environ["COMP_LINE"] = f"covey {rest[0] if rest else ''}"
+    with redirect_stdout(StringIO()) as out:
+        _with_hydra("covey", ["--shell-completion", *words], lambda composed: None)
+    found = out.getvalue()
+    print(" ".join(word for word in found.split() if "=schema_" not in word) if asked else found)
+    return 0
+
+
+def report(error: Exception) -> int:
+    """Print an error and give the exit code: one line where the user can mend it, else the traceback."""
+    if isinstance(error, BrokenPipeError):  # `covey config | head`: whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+    import traceback
+
+    from covey.cli.errors import explain, is_user_error, reported_by_other_rank
+    from covey.system.text.cleaning import INDENT, clean
+
+    # Leave the message to rank 0 where all ranks have it
+    if ranks.world_size() > 1 and reported_by_other_rank(error):
+        time.sleep(HEARD_SECONDS)  # a launcher ends all ranks with the first, and that must be the one that speaks
+        return EXIT_USER_ERROR
+    # Print one line for the user, or the traceback of a defect
+    code = EXIT_USER_ERROR if is_user_error(error) else EXIT_DEFECT
+    if code == EXIT_USER_ERROR and os.environ.get("COVEY_DEBUG") != "1":
+        return _say(explain(error), code)
+    lines = "".join(traceback.format_exception(error)).rstrip("\n")
+    print(clean(lines).replace("\n", INDENT), file=sys.stderr)
+    return code
+
+
+def _say(text: str, code: int) -> int:
+    from covey.system.text.cleaning import clean
+
+    number = ranks.rank()
+    print(f"covey: rank {number}: {clean(text)}" if number else f"covey: {clean(text)}", file=sys.stderr)
+    return code

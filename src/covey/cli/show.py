@@ -1,0 +1,125 @@
+"""`covey show RUN`: what a run came to, and its best and worst answers; several runs side by side."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from covey.cli.tables import print_folder, relative, render, side_by_side
+from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS
+from covey.run.records.answer_text import as_text
+from covey.run.records.summary import read_summary
+from covey.system.disk import NotWritten, as_written
+from covey.system.text.cleaning import CleanConsole
+
+Row = dict[str, Any]
+
+NUM_ANSWERS = 3
+"""Shown of the best, and of the worst."""
+ANSWERS = "--answers"
+SUMMARY = "summary.json"
+
+
+def run_show(words: Sequence[str]) -> None:
+    """Show one run, or several side by side. ValueError, in one line, for words that do not say which."""
+    folders, number = _read(words)
+    if len(folders) > 1:
+        print_side_by_side(folders)
+        return
+    (folder,) = folders
+    console = CleanConsole()
+    content = read_summary(folder)
+    with as_written(folder / (METRICS if content is None else SUMMARY)):
+        console.print(Text(_state(folder)) if content is None else render(content, folder), soft_wrap=content is None)
+    print_answers(folder, number, number, console)
+    print_folder(folder, console)
+
+
+def print_side_by_side(folders: Sequence[Path]) -> None:
+    """Print what each run came to, and nothing else of it."""
+    runs = {relative(folder): read_summary(folder) for folder in folders}
+    with as_written(f"{SUMMARY} of {', '.join(runs)}"):
+        CleanConsole().print(side_by_side(runs), soft_wrap=True)
+
+
+def print_answers(folder: Path, num_best: int, num_worst: int, console: Console) -> None:
+    """Print the best and the worst greedy answers of the last evaluation, or where there is none of the last step."""
+    with as_written(folder / EVALUATIONS):
+        rows = last_answers(folder)
+        ordered = sorted(rows, key=lambda row: (not row.get("correct"), -row["reward"]))
+        best = ordered[: min(num_best, len(ordered))]
+        worst = ordered[max(len(best), len(ordered) - num_worst) :][::-1]
+        of = f"of {len(rows)} kept, step {rows[0]['step']}" if rows else ""
+        for title, chosen in (("best answers", best), ("worst answers", worst)):
+            texts = [as_text(row) for row in chosen]
+            if texts:
+                console.print(Text(f"\n{title} ({of})", "italic"))
+            for text in texts:
+                console.print(Text(text), soft_wrap=True)
+
+
+def last_answers(folder: Path) -> list[Row]:
+    """Return the greedy answers of the last evaluation that kept any, else the rollouts of the last step."""
+    for name, is_wanted in ((EVALUATIONS, lambda row: row["greedy"]), (ROLLOUTS, lambda row: True)):
+        found: list[Row] = []
+        for row in filter(is_wanted, rows_of(folder / name)):
+            if found and found[0]["step"] != row["step"]:
+                found = []
+            found.append(row)
+        if found:
+            return found
+    return []
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """Read the rows of a file that a run may still be writing, none where there is no file."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith("\n"):  # being written, or torn
+                return
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise NotWritten(f"{path} line {number} is not JSON ({str(error)[:100]})") from None
+            if not isinstance(row, dict):
+                raise NotWritten(f"{path} line {number} is no row")
+            yield row
+
+
+def _state(folder: Path) -> str:
+    """Say how far a run without a summary got."""
+    steps = [row for row in rows_of(folder / METRICS) if row["kind"] == "train"]
+    if not steps:
+        return "no step is finished yet"
+    last = steps[-1]
+    return f"step {last['step']}, {last['time']}: reward {last['sampled_reward_mean']}; the run goes on, or was killed"
+
+
+def _read(words: Sequence[str]) -> tuple[list[Path], int]:
+    """Return the folders that the words name, and how many answers to show."""
+    folders: list[Path] = []
+    number, rest = str(NUM_ANSWERS), list(words)
+    # Split folders from flags
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag == ANSWERS and (equals or rest):
+            number = value if equals else rest.pop(0)
+        elif word.startswith("-"):
+            raise ValueError(f"{word} needs a number" if flag == ANSWERS else f'no flag "{flag}"; flags: {ANSWERS} N')
+        else:
+            folders.append(Path(word))
+    # Refuse words that name no run
+    if not folders:
+        raise ValueError("covey show needs a run folder, such as covey show outputs/DATE/TIME")
+    for folder in folders:
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"{folder} is no run folder (it has no {CONFIG})")
+    if not number.isdecimal():
+        raise ValueError(f"{ANSWERS} must be a number >= 0, got {number}")
+    return folders, int(number)

@@ -1,0 +1,201 @@
+"""summary.json as tables in the terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from covey.system.text.format import duration, memory, percent
+
+Form = Callable[[float], str]
+
+FEW = 20
+"""Held-out prompts below which an evaluation says little."""
+
+
+def print_summary(content: Mapping[str, Any], folder: Path, console: Console) -> None:
+    """Print the tables, where things lie, and as the last line `run folder: ...`."""
+    console.print(render(content, folder))
+    print_folder(folder, console)
+
+
+def print_folder(folder: Path, console: Console) -> None:
+    """Print `run folder: outputs/...` on one line, relative to the working directory where it is inside."""
+    console.print(f"run folder: {relative(folder)}", soft_wrap=True, highlight=False, markup=False)
+
+
+def relative(folder: Path) -> str:
+    """Name a folder as seen from the working directory where it is inside."""
+    here, place = Path.cwd(), folder.resolve()
+    return str(place.relative_to(here) if place.is_relative_to(here) else place)
+
+
+def render(content: Mapping[str, Any], folder: Path) -> Group:
+    """Build the tables: before and after, phases with their shares, totals, and the files in `folder`."""
+    parts: list[RenderableType] = []
+    if content["before"] or content["after"]:
+        parts += _titled(_evaluation_title(content), before_after(content))
+    parts += _titled(f"{duration(content['seconds'])} in all", phase_table(content))
+    return Group(*parts, Text(""), totals(content), files(folder))
+
+
+def _titled(title: str, table: Table) -> list[RenderableType]:
+    """Put a title on its own line, as rich would break it at the width of a narrow table."""
+    return [Text(""), Text(title, "italic"), table]
+
+
+def before_after(content: Mapping[str, Any]) -> Table:
+    """Build a row per measure: before, after and the gain, paired prompt by prompt where possible.
+
+    A single evaluation has one column.
+
+    A single evaluation has one column.
+    """
+    table = _table()
+    table.add_column("")
+    looks, gain = [side for side in (content["before"], content["after"]) if side], content["gain"] or {}
+    for heading in ("before", "after", "gain") if len(looks) == 2 else ("measured",):
+        table.add_column(heading, justify="right")
+    # Add the measures of all prompts
+    table.add_row("accuracy, %", *_row(looks, gain, "accuracy", _percent))
+    for k in looks[-1]["pass_at_k"]:
+        table.add_row(f"pass@{k}, %", *(_cell(look["pass_at_k"][k], _percent, look) for look in looks))
+    table.add_row("mean reward", *_row(looks, gain, "reward_mean", _number))
+    for name, shown in _watched(content["environment"] or {}).items():
+        of_looks = [{**look, name: look["reward_parts"][name]} for look in looks]
+        table.add_row(shown, *_row(of_looks, gain.get("reward_parts", {}), name, _number))
+    # Add the measures of each environment
+    for name in looks[-1].get("parts", {}):
+        if any(name not in look["parts"] for look in looks):  # the run went on with an environment more
+            continue
+        of_looks, of_gain = [look["parts"][name] for look in looks], gain["parts"].get(name) or {} if gain else {}
+        table.add_row(f"{name}, %", *_row(of_looks, of_gain, "accuracy", _percent))
+        table.add_row(f"{name}, reward", *_row(of_looks, of_gain, "reward_mean", _number))
+    return table
+
+
+def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return names to show for a learned judge's monitors and for its distance from them."""
+    watches = {name: f"{name} (not trained on)" for name in environment.get("watch", [])}
+    gap_to = environment.get("gap_to")
+    return watches | ({"gap": f"gap (judge less {gap_to})"} if gap_to else {})
+
+
+def _evaluation_title(content: Mapping[str, Any]) -> str:
+    some = content["after"] or content["before"]
+    number, level = some["num_prompts"], percent(content["confidence"], 0)
+    prompts = "prompt" if number == 1 else "prompts"
+    few = "" if number >= FEW else "; too few to tell"
+    intervals = f"; {level} intervals" if number > 1 else ""
+    return f"{number} held-out {prompts}, greedy and {some['num_samples']} samples{intervals}{few}"
+
+
+def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> list[str]:
+    cells = [_cell(look[key], form, look) for look in looks]
+    return [*cells, _cell(gain[key], form, looks[-1], sign=True)] if gain else cells
+
+
+def _cell(estimate: Mapping[str, float], form: Form, look: Mapping[str, Any], *, sign: bool = False) -> str:
+    """Format an estimate with its interval, a dash where nothing was measured (null).
+
+    One prompt has no interval.
+    """
+    if None in estimate.values():
+        return "-"
+    value = ("+" if sign and estimate["value"] > 0 else "") + form(estimate["value"])
+    return f"{value} [{form(estimate['low'])}, {form(estimate['high'])}]" if look["num_prompts"] > 1 else value
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def phase_table(content: Mapping[str, Any]) -> Table:
+    """Build the table of where the seconds went, longest first, with bars."""
+    table = _table()
+    table.add_column("phase")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    ordered = sorted(content["phases"].items(), key=lambda item: -item[1]["seconds"])
+    for name, phase in ordered:
+        table.add_row(name, duration(phase["seconds"]), percent(phase["share"]), "█" * round(30 * phase["share"]))
+    return table
+
+
+def totals(content: Mapping[str, Any]) -> Text:
+    """Return steps, tokens and memory on one line, and what went wrong, if anything, on the next."""
+    work = [
+        f"{content['steps']} steps",
+        f"{content['tokens']:,} tokens",
+        f"{content['tokens_per_second']:,.0f} tokens/s",
+    ]
+    done = work if content["steps"] else []
+    lines = [" · ".join([content["status"], *done, f"{memory(content['peak_memory_bytes'])} at peak"])]
+    if content["skipped_steps"]:
+        lines.append(f"{content['skipped_steps']} steps skipped: loss or gradient was not finite")
+    if content["dropped_groups"]:
+        lines.append(f"{content['dropped_groups']} groups sampled but not trained on")
+    if content.get("reward_hacking"):
+        lines.append(f"reward hacking? {content['reward_hacking']}")
+    return Text("\n".join(lines))
+
+
+def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
+    """Return before, after and gain of each run below its name, dashes for what was not measured."""
+    lines: list[str] = []
+    for name, content in runs.items():
+        if content is None:
+            lines.append(f"{name}: no summary")
+            continue
+        steps = f", {content['steps']} steps" if content["steps"] else ""
+        lines.append(f"{name}: {content['status']}{steps}")
+        lines += [f"  accuracy, %  {_compared(content, 'accuracy', _percent)}"]
+        lines += [f"  mean reward  {_compared(content, 'reward_mean', _number)}"]
+    return Text("\n".join(lines))
+
+
+def _compared(content: Mapping[str, Any], key: str, form: Form) -> str:
+    """Format before and after as values, and the gain with its interval."""
+    looks = [content["before"], content["after"]]
+    before, after = ("-" if look is None or look[key]["value"] is None else form(look[key]["value"]) for look in looks)
+    gain = "-" if content["gain"] is None else _cell(content["gain"][key], form, content["after"], sign=True)
+    return f"{before:>6} -> {after:>6}  gain {gain}"
+
+
+def files(folder: Path) -> Text:
+    """List what the run left, one line each, leaving out files that are missing or empty."""
+    paths = {name: folder / name for name in FILES}
+    present = [(name, FILES[name]) for name, path in paths.items() if path.exists() and path.stat().st_size]
+    width = max(map(len, FILES)) + 1
+    return Text("\n".join(f"{name:<{width}}{what}" for name, what in present), style="dim")
+
+
+FILES = {
+    "summary.json": "this summary",
+    "config.yaml": "every setting of the run",
+    "changes.jsonl": "settings that it was resumed with instead",
+    "preflight.json": "what was checked before the first step",
+    "cold_start.json": "the warmed policy and its accuracy",
+    "metrics.jsonl": "numbers of each step",
+    "rollouts.jsonl": "answers of training with their rewards",
+    "evaluations.jsonl": "answers of evaluations with their rewards",
+    "checkpoints": "policies (from_pretrained loads them)",
+    "policy": "the trained policy (from_pretrained loads it)",
+    "tensorboard": "tensorboard --logdir shows it",
+    "wandb": "wandb sync uploads it",
+    "versions.json": "versions of everything",
+    "covey.log": "the log",
+}

@@ -1,0 +1,122 @@
+"""Walks the settings of a run: ranges, choices, packages, and what makes a setting be read.
+
+What is checked stands beside each field (`covey.system.setting`); a setting that is null obeys every range.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields
+from importlib.util import find_spec
+from typing import Any
+
+from covey.config.schema import Config
+from covey.system.lookup import near
+from covey.system.section import Section
+from covey.system.setting import Bounds, Needs, bounds_of
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One setting of a run: its dotted name, value, default and bounds."""
+
+    name: str
+    value: Any
+    default: Any
+    bounds: Bounds
+
+
+def walk(section: Section, prefix: str = "") -> Iterator[Found]:
+    """Yield every setting, those of the sections inside too."""
+    for described in fields(section):  # type: ignore[arg-type] # every section is a dataclass
+        value = vars(section)[described.name]
+        if isinstance(value, Section):
+            yield from walk(value, f"{prefix}{described.name}.")
+        else:
+            yield Found(f"{prefix}{described.name}", value, _default(described), bounds_of(described))
+
+
+def _default(described: "Field[Any]") -> Any:
+    return described.default if described.default_factory is MISSING else described.default_factory()
+
+
+def read(config: Config, name: str) -> Any:
+    """Return the value of a dotted setting.
+
+    >>> read(Config(), "sampling.top_k")
+    0
+    """
+    value: Any = config
+    for part in name.split("."):
+        value = vars(value)[part]
+    return value
+
+
+def shown(value: Any) -> str:
+    """Write a value as on the command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def check_ranges(config: Config) -> None:
+    """Refuse a number outside the range of its field."""
+    for found in walk(config):
+        for sign, limit, holds in RANGES:
+            bound = getattr(found.bounds, limit)
+            if bound is not None and found.value is not None and not holds(found.value, bound):
+                raise ValueError(f"{found.name} must be {sign} {bound}, got {found.value}")
+
+
+def check_choices(config: Config) -> None:
+    """Refuse a word that is none of a field's choices."""
+    for found in walk(config):
+        choices = found.bounds.choices
+        for value in found.value if isinstance(found.value, list) else [found.value]:
+            if choices and value is not None and value not in choices:
+                known = ", ".join(choices)
+                raise ValueError(f"{found.name} must be one of {known}, got {value or 'nothing'}{near(value, choices)}")
+
+
+def check_packages(config: Config) -> None:
+    """Refuse a value whose package is not installed: before hours of work, not after."""
+    for found in walk(config):
+        for value, (package, extra) in (found.bounds.packages or {}).items():
+            used = value in found.value if isinstance(found.value, list) else found.value == value
+            if used and find_spec(package) is None:
+                raise ValueError(f"{found.name}={shown(found.value)} needs {package}: pip install 'covey[{extra}]'")
+
+
+def check_needs(config: Config) -> None:
+    """Refuse a setting that differs from its default while nothing would read it."""
+    for found, need in unmet(config):
+        got = ", ".join(f"{as_typed(name)}={shown(read(config, name))}" for name in need.partners)
+        remedy = f"; {need.remedy}" if need.remedy else ""
+        raise ValueError(f"{found.name}={shown(found.value)} needs {need.condition}, got {got}{remedy}")
+
+
+def unmet(config: Config) -> Iterator[tuple[Found, Needs]]:
+    """Yield the settings that differ from their default, each with a condition that does not hold."""
+    for found in walk(config):
+        for need in found.bounds.needs:
+            concerned = found.value != found.default if need.value is None else found.value == need.value
+            if concerned and not need.holds(*(read(config, name) for name in need.partners)):
+                yield found, need
+
+
+def as_typed(name: str) -> str:
+    """Return what a person types for a setting: a group for the name in it.
+
+    >>> as_typed("environment.name"), as_typed("model.name")
+    ('environment', 'model.name')
+    """
+    return name.removesuffix(".name") if name == "environment.name" else name
+
+
+RANGES: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    (">=", "ge", lambda value, bound: value >= bound),
+    (">", "gt", lambda value, bound: value > bound),
+    ("<=", "le", lambda value, bound: value <= bound),
+    ("<", "lt", lambda value, bound: value < bound),
+)
+"""Sign, name of the bound, and the check."""

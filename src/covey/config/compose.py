@@ -1,0 +1,187 @@
+"""From the words on the command line to a checked `Config`, and from a `Config` to what a person reads.
+
+Imports Hydra and OmegaConf, so only what composes or prints a configuration imports this module.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from covey.algorithm.settings import AlgorithmConfig
+from covey.config.environments import ENVIRONMENT_SETTINGS
+from covey.config.names import with_current_names
+from covey.config.schema import Config
+from covey.config.validate import validate
+from covey.environments.data.settings import DataConfig
+from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.system.disk import read_regular
+from covey.system.text.masking import mask
+
+CONF = Path(__file__).resolve().parent / "conf"
+"""The folder of YAML that only chooses among what the dataclasses allow."""
+
+MAX_YAML_BYTES = 1 << 20
+"""Of a file of settings; a longer one is refused unread."""
+MAX_YAML_DEPTH = 100
+"""Of brackets in it."""
+
+OPTION_FIELDS = ("advantage_options", "shaping", "selection_options", "group_filter_options", "loss_options")
+"""Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
+FREE_FIELDS: Mapping[Any, tuple[str, ...]] = {MixtureConfig: ("parts", "weights", "data"), CustomConfig: ("options",)}
+"""Settings of environments whose keys their users choose."""
+
+
+def register() -> None:
+    """Put the dataclasses where YAML finds them: schema_config, schema_algorithm and schema_ENVIRONMENT."""
+    store = ConfigStore.instance()
+    root = OmegaConf.structured(Config)
+    root.environment = MISSING
+    _open_options(root.algorithm)
+    OmegaConf.set_struct(root.model.chat_template_kwargs, False)
+    OmegaConf.set_struct(root.curriculum.options, False)
+    store.store(name="schema_config", node=root)
+    algorithm = OmegaConf.structured(AlgorithmConfig)
+    _open_options(algorithm)
+    store.store(group="algorithm", name="schema_algorithm", node=algorithm)
+    for name, schema in ENVIRONMENT_SETTINGS.items():
+        store.store(group="environment", name=f"schema_{name}", node=_opened(schema))
+
+
+def _open_options(algorithm: DictConfig) -> None:
+    for name in OPTION_FIELDS:
+        OmegaConf.set_struct(algorithm[name], False)
+
+
+def _opened(schema: Any) -> DictConfig:
+    """Open the settings of an environment, where some have keys that the user chooses."""
+    node: DictConfig = OmegaConf.structured(schema)
+    for name in FREE_FIELDS.get(schema, ()):
+        OmegaConf.set_struct(node[name], False)
+    return node
+
+
+def load(path: Path) -> DictConfig:
+    """Return the settings in a saved config.yaml, typed by the schema. ValueError where it does not fit it."""
+    saved = read_yaml(path)
+    node = OmegaConf.structured(Config)
+    _open_options(node.algorithm)
+    OmegaConf.set_struct(node.model.chat_template_kwargs, False)
+    OmegaConf.set_struct(node.curriculum.options, False)
+    try:
+        node.environment = _opened(ENVIRONMENT_SETTINGS[saved.environment.name])
+        node.merge_with(saved)
+    except (OmegaConfBaseException, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not from this version of covey: {str(error)[:200]}") from error
+    return node
+
+
+def read_yaml(path: Path) -> DictConfig:
+    """Return the settings in a YAML file that others may have written. ValueError where it is broken or no settings."""
+    try:
+        text = read_regular(path, MAX_YAML_BYTES).decode()
+        if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > MAX_YAML_DEPTH:  # minutes to parse
+            raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} deep")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # a few of them fill the memory
+            raise ValueError("it uses aliases (*name)")
+        found = _with_current_names(OmegaConf.create(text))
+    except yaml.MarkedYAMLError as error:
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{path} cannot be read: {place}{error.problem or error.context}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path} cannot be read: {str(error)[:200]}") from error
+    if not isinstance(found, DictConfig) or not isinstance(found.get("environment"), DictConfig):
+        raise ValueError(f"{path} holds no settings of a run (it has no environment)")
+    return found
+
+
+def _with_current_names(saved: Any) -> Any:
+    """Rename the settings that an earlier version called otherwise, leaving interpolations as they are."""
+    content = OmegaConf.to_container(saved, resolve=False)
+    renamed = with_current_names(content) if isinstance(content, dict) else content
+    return saved if renamed == content else OmegaConf.create(renamed)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """Convert the composed settings to dataclasses and check every rule between sections.
+
+    ValueError for what `to_unchecked` refuses, or a broken rule.
+    """
+    config = to_unchecked(composed)
+    validate(config)
+    return config
+
+
+def to_unchecked(composed: DictConfig) -> Config:
+    """Return the composed settings as dataclasses, before any rule is checked.
+
+    ValueError for an unknown key (also one added with "+"), or one deleted with "~".
+    """
+    if OmegaConf.get_type(composed) is not Config:
+        raise ValueError('a configuration of your own must begin with "defaults: [config, _self_]"')
+    _check_keys(composed, "")
+    if OmegaConf.get_type(composed.environment) is MixtureConfig:
+        composed = composed.copy()
+        _type_parts(composed.environment)
+    config: Any = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    return config
+
+
+def _check_keys(node: DictConfig, prefix: str) -> None:
+    """Refuse keys that were added or deleted.
+
+    Hydra lets "+key=value" add keys to a schema, which nothing would read, and "~key" delete what is read.
+    """
+    schema: Any = OmegaConf.get_type(node)
+    known = {field.name for field in fields(schema)}
+    for key in sorted(known - {str(key) for key in node}):
+        raise ValueError(f"{prefix}{key} cannot be deleted; every setting has a value")
+    for key in map(str, node):
+        if key not in known:
+            raise ValueError(f"unknown setting {prefix}{key}")
+        value = node[key]
+        if isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value)):
+            _check_keys(value, f"{prefix}{key}.")
+
+
+def _type_parts(mixture: DictConfig) -> None:
+    """Give the parts of a mixture, and their rows, the schema of the environment that each of them is."""
+    for part, given in ((str(key), value) for key, value in mixture.parts.items()):
+        name = str(given.get("name", part)) if isinstance(given, DictConfig) else part
+        if name not in ENVIRONMENT_SETTINGS or name == "mixture":
+            known = ", ".join(other for other in ENVIRONMENT_SETTINGS if other != "mixture")
+            raise ValueError(f"environment.parts.{part} needs name = one of {known}, got {name}")
+        mixture.parts[part] = _typed(ENVIRONMENT_SETTINGS[name], given, f"environment.parts.{part}")
+    for part, given in ((str(key), value) for key, value in mixture.data.items()):
+        mixture.data[part] = _typed(DataConfig, given, f"environment.data.{part}")
+
+
+def _typed(schema: Any, given: Any, place: str) -> DictConfig:
+    """Convert free settings to those of a schema.
+
+    ValueError for a key that it does not have or a value of another type.
+    """
+    node: DictConfig = OmegaConf.structured(schema)
+    if given is not None and not isinstance(given, DictConfig):
+        raise ValueError(f"{place} must be settings such as {{{fields(schema)[-1].name}: ...}}, got {given}")
+    for key, value in ((str(k), v) for k, v in (given or {}).items()):
+        if key not in node:
+            raise ValueError(f"unknown setting {place}.{key}")
+        try:
+            node[key] = value
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{place}.{key}: {str(error).splitlines()[0]}") from error
+    return node
+
+
+def to_yaml(config: Config) -> str:
+    """Return every setting, resolved, in the order of the schema. Secrets are masked."""
+    content = OmegaConf.to_container(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(mask(content)))

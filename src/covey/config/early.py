@@ -1,0 +1,93 @@
+"""Mistakes in paths and names, found before torch and transformers are imported: answered in a second, not in ten."""
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from covey.config.schema import Config
+from covey.environments.settings import part_configs
+from covey.policy.models.naming import check_device, check_name
+from covey.policy.settings import NANO
+from covey.system.hub import HUB_NAME, check_hub_model
+from covey.system.lookup import is_function_path, resolve
+
+
+def check_early(config: Config, *, loads_model: bool = True) -> list[str]:
+    """Return warnings. ValueError for a file, folder, function, device or model that is certainly not there.
+
+    What needs a closer look is left to those who load it.
+    """
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    for part in part_configs(config).values() if config.environment.name == "mixture" else (config,):
+        _check_data(part.data.path)
+    for entry in config.rewards:
+        _check_reward(entry)
+    return list(_check_model(config)) if loads_model else []
+
+
+def _check_data(path: str | None) -> None:
+    if path is None:
+        return
+    if is_function_path(path):
+        if not _is_plausible(path):
+            resolve(path, {})
+        return
+    from covey.environments.data.folders import check_place
+
+    check_place(path)
+
+
+def _check_reward(entry: object) -> None:
+    from covey.environments.reward_functions.specs import load_reward, reward_spec
+
+    spec = reward_spec(entry)
+    if spec.ready_made is None and not _is_plausible(spec.function):
+        load_reward(entry)  # which says what is wrong
+
+
+def _check_model(config: Config) -> Iterator[str]:
+    """Yield warnings."""
+    model = config.model
+    check_device(model.device)
+    if model.name in NANO:
+        return
+    check_name(model.name)
+    if not Path(model.name).exists() and HUB_NAME.fullmatch(model.name):
+        warning = check_hub_model(model.name)
+        if warning:
+            yield warning
+
+
+def _is_plausible(name: str) -> bool:
+    """Tell whether `module:function` may be there, from the module's source: to import it could take long."""
+    module, _, attribute = name.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, SyntaxError):
+        return False
+    if spec is None:
+        return False
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return True
+    try:
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return False
+    return attribute.partition(".")[0] in _bound_in(tree)
+
+
+def _bound_in(tree: ast.Module) -> set[str]:
+    """Return every name that a module binds anywhere. A wildcard import may bind more: the module is imported then."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names

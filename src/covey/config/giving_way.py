@@ -1,0 +1,147 @@
+"""Values of a preset, a recipe or a file give way to what is typed over them."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.config.checks import read, shown, unmet
+from covey.config.rules.options import unread_options
+from covey.config.schema import Config
+from covey.system.lookup import option_names, resolve
+
+NARROW_CLIP = 0.01
+"""Clip ranges below this are meant for the geometric mean of a sequence's ratios (GSPO, arXiv 2507.18071)."""
+ROUNDS = 10
+"""Most times that what gave way makes something else give way."""
+
+
+@dataclass(slots=True)
+class _Change:
+    """What the user typed, and what has given way to it so far."""
+
+    config: Config
+    typed: Collection[str]
+    notices: dict[str, str] = field(default_factory=dict)
+    """Setting -> the line that says what became of it."""
+
+    def is_typed(self, name: str) -> bool:
+        """Check that the user typed the setting, or a key inside it."""
+        return any(word == name or word.startswith(f"{name}.") for word in self.typed)
+
+    def is_moved(self, names: Sequence[str]) -> bool:
+        """Check that the user typed one of the settings, chose its group, or that it gave way itself."""
+        groups = {name.partition(".")[0] for name in names if "." in name}
+        return any(self.is_typed(name) or name in self.notices for name in names) or not groups.isdisjoint(self.typed)
+
+    def put(self, name: str, value: Any, reason: str) -> None:
+        """Set what gives way, and keep the line that says so."""
+        section, _, last = name.rpartition(".")
+        before = read(self.config, name)
+        setattr(read(self.config, section) if section else self.config, last, value)
+        self.notices[name] = f"{name}={shown(value)} in place of {shown(before)}: {reason}"
+
+
+def give_way(config: Config, typed: Collection[str]) -> list[str]:
+    """Change settings that nobody typed and that do not go with what was typed.
+
+    `typed` holds dotted names and groups, such as {"algorithm.kl_coef", "environment"}. Changes `config` and returns a
+    line for each change. What contradicts itself with nothing typed stays as it is, for `validate` to refuse.
+    """
+    change = _Change(config, typed)
+    _fit_numbers(change)
+    for _ in range(ROUNDS):
+        idle = [
+            (found, need)
+            for found, need in unmet(config)
+            if not change.is_typed(found.name) and change.is_moved(need.partners)
+        ]
+        for found, need in idle:
+            change.put(found.name, found.default, f"{shown(found.value)} needs {need.condition}")
+        if not idle:
+            break
+    _drop_options(change)
+    _drop_narrow_clip(change)
+    return list(change.notices.values())
+
+
+def _fit_numbers(change: _Change) -> None:
+    """Fit lengths and counts that nobody typed to the one that was."""
+    config = change.config
+    steps, most = config.num_steps, config.sampling.max_tokens
+    # Fit schedules to the number of steps
+    if change.is_typed("num_steps"):
+        if config.optimizer.warmup_steps >= steps and not change.is_typed("optimizer.warmup_steps"):
+            change.put("optimizer.warmup_steps", steps // 10, f"the run has num_steps={steps}")
+        reached = [entry for entry in config.group_size_schedule if entry.step < steps]
+        if reached != config.group_size_schedule and not change.is_typed("group_size_schedule"):
+            change.put("group_size_schedule", reached, f"the run has num_steps={steps}")
+    # Fit micro-batches to the longest completion
+    is_longer = config.micro_batch_tokens < most and change.is_typed("sampling.max_tokens")
+    if is_longer and not change.is_typed("micro_batch_tokens"):
+        change.put("micro_batch_tokens", most, f"a completion has up to sampling.max_tokens={most}")
+    # Fit k and the samples of evaluations to each other
+    samples, wanted = config.evaluation.num_samples, config.evaluation.k
+    if wanted and max(wanted) > samples:
+        if change.is_typed("evaluation.num_samples") and not change.is_typed("evaluation.k"):
+            fitting = [k for k in wanted if k <= samples] or [samples]
+            change.put("evaluation.k", fitting, f"there are evaluation.num_samples={samples}")
+        elif change.is_typed("evaluation.k") and not change.is_typed("evaluation.num_samples"):
+            change.put("evaluation.num_samples", max(wanted), f"evaluation.k={shown(wanted)} needs as many")
+
+
+def _drop_options(change: _Change) -> None:
+    """Drop options of a preset that another function, which was typed, does not take."""
+    for name, where in OPTIONS.items():
+        options = read(change.config, where)
+        if not options or not change.is_typed(name):
+            continue
+        function = str(read(change.config, name))
+        known = _options_of(name, function, options)
+        kept = {key: value for key, value in options.items() if key in known or change.is_typed(f"{where}.{key}")}
+        if kept != options and where not in change.typed:
+            change.put(where, kept, f"{function} takes no {', '.join(sorted(set(options) - set(kept)))}")
+
+
+def _drop_narrow_clip(change: _Change) -> None:
+    """Drop a preset's clip range for sequence ratios (GSPO: some 1e-4) where a token ratio was typed."""
+    algorithm, where = change.config.algorithm, "algorithm.loss_options"
+    if algorithm.ratio != "token" or not change.is_typed("algorithm.ratio") or change.is_typed(where):
+        return
+    narrow = {key for key in ("eps_low", "eps_high") if algorithm.loss_options.get(key, math.inf) < NARROW_CLIP}
+    if narrow:
+        kept = {key: value for key, value in algorithm.loss_options.items() if key not in narrow}
+        change.put(where, kept, f"a clip range below {NARROW_CLIP} is for sequence ratios, got algorithm.ratio=token")
+
+
+def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[str]:
+    """Return the options that a function, or its whole-batch rule, would read beside these."""
+    from covey.algorithm.credit.advantages import ADVANTAGES
+    from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
+    from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES
+
+    selectors = {name: loss.selector for name, loss in LOSSES.items() if loss.selector is not None}
+    tables: dict[str, Sequence[Mapping[str, Callable[..., Any]]]] = {
+        "algorithm.advantage": (ADVANTAGES,),
+        "algorithm.loss": (LOSS_FUNCTIONS, selectors),
+        "algorithm.selection": (SELECTION,),
+        "algorithm.group_filter": (GROUP_FILTERS,),
+    }
+    # Collect the options that each function reads
+    own = [resolve(function, {})] if ":" in function else []
+    found = own + [table[function] for table in tables.get(setting, ()) if function in table]
+    idle = {name for one in found for name in unread_options(function, one, options)}
+    taken = [option_names(one) for one in found]
+    if None in taken:  # **options, or no signature to read
+        return set(options) - idle
+    return {name for names in taken for name in names or ()} - idle
+
+
+OPTIONS = {
+    "algorithm.advantage": "algorithm.advantage_options",
+    "algorithm.loss": "algorithm.loss_options",
+    "algorithm.selection": "algorithm.selection_options",
+    "algorithm.group_filter": "algorithm.group_filter_options",
+    "curriculum.name": "curriculum.options",
+}
+"""Which setting holds the options of the function that another one names."""

@@ -1,0 +1,155 @@
+"""Tell what a name that is no setting may have meant, and what settings were called in earlier versions."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
+    """Return what a setting of TRL, verl, transformers or an earlier covey is called here.
+
+    It is in the same section where that has it too.
+
+    >>> named_elsewhere("cold_start.learning_rate", ["optimizer.lr", "cold_start.lr"])
+    ['cold_start.lr']
+    """
+    if (now := current_name(name)) != name and now in known:
+        return [now]
+    section, _, leaf = name.rpartition(".")
+    own = OTHER_NAMES.get(leaf, ())
+    here = [f"{section}.{other.rpartition('.')[2]}" for other in own]
+    return [other for other in here if other in known] or list(own)
+
+
+def current_name(name: str) -> str:
+    """Return what a setting is called today that an earlier version may have called otherwise.
+
+    >>> current_name("deadlines.scoring"), current_name("seed")
+    ('timeouts.scoring', 'seed')
+    """
+    if name in RENAMED:
+        return RENAMED[name]
+    section, dot, leaf = name.partition(".")
+    return f"{RENAMED.get(section, section)}{dot}{leaf}"
+
+
+def with_current_names(saved: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the settings of a saved run under the names of today, those of a mixture's parts included."""
+    found: dict[Any, Any] = {RENAMED.get(section, section): value for section, value in saved.items()}
+    for section, value in found.items():
+        if isinstance(value, Mapping):
+            found[section] = _renamed_within(section, value)
+    environment = found.get("environment")
+    if isinstance(environment, Mapping) and isinstance(parts := environment.get("parts"), Mapping):
+        named = {
+            name: _renamed_within("environment", part) if isinstance(part, Mapping) else part
+            for name, part in parts.items()
+        }
+        found["environment"] = {**environment, "parts": named}
+    return found
+
+
+def _renamed_within(section: Any, settings: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the settings of one section under current names and values, keeping names already there."""
+    found: dict[Any, Any] = {}
+    for name, value in settings.items():
+        full = f"{section}.{name}"
+        if full in REMOVED:
+            continue
+        now = RENAMED.get(full, "").rpartition(".")[2] or name
+        given = RENAMED_VALUES.get(full, {}).get(value, value) if isinstance(value, str) else value
+        found[name if now in settings else now] = given
+    return found
+
+
+def nearest(name: str, known: Collection[str]) -> list[str]:
+    """Return at most three names, the likeliest first.
+
+    >>> nearest("lr", ["optimizer.lr", "seed"])
+    ['optimizer.lr']
+    """
+    leaf = name.rpartition(".")[2]
+    peers = [other for other in known if other.count(".") == name.count(".")]
+    alike = difflib.get_close_matches(name, peers, n=1, cutoff=0.75)
+    same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
+    near_leaf = [
+        other for other in known if difflib.SequenceMatcher(None, other.rpartition(".")[2], leaf).ratio() > 0.8
+    ]
+    return list(dict.fromkeys([*alike, *same_leaf, *near_leaf]))[:3]
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return the end of a message, empty where no name is near."""
+    names = named_elsewhere(name, known) or nearest(name, known)
+    return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+RENAMED: dict[str, str] = {
+    "deadlines": "timeouts",
+    "distribution": "parallel",
+    "environment.tier": "environment.isolation",
+    "environment.wall_seconds": "environment.timeout",
+    "output.grace_seconds": "output.shutdown_timeout",
+}
+"""What settings and sections were called in earlier versions; settings of saved runs are read under both names."""
+REMOVED = frozenset({"engine.kernels", "model.linear"})
+"""Settings of earlier versions whose choice model.kernels makes now; saved runs have them."""
+RENAMED_VALUES: dict[str, dict[str, str]] = {
+    "model.attention": {"blocks": "sdpa", "compiled": "auto"},
+    "model.kernels": {"compiled": "auto"},
+}
+"""What values were called in earlier versions."""
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "adam_beta1": ("optimizer.betas",),
+    "adam_beta2": ("optimizer.betas",),
+    "adam_epsilon": ("optimizer.eps",),
+    "adv_estimator": ("algorithm.advantage",),
+    "beta": ("algorithm.kl_coef",),
+    "bf16": ("model.precision",),
+    "clip_ratio": ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"),
+    "clip_ratio_high": ("algorithm.loss_options.eps_high",),
+    "clip_ratio_low": ("algorithm.loss_options.eps_low",),
+    "dataset_name": ("data.path",),
+    "dtype": ("model.precision",),
+    "entropy_coeff": ("algorithm.entropy_coef",),
+    "epsilon": ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"),
+    "epsilon_high": ("algorithm.loss_options.eps_high",),
+    "eval_steps": ("evaluation.every",),
+    "fp16": ("model.precision",),
+    "gradient_accumulation_steps": ("groups_per_step", "micro_batch_tokens"),
+    "grad_clip": ("optimizer.max_grad_norm",),
+    "kl_loss_coef": ("algorithm.kl_coef",),
+    "learning_rate": ("optimizer.lr",),
+    "linear": ("model.kernels",),
+    "lora_r": ("model.lora_rank",),
+    "lora_target_modules": ("model.lora_targets",),
+    "loss_agg_mode": ("algorithm.aggregation",),
+    "loss_type": ("algorithm.loss", "algorithm.aggregation"),
+    "lr_scheduler_type": ("optimizer.schedule",),
+    "lr_warmup_steps": ("optimizer.warmup_steps",),
+    "mask_truncated_completions": ("algorithm.mask_truncated",),
+    "max_completion_length": ("sampling.max_tokens",),
+    "max_new_tokens": ("sampling.max_tokens",),
+    "max_response_length": ("sampling.max_tokens",),
+    "max_steps": ("num_steps",),
+    "model_name_or_path": ("model.name",),
+    "num_generations": ("group_size",),
+    "num_iterations": ("updates_per_batch",),
+    "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens"),
+    "ppo_epochs": ("updates_per_batch",),
+    "ppo_mini_batch_size": ("updates_per_batch",),
+    "report_to": ("output.trackers",),
+    "reward_funcs": ("rewards",),
+    "save_freq": ("output.save_every",),
+    "save_steps": ("output.save_every",),
+    "save_total_limit": ("output.keep_last",),
+    "scale_rewards": ("algorithm.advantage",),
+    "sync_ref_model": ("algorithm.reference_refresh_every",),
+    "test_freq": ("evaluation.every",),
+    "torch_dtype": ("model.precision",),
+    "total_training_steps": ("num_steps",),
+    "train_batch_size": ("groups_per_step",),
+    "train_files": ("data.path",),
+    "warmup_ratio": ("optimizer.warmup_steps",),
+}
+"""What settings are called in TRL, verl and transformers, or were called here, and what does that now."""

@@ -1,0 +1,91 @@
+"""Rules of the settings that say which prompts come next: curriculum, group sizes, parts of a mixture."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from covey.config.checks import shown
+from covey.config.environments import ENVIRONMENT_SETTINGS
+from covey.config.schema import Config
+from covey.environments.data.settings import NEED_ROWS, DataConfig
+from covey.environments.settings import EnvironmentConfig, MixtureConfig, part_configs
+from covey.rollouts.settings import group_sizes
+
+MOST_COMPLETIONS = 1_000_000
+"""Of a step: more are a slip of the finger, and would be sampled for days before anything is seen of it."""
+Rule = Callable[[Config], None]
+
+
+def check_curriculum(config: Config) -> None:
+    """Check relations between several numbers of the curriculum."""
+    curriculum = config.curriculum
+    window = curriculum.window
+    if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
+        raise ValueError(f"curriculum.window must be two rates, 0 <= from < to <= 1, got {shown(window)}")
+    if curriculum.demote_below is not None and not 0 < curriculum.demote_below < curriculum.promote_at:
+        raise ValueError(
+            f"curriculum.demote_below must be in (0, promote_at={curriculum.promote_at}), got {curriculum.demote_below}"
+        )
+
+
+def check_group_sizes(config: Config, least: int) -> None:
+    """Require group sizes of at least `least` at every step, and a schedule that is reached."""
+    if config.group_size < least:
+        raise ValueError(f"group_size must be >= {least}, got {config.group_size}")
+    before = 0
+    for entry in config.group_size_schedule:
+        if entry.group_size < least:
+            raise ValueError(f"group_size_schedule: group_size must be >= {least}, got {entry.group_size}")
+        if entry.step <= before:
+            raise ValueError(f"group_size_schedule: steps must rise from 1 on, got {entry.step} after {before}")
+        if entry.step >= config.num_steps:
+            raise ValueError(f"group_size_schedule: step {entry.step} needs num_steps > that, got {config.num_steps}")
+        before = entry.step
+    most = config.groups_per_step * max(group_sizes(config.group_size, config.group_size_schedule))
+    if most > MOST_COMPLETIONS:
+        raise ValueError(
+            f"groups_per_step x group_size must be <= {MOST_COMPLETIONS:,} (a step's completions are held in memory), "
+            f"got {most:,}"
+        )
+
+
+def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
+    """Require the parts of a mixture, and apply the rules to each as if it were alone."""
+    mixture = config.environment
+    assert isinstance(mixture, MixtureConfig), "check_environment calls this"
+    if not mixture.parts:
+        raise ValueError("environment=mixture needs environment.parts={NAME: {...}, ...}, got none")
+    for name, part in mixture.parts.items():
+        if not isinstance(part, EnvironmentConfig):
+            raise ValueError(f"environment.parts.{name} must be settings, such as ArithmeticConfig(), got {part!r:.60}")
+    for setting, named in (("weights", mixture.weights), ("data", mixture.data)):
+        unknown = sorted(set(named) - set(mixture.parts))
+        if unknown:
+            parts = ", ".join(mixture.parts)
+            raise ValueError(f"environment.{setting}.{unknown[0]} needs a part of that name, got {parts}")
+    for name, weight in mixture.weights.items():
+        if not 0 < weight < math.inf:
+            raise ValueError(f"environment.weights.{name} must be > 0, got {weight}")
+    kinds = {name: part.name for name, part in mixture.parts.items()}
+    if config.rewards and "reward_functions" not in kinds.values():
+        raise ValueError(f"rewards={shown(config.rewards)} needs a part with name: reward_functions, got none")
+    sharing = [name for name, kind in kinds.items() if kind in NEED_ROWS and name not in mixture.data]
+    for setting, value in vars(config.data).items():
+        if not sharing and value != vars(DataConfig())[setting]:
+            raise ValueError(f"data.{setting}={shown(value)} needs a part that reads it, got none")
+    for name, part in part_configs(config).items():
+        _check_part(name, part, rules)
+
+
+def _check_part(name: str, config: Config, rules: Sequence[Rule]) -> None:
+    """Apply the rules to one part, without what belongs to others."""
+    kind = config.environment.name
+    if kind not in ENVIRONMENT_SETTINGS or kind == "mixture":
+        raise ValueError(f"environment.parts.{name} must be an environment that is no mixture, got {kind}")
+    if kind != "reward_functions":
+        config = replace(config, rewards=[], reward_weights=[])
+    for rule in rules:
+        try:
+            rule(config)
+        except ValueError as error:
+            raise ValueError(f"environment.parts.{name}: {error}") from error

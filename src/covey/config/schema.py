@@ -1,0 +1,238 @@
+"""The settings: dataclasses are the schema, the YAML under conf/ only chooses, `validate` holds every cross-field rule.
+
+Unknown keys fail. No key appears twice, no default depends on another field; derived numbers are computed and printed.
+Components take plain parameters, not these objects (`train` and the builders in `build.py` are the exceptions).
+"""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from covey.algorithm.settings import AlgorithmConfig
+from covey.config import names
+from covey.config.environments import ENVIRONMENT_SETTINGS
+from covey.engine.settings import EngineConfig, SamplingConfig
+from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
+from covey.environments.settings import ArithmeticConfig
+from covey.policy.settings import ModelConfig
+from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
+from covey.system import section
+from covey.system.disk import cache_folder
+from covey.system.section import Section
+from covey.system.setting import Needs, is_set, setting
+from covey.trainer.settings import OptimizerConfig
+
+ENABLED = Needs("preflight.enabled = true", ("preflight.enabled",), bool)
+
+
+@dataclass
+class ParallelConfig(Section):
+    """Training on several processes, which torchrun or accelerate launch starts."""
+
+    strategy: str = setting("ddp", choices=("ddp", "fsdp"))
+    """ddp (every rank holds all weights) or fsdp (weights, gradients and optimiser state are shared out: FSDP2)."""
+
+
+@dataclass
+class ColdStartConfig(Section):
+    """Supervised warm-up on demonstrations before GRPO."""
+
+    enabled: bool = False
+    """Warm the policy up before GRPO (environments that demonstrate)."""
+    num_steps: int = setting(200, ge=1)
+    """Most optimiser steps."""
+    target_accuracy: float | None = setting(None, ge=0, le=1)
+    """Stop as soon as greedy accuracy on held-out prompts reaches this; null runs all steps."""
+    check_every: int = setting(10, ge=1)
+    """Steps between two looks at the accuracy."""
+    num_check_prompts: int = setting(256, ge=1)
+    """Held-out prompts looked at."""
+    batch_size: int = setting(128, ge=1)
+    """Demonstrations a step."""
+    lr: float = setting(1e-3, gt=0)
+    """Learning rate, constant after a short rise."""
+    warmup_steps: int = setting(10, ge=0)
+    """Steps over which the rate rises linearly from 0."""
+    cache_dir: str = field(default_factory=cache_folder)
+    """Where warmed policies are kept, by content; a second run takes it from there."""
+
+
+@dataclass
+class EvaluationConfig(Section):
+    """Measuring on the held-out split: before, during and after."""
+
+    every: int = setting(0, ge=0)
+    """Steps between evaluations during the run; 0 evaluates only before and after."""
+    num_prompts: int = setting(128, ge=1)
+    """Held-out prompts, the same every time."""
+    num_samples: int = setting(4, ge=1, le=100_000)
+    """Completions a prompt for pass@k and the mean reward."""
+    k: list[int] = field(default_factory=lambda: [1, 4])
+    """The k of pass@k; each must be <= num_samples."""
+    correct_above: float = 1.0
+    """A completion with a reward of at least this counts as correct."""
+    confidence: float = setting(0.95, gt=0, le=0.9999)
+    """Level of the confidence intervals."""
+
+
+@dataclass
+class OutputConfig(Section):
+    """What a run leaves behind, besides its config, summary and log."""
+
+    save_every: int = setting(100, ge=0)
+    """Steps between checkpoints; 0 saves only at the end, and when the run is stopped."""
+    keep_last: int = setting(3, ge=1)
+    """How many of the last checkpoints are kept."""
+    keep_best: bool = True
+    """Keep also the checkpoint of the best evaluation."""
+    rollouts_per_step: int = setting(8, ge=0)
+    """Rollouts written to rollouts.jsonl each step."""
+    answers_per_evaluation: int = setting(256, ge=0)
+    """Answers written to evaluations.jsonl at each evaluation, greedy ones first."""
+    show_rollouts: int = setting(0, ge=0)
+    """Rollouts of each step shown in the terminal, from the highest reward to the lowest."""
+    max_rollout_rows: int = setting(
+        20000,
+        ge=0,
+        needs=Needs(
+            "output.rollouts_per_step > 0 or output.answers_per_evaluation > 0",
+            ("output.rollouts_per_step", "output.answers_per_evaluation"),
+            lambda rollouts, answers: rollouts > 0 or answers > 0,
+        ),
+    )
+    """Most rows of rollouts.jsonl, and of evaluations.jsonl."""
+    trackers: list[str] = setting(
+        [],
+        choices=("tensorboard", "wandb"),
+        packages={"tensorboard": ("tensorboard", "tensorboard"), "wandb": ("wandb", "wandb")},
+    )
+    """Besides metrics.jsonl: tensorboard, wandb."""
+    wandb_project: str = setting(
+        "covey", needs=Needs("output.trackers with wandb", ("output.trackers",), lambda names: "wandb" in names)
+    )
+    """W&B project; WANDB_MODE=offline keeps it local."""
+    progress: bool = True
+    """Show progress in the terminal."""
+    on_write_error: str = setting("stop", choices=("stop", "continue"))
+    """What a full or vanished disk does: stop (to be resumed) or continue (rows and saves are tried again later)."""
+    shutdown_timeout: float = setting(120.0, gt=0)
+    """Longest time from Ctrl-C or SIGTERM to the exit; a save that takes longer is given up."""
+
+
+@dataclass
+class PreflightConfig(Section):
+    """What is measured on your own model and settings before the first step of a new run, and by `covey check`."""
+
+    enabled: bool = True
+    """Measure, and refuse a run that is outside the tolerances."""
+    num_prompts: int = setting(8, ge=1, needs=ENABLED)
+    """Prompts looked at, the first of the run."""
+    max_tokens: int = setting(64, ge=1, needs=ENABLED)
+    """Longest completion looked at, in tokens, where sampling.max_tokens is not shorter."""
+    logprob_tolerance: float | None = setting(None, gt=0, needs=ENABLED)
+    """Most nats by which engine and trainer may differ on a token; null goes by the precision (1e-4 in float32)."""
+    gradient_tolerance: float | None = setting(None, gt=0, needs=ENABLED)
+    """Most relative error of a gradient between layouts; null goes by the precision (1e-5 in float32)."""
+
+
+@dataclass
+class TimeoutsConfig(Section):
+    """Seconds a run may wait for something that gives no sign of progress, before it ends with a line that names it."""
+
+    loading: float = setting(3600.0, gt=0)
+    """For the data, the model or a checkpoint to be read."""
+    cold_start: float = setting(3600.0, gt=0)
+    """From one look at a cold start's accuracy to the next."""
+    sampling: float = setting(900.0, gt=0)
+    """For the engine's next tokens."""
+    scoring: float = setting(900.0, gt=0)
+    """For the environment's next judgement."""
+    update: float = setting(1800.0, gt=0)
+    """For the next micro-batch or phase of an optimiser step."""
+    saving: float = setting(1800.0, gt=0)
+    """For a checkpoint or the logs to be written."""
+    ranks: float = setting(1800.0, gt=0)
+    """For the other ranks, where several processes train together."""
+    tracker: float = setting(60.0, gt=0, needs=Needs("output.trackers set", ("output.trackers",), bool))
+    """For TensorBoard or W&B; the run then goes on without it."""
+
+
+@dataclass
+class Config(Section):
+    """One run."""
+
+    seed: int = 0
+    """Everything random follows from it."""
+    num_steps: int = setting(100, ge=1)
+    """Optimiser phases: batches of groups taken."""
+    groups_per_step: int = setting(32, ge=1)
+    """Prompts of one step."""
+    group_size: int = setting(8, ge=1)
+    """Completions of one prompt (G)."""
+    group_size_schedule: list[GroupSizeStep] = field(default_factory=list)
+    """Other group sizes later on: [{step: 100, group_size: 4}] takes 4 once 100 steps are finished."""
+    updates_per_batch: int = setting(1, ge=1)
+    """Optimiser steps on each batch; above 1 the ratio is against the log-probs before the first."""
+    micro_batch_tokens: int = setting(16384, ge=1)
+    """Most packed tokens of one forward/backward pass. Changes memory and speed, never the update."""
+    packing: str = setting("shared", choices=("shared", "packed", "padded"))
+    """How rollouts are laid out: shared (a prompt once for its whole group), packed, or padded."""
+    logprob_chunk: int = setting(4096, ge=0)
+    """Loss tokens whose logits are held at once; 0 holds all."""
+    max_staleness: int = setting(0, ge=0)
+    """Most versions between the start of a group and its training; 0 is synchronous."""
+    source: str = "local"
+    """Where groups come from: local (this process)."""
+    shuffle: bool = True
+    """Take prompts in an order drawn from the seed, a new one each pass."""
+    resume: str | None = None
+    """Go on with a run: its folder, or "latest". Its settings are taken from there."""
+    resume_changes: list[str] = setting([], needs=Needs("resume set", ("resume",), is_set))
+    """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
+    trust_run: bool = False
+    """Import what a run or a file of settings names that you did not make here, and follow its links."""
+    rewards: list[Any] = setting([], needs=OF_REWARD_FUNCTIONS)
+    """Reward functions (environment=reward_functions): ready-made names, module:function, or {function, args}."""
+    reward_weights: list[float] = setting([], needs=Needs("rewards set", ("rewards",), bool))
+    """One weight for each reward function; empty weighs all 1."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    environment: Any = field(default_factory=ArithmeticConfig)
+    """One of the environments' own settings."""
+    data: DataConfig = field(default_factory=DataConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    preflight: PreflightConfig = field(default_factory=PreflightConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+
+
+def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:
+    """Return every setting by its dotted name, those of all environments included."""
+    found = []
+    for part in fields(schema):
+        found.append(prefix + part.name)
+        if is_dataclass(part.type):
+            found += setting_names(part.type, f"{prefix}{part.name}.")
+        elif part.name == "environment":
+            for environment in ENVIRONMENT_SETTINGS.values():
+                found += setting_names(environment, "environment.")
+    return found
+
+
+def unknown_setting(name: str, place: str = "") -> str:
+    """Describe an unknown setting with the nearest ones.
+
+    Near are those spelled alike, or of the same name in another section.
+    """
+    known = sorted(set(setting_names()))
+    if name in known:
+        return f"the chosen environment has no setting {name}{place}; another environment has"
+    return f"unknown setting {name}{place}{names.did_you_mean(name, known)}"
+
+
+section.explain_unknown = unknown_setting

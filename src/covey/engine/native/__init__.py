@@ -1,0 +1,1 @@
+"""The engine in the trainer's own process."""

@@ -1,0 +1,154 @@
+"""Keys and values of prompts (once a group) and of completions (once a row), within a budget of bytes.
+
+Shapes: G groups, R rows, K key/value heads, S slots (cached tokens) of one holder, D head width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.engine.native.scheduler import Move
+
+MIN_GROWTH = 16
+"""Slots by which rows grow at least."""
+TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
+"""By what part of their length rows grow: through torch, attention reads idle slots too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer caches for a token."""
+
+    num_heads: int
+    key_width: int
+    value_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What all layers cache for a token."""
+
+    layers: tuple[LayerShape, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one cached token."""
+        return self.dtype.itemsize * sum(
+            layer.num_heads * (layer.key_width + layer.value_width) for layer in self.layers
+        )
+
+    def max_slots(self, cache_bytes: int) -> int:
+        """Cached tokens that never exceed the budget, though one tensor exists twice while it is resized."""
+        widest = max(layer.num_heads * max(layer.key_width, layer.value_width) for layer in self.layers)
+        return cache_bytes // (self.slot_bytes + self.dtype.itemsize * widest)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Rectangles that must be there for the next pass, in slots; `reserved` is the longest a row may become."""
+
+    num_groups: int
+    longest_prompt: int
+    num_rows: int
+    longest_row: int
+    reserved: int
+
+
+class Block:
+    """One rectangle of slots, holders x length, in every layer."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self.shape = shape
+        self.num_holders = 0
+        self.length = 0
+        self.keys = [self._empty(layer.num_heads, layer.key_width) for layer in shape.layers]
+        """By layer, (holders, K, length, D)."""
+        self.values = [self._empty(layer.num_heads, layer.value_width) for layer in shape.layers]
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_holders * self.length
+
+    def resize(self, num_holders: int, length: int) -> int:
+        """Change the rectangle, one tensor at a time. What lies in both the old and the new one is kept.
+
+        Returns the most bytes that were held on the way.
+        """
+        holders, kept = min(num_holders, self.num_holders), min(length, self.length)
+        held = most = self.num_slots * self.shape.slot_bytes
+        self.num_holders, self.length = num_holders, length
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                new = self._empty(old.shape[1], old.shape[3])
+                most = max(most, held + new.nbytes)
+                held += new.nbytes - old.nbytes
+                new[:holders, :, :kept] = old[:holders, :, :kept]
+                # Masked slots are multiplied by 0, and 0 times a stray NaN would be NaN.
+                new[:holders, :, kept:] = 0.0
+                new[holders:] = 0.0
+                tensors[layer] = new
+        return most
+
+    def move(self, moves: Sequence[Move], length: int) -> None:
+        """Copy the first `length` slots of holders to others. No holder is both source and target."""
+        if not moves or length == 0:
+            return
+        pairs = torch.tensor(moves, device=self.shape.device)
+        for tensor in (*self.keys, *self.values):
+            used = tensor[:, :, :length]
+            used[pairs[:, 1]] = used[pairs[:, 0]]
+
+    def _empty(self, num_heads: int, width: int) -> Tensor:
+        size = (self.num_holders, num_heads, self.length, width)
+        return torch.empty(size, dtype=self.shape.dtype, device=self.shape.device)
+
+
+class Cache:
+    """The two blocks. Tensors grow with what is used and stay within max_slots."""
+
+    def __init__(self, shape: CacheShape, max_slots: int, growth: float = TORCH_GROWTH) -> None:
+        """`growth`: by what part of their length rows grow."""
+        self.shape = shape
+        self.max_slots = max_slots
+        self._growth = growth
+        self.prompts = Block(shape)
+        self.rows = Block(shape)
+        self.peak_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors now."""
+        return (self.prompts.num_slots + self.rows.num_slots) * self.shape.slot_bytes
+
+    def fit(self, need: Need) -> None:
+        """Make room for `need`. Idle holders are given up where the budget asks for it."""
+        prompts = _fitted(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
+        longer = need.longest_row + max(MIN_GROWTH, int(self._growth * need.longest_row)) - 1
+        rows = _fitted(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
+        if prompts[0] * prompts[1] + rows[0] * rows[1] > self.max_slots:
+            # At most what was reserved, which fits.
+            prompts, rows = (need.num_groups, need.longest_prompt), (need.num_rows, min(rows[1], need.reserved))
+        assert prompts[0] * prompts[1] + rows[0] * rows[1] <= self.max_slots, f"{need} exceeds {self.max_slots} slots"
+        blocks = [(self.prompts, prompts), (self.rows, rows)]
+        # What shrinks goes first, so that the sum stays within the budget in between.
+        for block, size in sorted(blocks, key=lambda pair: pair[1][0] * pair[1][1] - pair[0].num_slots):
+            if size != (block.num_holders, block.length):
+                others = self.num_bytes - block.num_slots * self.shape.slot_bytes
+                self.peak_bytes = max(self.peak_bytes, others + block.resize(*size))
+
+    def drop(self) -> None:
+        """Forget everything and give the memory back."""
+        for block in (self.prompts, self.rows):
+            block.resize(0, 0)
+
+
+def _fitted(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
+    """Return the rectangle a block should have: its own if that is large enough and not twice too long."""
+    if length <= block.length and 2 * new_length >= block.length:
+        return max(block.num_holders, num_holders), block.length
+    mostly_idle = 2 * num_holders <= block.num_holders
+    return num_holders if mostly_idle else max(block.num_holders, num_holders), new_length

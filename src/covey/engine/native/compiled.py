@@ -1,0 +1,114 @@
+"""Decode attention as one call of C (decode.c) in place of some twenty operations of torch a layer, and the draw of
+the next tokens as another (sample.c).
+
+On a CPU, keys and values in float32 or bfloat16; sums are float32. The numbers are those of `layouts.DecodeLayout` but
+for rounding, and what a row gets does not depend on the rows beside it.
+
+Shapes: R rows, H query heads, K key/value heads, D head width.
+"""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from covey.engine.native.cache import Cache, CacheShape
+from covey.engine.native.layouts import Grid
+from covey.engine.native.panels import has_half
+from covey.policy import sampling
+from covey.policy.attention.base import Rule
+from covey.policy.kernels.compiler import KERNELS, library
+from covey.policy.kernels.support import unsupported_reason, with_dense_heads
+from covey.policy.sampling import Distribution
+
+SOURCE, DRAW = KERNELS / "decode.c", KERNELS / "sample.c"
+NO_WINDOW = 2**40
+NO_FILTERS = (0, 1.0, 0.0)
+"""top_k, top_p and min_p that keep every token."""
+
+
+class Decode(ctypes.Structure):
+    """The struct of the same name in decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "new_key", "new_value", "prompt_keys", "prompt_values")),
+        *((name, ctypes.c_void_p) for name in ("row_keys", "row_values", "out")),
+        *((name, ctypes.c_void_p) for name in ("row_of_cell", "prompt_lengths", "own_lengths")),
+        *((name, ctypes.c_int64 * 2) for name in ("query_strides", "key_strides", "value_strides")),
+        *((name, ctypes.c_int64) for name in ("num_groups", "group_width", "num_key_heads", "queries_per_key")),
+        *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "half", "num_threads")),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class CompiledDecodeLayout:
+    """One token a row, in slot order; does what `layouts.DecodeLayout` does."""
+
+    def __init__(self, cache: Cache, grid: Grid, own_lengths: Sequence[int]) -> None:
+        self._cache = cache
+        self._own_R = torch.tensor(own_lengths)
+        self._grid = grid
+        self.position_R = grid.length_R + self._own_R
+        self._function = library(SOURCE).covey_decode_attention
+        self._call = Decode(
+            row_of_cell=grid.only_row_C.data_ptr(),
+            prompt_lengths=grid.length_G.data_ptr(),
+            own_lengths=self._own_R.data_ptr(),
+            num_groups=grid.num_groups,
+            group_width=grid.width,
+            prompt_slots=cache.prompts.length,
+            row_slots=cache.rows.length,
+            half=cache.shape.dtype == torch.bfloat16,
+            num_threads=torch.get_num_threads(),
+        )
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        prompts, rows, call = self._cache.prompts, self._cache.rows, self._call
+        _, num_heads, num_rows, width = query_BHTD.shape
+        # Held until the call is done: a copy made here would be freed before.
+        given = with_dense_heads(*(tensor.float() for tensor in (query_BHTD, key_BKTD, value_BKTD)))
+        out_RHD = given[0].new_empty(num_rows, num_heads, width)
+        call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in given)
+        strides = [(tensor.stride(2), tensor.stride(1)) for tensor in given]
+        call.query_strides, call.key_strides, call.value_strides = strides
+        call.prompt_keys, call.prompt_values = prompts.keys[layer].data_ptr(), prompts.values[layer].data_ptr()
+        call.row_keys, call.row_values = rows.keys[layer].data_ptr(), rows.values[layer].data_ptr()
+        call.out = out_RHD.data_ptr()
+        call.num_key_heads, call.width = key_BKTD.shape[1], width
+        call.queries_per_key = num_heads // call.num_key_heads
+        call.window = NO_WINDOW if rule.window is None else rule.window
+        call.scaling = rule.scaling
+        self._function(ctypes.byref(call))
+        return out_RHD.transpose(0, 1)[None].to(query_BHTD.dtype)
+
+
+def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `sampler.sample_same_params` does, in C where nothing is filtered and something is drawn."""
+    temperature, *filters = distribution
+    if temperature == 0 or tuple(filters) != NO_FILTERS:
+        return sampling.sample_same_params(logits_RV, distribution, uniform_R)
+    logits_RV = logits_RV.float().contiguous()
+    token_R = torch.empty(len(logits_RV), dtype=torch.int64)
+    logprob_R = torch.empty(len(logits_RV))
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (logits_RV, uniform_R, token_R, logprob_R))
+    numbers = (ctypes.c_int64(number) for number in logits_RV.shape)
+    how = ctypes.c_float(temperature), ctypes.c_int64(torch.get_num_threads())
+    library(DRAW).covey_sample(*pointers, *numbers, *how)
+    return token_R, logprob_R
+
+
+def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> bool:
+    """Return whether decoding goes through C: with `kernels` = "auto" where it can, with "torch" never.
+
+    `rules` are those of the layers.
+    """
+    if kernels == "torch":
+        return False
+    tensors = [(shape.dtype, shape.device.type)]
+    widths = [(layer.key_width, layer.value_width) for layer in shape.layers]
+    is_uniform = len(set(widths)) == 1
+    is_plain = all(rule.is_plain for rule in rules)
+    if not is_uniform or unsupported_reason("decode", tensors, widths, is_plain=is_plain):
+        return False
+    return shape.dtype != torch.bfloat16 or has_half()

@@ -1,0 +1,212 @@
+"""The engine in the trainer's own process: samples from the very weights that are trained.
+
+Concurrent calls of generate() are batched. One driver task steps the batch while there is work and gives way to the
+event loop whenever a call is answered, so that finished groups are scored while others are still sampled.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from covey.engine.base import EngineStats
+from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache
+from covey.engine.native.compiled import is_compiled
+from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
+from covey.engine.native.runner import Runner, detect_capabilities
+from covey.engine.native.scheduler import Limits, Request, Scheduler
+from covey.policy.policy import Policy, inference
+from covey.system.waits.watchdog import Watchdog
+from covey.types import Completion, Sampling
+
+TURN_SECONDS = 0.02
+"""Longest time between two looks at the event loop, if one step is not longer."""
+
+
+class NativeEngine:
+    """Samples by continuous batching; a prompt is encoded once and its keys and values are shared by its group.
+
+    `version` is what completions carry; set it (or call load_weights) when the weights change. `kernels` says what
+    decoding goes through, "compiled" or "torch".
+    """
+
+    def __init__(self, policy: Policy, cache_bytes: int, max_rows: int, kernels: str = "auto") -> None:
+        """cache_bytes bounds all cached keys and values, max_rows the completions sampled at the same time.
+
+        `kernels` is model.kernels, "auto" or "torch".
+        """
+        if cache_bytes < 1:
+            raise ValueError(f"cache_bytes must be >= 1, got {cache_bytes}")
+        if max_rows < 1:
+            raise ValueError(f"max_rows must be >= 1, got {max_rows}")
+        self.version = 0
+        self._trained = policy
+        probe = detect_capabilities(policy)
+        self._shape = probe.shape(policy.device)
+        self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
+        fusable = probe.rules if self.kernels == "compiled" else {}
+        self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
+        self._limits = Limits(max_rows, self._shape.max_slots(cache_bytes))
+        self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
+        self._driver: asyncio.Task[None] | None = None
+        self._stats = EngineStats()
+        self._watchdog = Watchdog()
+        self._reset()
+
+    def watched_by(self, watchdog: Watchdog) -> None:
+        """Name the engine's work to the watchdog."""
+        self._watchdog = watchdog
+
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+        """Return n completions of one prompt, in sample order.
+
+        ValueError where prompt and completion cannot fit.
+        """
+        request = self._request(prompt_ids, n, sampling)
+        loop = asyncio.get_running_loop()
+        self._adopt(loop)
+        self._scheduler.submit(request)
+        future: asyncio.Future[list[Completion]] = loop.create_future()
+        self._futures[request] = future
+        if self._driver is None or self._driver.done():
+            self._driver = loop.create_task(self._drive())
+        try:
+            return await future
+        finally:
+            if self._futures.pop(request, None) is not None:
+                self._scheduler.cancel(request)
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the new version. The tensors are not looked at: the engine samples from the policy that is trained.
+
+        Nothing may be in flight, or a completion would mix two versions.
+        """
+        assert not self._futures, f"{len(self._futures)} calls of generate() in flight while weights change"
+        self._reset()
+        self.version = version
+
+    @property
+    def cache_bytes_used(self) -> int:
+        """Return the bytes of cached keys and values now, 0 when idle."""
+        return self._runner.cache.num_bytes
+
+    def take_stats(self) -> EngineStats:
+        """Statistics since the last call."""
+        stats, self._stats = self._stats, EngineStats()
+        self._runner.cache.peak_bytes = self.cache_bytes_used
+        return stats
+
+    def _request(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> Request:
+        if n < 1:
+            raise ValueError(f"n must be >= 1, got {n}")
+        if not prompt_ids:
+            raise ValueError("a prompt must hold at least one token, got none")
+        needed, limit = len(prompt_ids) + sampling.max_tokens, self._policy.max_length
+        if needed > limit:
+            raise ValueError(
+                f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens} needs {needed} positions, "
+                f"the policy has {limit}"
+            )
+        return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        text = self._policy.tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Leave behind what a loop that is closed never finished."""
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is loop:
+            return
+        assert self._driver.get_loop().is_closed(), "the engine is sampling in another event loop"
+        self._futures.clear()
+        self._driver = None
+        self._reset()
+
+    async def _drive(self) -> None:
+        """Step while there is work. A failure is handed to every waiting call: none waits for ever."""
+        try:
+            if self._policy is not self._trained:
+                refresh(self._policy, self._trained)
+            while self._scheduler.has_work:
+                self._turn()
+                await asyncio.sleep(0)
+            self._runner.cache.drop()
+        except BaseException as error:
+            futures, self._futures = self._futures, {}
+            self._reset()
+            for future in futures.values():
+                _fail(future, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _turn(self) -> None:
+        """Step until a call is answered, or for TURN_SECONDS: entering `inference` has its price."""
+        started = time.perf_counter()
+        answered = False
+        waiting = self._watchdog.deadline("the engine to sample a token", "timeouts.sampling")
+        with waiting, inference(self._policy.model):
+            while self._scheduler.has_work and not answered and time.perf_counter() - started < TURN_SECONDS:
+                answered = self._step()
+        self._stats = replace(
+            self._stats,
+            seconds=self._stats.seconds + time.perf_counter() - started,
+            peak_cache_bytes=max(self._stats.peak_cache_bytes, self._runner.cache.peak_bytes),
+        )
+
+    def _step(self) -> bool:
+        """Sample one token for every row, after letting in what there is room for.
+
+        True if a call was answered.
+        """
+        scheduler, runner = self._scheduler, self._runner
+        answered = self._depart()
+        admission = scheduler.admit()
+        if admission.rows:
+            self._count(sum(len(request.prompt_ids) for request in admission.prompts), len(admission.rows))
+            scheduler.advance(admission.rows, *runner.start(scheduler, admission))
+            answered |= self._depart()
+        if scheduler.rows:
+            self._count(0, len(scheduler.rows))
+            scheduler.advance(scheduler.rows, *runner.decode(scheduler))
+            answered |= self._depart()
+        return answered
+
+    def _depart(self) -> bool:
+        """Take out what is finished or cancelled, and answer the calls that are complete."""
+        departure = self._scheduler.depart()
+        self._runner.apply(departure, self._scheduler)
+        for request in departure.requests:
+            future = self._futures.pop(request, None)
+            if future is not None and not future.done():
+                future.set_result([request.completions[index] for index in range(request.n)])
+        return bool(departure.requests)
+
+    def _count(self, prompt_tokens: int, sampled_tokens: int) -> None:
+        self._stats = replace(
+            self._stats,
+            prompt_tokens=self._stats.prompt_tokens + prompt_tokens,
+            sampled_tokens=self._stats.sampled_tokens + sampled_tokens,
+            peak_rows=max(self._stats.peak_rows, len(self._scheduler.rows)),
+        )
+
+    def _reset(self) -> None:
+        """Clear all requests and the cache."""
+        self._scheduler = Scheduler(self._limits)
+        is_compiled = self.kernels == "compiled"
+        cache = Cache(self._shape, self._limits.max_slots, COMPILED_GROWTH if is_compiled else TORCH_GROWTH)
+        self._runner = Runner(self._policy, cache, is_compiled)
+
+
+def _fail(future: "asyncio.Future[list[Completion]]", error: BaseException) -> None:
+    """End a wait: with the error, or by cancelling it where the driver itself was cancelled."""
+    if future.done():
+        return
+    if isinstance(error, Exception):
+        future.set_exception(error)
+    else:
+        future.cancel()

@@ -1,0 +1,161 @@
+"""Models of Llama's family as two functions of layer.c a layer, around its attention, for passes without gradient.
+
+As transformers write it, a layer is some forty operations around its products and its attention. In decoding they take
+as long as the products: a step has one token a row. The numbers are the layer's own but for rounding, and what a row
+gets does not depend on the rows beside it.
+
+Shapes: T tokens of the stream (B = 1), C hidden width, H query heads, K key/value heads, D head width.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
+
+from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, Product
+from covey.policy.attention.base import Layout, Rule
+from covey.policy.kernels.compiler import library
+
+FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
+LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+"""Models and layers of exactly this form; Qwen3's have norms of queries and keys besides."""
+
+WeightOf = Callable[[nn.Module], tuple[Tensor, Tensor | None]]
+"""Weight (O, I), adapters merged in, and bias (O,) of a linear layer."""
+
+
+class Layer(ctypes.Structure):
+    """The struct of the same name in layer.c."""
+
+    _fields_ = (
+        *((name, Product) for name in ("qkv", "output", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm_before", "norm_after", "query_norm", "key_norm")),
+        *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "half")),
+        *((name, ctypes.c_float) for name in ("eps", "head_eps")),
+    )
+
+
+class Pass(ctypes.Structure):
+    """The struct of the same name in layer.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("hidden", "cosines", "sines", "heads", "attended")),
+        *((name, ctypes.c_void_p) for name in ("normed", "gated")),
+        *((name, ctypes.c_int64) for name in ("rows", "num_threads")),
+    )
+
+
+class FusedLayer:
+    """Room for the weights of a layer as layer.c reads them; `take` fills it."""
+
+    def __init__(self, layer: Any, rule: Rule, weight_of: WeightOf, half: bool) -> None:
+        self.index, self.rule = int(layer.self_attn.layer_idx), rule
+        self._weight_of = weight_of
+        self._panels = [PackedWeights(*_joined(part, weight_of), half) for part in _parts(layer)]
+        self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in _norms(layer)]
+        width = int(layer.self_attn.head_dim)
+        num_queries, num_keys = (linear.out_features // width for linear in _parts(layer)[0][:2])
+        pointers = [norm.data_ptr() for norm in self._norms] + [None] * (4 - len(self._norms))
+        epsilons = [norm.variance_epsilon for norm in _norms(layer)]
+        products = [panels.product for panels in self._panels]
+        sizes = (products[0].inner, width, num_queries, num_keys, half)
+        self.call = Layer(*products, *pointers, *sizes, epsilons[0], epsilons[-1])
+
+    def take(self, layer: Any) -> None:
+        """Take the layer's weights as they are now."""
+        for panels, part in zip(self._panels, _parts(layer), strict=True):
+            panels.take(*_joined(part, self._weight_of))
+        for mine, theirs in zip(self._norms, _norms(layer), strict=True):
+            mine.copy_(theirs.weight)
+
+
+class FusedModel(nn.Module):
+    """Stands in for a base model of such layers once `take` has given it weights."""
+
+    def __init__(self, model: Any, rules: Mapping[int, Rule], weight_of: WeightOf, half: bool) -> None:
+        super().__init__()
+        self.embed_tokens, self.rotary_emb = model.embed_tokens, model.rotary_emb
+        self._layers = [FusedLayer(layer, rules[layer.self_attn.layer_idx], weight_of, half) for layer in model.layers]
+        self._norm = torch.empty_like(model.norm.weight, dtype=torch.float32)
+        self._eps = float(model.norm.variance_epsilon)
+        self._c = library(SOURCE)
+
+    @torch.no_grad()
+    def take(self, model: Any) -> None:
+        """Take the model's weights as they are now."""
+        for mine, theirs in zip(self._layers, model.layers, strict=True):
+            mine.take(theirs)
+        self._norm.copy_(model.norm.weight)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, **keywords: Any) -> Any:
+        """(1, T) to last hidden states (1, T, C), as transformers call a base model."""
+        embedded_1TC = self.embed_tokens(input_ids)
+        # All tensors are held until the last call is done: what is made in passing would be freed before.
+        hidden_TC = embedded_1TC[0].float().contiguous()
+        angles = [angle[0].float().contiguous() for angle in self.rotary_emb(embedded_1TC, position_ids)]
+        first = self._layers[0].call
+        heads_THD = hidden_TC.new_empty(len(hidden_TC), first.num_queries + 2 * first.num_keys, first.head_width)
+        normed, gated = (hidden_TC.new_empty(BATCH * width) for width in (first.hidden_width, self._widest()))
+        given = (hidden_TC, *angles, heads_THD, heads_THD, normed, gated)
+        tensors = Pass(*(tensor.data_ptr() for tensor in given), len(hidden_TC), torch.get_num_threads())
+        sizes = (first.num_queries, first.num_keys, first.num_keys)
+        query, key, value = (part.transpose(0, 1)[None] for part in heads_THD.split(sizes, dim=1))
+        for layer in self._layers:
+            self._c.covey_before_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
+            attended_HTD = layout.attend(layer.index, query, key, value, layer.rule)[0]
+            attended_THD = attended_HTD.transpose(0, 1).float().contiguous()
+            tensors.attended = attended_THD.data_ptr()
+            self._c.covey_after_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
+        self._normalise(hidden_TC)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
+
+    def _normalise(self, hidden_TC: Tensor) -> None:
+        """Apply the norm after the last layer, in place."""
+        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (hidden_TC, self._norm))
+        sizes = (ctypes.c_int64(size) for size in hidden_TC.shape)
+        self._c.covey_norm(*pointers, *sizes, ctypes.c_float(self._eps), ctypes.c_int64(torch.get_num_threads()))
+
+    def _widest(self) -> int:
+        """Return the widest of what enters a product after attention."""
+        return max(max(layer.call.gate.outer, layer.call.output.inner) for layer in self._layers)
+
+
+def is_fusable(model: Any) -> bool:
+    """Return whether a base model has exactly the form that a FusedModel computes."""
+    return type(model) in FAMILY and all(
+        type(layer) in LAYERS and isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in model.layers
+    )
+
+
+def linear_layers(model: Any) -> list[nn.Module]:
+    """Return the linear layers of all layers."""
+    return [linear for layer in model.layers for part in _parts(layer) for linear in part]
+
+
+def _parts(layer: Any) -> list[list[Any]]:
+    """Linear layers that are computed as one product."""
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return [qkv, [attention.o_proj], [mlp.gate_proj], [mlp.up_proj], [mlp.down_proj]]
+
+
+def _norms(layer: Any) -> list[Any]:
+    """Before attention, after it, and of queries and keys where there are any."""
+    attention = layer.self_attn
+    of_heads = [attention.q_norm, attention.k_norm] if type(layer) is Qwen3DecoderLayer else []
+    return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]
+
+
+def _joined(part: list[nn.Module], weight_of: WeightOf) -> tuple[Tensor, Tensor | None]:
+    weights, biases = zip(*(weight_of(linear) for linear in part), strict=True)
+    if len(part) == 1:
+        return weights[0], biases[0]
+    return torch.cat(weights), None if biases[0] is None else torch.cat(biases)

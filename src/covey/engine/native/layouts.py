@@ -1,0 +1,229 @@
+"""Attention while sampling: over prompts once (prefill), then one token a row (decode), keys and values in the cache.
+
+Decode attends to the prompt, which all rows of a group share, and to the row's own tokens, as two batched products
+for all rows at once; the two softmaxes are merged exactly through their log-sum-exps.
+
+Blocks are used at their full length, with a bias that hides what is not there: torch.bmm copies batches that are cut.
+
+Shapes: T tokens of the stream (B = 1), R rows, G groups, W most rows of one group, P and S length of the prompts' and
+the rows' block, H query heads, K key/value heads, Q = H / K, D head width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape
+from covey.policy.attention.base import DENSE, Rule, capped, causal_attention, within, without_sink
+
+
+@dataclass(slots=True)
+class ProbeLayout:
+    """Learns what a model caches, from a pass over any stream."""
+
+    layers: dict[int, LayerShape] = field(default_factory=dict)
+    rules: dict[int, Rule] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        if layer in self.layers:
+            raise ValueError(f"engine=native needs attention once in every layer, layer {layer} has it again")
+        self.rules[layer] = rule
+        self.layers[layer] = LayerShape(key_BKTD.shape[1], key_BKTD.shape[3], value_BKTD.shape[3])
+        # Under autocast rotary embedding leaves keys in float32; values are what products are computed in.
+        self.dtype = value_BKTD.dtype
+        return DENSE.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
+
+    def shape(self, device: torch.device) -> CacheShape:
+        return CacheShape(tuple(self.layers[layer] for layer in sorted(self.layers)), self.dtype, device)
+
+
+class PrefillLayout:
+    """Prompts one after the other in the stream, each causal; their keys and values go to group slots first .. ."""
+
+    def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
+        device = block.shape.device
+        length_N = torch.tensor(lengths, device=device)
+        self._block = block
+        self._first = first
+        self._num_prompts, self._longest = len(lengths), max(lengths)
+        self.end_N = length_N.cumsum(0) - 1
+        """Last token of each prompt in the stream."""
+        self._prompt_T = torch.repeat_interleave(length_N, output_size=sum(lengths))
+        first_N = self.end_N + 1 - length_N
+        self.position_T = torch.arange(sum(lengths), device=device) - first_N[self._prompt_T]
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        here = slice(self._first, self._first + self._num_prompts)
+        key_NKPD = self._block.keys[layer][here, :, : self._longest]
+        value_NKPD = self._block.values[layer][here, :, : self._longest]
+        place = (self._prompt_T, slice(None), self.position_T)
+        key_NKPD[place] = key_BKTD[0].transpose(0, 1).to(key_NKPD.dtype)
+        value_NKPD[place] = value_BKTD[0].transpose(0, 1).to(value_NKPD.dtype)
+        num_heads, width = query_BHTD.shape[1], query_BHTD.shape[3]
+        query_NHPD = key_NKPD.new_zeros(self._num_prompts, num_heads, self._longest, width)
+        query_NHPD[place] = query_BHTD[0].transpose(0, 1).to(key_NKPD.dtype)
+        out_NHPD = causal_attention(query_NHPD, key_NKPD, value_NKPD, rule)
+        return out_NHPD[place].transpose(0, 1)[None].to(query_BHTD.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which rows belong to which prompt: rows padded to groups x width, and back."""
+
+    num_groups: int
+    width: int
+    row_C: Tensor
+    """Row in each of the G * W cells; unused cells hold row 0."""
+    only_row_C: Tensor
+    """The same; unused cells hold -1."""
+    cell_R: Tensor
+    """Cell of each row."""
+    length_G: Tensor
+    length_R: Tensor
+    """Prompt lengths, of groups and of rows."""
+    shortest: int
+    longest: int
+
+    @staticmethod
+    def of(group_of_row: Sequence[int], prompt_lengths: Sequence[int], device: torch.device) -> "Grid":
+        rows_of: list[list[int]] = [[] for _ in prompt_lengths]
+        for row, group in enumerate(group_of_row):
+            rows_of[group].append(row)
+        width = max(len(rows) for rows in rows_of)
+        cell_of_row = [0] * len(group_of_row)
+        for group, rows in enumerate(rows_of):
+            for column, row in enumerate(rows):
+                cell_of_row[row] = group * width + column
+        only_row_C = torch.tensor(
+            [row for rows in rows_of for row in (*rows, *[-1] * (width - len(rows)))], device=device
+        )
+        return Grid(
+            num_groups=len(prompt_lengths),
+            width=width,
+            row_C=only_row_C.clamp(min=0),
+            only_row_C=only_row_C,
+            cell_R=torch.tensor(cell_of_row, device=device),
+            length_G=torch.tensor(prompt_lengths, device=device),
+            length_R=torch.tensor([prompt_lengths[group] for group in group_of_row], device=device),
+            shortest=min(prompt_lengths),
+            longest=max(prompt_lengths),
+        )
+
+
+class DecodeLayout:
+    """One token a row, in slot order. The token's key and value are written to the row's slot before it attends."""
+
+    def __init__(self, cache: Cache, grid: Grid, own_lengths: Sequence[int]) -> None:
+        self._cache = cache
+        self._grid = grid
+        self._own_R = torch.tensor(own_lengths, device=cache.shape.device)
+        """Own tokens before this one, so also the slot this one is written to."""
+        self._shortest_own, self._longest_own = min(own_lengths) + 1, max(own_lengths) + 1
+        """With this one."""
+        self.position_R = grid.length_R + self._own_R
+        self._places: dict[int, Tensor] = {}
+        self._biases: dict[tuple[int | None, int, int], tuple[Tensor | None, Tensor | None]] = {}
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        prompts, rows, grid = self._cache.prompts, self._cache.rows, self._grid
+        num_rows, num_heads = query_BHTD.shape[2], key_BKTD.shape[1]
+        place = self._place(num_rows, num_heads)
+        self._write(rows.keys[layer], key_BKTD, place)
+        self._write(rows.values[layer], value_BKTD, place)
+        query_RHD = (query_BHTD[0].transpose(0, 1) * rule.scaling).to(rows.keys[layer].dtype)
+        query_RKQD = query_RHD.unflatten(1, (num_heads, -1))
+        prompt_bias, own_bias = self._bias(rule.window, num_heads, query_RKQD.shape[2])
+
+        own, own_logsum = _softmax_part(
+            query_RKQD.flatten(0, 1),
+            rows.keys[layer][:num_rows].flatten(0, 1),
+            rows.values[layer][:num_rows].flatten(0, 1),
+            own_bias,
+            rule.softcap,
+        )
+        cells = query_RKQD.index_select(0, grid.row_C).unflatten(0, (grid.num_groups, grid.width)).transpose(1, 2)
+        shared, shared_logsum = _softmax_part(
+            cells.flatten(2, 3).flatten(0, 1),
+            prompts.keys[layer][: grid.num_groups].flatten(0, 1),
+            prompts.values[layer][: grid.num_groups].flatten(0, 1),
+            prompt_bias,
+            rule.softcap,
+        )
+        both = torch.cat((shared, shared_logsum), dim=-1)
+        both = both.view(grid.num_groups, num_heads, grid.width, -1).transpose(1, 2).flatten(0, 1)
+        both = both.index_select(0, grid.cell_R).view(len(own), -1, both.shape[-1] // query_RKQD.shape[2])
+        share = (both[..., -1:] - own_logsum).sigmoid()
+        merged = torch.lerp(own.to(both.dtype), both[..., :-1], share)
+        if rule.sink_H is not None:
+            logsum = torch.logaddexp(own_logsum, both[..., -1:])
+            merged = merged * without_sink(logsum, self._sinks(rule.sink_H, num_rows, num_heads))
+        return merged.view(num_rows, -1, merged.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
+
+    @staticmethod
+    def _sinks(sink_H: Tensor, num_rows: int, num_heads: int) -> Tensor:
+        """(R * K, Q, 1)."""
+        return sink_H.view(1, num_heads, -1).expand(num_rows, -1, -1).flatten(0, 1)[..., None]
+
+    def _place(self, num_rows: int, num_heads: int) -> Tensor:
+        """Return where the new keys lie in a block seen as (holders * heads * length, D)."""
+        if num_heads not in self._places:
+            line = torch.arange(num_rows * num_heads, device=self._own_R.device).view(num_rows, num_heads)
+            self._places[num_heads] = (line * self._cache.rows.length + self._own_R[:, None]).flatten()
+        return self._places[num_heads]
+
+    @staticmethod
+    def _write(cached: Tensor, new_BKTD: Tensor, place: Tensor) -> None:
+        new = new_BKTD[0].transpose(0, 1).flatten(0, 1).to(cached.dtype)
+        cached.view(-1, cached.shape[-1]).index_copy_(0, place, new)
+
+    def _bias(self, window: int | None, num_heads: int, queries: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return what is added to the scores of prompt and own tokens to hide some, None where all are seen."""
+        key = (window, num_heads, queries)
+        if key not in self._biases:
+            self._biases[key] = (self._prompt_bias(*key), self._own_bias(window, num_heads))
+        return self._biases[key]
+
+    def _prompt_bias(self, window: int | None, num_heads: int, queries: int) -> Tensor | None:
+        """(G * K, 1 or W * Q, P)."""
+        grid, length = self._grid, self._cache.prompts.length
+        position_P = torch.arange(length, device=self._own_R.device)
+        seen_GWP = (position_P < grid.length_G[:, None])[:, None]
+        if window is not None and window < grid.longest + self._longest_own:
+            near_CP = self.position_R[grid.row_C][:, None] - position_P < window
+            seen_GWP = seen_GWP & near_CP.unflatten(0, (grid.num_groups, grid.width))
+            seen_GWP = seen_GWP.repeat_interleave(queries, dim=1)
+        elif grid.shortest == length:
+            return None
+        return self._hidden(seen_GWP).repeat_interleave(num_heads, dim=0)
+
+    def _own_bias(self, window: int | None, num_heads: int) -> Tensor | None:
+        """(R * K, 1, S)."""
+        length = self._cache.rows.length
+        if self._shortest_own == length and (window is None or window >= length):
+            return None
+        distance_RS = self._own_R[:, None] - torch.arange(length, device=self._own_R.device)
+        seen_RS = (distance_RS >= 0) & within(distance_RS, window)
+        return self._hidden(seen_RS[:, None]).repeat_interleave(num_heads, dim=0)
+
+    def _hidden(self, seen: Tensor) -> Tensor:
+        dtype = self._cache.shape.dtype
+        # Finite: where the window hides the whole prompt, -inf would make its softmax NaN instead of irrelevant.
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min / 2)
+
+
+def _softmax_part(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention over some of the keys, batched: output (batch, queries, D) and log-sum-exp (batch, queries, 1)."""
+    if softcap is not None:
+        scores = capped(torch.bmm(query, key.mT), softcap)
+        scores = scores if bias is None else scores + bias
+    else:
+        scores = torch.bmm(query, key.mT) if bias is None else torch.baddbmm(bias, query, key.mT)
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    # The largest weight is exp(largest score - logsum): no second pass of exponentials.
+    logsum = scores.amax(dim=-1, keepdim=True) - weights.amax(dim=-1, keepdim=True).log()
+    return torch.bmm(weights.to(value.dtype), value), logsum

@@ -1,0 +1,144 @@
+"""Computes what the scheduler decided: prompts into the cache, one token a row, tokens to the host once a pass.
+
+Shapes: N prompts encoded now, R rows, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.engine.native import compiled
+from covey.engine.native.cache import Cache, CacheShape, Need
+from covey.engine.native.compiled import CompiledDecodeLayout
+from covey.engine.native.layouts import DecodeLayout, Grid, PrefillLayout, ProbeLayout
+from covey.engine.native.scheduler import Admission, Departure, Request, Row, Scheduler
+from covey.policy import sampling
+from covey.policy.policy import Policy, inference
+from covey.policy.sampling import Distribution, partition, random_uniform, sample
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How each of some rows draws its tokens."""
+
+    key_R: Tensor
+    parts: list[tuple[Distribution, Tensor | None]]
+
+    @staticmethod
+    def of(rows: Sequence[Row], device: torch.device) -> "Draws":
+        key_R = torch.tensor([row.key for row in rows], device=device)
+        return Draws(key_R, partition((row.request.sampling for row in rows), device))
+
+
+class Runner:
+    """Owns the cache. Must be called without gradients (`policy.inference`)."""
+
+    def __init__(self, policy: Policy, cache: Cache, is_compiled: bool) -> None:
+        self._policy = policy
+        self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
+        self._sample_alike = compiled.sample_same_params if is_compiled else sampling.sample_same_params
+        self.cache = cache
+        self._held: tuple[Request, Tensor] | None = None
+        """The request that waits to start more rows (there is at most one), and the logits these begin with."""
+        self._grid: Grid | None = None
+        self._draws: Draws | None = None
+        self._changes_seen = -1
+
+    def start(self, scheduler: Scheduler, admission: Admission) -> tuple[list[int], list[float]]:
+        """Encode the new prompts, and draw the first token and its log-probability for every new row."""
+        self.cache.fit(_need(scheduler))
+        rows = admission.rows
+        requests = list(dict.fromkeys(row.request for row in rows))
+        pieces = [self._encode(admission.prompts)] if admission.prompts else []
+        if requests[0] not in admission.prompts:
+            assert self._held is not None
+            assert self._held[0] is requests[0], "rows are admitted in the order of their requests"
+            pieces.insert(0, self._held[1][None])
+        logits_NV = torch.cat(pieces)
+        last = requests[-1]
+        self._held = (last, logits_NV[-1].clone()) if last.num_started < last.n else None
+        index_of = {request: index for index, request in enumerate(requests)}
+        source_R = torch.tensor([index_of[row.request] for row in rows], device=logits_NV.device)
+        position_R = torch.zeros_like(source_R)
+        return self._draw(logits_NV[source_R], Draws.of(rows, logits_NV.device), position_R)
+
+    def decode(self, scheduler: Scheduler) -> tuple[list[int], list[float]]:
+        """Feed every row its newest token and draw the next one and its log-probability."""
+        rows, device = scheduler.rows, self._policy.device
+        self.cache.fit(_need(scheduler))
+        grid, draws = self._composition(scheduler)
+        lengths = [len(row.token_ids) for row in rows]
+        layout = self._decode_layout(self.cache, grid, [length - 1 for length in lengths])
+        newest_R = torch.tensor([row.token_ids[-1] for row in rows], device=device)
+        every_R = torch.arange(len(rows), device=device)
+        logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)
+        return self._draw(logits_RV, draws, torch.tensor(lengths, device=device))
+
+    def apply(self, departure: Departure, scheduler: Scheduler) -> None:
+        """Move cached keys and values along with the rows and groups that moved."""
+        cached = [len(scheduler.rows[target].token_ids) - 1 for _, target in departure.row_moves]
+        self.cache.rows.move(departure.row_moves, max(cached, default=0))
+        prompts = [len(scheduler.groups[target].prompt_ids) for _, target in departure.group_moves]
+        self.cache.prompts.move(departure.group_moves, max(prompts, default=0))
+
+    def _encode(self, prompts: Sequence[Request]) -> Tensor:
+        """Write the prompts' keys and values. Logits (N, V) after each prompt."""
+        layout = PrefillLayout(self.cache.prompts, prompts[0].slot, [len(request.prompt_ids) for request in prompts])
+        stream = [token_id for request in prompts for token_id in request.prompt_ids]
+        input_ids_1T = torch.tensor([stream], device=self._policy.device)
+        return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
+
+    def _draw(self, logits_RV: Tensor, draws: Draws, position_R: Tensor) -> tuple[list[int], list[float]]:
+        token_R, logprob_R = sample(logits_RV, draws.parts, random_uniform(draws.key_R, position_R), self._sample_alike)
+        # One transfer for both: token ids are exact in float64.
+        token_ids, logprobs = torch.stack((token_R.to(torch.float64), logprob_R.to(torch.float64))).tolist()
+        if not math.isfinite(sum(logprobs)):
+            raise ValueError("log-probabilities of sampled tokens must be finite, got nan; the policy has diverged")
+        return [int(token_id) for token_id in token_ids], logprobs
+
+    def _composition(self, scheduler: Scheduler) -> tuple[Grid, Draws]:
+        """Tensors that change only when rows or groups come, go or move."""
+        if self._grid is None or self._draws is None or self._changes_seen != scheduler.changes:
+            rows, device = scheduler.rows, self._policy.device
+            prompt_lengths = [len(request.prompt_ids) for request in scheduler.groups]
+            self._grid = Grid.of([row.request.slot for row in rows], prompt_lengths, device)
+            self._draws = Draws.of(rows, device)
+            self._changes_seen = scheduler.changes
+        return self._grid, self._draws
+
+
+def cache_shape(policy: Policy) -> CacheShape:
+    """Return what the policy's layers cache for a token. See `detect_capabilities`."""
+    return detect_capabilities(policy).shape(policy.device)
+
+
+@torch.no_grad()
+def detect_capabilities(policy: Policy) -> ProbeLayout:
+    """Return what the policy's layers cache for a token, and how each attends, seen in a pass over one token.
+
+    ValueError where a layer has a state of another kind, which this engine would lose.
+    """
+    layout = ProbeLayout()
+    zero_11 = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
+    with inference(policy.model):
+        policy.logits(zero_11, zero_11, layout, zero_11[0])
+    num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
+    if len(layout.layers) != num_layers:
+        name = type(policy.causal_lm).__name__
+        raise ValueError(
+            f"engine=native needs attention in every layer, {name} has it in {len(layout.layers)} of {num_layers}"
+        )
+    return layout
+
+
+def _need(scheduler: Scheduler) -> Need:
+    return Need(
+        num_groups=len(scheduler.groups),
+        longest_prompt=scheduler.longest_prompt,
+        num_rows=len(scheduler.rows),
+        longest_row=max(len(row.token_ids) for row in scheduler.rows),
+        reserved=scheduler.longest_row,
+    )

@@ -1,0 +1,90 @@
+"""Compute each value once: a policy that learns writes the same programs and machines many times."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class AsyncCache(Generic[Key, Value]):
+    """Keep the values that were used last. Equal keys that are requested at the same time are computed once.
+
+    A subclass says which values are kept, how long one is checked again, and how many fit. What raises is never kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Keep the last `size` values. 0 keeps none."""
+        if size < 0:
+            raise ValueError(f"cache_size must be >= 0, got {size}")
+        self._size = size
+        self._kept: OrderedDict[Key, Value] = OrderedDict()
+        self._running: dict[Key, asyncio.Task[Value]] = {}
+        self._num_requested = 0
+        self._num_computed = 0
+        self.num_bytes = 0
+        """Of all values that are kept, as `bytes_of` counts them."""
+
+    async def get(self, key: Key, compute: Callable[[], Awaitable[Value]]) -> Value:
+        """Return the value of a key, computed where none is kept that is final."""
+        self._num_requested += 1
+        # Use what is kept.
+        kept = self._kept.get(key)
+        if kept is not None and self.is_final(kept):
+            self._kept.move_to_end(key)
+            return kept
+        # Wait for the one computation of this event loop. Who stops waiting leaves it to the others.
+        running = self._running.get(key)
+        if running is None or running.get_loop() is not asyncio.get_running_loop():
+            running = asyncio.get_running_loop().create_task(self._compute(key, compute))
+            self._running[key] = running
+        return await asyncio.shield(running)
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return (values that were requested, values that were computed for them) since the last call."""
+        counts = self._num_requested, self._num_computed
+        self._num_requested = self._num_computed = 0
+        return counts
+
+    def is_worth_keeping(self, value: Value) -> bool:
+        """Return whether a value is kept at all."""
+        return True
+
+    def is_final(self, value: Value) -> bool:
+        """Return whether a value that is kept is used, instead of being computed once more."""
+        return True
+
+    def combined(self, before: Value | None, value: Value) -> Value:
+        """Return what is kept of a new value after the one kept before."""
+        return value
+
+    def bytes_of(self, value: Value) -> int:
+        """Return about how much memory a value takes, where `is_full` asks for that."""
+        return 0
+
+    def is_full(self) -> bool:
+        """Return whether the value that was used longest ago is to be dropped."""
+        return len(self._kept) > self._size
+
+    async def _compute(self, key: Key, compute: Callable[[], Awaitable[Value]]) -> Value:
+        try:
+            self._num_computed += 1
+            value = await compute()
+            if self.is_worth_keeping(value):
+                self._keep(key, self.combined(self._drop(key), value))
+            return value
+        finally:
+            self._running.pop(key, None)
+
+    def _keep(self, key: Key, value: Value) -> None:
+        self._kept[key] = value
+        self.num_bytes += self.bytes_of(value)
+        while self._kept and self.is_full():
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: Key) -> Value | None:
+        dropped = self._kept.pop(key, None)
+        self.num_bytes -= 0 if dropped is None else self.bytes_of(dropped)
+        return dropped

@@ -1,0 +1,1 @@
+"""covey's environments as judges inside other trainers."""

@@ -1,0 +1,299 @@
+"""What is rewarded. The module of an environment is imported when it is built: the package imports nothing heavy."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from covey.environments.settings import BuildSettings
+
+    Say = Callable[[str], None]
+
+    from covey.environments.base import Environment, EnvironmentLike, Split
+    from covey.environments.code.settings import CodeConfig
+    from covey.environments.countdown.settings import CountdownConfig
+    from covey.environments.data.rows import RowSettings
+    from covey.environments.ifeval.generator import Recipe
+    from covey.environments.ifeval.rewards import Scheme
+    from covey.environments.ifeval.settings import IfevalConfig
+    from covey.environments.infill.settings import InfillConfig
+    from covey.environments.machines.environment import MachineSettings
+    from covey.environments.machines.settings import MachinesConfig
+    from covey.environments.math.settings import Gsm8kConfig, MathConfig
+    from covey.environments.reward_functions.settings import RewardFunctionsConfig
+    from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
+    from covey.sandbox import Limits, Runner, Tier
+    from covey.types import Prompt
+
+LOGGER = logging.getLogger(__name__)
+
+
+def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.arithmetic import Arithmetic
+
+    return Arithmetic(tuple(settings.levels), settings.num_train, settings.num_test, settings.problem_seed)
+
+
+def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.data.rows import load_rows
+    from covey.environments.math.gsm8k import GSM8K
+
+    rows = load_rows(config.data.path, _row_settings(config, ("question", "answer"), prompt=("question",)))
+    return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
+
+
+def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.data.rows import load_rows
+    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings
+    from covey.environments.math.verifier import MathLimits
+
+    rows = load_rows(config.data.path, _row_settings(config, (settings.problem_column,), "environment.problem_column"))
+    how = MathSettings(
+        scheme=settings.scheme,
+        format_reward=settings.format_reward,
+        instruction=settings.instruction,
+        columns=MathColumns(settings.problem_column, settings.answer_column, settings.solution_column),
+        limits=MathLimits(settings.timeout, settings.num_workers),
+        skips_bad_rows=config.data.bad_rows == "skip",
+    )
+    return Mathematics(rows.splits, how)
+
+
+def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.countdown.environment import Countdown, generate, read_rows
+    from covey.environments.data.rows import load_rows
+
+    if config.data.path is None:
+        return Countdown(generate(settings), settings)
+    rows = load_rows(config.data.path, _row_settings(config, ("nums", "target")))
+    return Countdown(read_rows(rows.splits), settings)
+
+
+def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.code.environment import Code, CodeSettings
+    from covey.environments.code.formats import problems_of
+    from covey.environments.code.problems import generate_problems
+    from covey.environments.data.rows import load_rows
+
+    how = CodeSettings(
+        partial_weight=settings.partial_weight,
+        second_turn=settings.second_turn,
+        recheck_rate=settings.recheck_rate,
+        cache_size=settings.cache_size,
+        limits=code_limits(settings),
+    )
+    # Read the problems, or generate them.
+    if config.data.path is not None:
+        problems = problems_of(load_rows(config.data.path, _row_settings(config, (), prompt=("prompt", "text"))).splits)
+    else:
+        counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+        problems = generate_problems(settings.problem, settings.difficulty, counts, settings.problem_seed)
+    return Code(problems, code_runner(settings), how)
+
+
+def code_limits(settings: "CodeConfig") -> "Limits":
+    """Return the limits of one program."""
+    from covey.sandbox.types import Limits
+
+    return Limits(
+        wall_seconds=settings.timeout,
+        total_seconds=settings.total_seconds,
+        cpu_seconds=settings.cpu_seconds,
+        memory_bytes=settings.memory_bytes,
+        output_bytes=settings.output_bytes,
+    )
+
+
+def code_runner(settings: "CodeConfig") -> "Runner":
+    """Build what runs programs, here or elsewhere. Raises ValueError where this machine cannot isolate them."""
+    from covey.environments.code.remote_runner import RemoteRunner
+    from covey.sandbox import Sandbox, SandboxFailed
+
+    if settings.remote_url is not None:
+        return RemoteRunner(settings.remote_url, settings.num_slots, settings.remote_margin, code_limits(settings))
+    try:
+        return Sandbox(settings.num_slots, cast("Tier", settings.isolation))
+    except SandboxFailed as error:
+        raise ValueError(f"environment.isolation={settings.isolation}: {error}") from error
+
+
+def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.ifeval.environment import IFEval
+    from covey.environments.ifeval.generator import generate
+    from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load
+
+    scheme = ifeval_scheme(settings)
+    ask = scheme.instruction if settings.instruction is None else settings.instruction
+
+    def generated() -> "dict[Split, list[Prompt]]":
+        requests = generate(ifeval_recipe(settings), settings.num_train, settings.num_test)
+        return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
+
+    source = Source(config.data.path, settings.benchmark, _row_settings(config, COLUMNS, prompt=("prompt",)))
+    return IFEval(load(source, generated, ask), scheme)
+
+
+def ifeval_scheme(settings: "IfevalConfig") -> "Scheme":
+    """Return how verdicts become a reward. Raises ValueError for an unknown name."""
+    from covey.environments.ifeval.rewards import Scheme
+
+    bonuses = (settings.answer_bonus, settings.think_bonus)
+    return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
+
+
+def ifeval_recipe(settings: "IfevalConfig") -> "Recipe":
+    """Return what prompts are made of. Raises ValueError for unknown kinds."""
+    from covey.environments.ifeval.generator import Recipe
+
+    return Recipe(settings.style, tuple(settings.kinds), settings.max_instructions, settings.problem_seed)
+
+
+def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Environment":
+    import random
+
+    from covey.environments.machines.design.demonstrations import DemonstrationSpec
+    from covey.environments.machines.design.stages import stage_problems
+    from covey.environments.machines.environment import Machines
+    from covey.environments.machines.physics.score_cache import CachedSimulators
+    from covey.environments.machines.physics.simulators import Simulators, SimulatorSettings
+
+    # Generate the problems of both splits.
+    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+    most, seed = settings.max_blocks, settings.problem_seed
+    problems = {
+        split: stage_problems(settings.stages, count, most, random.Random(f"machines {split} {seed}"))
+        for split, count in counts.items()
+    }
+    # Say which demonstrations there can be, and start what simulates.
+    wanted = DemonstrationSpec(tuple(settings.stages), settings.num_demonstrations, most, settings.family_share, seed)
+    simulators = Simulators(SimulatorSettings(settings.num_workers, settings.timeout))
+    cached = CachedSimulators(simulators, settings.cache_size)
+    return Machines(problems, wanted, cached, machine_settings(settings))
+
+
+def machine_settings(settings: "MachinesConfig") -> "MachineSettings":
+    """Return how machines are written and judged. Raises ValueError for unknown names."""
+    from covey.environments.machines.environment import MachineSettings
+
+    return MachineSettings(
+        form=settings.form,
+        score=settings.score,
+        transform=settings.transform,
+        file_reward=settings.file_reward,
+        placed_reward=settings.placed_reward,
+        instruction=settings.instruction,
+        demonstration_cap=settings.demonstration_cap,
+    )
+
+
+def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
+    from covey.environments.infill.build import build
+
+    columns = () if config.data.path is None else (settings.text_column,)
+    rows = _row_settings(config, columns, "environment.text_column")
+    return build(settings, config.model, config.data.path, rows, config.seed, say)
+
+
+def build_reward_functions(settings: "RewardFunctionsConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.data.rows import load_rows
+    from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
+    from covey.environments.reward_functions.rows import PromptFormat
+    from covey.system.workers.pool import WorkerSettings
+
+    # Load the functions and the rows.
+    functions = reward_functions(config.rewards, config.reward_weights)
+    data = config.data
+    prompts = PromptFormat(data.prompt_column, data.answer_column, data.prefill)
+    how_to_read = replace(_row_settings(config, (data.prompt_column,), "data.prompt_column"), read=prompts.read)
+    rows = load_rows(data.path, how_to_read)
+    prompts.check_use(row for of_split in rows.splits.values() for row in of_split)
+    # Say how functions are run.
+    workers = WorkerSettings(
+        num_workers=settings.num_workers,
+        timeout=settings.timeout,
+        start_timeout=settings.start_timeout,
+        max_calls=settings.worker_calls,
+        max_bytes=settings.worker_bytes,
+    )
+    how = RewardSettings(workers, settings.in_process, settings.max_failure_rate)
+    made = RewardFunctions(rows.splits, functions, how, prompt_column=data.prompt_column, prefill=data.prefill)
+    made.follow(0, config.num_steps, 0.0)
+    return made
+
+
+def build_custom(settings: "CustomConfig", config: "BuildSettings") -> "EnvironmentLike":
+    from covey.environments.base import EnvironmentLike
+    from covey.system.lookup import resolve
+
+    factory = resolve(settings.factory, {})
+    try:
+        inspect.signature(factory).bind(**settings.options)
+    except TypeError as error:
+        raise ValueError(f"environment.options={settings.options} do not fit {settings.factory}: {error}") from error
+    made = factory(**settings.options)
+    if not isinstance(made, EnvironmentLike):
+        raise ValueError(f"{settings.factory} must make an object with prompts and score, got {type(made).__name__}")
+    return made
+
+
+def build_mixture(settings: "MixtureConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
+    from covey.environments.mixture import Mixture
+    from covey.environments.settings import part_configs
+
+    parts = part_configs(config)
+    return Mixture({name: build(part, say) for name, part in parts.items()}, settings.weights)
+
+
+def build(config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
+    """Build the environment that `environment.name` names. `say` hears of what takes a while."""
+    from covey.environments.base import adapt
+
+    name = config.environment.name
+    if name in TELLING:
+        return TELLING[name](config.environment, config, say)
+    return adapt(ENVIRONMENTS[name](config.environment, config))
+
+
+def _row_settings(
+    config: "BuildSettings", columns: tuple[str, ...], column_setting: str | None = None, prompt: tuple[str, ...] = ()
+) -> "RowSettings":
+    """Return how rows are read. `columns` must be there, and `prompt` are those of them that make the prompt, where not
+    all do."""
+    from covey.environments.data.rows import RowSettings
+
+    data = config.data
+    return RowSettings(
+        columns=columns,
+        column_setting=column_setting,
+        prompt_columns=prompt or columns,
+        subset=data.subset,
+        train_split=data.train_split,
+        test_split=data.test_split,
+        test_fraction=data.test_fraction,
+        max_rows=data.max_rows,
+        shuffle_rows=data.shuffle_rows,
+        bad_rows=data.bad_rows,
+    )
+
+
+ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
+    "arithmetic": build_arithmetic,
+    "gsm8k": build_gsm8k,
+    "math": build_math,
+    "countdown": build_countdown,
+    "code": build_code,
+    "ifeval": build_ifeval,
+    "machines": build_machines,
+    "infill": build_infill,
+    "reward_functions": build_reward_functions,
+    "custom": build_custom,
+    "mixture": build_mixture,
+}
+"""Name of an environment to its builder: (its own settings, the whole configuration) -> Environment."""
+TELLING: "dict[str, Callable[[Any, BuildSettings, Say], Environment]]" = {
+    "infill": build_infill,
+    "mixture": build_mixture,
+}
+"""Those of them that may train a judge first, with who hears of it."""

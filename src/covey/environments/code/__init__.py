@@ -1,0 +1,1 @@
+"""Programs that are run: problems, and the sandbox's verdict on answers."""

@@ -1,0 +1,196 @@
+"""Programs that are run: the policy writes a function, tests in a sandbox say what it is worth.
+
+The reward is 1 where all tests pass, else `partial_weight` times the share of tests that pass.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.environments.base import Environment, Split
+from covey.environments.code.extract import extract_program
+from covey.environments.code.problems import Problem
+from covey.environments.code.verdict_cache import CachedRunner
+from covey.sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
+from covey.system.text.escaping import excerpt
+from covey.types import Failure, Message, Prompt, Reward
+
+LOGGER = logging.getLogger(__name__)
+
+UNSAFE = "unsafe_no_isolation"
+NO_PROGRAM = "No program was found."
+CORRECT_IT = "Write the corrected function."
+MAX_MESSAGE = 300
+"""Characters of a failing test that go back to the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSettings:
+    """How programs are judged. What `CodeConfig` explains."""
+
+    partial_weight: float = 0.5
+    second_turn: bool = False
+    recheck_rate: float = 0.01
+    cache_size: int = 65536
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.partial_weight <= 1:
+            raise ValueError(f"partial_weight must be in [0, 1], got {self.partial_weight}")
+        if not 0 <= self.recheck_rate <= 1:
+            raise ValueError(f"recheck_rate must be in [0, 1], got {self.recheck_rate}")
+        if self.cache_size < 0:
+            raise ValueError(f"cache_size must be >= 0, got {self.cache_size}")
+
+
+class Code(Environment):
+    """Environment of programming problems.
+
+    >>> Code(generate_problems("fizzbuzz", 3, {"train": 8, "test": 4}, seed=0), Sandbox(), CodeSettings())
+    """
+
+    def __init__(
+        self, problems: Mapping[Split, Sequence[Problem]], runner: Runner, settings: CodeSettings | None = None
+    ) -> None:
+        """Take over the runner: `close` closes it."""
+        self.settings = settings or CodeSettings()
+        self._runner = runner
+        self._cache = CachedRunner(runner, self.settings.cache_size)
+        self._prompts = {split: [_prompt(split, i, p) for i, p in enumerate(problems[split])] for split in problems}
+        self._counts: Counter[str] = Counter()
+        self._rewards = {"all": 0.0, "suspicious": 0.0}
+        self._num_rechecks = 0
+        if self._is_unsafe:
+            LOGGER.warning("environment.isolation=%s: programs the policy writes run WITHOUT ISOLATION", UNSAFE)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return list(await asyncio.gather(*(self._score(prompt, completion) for completion in completions)))
+
+    async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
+        """Return the test that the answer failed, with `second_turn`. None where it failed none."""
+        if not self.settings.second_turn:
+            return None
+        problem: Problem = prompt.columns["problem"]
+        program = extract_program(messages[-1]["content"], problem.entry_point, problem.opening)
+        failed = _first_failure(await self._report(problem, program)) if program else NO_PROGRAM
+        if failed is None:
+            return None
+        self._counts["second_turns"] += 1
+        return {"role": "user", "content": f"{failed[:MAX_MESSAGE]}\n{CORRECT_IT}"}
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """Return a program that passes. None where the row has none."""
+        problem: Problem = prompt.columns["problem"]
+        return problem.solution
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        shown = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
+        return [(prompt, solution) for prompt, solution in shown if solution is not None]
+
+    def difficulty(self, prompt: Prompt) -> float | None:
+        problem: Problem = prompt.columns["problem"]
+        return problem.difficulty
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers of programs and shares of rewards since this was last asked."""
+        asked, run = self._cache.take_counts()
+        found = {name: float(self._counts[name]) for name in COUNTS}
+        won = self._rewards["suspicious"] / self._rewards["all"] if self._rewards["all"] > 0 else 0.0
+        found |= {"programs": float(asked), "run_fraction": run / asked if asked else 0.0, "imports/reward_share": won}
+        self._counts.clear()
+        self._rewards = {"all": 0.0, "suspicious": 0.0}
+        return found | ({UNSAFE: 1.0} if self._is_unsafe else {})
+
+    def facts(self) -> dict[str, Any]:
+        """Return what isolates programs."""
+        return self._runner.describe()
+
+    def close(self) -> None:
+        self._cache.close()
+
+    @property
+    def _is_unsafe(self) -> bool:
+        return bool(self._runner.describe().get("tier") == UNSAFE)
+
+    async def _score(self, prompt: Prompt, completion: str) -> Reward | Failure:
+        problem: Problem = prompt.columns["problem"]
+        # Find the program. Without one there is nothing to run.
+        program = extract_program(completion, problem.entry_point, problem.opening)
+        if not program:
+            self._counts["without_program"] += 1
+            return Reward(0.0, {"solved": 0.0, "tests_passed": 0.0})
+        # Run it on the tests. A broken sandbox is a failure of the system, not of the policy.
+        try:
+            report = await self._report(problem, program)
+        except SandboxFailed as error:
+            return Failure(f"sandbox: {error}")
+        reward = reward_of(report, self.settings.partial_weight)
+        self._note(report, reward)
+        # Run some of those with the maximum reward again: programs that pass by chance are noticed.
+        if reward.value == 1.0 and is_chosen(f"{prompt.id}/{program}", self.settings.recheck_rate):
+            await self._recheck(prompt, problem, program)
+        return reward
+
+    async def _report(self, problem: Problem, program: str) -> Report:
+        return await self._cache.run(program, problem.tests, problem.entry_point, self.settings.limits)
+
+    def _note(self, report: Report, reward: Reward) -> None:
+        self._counts.update(f"imports/{name}" for name in report.suspicious_imports)
+        self._counts["timeouts"] += any(result.kind == "timeout" for result in report.results)
+        self._rewards["all"] += reward.value
+        self._rewards["suspicious"] += reward.value * bool(report.suspicious_imports)
+
+    async def _recheck(self, prompt: Prompt, problem: Problem, program: str) -> None:
+        """Run a program of full score again, on inputs it has not seen where there are any. The reward stays."""
+        self._counts["rechecked"] += 1
+        self._num_rechecks += 1
+        tests = problem.fresh_tests(f"recheck {self._num_rechecks}")
+        try:
+            report = await self._runner.run(program, tests, problem.entry_point, self.settings.limits)
+        except SandboxFailed as error:
+            LOGGER.warning("prompt %s: a program could not be run again: %s", prompt.id, error)
+            return
+        failed = _first_failure(report)
+        if failed is not None:
+            self._counts["recheck_disagreements"] += 1
+            LOGGER.warning("prompt %s: full score, but run again: %s\n%s", prompt.id, failed, excerpt(program))
+
+
+def reward_of(report: Report, partial_weight: float) -> Reward:
+    """Give 1 where all tests pass, else their share times the weight."""
+    solved = all(result.passed for result in report.results)
+    value = 1.0 if solved else partial_weight * report.fraction
+    return Reward(value, {"solved": float(solved), "tests_passed": report.fraction})
+
+
+def is_chosen(text: str, rate: float) -> bool:
+    """Return whether this text is of the `rate` that are looked at again: always the same ones."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < rate * 2**64
+
+
+def _first_failure(report: Report) -> str | None:
+    """Return what the first failing test says. None where all pass."""
+    for result in report.results:
+        if not result.passed:
+            return result.message or result.kind
+    return None
+
+
+def _prompt(split: Split, index: int, problem: Problem) -> Prompt:
+    text: tuple[Message, ...] = ({"role": "user", "content": problem.statement},)
+    return Prompt(f"{split}-{index}", "code", text, {"problem": problem})
+
+
+COUNTS = (
+    *("without_program", "timeouts", "second_turns", "rechecked", "recheck_disagreements"),
+    *(f"imports/{name}" for name in sorted(SUSPICIOUS)),
+)
+"""What is counted program by program."""

@@ -1,0 +1,83 @@
+"""Which program a completion hands in.
+
+The rule, in this order:
+
+1. What stands in a think block is no submission; neither is a think block that never ends.
+2. Of the fenced blocks (``` or ~~~, whatever their language) the last one that defines the entry point at its top
+   level is the program; where none does, the last block. A fence that is never closed ends with the text.
+3. Without a fence, the content of the last answer tag is the program; without one, the whole text.
+4. Where a problem gives the beginning of the program and the text found does not define the entry point, it is taken
+   as the rest of that program.
+
+So a corrected second version replaces the first, and an example of use after the solution does not.
+"""
+
+import re
+
+from covey.environments.math.answers import without_thoughts
+
+MAX_COMPLETION = 200_000
+"""Characters; a longer text hands nothing in."""
+
+_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
+_ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def extract_program(completion: str, entry_point: str, opening: str = "") -> str:
+    """Return the program as text. Empty where the completion holds none.
+
+    >>> extract_program("Sure!\\n```python\\ndef f(n): return n\\n```\\nHope that helps.", "f")
+    'def f(n): return n\\n'
+    """
+    if len(completion) > MAX_COMPLETION:
+        return ""
+    text = without_thoughts(completion.replace("\r\n", "\n"))
+    program = _submission(text, entry_point)
+    if not program.strip():
+        return ""
+    if opening and not defines(program, entry_point):
+        return _joined(opening, program)
+    return program
+
+
+def defines(program: str, entry_point: str) -> bool:
+    """Return whether the name is given a meaning at the top level of the text."""
+    name = re.escape(entry_point)
+    pattern = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"
+    return re.search(pattern, program, re.MULTILINE) is not None
+
+
+def fenced_blocks(text: str) -> list[str]:
+    """Return the contents of the fenced blocks, each less the indentation of its opening fence."""
+    blocks: list[str] = []
+    begin: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if begin is None:
+            begin = fence
+        elif fence[2].startswith(begin[2]) and not fence[3].strip():
+            blocks.append(_content(text, begin, fence.start()))
+            begin = None
+    if begin is not None:
+        blocks.append(_content(text, begin, len(text)))
+    return blocks
+
+
+def _content(text: str, begin: re.Match[str], end: int) -> str:
+    lines = text[begin.end() + 1 : end].split("\n")
+    return "\n".join(line.removeprefix(begin[1]) for line in lines)
+
+
+def _submission(text: str, entry_point: str) -> str:
+    blocks = fenced_blocks(text)
+    if blocks:
+        return next((block for block in reversed(blocks) if defines(block, entry_point)), blocks[-1])
+    answers = _ANSWER.findall(text)
+    return str(answers[-1]) if answers else text
+
+
+def _joined(opening: str, rest: str) -> str:
+    """Return the rest of a body that follows its opening. Models often leave the first line's indentation to the
+    prompt."""
+    first = next(line for line in rest.split("\n") if line.strip())
+    indented = first.startswith((" ", "\t"))
+    return opening + (rest if indented else "    " + rest.lstrip())

@@ -1,0 +1,239 @@
+"""Rows of programming data sets as problems: HumanEval, MBPP, and your own JSON lines.
+
+| column                        | what it is                                                                       |
+|-------------------------------|----------------------------------------------------------------------------------|
+| `prompt`, or `text`           | what is asked for, in words, or the beginning of the program                     |
+| `entry_point`, or `function`  | the function that is tested; where missing, the one the first assert calls       |
+| `tests`, `test` or `test_list`| test code as text; a list of asserts; or a list of calls (see below)             |
+| `test_setup_code`,            | code, or a list of imports, that runs before the tests                           |
+| `test_imports`                |                                                                                  |
+| `solution`, `code`, or        | a program that passes; after a prompt that begins the program                    |
+| `canonical_solution`          | `canonical_solution` is its rest                                                 |
+| `difficulty`                  | a number, for those who order problems by it                                     |
+
+A call is `{"args": [3], "expected": 10}`, with `"tol": {"rel": r, "abs": a}` where floats may differ. What JSON lacks
+is written with tags: `{"$tuple": [..]}`, `{"$set": [..]}`, `{"$frozenset": [..]}`, `{"$dict": [[key, value], ..]}`,
+`{"$int": "0x.."}`, `{"$float": "inf"}`, `{"$bytes": "00ff"}`.
+
+Test code is trusted: it runs as it is, in a process that the tested program cannot reach.
+"""
+
+import ast
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from covey.environments.base import Split
+from covey.environments.code.problems import Problem
+from covey.sandbox.types import AssertTest, CallTest, Test
+
+Row = Mapping[str, Any]
+
+
+def problems_of(rows: Mapping[Split, Sequence[Row]]) -> dict[Split, list[Problem]]:
+    """Read a problem from each row. Raises ValueError that names the first row that holds none."""
+    return {split: [_named(split, index, row) for index, row in enumerate(rows[split])] for split in rows}
+
+
+def problem_of(row: Row) -> Problem:
+    """Read the problem of a row. Raises ValueError where it lacks something."""
+    prompt = _text(row, "prompt", "text")
+    solution = _solution(row, prompt)
+    tests = _given(row, "tests", "test", "test_list")
+    asserts = row["test_list"] if _is_list_of_text(row.get("test_list")) else tests
+    entry_point = row.get("entry_point") or row.get("function") or _called(asserts)
+    opening = prompt if _begins_program(prompt, entry_point) else ""
+    return Problem(
+        family=str(row.get("source", "rows")),
+        difficulty=_difficulty(row),
+        statement=_statement(prompt, entry_point, opening, asserts),
+        entry_point=entry_point,
+        tests=_tests(asserts, entry_point, _setup(row, opening)),
+        solution=solution,
+        opening=opening,
+    )
+
+
+def _named(split: Split, index: int, row: Row) -> Problem:
+    try:
+        return problem_of(row)
+    except ValueError as error:
+        raise ValueError(f"{split} row {index}: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------ columns
+
+
+def _given(row: Row, *names: str) -> Any:
+    for name in names:
+        if row.get(name):
+            return row[name]
+    raise ValueError(f"has no column {' or '.join(repr(name) for name in names)} (has: {', '.join(row)})")
+
+
+def _text(row: Row, *names: str) -> str:
+    value = _given(row, *names)
+    if not isinstance(value, str):
+        raise ValueError(f"{names[0]} must be text, got {value!r:.80}")
+    return value
+
+
+def _difficulty(row: Row) -> int | None:
+    value = row.get("difficulty")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ValueError(f"difficulty must be a whole number, got {value!r:.80}")
+    return value
+
+
+def _solution(row: Row, prompt: str) -> str | None:
+    if row.get("solution") or row.get("code"):
+        return _text(row, "solution", "code")
+    if not row.get("canonical_solution"):
+        return None
+    rest = _text(row, "canonical_solution")
+    return prompt + rest if rest.startswith((" ", "\t")) else rest
+
+
+def _setup(row: Row, opening: str) -> str:
+    """Return what test code may need: imports, and the helpers that the beginning of the program defines."""
+    imports = row.get("test_imports") or []
+    if not _is_list_of_text(imports):
+        raise ValueError(f"test_imports must be a list of import lines, got {imports!r:.80}")
+    helpers = opening + "    pass\n" if opening else ""
+    return "\n".join([helpers, *imports, row.get("test_setup_code") or ""]).strip("\n")
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)
+
+
+# ------------------------------------------------------------------------------------------------ prompts
+
+
+def _begins_program(prompt: str, entry_point: str) -> bool:
+    """Return whether the prompt is the beginning of the program itself, up to somewhere in the function."""
+    tree = _parsed(prompt + "\n    pass\n")
+    return tree is not None and any(_is_function(node, entry_point) for node in tree.body)
+
+
+def _is_function(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+
+
+def _statement(prompt: str, entry_point: str, opening: str, tests: Any) -> str:
+    """Return what a chat model reads. Where words do not name the function, an example call does."""
+    if opening:
+        return f"Complete this Python function. Answer with one block of code.\n\n```python\n{prompt.strip()}\n```"
+    example = f"\n\nFor example:\n{tests[0]}" if _is_list_of_text(tests) else ""
+    named = f"\n\nName the function `{entry_point}`. Answer with one block of Python code."
+    return f"{prompt.strip()}{example}{named}"
+
+
+# ------------------------------------------------------------------------------------------------ tests
+
+
+def _tests(tests: Any, entry_point: str, setup: str) -> tuple[Test, ...]:
+    if isinstance(tests, str):
+        return tuple(AssertTest(source, setup) for source in split_tests(tests, entry_point))
+    if _is_list_of_text(tests):
+        return tuple(AssertTest(source, setup) for source in tests)
+    if isinstance(tests, Sequence):
+        return tuple(call_test(test) for test in tests)
+    raise ValueError(f"tests must be code or a list, got {tests!r:.80}")
+
+
+def split_tests(source: str, entry_point: str) -> list[str]:
+    """Test code as tests that stand alone, so that a program can pass a part of them.
+
+    A file of asserts, or a `check` that consists of asserts, gives one test for each; anything else stays whole.
+    """
+    tree = _parsed(source)
+    if tree is None:
+        raise ValueError("tests are not Python code")
+    if tree.body and all(isinstance(node, ast.Assert) for node in tree.body):
+        return [ast.unparse(node) for node in tree.body]
+    checks = [node for node in tree.body if _is_function(node, "check")]
+    if len(checks) != 1 or not isinstance(checks[0], ast.FunctionDef):
+        return [source]
+    before, after = _around(tree.body, checks[0])
+    asserts = checks[0].body
+    only_called = all(ast.unparse(node) == f"check({entry_point})" for node in after)
+    if not only_called or len(asserts) < 2 or not all(isinstance(node, ast.Assert) for node in asserts):
+        return [source]
+    head = ast.unparse(ast.Module(before, [])) + f"\n\ndef check({ast.unparse(checks[0].args)}):\n    "
+    return [f"{head}{ast.unparse(node)}\n\ncheck({entry_point})\n" for node in asserts]
+
+
+def _around(body: list[ast.stmt], node: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    place = body.index(node)
+    return body[:place], body[place + 1 :]
+
+
+def call_test(test: Any) -> CallTest:
+    """Return a call as rows write it. Raises ValueError where it is none."""
+    if not isinstance(test, Mapping) or "expected" not in test or not isinstance(test.get("args", []), list):
+        raise ValueError(f'a test must be {{"args": [...], "expected": ...}}, got {test!r:.80}')
+    tolerance = test.get("tol") or {}
+    return CallTest(
+        args=tuple(plain_value(value) for value in test.get("args", [])),
+        kwargs={name: plain_value(value) for name, value in (test.get("kwargs") or {}).items()},
+        expected=plain_value(test["expected"]),
+        rel=float(tolerance.get("rel", 0.0)),
+        abs=float(tolerance.get("abs", 0.0)),
+    )
+
+
+def plain_value(value: Any) -> Any:
+    """Return the value that JSON with tags stands for.
+
+    >>> plain_value({"$tuple": [1, {"$set": [2]}]})
+    (1, {2})
+    """
+    if isinstance(value, list):
+        return [plain_value(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    (tag,) = value if len(value) == 1 else ("",)
+    if tag in TAGS:
+        try:
+            return TAGS[tag](value[tag])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{value!r:.80} is not a value: {error}") from error
+    return {name: plain_value(item) for name, item in value.items()}
+
+
+def _called(tests: Any) -> str:
+    """Return the function that the first assert calls."""
+    first = tests[0] if _is_list_of_text(tests) and tests else tests
+    tree = _parsed(first) if isinstance(first, str) else None
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Assert):
+            return _own_name(node, first)
+    raise ValueError("has no column 'entry_point', and no assert that calls a function")
+
+
+def _own_name(test: ast.Assert, source: str) -> str:
+    """Return the call that belongs to the program: not a builtin, not an attribute of a module."""
+    calls = [node.func.id for node in ast.walk(test) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    own = [name for name in calls if name not in dir(builtins)]
+    if not own:
+        raise ValueError(f"has no column 'entry_point', and {source!r:.80} calls no function of the program")
+    return own[0]
+
+
+def _parsed(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+TAGS: dict[str, Callable[[Any], Any]] = {
+    "$tuple": lambda items: tuple(plain_value(item) for item in items),
+    "$set": lambda items: {plain_value(item) for item in items},
+    "$frozenset": lambda items: frozenset(plain_value(item) for item in items),
+    "$dict": lambda pairs: {plain_value(key): plain_value(value) for key, value in pairs},
+    "$int": lambda text: int(text, 16),
+    "$float": float,
+    "$bytes": bytes.fromhex,
+}

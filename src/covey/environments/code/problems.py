@@ -1,0 +1,144 @@
+"""Programming problems with their tests, whatever they come from: drawn from the families, or read from rows."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.base import Split
+from covey.environments.code.families import FAMILIES, Arguments, Draft, chosen_families
+from covey.sandbox.types import CallTest, Test
+
+NUM_TESTS = 10
+"""Of a drawn problem."""
+MAX_ALIKE = 5
+"""Of the tests of a problem, how many one constant, or an argument as it was given, may pass."""
+MAX_DRAWS = 2000
+"""Calls drawn for the tests of a problem; the least varied family needs some dozens."""
+MAX_MISSES = 200
+"""Draws in a row that bring nothing new, after which a family is taken to have no further problems."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a program is asked for and judged by.
+
+    >>> Problem("line", 1, "Python: f(n) returns n plus 7", "f", (CallTest((3,), expected=10),))
+    """
+
+    family: str
+    """Family, or the source of the row."""
+    difficulty: int | None
+    statement: str
+    """What the policy reads."""
+    entry_point: str
+    tests: tuple[Test, ...]
+    solution: str | None = None
+    """A program that passes."""
+    opening: str = ""
+    """How the program begins, where the policy is to go on with it."""
+    drawn_from: str | None = None
+    """The seed that the problem was drawn with; it makes further tests."""
+
+    def fresh_tests(self, seed: str) -> tuple[Test, ...]:
+        """Return tests with other inputs where the problem was drawn, else the ones there are."""
+        if self.drawn_from is None or self.difficulty is None:
+            return self.tests
+        return draft_tests(drawn(self.family, self.difficulty, self.drawn_from), seed)
+
+
+def drawn(family: str, difficulty: int, seed: str) -> Draft:
+    """Return the problem of a family that a seed stands for."""
+    return FAMILIES[family][difficulty](random.Random(seed))
+
+
+def draft_tests(draft: Draft, seed: str) -> tuple[CallTest, ...]:
+    """Draw different calls with the answers of the draft's own program, a pure function of draft and seed.
+
+    At most `MAX_ALIKE` of them are passed by a program that returns a constant, or what it was given.
+    """
+    rng = random.Random(f"{draft.statement}/{seed}")
+    solve = reference(draft)
+    tests: dict[str, CallTest] = {}
+    passed: Counter[str] = Counter()
+    for _ in range(MAX_DRAWS):
+        arguments = draft.inputs(rng)
+        test = CallTest(arguments, expected=solve(*arguments))
+        idle = _idle_programs(arguments, test.expected)
+        if repr(arguments) in tests or any(passed[program] == MAX_ALIKE for program in idle):
+            continue
+        tests[repr(arguments)] = test
+        passed.update(idle)
+        if len(tests) == NUM_TESTS:
+            return tuple(tests.values())
+    raise AssertionError(f"{draft.statement}: only {len(tests)} tests tell programs from constants")
+
+
+def _idle_programs(arguments: Arguments, expected: Any) -> list[str]:
+    """Return names of the programs without work in them that give this answer: constants, and what was given."""
+    first = arguments[0]
+    returned = {
+        "first": first,
+        "last": arguments[-1],
+        "text": str(first),
+        "sorted": sorted(first) if isinstance(first, list) and {*map(type, first)} <= {list} else None,
+    }
+    answer = repr(expected)
+    return [f"returns {answer}", *(name for name, value in returned.items() if repr(value) == answer)]
+
+
+def reference(draft: Draft) -> Callable[..., Any]:
+    """Return the function that the draft's own program defines. It is covey's text, not a policy's."""
+    namespace: dict[str, Any] = {}
+    exec(draft.solution, namespace)
+    function: Callable[..., Any] = namespace[draft.entry_point]
+    return function
+
+
+def generate_problems(
+    problem: str, difficulty: int | None, counts: Mapping[Split, int], seed: int
+) -> dict[Split, list[Problem]]:
+    """Return different problems for each split, families taken in turn. A family that has too few gives each a part.
+
+    Raises ValueError for unknown families and difficulties and for counts below 1.
+    """
+    if min(counts.values()) < 1:
+        raise ValueError(f"num_train and num_test must be >= 1, got {counts['train']} and {counts['test']}")
+    chosen = chosen_families(problem, difficulty)
+    splits: dict[Split, list[Problem]] = {"train": [], "test": []}
+    for place, (family, level) in enumerate(chosen):
+        wanted = {split: number // len(chosen) + (place < number % len(chosen)) for split, number in counts.items()}
+        made = _different(family, level, sum(wanted.values()), seed)
+        num_test = -(-len(made) * wanted["test"] // max(1, sum(wanted.values())))
+        splits["test"] += made[:num_test]
+        splits["train"] += made[num_test:]
+    for split, found in splits.items():
+        random.Random(f"code order {split} {seed}").shuffle(found)
+    return splits
+
+
+def _different(family: str, level: int, count: int, seed: int) -> list[Problem]:
+    """Draw up to `count` problems, no two of which say the same."""
+    found: dict[str, Problem] = {}
+    misses = number = 0
+    while len(found) < count and misses < MAX_MISSES:
+        drawn_from = f"code {family} {level} {seed} {number}"
+        draft = drawn(family, level, drawn_from)
+        misses = misses + 1 if draft.statement in found else 0
+        number += 1
+        if not misses:
+            found[draft.statement] = _problem(family, level, draft, drawn_from)
+    return list(found.values())
+
+
+def _problem(family: str, level: int, draft: Draft, drawn_from: str) -> Problem:
+    return Problem(
+        family=family,
+        difficulty=level,
+        statement=draft.statement,
+        entry_point=draft.entry_point,
+        tests=draft_tests(draft, "tests"),
+        solution=draft.solution,
+        drawn_from=drawn_from,
+    )

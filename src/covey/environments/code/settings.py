@@ -1,0 +1,57 @@
+"""Settings of environment=code."""
+
+from dataclasses import dataclass
+
+from covey.environments.settings import EnvironmentConfig
+from covey.system.setting import Needs, is_set, setting
+
+PROBLEMS_MADE_UP = Needs("problems made up, data.path = null", ("data.path",), lambda path: path is None)
+
+
+@dataclass
+class CodeConfig(EnvironmentConfig):
+    """Programs that tests judge in a sandbox: problems made up, or rows from `data`."""
+
+    name: str = "code"
+    problem: str = setting("starters", needs=PROBLEMS_MADE_UP)
+    """A family of problems, or starters (the easiest), or all (docs/tasks/code.md lists them)."""
+    difficulty: int | None = setting(None, needs=PROBLEMS_MADE_UP)
+    """Only problems of this difficulty; null takes all of `problem`."""
+    num_train: int = setting(4096, ge=1, needs=PROBLEMS_MADE_UP)
+    """Training problems (fewer where a family has not so many)."""
+    num_test: int = setting(512, ge=1, needs=PROBLEMS_MADE_UP)
+    """Held-out problems, none of which is in the training set."""
+    problem_seed: int = setting(0, needs=PROBLEMS_MADE_UP)
+    """Which problems are drawn."""
+    partial_weight: float = setting(0.5, ge=0, le=1)
+    """Reward for passing some of the tests: this times their share. 0 rewards only programs that pass all."""
+    second_turn: bool = False
+    """Show the policy the test that its program failed, and let it answer once more; that answer is judged."""
+    isolation: str = setting(
+        "auto",
+        choices=("auto", "namespace", "landlock", "unsafe_no_isolation"),
+        needs=Needs("environment.remote_url = null", ("environment.remote_url",), lambda url: not url),
+    )
+    """How programs are isolated: auto, namespace, landlock or unsafe_no_isolation."""
+    num_slots: int | None = setting(None, ge=1)
+    """Programs that run at the same time; null takes one more than there are processors."""
+    timeout: float = 5.0
+    """Longest time for one test, and for loading a program."""
+    total_seconds: float = 20.0
+    """Longest time for all tests of a program."""
+    cpu_seconds: int = 20
+    """Processor time of one program."""
+    memory_bytes: int = 536870912
+    """Memory of one program, besides what the interpreter takes."""
+    output_bytes: int = 8388608
+    """Longest answer of a program."""
+    cache_size: int = setting(65536, ge=0)
+    """Verdicts kept, so that equal programs run once; 0 keeps none."""
+    recheck_rate: float = setting(0.01, ge=0, le=1)
+    """Share of programs with full score that run again, on fresh inputs where there are any."""
+    remote_url: str | None = None
+    """A SandboxFusion-compatible server that runs the programs; null runs them here."""
+    remote_margin: float = setting(
+        10.0, gt=0, needs=Needs("environment.remote_url set", ("environment.remote_url",), is_set)
+    )
+    """Seconds that server may take besides the program's own time."""

@@ -1,0 +1,100 @@
+"""Keep verdicts on programs: a policy that learns writes the same ones many times."""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from covey.environments.async_cache import AsyncCache
+from covey.sandbox.types import Limits, Report, Runner, Test
+
+MAX_BYTES = 128 << 20
+"""Of all verdicts that are kept: a policy decides how long their messages are."""
+RESULT_BYTES = 200
+"""Of a result without its message, and of what is kept besides it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    report: Report
+    num_agreed: int = 1
+    """Runs in a row that came to it."""
+
+
+class _Verdicts(AsyncCache[str, _Verdict]):
+    """Keep at most MAX_BYTES of verdicts, and believe the clock the second time only."""
+
+    def is_final(self, value: _Verdict) -> bool:
+        """Return False for what the clock decided once: the machine may have been busy."""
+        return value.num_agreed > 1 or not any(result.kind in CLOCKED for result in value.report.results)
+
+    def combined(self, before: _Verdict | None, value: _Verdict) -> _Verdict:
+        agreed = before is not None and _passes(before.report) == _passes(value.report)
+        return replace(value, num_agreed=before.num_agreed + 1) if before is not None and agreed else value
+
+    def bytes_of(self, value: _Verdict) -> int:
+        return bytes_of(value.report)
+
+    def is_full(self) -> bool:
+        return super().is_full() or self.num_bytes > MAX_BYTES
+
+
+class CachedRunner:
+    """Put a cache before another Runner. Programs that are equal and requested at the same time run once.
+
+    A verdict belongs to the verifier (what it says of itself), the limits, the tests, the entry point and the code.
+    """
+
+    def __init__(self, runner: Runner, size: int) -> None:
+        """Keep the last `size` verdicts, of at most MAX_BYTES together. 0 keeps none.
+
+        Takes over the runner: `close` closes it.
+        """
+        self._runner = runner
+        self._identity = identity_of(runner)
+        self._verdicts = _Verdicts(size)
+        self.take_counts = self._verdicts.take_counts
+
+    async def run(
+        self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
+    ) -> Report:
+        """Judge a program, from the cache where it is there. SandboxFailed is never cached."""
+
+        async def judge() -> _Verdict:
+            return _Verdict(await self._runner.run(code, tests, entry_point, limits))
+
+        key = _digest(self._identity, entry_point, limits, tuple(tests), code)
+        return (await self._verdicts.get(key, judge)).report
+
+    def describe(self) -> dict[str, Any]:
+        return self._runner.describe()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def bytes_of(report: Report) -> int:
+    """Return about how much memory a report takes, whose equal results are one object."""
+    return sum(RESULT_BYTES + 4 * len(message) for message in {result.message for result in report.results}) + (
+        RESULT_BYTES + 8 * len(report.results)
+    )
+
+
+def identity_of(runner: Runner) -> str:
+    """Return what verdicts depend on besides program, tests and limits."""
+    return f"{type(runner).__name__} {json.dumps(runner.describe(), sort_keys=True, default=repr)}"
+
+
+def _digest(*parts: object) -> str:
+    """Hash the arguments as a pickle, since `repr` has a limit for large integers, and JSON knows no tuples."""
+    return hashlib.sha256(pickle.dumps(parts)).hexdigest()
+
+
+def _passes(report: Report) -> list[bool]:
+    return [result.passed for result in report.results]
+
+
+CLOCKED = frozenset({"timeout", "not_run"})
+"""Kinds of results that another run might not repeat."""

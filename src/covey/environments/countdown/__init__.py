@@ -1,0 +1,1 @@
+"""Countdown: arithmetic expressions of given numbers that reach a target."""

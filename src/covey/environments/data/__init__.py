@@ -1,0 +1,1 @@
+"""Rows of data sets, read from files, folders, the hub and functions."""

@@ -1,0 +1,109 @@
+"""Which files of a folder, or of a pattern, are which split: named files, shards, clones of a hub, `save_to_disk`."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from glob import glob, iglob
+from pathlib import Path
+
+from covey.environments.data.files import OPENERS, READERS, TEXT_READERS, Entry, Row, checked, first_line, read_files
+
+FILE_SUFFIXES = (*READERS, *OPENERS, ".txt", ".zip", ".yaml", ".py")
+"""No data set of a hub is called so: a name that ends in one of them is a file, also of a kind that cannot be read."""
+
+Source = Callable[[], Iterator[Entry]]
+"""Yields the entries of a split from the first on, each time it is called."""
+
+
+def check_place(path: str) -> None:
+    """Refuse (ValueError) a path to no file or folder where it can be nothing else, and a pattern that no file
+    matches."""
+    local = Path(path).expanduser()
+    if local.is_file() or local.is_dir():
+        return
+    if any(mark in path for mark in "*?["):
+        if not any(Path(found).is_file() for found in iglob(str(local), recursive=True)):
+            raise ValueError(f"no file matches {local}")
+        return
+    if local.suffix in FILE_SUFFIXES or path.startswith(("/", ".", "~")) or path.endswith("/") or path.count("/") > 1:
+        raise ValueError(f"no file or directory {path}")
+
+
+def rows_in_memory(data: Iterable[Row], name: str) -> Source:
+    """Return the source of rows that are objects already. An iterator is read now, for it can be read once only."""
+    kept = list(data) if isinstance(data, Iterator) else data
+    return partial(_entries, kept, name)
+
+
+def _entries(data: Iterable[Row], name: str) -> Iterator[Entry]:
+    return (checked(row, f"{name} row {number}") for number, row in enumerate(data, start=1))
+
+
+def folder_splits(folder: Path, wanted: tuple[str, str], subset: str | None) -> dict[str, Source]:
+    """Return a source for each split of a folder, by name.
+
+    A folder holds what `save_to_disk` wrote, files with the names of the `wanted` splits, or a data set in the layout
+    of a hub (shards, folders named like splits, a data card), which `datasets` resolves. ValueError where it does not.
+    """
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return _saved_to_disk(folder)
+    named = {name: files for name in wanted if (files := _files_named(folder, name))}
+    for name, files in named.items():
+        if len(files) > 1:
+            raise ValueError(f"{folder} has several files for split {name}: {', '.join(file.name for file in files)}")
+    if subset is None and wanted[0] in named:
+        return {name: partial(read_files, files) for name, files in named.items()}
+    return {name: partial(read_files, files) for name, files in _hub_layout(folder, subset).items()}
+
+
+def pattern_splits(pattern: str, wanted: tuple[str, str]) -> dict[str, Source]:
+    """Return the files of a pattern as the first of the `wanted` splits, those named like the other one as that.
+
+    ValueError where no file matches.
+    """
+    files = sorted(path for found in glob(pattern, recursive=True) if (path := Path(found)).is_file())
+    if not files:
+        raise ValueError(f"no file matches {pattern}")
+    tests = [path for path in files if re.search(rf"(?<![a-z]){re.escape(wanted[1])}(?![a-z])", path.name)]
+    others = [path for path in files if path not in tests]
+    if not tests or not others:
+        return {wanted[0]: partial(read_files, files)}
+    return {wanted[0]: partial(read_files, others), wanted[1]: partial(read_files, tests)}
+
+
+def _files_named(folder: Path, split: str) -> list[Path]:
+    suffixes = [*READERS, *(f"{suffix}{compressed}" for suffix in TEXT_READERS for compressed in OPENERS)]
+    return [path for suffix in suffixes if (path := folder / f"{split}{suffix}").is_file()]
+
+
+def _saved_to_disk(folder: Path) -> dict[str, Source]:
+    """Return the splits of a `DatasetDict`, or a single `Dataset` as training rows."""
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except Exception as error:  # whatever its files came up with
+        raise ValueError(f"{folder} cannot be read as what save_to_disk wrote: {first_line(error)}") from error
+    splits: Mapping[str, Iterable[Row]] = found if isinstance(found, datasets.DatasetDict) else {"train": found}
+    return {name: rows_in_memory(data, f"{folder} split {name}") for name, data in splits.items()}
+
+
+def _hub_layout(folder: Path, subset: str | None) -> dict[str, list[Path]]:
+    """Return the files of each split as `datasets` would take them. Nothing is read or downloaded."""
+    import datasets
+    from datasets.data_files import EmptyDatasetError
+    from datasets.exceptions import DataFilesNotFoundError
+
+    logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)  # warns three times of a README without YAML
+    try:
+        names = datasets.get_dataset_config_names(str(folder))
+        chosen = subset or datasets.get_dataset_default_config_name(str(folder))
+        builder = datasets.load_dataset_builder(str(folder), subset) if chosen in names else None
+    except (EmptyDatasetError, DataFilesNotFoundError) as error:
+        raise ValueError(f"{folder} holds no files that end in {', '.join(READERS)}") from error
+    except Exception as error:  # such as a data card that is no YAML
+        raise ValueError(f"{folder} is no data set: {first_line(error)}") from error
+    if builder is None:
+        raise ValueError(f"{folder} needs data.subset=NAME with one of {', '.join(names)}, got {subset or 'none'}")
+    return {str(split): [Path(file) for file in files] for split, files in builder.config.data_files.items()}

@@ -1,0 +1,315 @@
+"""Rows of a data set: local files and folders, hub data sets, functions, and objects already in memory.
+
+Whatever is wrong with the data is one line that names the file and the line in it.
+"""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import chain, islice
+from operator import itemgetter
+from pathlib import Path
+
+from covey.environments.base import Split
+from covey.environments.data.files import Entry, Row, first_line, read_files
+from covey.environments.data.folders import Source, check_place, folder_splits, pattern_splits, rows_in_memory
+from covey.system.lookup import is_function_path, resolve
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+TWO_FILES = "give a test split: data.path=FOLDER with train.* and test.* files"
+
+_log = logging.getLogger(__name__)
+
+
+def as_it_is(row: Row) -> Row:
+    """Return the row."""
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """How rows are read. What `DataConfig` explains."""
+
+    columns: tuple[str, ...] = ()
+    """Columns that every row must have."""
+    column_setting: str | None = None
+    """The setting that says how the column is called, where it is only one."""
+    prompt_columns: tuple[str, ...] = ()
+    """Columns that make the prompt: rows equal in them are held out together. Empty takes the whole row."""
+    read: Callable[[Row], Row] = as_it_is
+    """Makes of a row with all its columns what the environment takes; ValueError says what is wrong with it."""
+    subset: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+    test_fraction: float = 0.1
+    max_rows: int | None = None
+    shuffle_rows: bool = True
+    bad_rows: str = "error"
+
+    def __post_init__(self) -> None:
+        if self.bad_rows not in {"error", "skip"}:
+            raise ValueError(f"bad_rows must be error or skip, got {self.bad_rows!r}")
+        if not 0 < self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}; {TWO_FILES}")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ValueError(f"max_rows must be >= 1, got {self.max_rows}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of both splits, and how many broken ones were left out.
+
+    >>> Rows(splits={"train": [{"prompt": "2+2="}], "test": []}, num_skipped=0)
+    """
+
+    splits: Mapping[Split, list[Row]]
+    num_skipped: int
+
+
+def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
+    """Return the rows of a file, a folder, a pattern of files, a hub data set, or of what a function returns.
+
+    Where there is no test split, `test_fraction` of the rows is held out: those whose content hashes lowest, so the
+    choice is the same every time, rows with equal prompts all or none. Raises ValueError for whatever a user can mend.
+    """
+    settings = settings or RowSettings()
+    if path is None:
+        raise ValueError("no data: set data.path to a file, a folder, a hub name or module:function")
+    return _collected(_sources(path, settings), settings, path)
+
+
+# ------------------------------------------------------------------------------------------------ where rows are
+
+
+def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
+    """Return a source of training rows, and one of test rows where the data has any."""
+    local, wanted = Path(path).expanduser(), (settings.train_split, settings.test_split)
+    if is_function_path(path):
+        return _named_splits(_in_memory(_returned(path), path), settings, path)
+    if local.is_file():
+        return {"train": lambda: read_files([local])}
+    if local.is_dir():
+        return _named_splits(folder_splits(local, wanted, settings.subset), settings, path)
+    if any(mark in path for mark in "*?["):
+        return _named_splits(pattern_splits(str(local), wanted), settings, path)
+    check_place(path)
+    return _named_splits(_in_memory(_of_hub(path, settings), f"data set {path}"), settings, f"data set {path}")
+
+
+def _named_splits(found: Mapping[str, Source], settings: RowSettings, name: str) -> dict[Split, Source]:
+    """Return those of the splits that the settings name."""
+    if settings.train_split not in found:
+        raise ValueError(f"{name} has no split {settings.train_split!r} (has: {', '.join(found)})")
+    sources: dict[Split, Source] = {"train": found[settings.train_split]}
+    if settings.test_split in found and settings.test_split != settings.train_split:
+        sources["test"] = found[settings.test_split]
+    others = [split for split in found if split not in (settings.train_split, settings.test_split)]
+    if others and "test" not in sources:
+        _log.info("%s: rows are held out of split %s, not taken from %s", name, settings.train_split, ", ".join(others))
+    return sources
+
+
+def _in_memory(data: Mapping[str, Iterable[Row]], name: str) -> dict[str, Source]:
+    return {split: rows_in_memory(rows, f"{name} split {split}") for split, rows in data.items()}
+
+
+def _returned(path: str) -> Mapping[str, Iterable[Row]]:
+    """Return what the function returns: rows, or rows of each split by its name."""
+    found = resolve(path, {})()
+    if isinstance(found, Mapping):
+        return found
+    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+        raise ValueError(f"{path} must return rows, or splits of rows by name, got {type(found).__name__}")
+    return {"train": found}
+
+
+def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
+    from covey.system.hub import silence
+
+    problem = silence()
+    import datasets
+
+    try:
+        found: Mapping[str, Iterable[Row]] = datasets.load_dataset(name, settings.subset)
+    except Exception as error:  # whatever the hub, the network or the cache came up with
+        raise ValueError(f"cannot load data set {name!r} from the hub: {problem or first_line(error)}") from error
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ which rows are taken
+
+
+def _collected(sources: Mapping[Split, Source], settings: RowSettings, name: str) -> Rows:
+    """Return both splits, the test rows held out of the training rows where they have no source of their own."""
+    _check_test_split("test" in sources, settings, name)
+    skipped: Counter[Split] = Counter()
+    splits = (_separate if "test" in sources else _divided)(sources, settings, skipped)
+    for split, rows in splits.items():
+        if not rows:
+            raise ValueError(f"{name} has no usable rows for split {split} ({skipped[split]} broken)")
+    if skipped:
+        _log.warning("%s: %d broken rows skipped", name, skipped.total())
+    return Rows(splits, skipped.total())
+
+
+def _check_test_split(is_there: bool, settings: RowSettings, name: str) -> None:
+    """Refuse (ValueError) a setting about the test split that these data would leave unread."""
+    usual = RowSettings()
+    if is_there and settings.test_fraction != usual.test_fraction:
+        raise ValueError(f"data.test_fraction={settings.test_fraction} needs data without a test split; {name} has one")
+    if not is_there and settings.test_split not in (usual.test_split, settings.train_split):
+        raise ValueError(f"data.test_split={settings.test_split} names no split of {name}")
+
+
+def _separate(
+    sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]
+) -> dict[Split, list[Row]]:
+    """Return both splits of data with a test split. Training rows with a prompt of a test row are left out."""
+    given: Iterable[Row] = _usable(sources["train"], settings, "train", skipped)
+    if settings.max_rows is None:
+        given = list(given)
+    # Read the test rows first: their prompts are not trained on.
+    test = _limited(_usable(sources["test"], settings, "test", skipped), settings)
+    asked = {_prompt_key(row, settings) for row in test}
+    shared: Counter[str] = Counter()
+
+    def unseen() -> Iterator[Row]:
+        for row in given:
+            is_shared = _prompt_key(row, settings) in asked
+            shared["rows"] += is_shared
+            if not is_shared:
+                yield row
+
+    # Read the training rows without them.
+    train = _limited(unseen(), settings)
+    if shared["rows"] and not train:
+        raise ValueError(
+            f"every prompt of split {settings.train_split} is in split {settings.test_split} too, so that none is left "
+            "to train on; without a test split, data.test_fraction of the rows is held out"
+        )
+    if shared["rows"]:
+        text = "rows of split %s left out because split %s has their prompts too: %d"
+        _log.warning(text, settings.train_split, settings.test_split, shared["rows"])
+    return {"train": train, "test": test}
+
+
+def _divided(sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]) -> dict[Split, list[Row]]:
+    """Return both splits of data without a test split. Where few rows are taken, all are read twice, and few kept."""
+    read = _usable(sources["train"], settings, "train", skipped)
+    kept = list(read) if settings.max_rows is None else None
+    # Read all rows once, and keep a digest and the prompt of each.
+    prints = [(_digest(row), _prompt_key(row, settings)) for row in (read if kept is None else kept)]
+    if not prints:
+        return {"train": []}
+    # Choose the rows of both splits.
+    held_out = _held_out(prints, settings.test_fraction)
+    taken: dict[int, Split] = {}
+    for split in SPLITS:
+        indices = [index for index in range(len(prints)) if (index in held_out) == (split == "test")]
+        taken |= dict.fromkeys(_chosen(indices, prints, settings), split)
+    # Collect them, from a second reading where the first kept none.
+    splits: dict[Split, list[Row]] = {"train": [], "test": []}
+    again = _usable(sources["train"], settings, "train", Counter()) if kept is None else kept
+    for index, row in enumerate(again):
+        if index in taken:
+            splits[taken[index]].append(row)
+    return splits
+
+
+def _usable(source: Source, settings: RowSettings, split: Split, skipped: Counter[Split]) -> Iterator[Row]:
+    """Yield the good rows and count the broken ones. With bad_rows=error the first of those raises."""
+    seen: set[str] = set()
+    entries = source()
+    for entry in entries:
+        row, problem = _read(entry, settings)
+        if row is not None:
+            seen.update(row)
+            yield row
+        elif settings.bad_rows == "error":
+            names = chain(seen, (name for other in entries for name in other.row or {}))
+            raise ValueError(f"{entry.place} {problem}{_remedy(entry, names, settings)}")
+        else:
+            skipped[split] += 1
+
+
+def _read(entry: Entry, settings: RowSettings) -> tuple[Row | None, str]:
+    """Return the row as the environment takes it, or what is wrong with it."""
+    if entry.row is None:
+        return None, entry.problem
+    for column in settings.columns:
+        if column not in entry.row:
+            return None, f"has no column {column!r} (has: {', '.join(entry.row) or 'none'})"
+        if entry.row[column] is None:
+            return None, f"column {column!r} is null"
+    try:
+        return settings.read(entry.row), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def _remedy(entry: Entry, names: Iterable[str], settings: RowSettings) -> str:
+    """Return the end of the message about a broken row: another column where no row at all has the one asked for."""
+    absent = [column for column in settings.columns if entry.row is not None and column not in entry.row]
+    if not absent or absent[0] in names:
+        return "; data.bad_rows=skip leaves such rows out"
+    other_name = f"; {settings.column_setting}=NAME takes another column" if settings.column_setting else ""
+    return f", nor has any other row{other_name}"
+
+
+def _limited(rows: Iterator[Row], settings: RowSettings) -> list[Row]:
+    """Return at most `max_rows` rows in their order, a random choice or the first ones, holding no more at a time."""
+    if settings.max_rows is None:
+        return list(rows)
+    if not settings.shuffle_rows:
+        return list(islice(rows, settings.max_rows))
+    drawn = nsmallest(settings.max_rows, enumerate(rows), key=lambda item: (_lot(_digest(item[1])), item[0]))
+    return [row for _, row in sorted(drawn, key=itemgetter(0))]
+
+
+def _chosen(indices: Sequence[int], prints: Sequence[tuple[bytes, bytes]], settings: RowSettings) -> Sequence[int]:
+    """Return at most `max_rows` of the indices, as `_limited` does."""
+    if settings.max_rows is None or not settings.shuffle_rows:
+        return indices[: settings.max_rows]
+    return nsmallest(settings.max_rows, indices, key=lambda index: (_lot(prints[index][0]), index))
+
+
+def _held_out(prints: Sequence[tuple[bytes, bytes]], test_fraction: float) -> set[int]:
+    """Return which rows are the test split, from the digest and the prompt of each: those with the lowest digest.
+
+    Rows with the same prompt stay together: those that would not all fit into the test split are trained on.
+    """
+    count = len(prints)
+    if count < 2:
+        raise ValueError(f"cannot hold out test rows of {count} row; {TWO_FILES}")
+    num_test = min(count - 1, max(1, round(test_fraction * count)))
+    # Group rows by prompt, in the order of their digests.
+    of_prompts: dict[bytes, list[int]] = {}
+    for index in sorted(range(count), key=lambda index: (prints[index][0], index)):
+        of_prompts.setdefault(prints[index][1], []).append(index)
+    if len(of_prompts) < 2:
+        raise ValueError(f"cannot hold out test rows of {count} rows with the same prompt; {TWO_FILES}")
+    # Take prompts as long as all of their rows fit.
+    test: set[int] = set()
+    for indices in of_prompts.values():
+        if len(test) + len(indices) <= num_test:
+            test.update(indices)
+    fewest = min(len(indices) for indices in of_prompts.values())
+    return test or set(next(indices for indices in of_prompts.values() if len(indices) == fewest))
+
+
+def _prompt_key(row: Row, settings: RowSettings) -> bytes:
+    """Return what rows with the same prompt have in common."""
+    return _digest({column: row[column] for column in settings.prompt_columns if column in row} or row)
+
+
+def _digest(row: Row) -> bytes:
+    return hashlib.sha256(json.dumps(row, sort_keys=True, default=repr).encode()).digest()
+
+
+def _lot(digest: bytes) -> bytes:
+    """Return a second digest: the choice of rows must not follow the one that decides what is held out."""
+    return hashlib.sha256(b"max_rows" + digest).digest()

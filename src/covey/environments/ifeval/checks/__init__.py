@@ -1,0 +1,1 @@
+"""Checks that a program makes of a text: words, marks, layout, language."""

@@ -1,0 +1,45 @@
+"""Which language a text is in, by langdetect with a fixed seed. Imports it when first asked."""
+
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+SEED = 0
+"""langdetect draws at random; on mixed and short texts its answer depends on the draws."""
+
+
+def check_installed() -> None:
+    """Refuse (ValueError) to go on where langdetect is not installed."""
+    if find_spec("langdetect") is None:
+        raise ValueError("checking languages needs langdetect: pip install langdetect")
+
+
+@lru_cache(maxsize=4096)
+def detect(text: str) -> str | None:
+    """Return the code of the likeliest language ("en", "zh-cn", or "unknown"), None where there are no usable letters.
+
+    ValueError where langdetect is not installed.
+    """
+    check_installed()
+    from langdetect import LangDetectException
+
+    detector = _factory().create()
+    detector.append(text)
+    try:
+        return str(detector.detect())
+    except LangDetectException:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _factory() -> Any:
+    """Build a factory of covey's own, so that no other seed changes. Its profiles are in order of their names, not of
+    the disk."""
+    from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
+
+    factory = DetectorFactory()
+    profiles = sorted(path for path in Path(PROFILES_DIRECTORY).iterdir() if not path.name.startswith("."))
+    factory.load_json_profile([path.read_text(encoding="utf-8") for path in profiles if path.is_file()])
+    factory.set_seed(SEED)
+    return factory

@@ -1,0 +1,96 @@
+"""Checks of words, lengths, beginnings and ends. Each is true where the text follows the instruction."""
+
+import re
+
+from covey.environments.ifeval.checks.sentences import sentences
+from covey.environments.ifeval.checks.words import count_words
+
+AT_LEAST, LESS_THAN = "at least", "less than"
+RELATIONS = (LESS_THAN, AT_LEAST)
+
+_DIVIDER = re.compile(r"\s?\*\*\*\s?")
+_WORD_END = re.compile(r"[.,?!'\"]")
+
+
+def compares(count: int, relation: str, threshold: int) -> bool:
+    """Return whether a count stands to the threshold as the relation says."""
+    return count >= threshold if relation == AT_LEAST else count < threshold
+
+
+def existence(text: str, *, keywords: list[str]) -> bool:
+    """Check that each keyword occurs, as a part of a word too, whatever its case."""
+    return all(_occurrences(keyword, text) for keyword in keywords)
+
+
+def frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
+    """Check for so many occurrences, parts of words included, none overlapping another."""
+    return compares(_occurrences(keyword.strip(), text), relation, frequency)
+
+
+def _occurrences(keyword: str, text: str) -> int:
+    return sum(1 for _ in re.finditer(re.escape(keyword), text, re.IGNORECASE))
+
+
+def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
+    """Check that none occurs as a whole word: the `cat` of cat's and cat-like does, that of cats and cat_name does
+    not."""
+    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+
+
+def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
+    """Check for so many of one character, small and capital ones together. Accented letters are other ones."""
+    return compares(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
+
+
+def number_words(text: str, *, num_words: int, relation: str) -> bool:
+    return compares(count_words(text), relation, num_words)
+
+
+def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
+    return compares(len(sentences(text)), relation, num_sentences)
+
+
+def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
+    """Check for so many pieces between `***`. A blank one may be the first or the last, and is not counted."""
+    pieces = [piece.strip() for piece in _DIVIDER.split(text)]
+    return all(pieces[1:-1]) and sum(map(bool, pieces)) == num_paragraphs
+
+
+def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    """Check for so many pieces between pairs of line breaks, of which one, blank ones counted too, begins with the
+    word."""
+    pieces = text.split("\n\n")
+    num_filled = sum(bool(piece.strip()) for piece in pieces)
+    words = pieces[nth_paragraph - 1].split() if nth_paragraph <= num_filled else []
+    if not words:
+        return False
+    first = _WORD_END.split(words[0].lstrip("'").lstrip('"'), maxsplit=1)[0].lower()
+    return num_filled == num_paragraphs and first == first_word.lower()
+
+
+def two_responses(text: str) -> bool:
+    """Check for two different answers with `******` between them. A further blank piece may stand at either end."""
+    pieces = [piece.strip() for piece in text.split("******")]
+    answers = [piece for piece in pieces if piece]
+    return all(pieces[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
+
+
+def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
+    """Check that the request comes first, whatever its case. Nothing need follow."""
+    return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
+
+
+def end_checker(text: str, *, end_phrase: str) -> bool:
+    """Check that the phrase comes last, but for straight quotes, whatever its case."""
+    return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+
+
+def quotation(text: str) -> bool:
+    """Check for straight double quotes around everything."""
+    whole = text.strip()
+    return len(whole) > 1 and whole[0] == whole[-1] == '"'
+
+
+def no_comma(text: str) -> bool:
+    """Check for no ASCII comma. Other scripts' commas are other characters."""
+    return "," not in text

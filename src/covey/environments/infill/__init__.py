@@ -1,0 +1,1 @@
+"""Texts with masked tokens, and the learned judge that scores them filled in."""

@@ -1,0 +1,174 @@
+"""Texts with masked tokens, which a masked policy fills in and a learned judge scores.
+
+The reward is the judge's score of the completed text. A learned judge can be flattered, so others look at the same
+texts and are logged, never trained on: an exact grammar check, a second judge trained independently, an n-gram model.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from covey.environments.base import Environment, JudgeSummary, Split
+from covey.environments.infill.grammar import is_sentence
+from covey.environments.infill.judge import Judge
+from covey.environments.infill.texts import Masker, Texts
+from covey.types import Failure, Prompt, Reward
+
+NOT_TEXT = "\N{REPLACEMENT CHARACTER}"
+"""Stands for a token that is no text, such as padding: it cannot be used to leave something out."""
+
+
+class Watch(Protocol):
+    """Looks at completed texts. What it says is logged and never trained on."""
+
+    async def scores(self, texts: Sequence[str]) -> list[float]: ...
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A watch that is a function of one text."""
+
+    of: Callable[[str], float]
+
+    async def scores(self, texts: Sequence[str]) -> list[float]:
+        return [float(self.of(text)) for text in texts]
+
+
+GRAMMAR = Rule(is_sentence)
+"""1 for a sentence of the embedded language, exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which prompts are made."""
+
+    ratios: Sequence[float]
+    """Shares of tokens masked, in equal parts: the difficulties."""
+    counts: Mapping[Split, int]
+    seed: int
+
+
+def make_prompts(
+    texts: Texts, masker: Masker, tokenizer: PreTrainedTokenizerBase, draw: Draw
+) -> dict[Split, list[Prompt]]:
+    """Mask texts of both splits, as a pure function of the arguments. Raises ValueError where no text can be masked."""
+    made: dict[Split, list[Prompt]] = {}
+    for split, count in draw.counts.items():
+        made[split] = []
+        for index, text in enumerate(texts.draw(split, count, f"infill/{draw.seed}")):
+            ratio = draw.ratios[index % len(draw.ratios)]
+            masked = masker.mask(text, ratio, f"infill/{draw.seed}/{split}/{index}")
+            if masked is not None:
+                columns = {
+                    "input_ids": tuple(tokenizer(masked.text)["input_ids"]),
+                    "hidden": masked.hidden,
+                    "ratio": ratio,
+                }
+                made[split].append(Prompt(f"{split}-{index}", "infill", masked.text, columns))
+        if not made[split]:
+            raise ValueError(f"no text of split {split} has two tokens or more to mask")
+    return made
+
+
+class Infill(Environment):
+    """Environment of masked texts. The value of a fill is what the judge says of the completed text."""
+
+    def __init__(
+        self,
+        prompts: Mapping[Split, list[Prompt]],
+        tokenizer: PreTrainedTokenizerBase,
+        judge: Judge,
+        watches: Mapping[str, Watch],
+        facts: Mapping[str, Any],
+    ) -> None:
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._judge = judge
+        self._watches = watches
+        self._facts = facts
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        """Judge by the text of the fills, for callers without tokens. One that cannot fill the gaps is the empty
+        text."""
+        ids = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in completions]
+        return await self.score_tokens(prompt, completions, ids)
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
+        texts = [self.completed(prompt, ids) for ids in completion_ids]
+        judged = await self._judge.scores(texts)
+        watched = [await watch.scores(texts) for watch in self._watches.values()]
+        parts = [dict(zip(self._watches, found, strict=True)) for found in zip(*watched, strict=True)]
+        parts = parts or [{} for _ in texts]
+        return [
+            Reward(score, {"judge": score, **part, **_gap(score, part)})
+            for score, part in zip(judged, parts, strict=True)
+        ]
+
+    def completed(self, prompt: Prompt, fill_ids: Sequence[int]) -> str:
+        """Return the whole text with these tokens in the place of the masked ones. "" where they are not as many."""
+        mask_id, fills = self._tokenizer.mask_token_id, iter(fill_ids)
+        given = prompt.columns["input_ids"]
+        if given.count(mask_id) != len(fill_ids):
+            return ""
+        # What the tokenizer does not know was there: it is written as a sign.
+        special = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+        own = [token_id for token_id in given if token_id == mask_id or token_id not in special]
+        return written(self._tokenizer, [next(fills) if token_id == mask_id else token_id for token_id in own])
+
+    def judge_summary(self) -> JudgeSummary:
+        """Return how often the judges are right on held-out text."""
+        judges = {name: self._facts[name] for name in ("judge", "second_judge") if name in self._facts}
+        found = [
+            f"{name.replace('_', ' ')} ranks {fact['accuracy']:.1%} of held-out texts above their corrupted versions: "
+            f"{fact['name']}"
+            for name, fact in judges.items()
+        ]
+        return JudgeSummary(self._judge.is_frozen, "; ".join(found))
+
+    def difficulty(self, prompt: Prompt) -> float:
+        """Return the share of its tokens that are masked."""
+        return float(prompt.columns["ratio"])
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, tuple[int, ...]]]:
+        """Return what stood in the gaps."""
+        return [(prompt, prompt.columns["hidden"]) for prompt in self._prompts[split]]
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the judges and how often they are right on held-out text."""
+        return self._facts
+
+
+def written(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    """Return tokens as the text that is judged."""
+    special = set(tokenizer.all_special_ids)
+    pieces: list[str] = []
+    run: list[int] = []
+    for token_id in token_ids:
+        if token_id in special or token_id >= len(tokenizer):
+            pieces += [str(tokenizer.decode(run)), NOT_TEXT]
+            run = []
+        else:
+            run.append(token_id)
+    return "".join([*pieces, str(tokenizer.decode(run))])
+
+
+def _gap(score: float, parts: Mapping[str, float]) -> dict[str, float]:
+    """Return how much more the judge sees in a text than the first monitor with its scale: a rise is reward hacking."""
+    name = gap_reference(parts)
+    return {} if name is None else {"gap": score - parts[name]}
+
+
+def gap_reference(watches: Collection[str]) -> str | None:
+    """Return the watch that a judge is compared with. None where none has its scale."""
+    return next((name for name in SAME_SCALE if name in watches), None)
+
+
+SAME_SCALE = ("grammar", "second_judge")
+"""Watches that speak of the same as a judge's probability."""

@@ -1,0 +1,95 @@
+"""A frozen judge: how much a whole text looks like a real one, by a sequence classifier or scorer."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.environments.reward_functions.ready_made.reward_model import Loaded, load_scorer
+
+NOTHING = "\N{REPLACEMENT CHARACTER}"
+"""What an empty text is read as."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSettings:
+    """How texts are scored."""
+
+    device: str = "auto"
+    batch_size: int = 64
+    """Texts of one pass."""
+    output: str = "probability"
+    """What the score is: probability (in [0, 1]) or logit."""
+    label: int = 0
+    """Which output of the model; of a model with one the probability is its sigmoid, else the softmax."""
+
+
+class Judge:
+    """Scores texts in batches, without gradient. Calls made at the same time share batches."""
+
+    def __init__(self, name: str, settings: JudgeSettings) -> None:
+        """Load the judge from a folder or the hub. Raises ValueError where there is no such model, or not so many
+        labels."""
+        self.name = name
+        self._settings = settings
+        self._loaded: Loaded = load_scorer(name, None, "float32", settings.device)
+        num_labels = self._loaded.model.config.num_labels or 0
+        if settings.label >= num_labels:
+            raise ValueError(f"label must be < {num_labels} for the judge {name}, got {settings.label}")
+        self._waiting: list[tuple[Sequence[str], asyncio.Future[list[float]]]] = []
+
+    @property
+    def is_frozen(self) -> bool:
+        """Return whether no weight is trained and dropout is off."""
+        model = self._loaded.model
+        return not model.training and not any(parameter.requires_grad for parameter in model.parameters())
+
+    async def scores(self, texts: Sequence[str]) -> list[float]:
+        """Return one score for each text, the same whatever else is scored with it, up to rounding."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[float]] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._answer)
+        self._waiting.append((texts, future))
+        return await future
+
+    def score(self, texts: Sequence[str]) -> list[float]:
+        """Return one score for each text, in order."""
+        size = self._settings.batch_size
+        # Texts of like length share a pass, so that little of it is padding.
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        found = [0.0] * len(texts)
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            for index, score in zip(chosen, self._pass([texts[i] for i in chosen]), strict=True):
+                found[index] = score
+        return found
+
+    def _answer(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            scores = iter(self.score([text for texts, _ in waiting for text in texts]))
+        except Exception as error:
+            for _, future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for texts, future in waiting:
+            own = [next(scores) for _ in texts]
+            if not future.done():
+                future.set_result(own)
+
+    @torch.no_grad()
+    def _pass(self, texts: Sequence[str]) -> list[float]:
+        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        # A text of no tokens has no mean.
+        inputs = tokenizer([text or NOTHING for text in texts], return_tensors="pt", padding=True, truncation=True)
+        logits_NK = model(**inputs.to(model.device)).logits.float()
+        values_NK = logits_NK if self._settings.output == "logit" else _probability(logits_NK)
+        return [float(score) for score in values_NK[:, self._settings.label]]
+
+
+def _probability(logits_NK: Tensor) -> Tensor:
+    return logits_NK.sigmoid() if logits_NK.shape[1] == 1 else logits_NK.softmax(dim=1)

@@ -1,0 +1,124 @@
+"""The embedded judge: a small encoder that covey trains itself to tell real text from corrupted text.
+
+It is kept by content, as warmed policies are: a second run takes it from the cache. How often it ranks a held-out text
+above its corrupted version is measured before it may be used, for judges from elsewhere too.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from covey.environments.infill.judge import Judge
+from covey.policy.models.nano import NanoShape
+from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
+
+LOGGER = logging.getLogger(__name__)
+NANO_JUDGE = "nano-judge"
+REPORT = "judge.json"
+WARMUP = 20
+"""Steps over which the learning rate rises."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeTraining:
+    """What an embedded judge is and how it learns."""
+
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    num_steps: int = 300
+    batch_size: int = 64
+    """Real texts of a step; each comes with its corrupted version."""
+    lr: float = 2e-3
+    seed: int = 0
+
+
+Pair = tuple[str, str]
+"""A real text and its corrupted version."""
+Pairs = Callable[[int, random.Random], list[Pair]]
+"""Draws so many pairs."""
+
+
+def ensure_judge(
+    training: JudgeTraining, draw: Pairs, content: Sequence[str], cache: Path, say: Callable[[str], None] = LOGGER.info
+) -> Path:
+    """Return the folder of a judge trained so on these pairs: from the cache, or trained now and put there, which is
+    said.
+
+    `content` is what the pairs follow from besides.
+    """
+    # Name the folder after all that decides what is trained.
+    given = json.dumps([asdict(training), torch.__version__, *content])
+    folder = cache / f"judge-{hashlib.sha256(given.encode()).hexdigest()[:16]}"
+    if (folder / REPORT).is_file():
+        return folder
+    # Train.
+    say(f"judge: {training.num_steps} steps of training begin, once for all runs with these texts")
+    tokenizer = nano_masked_tokenizer()
+    model, loss = train_judge(training, tokenizer, draw)
+    say(f"judge: {training.num_steps} steps done, loss {loss:.3f}")
+    # Write it aside, then rename: a folder is whole or not there.
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=cache) as made:
+        aside = Path(made) / folder.name
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        (aside / REPORT).write_text(json.dumps({"num_steps": training.num_steps, "loss": loss}))
+        try:
+            os.rename(aside, folder)
+        except OSError:
+            if not (folder / REPORT).is_file():  # else another run made the same judge in the meantime
+                raise
+    return folder
+
+
+def train_judge(
+    training: JudgeTraining, tokenizer: PreTrainedTokenizerFast, draw: Pairs
+) -> tuple[PreTrainedModel, float]:
+    """Train a judge to give real texts a higher score than corrupted ones, and return its loss (nats per text) at the
+    end."""
+    # Make model, optimizer and random numbers from the seed.
+    shape = NanoShape("modernbert", training.hidden_size, training.num_layers, training.num_heads)
+    model = nano_judge_model(shape, tokenizer, training.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    chance = random.Random(f"judge/{training.seed}")
+    losses = []
+    model.train()
+    # Warm up, then decay linearly to 0.
+    for step in range(training.num_steps):
+        left = 1 - step / training.num_steps
+        optimizer.param_groups[0]["lr"] = training.lr * min((step + 1) / WARMUP, left)
+        loss = _loss(model, tokenizer, draw(training.batch_size, chance))
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return model.eval(), fmean(losses[-20:])
+
+
+def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[Pair]) -> Tensor:
+    """Compute the binary cross-entropy of "this text is real"."""
+    texts = [text for pair in pairs for text in pair]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
+    real_N = torch.tensor([1.0, 0.0] * len(pairs))
+    return F.binary_cross_entropy_with_logits(model(**inputs).logits[:, 0], real_N)
+
+
+def accuracy(judge: Judge, pairs: Sequence[Pair]) -> float:
+    """Return how often the judge ranks a real text above its corrupted version. A tie counts half."""
+    scores = judge.score([text for pair in pairs for text in pair])
+    ranked = zip(scores[::2], scores[1::2], strict=True)
+    return fmean(float(real > wrong) + 0.5 * float(real == wrong) for real, wrong in ranked)

@@ -1,0 +1,69 @@
+"""Settings of environment=infill."""
+
+from dataclasses import dataclass, field
+
+from covey.environments.settings import EnvironmentConfig
+from covey.system.disk import cache_folder
+from covey.system.setting import Needs, setting
+
+TRAINED_JUDGE = Needs(
+    "a judge that covey trains (nano-judge, or second_judge among the watches)",
+    ("environment.judge", "environment.watch"),
+    lambda judge, watch: judge == "nano-judge" or "second_judge" in watch,
+)
+
+
+def _has_rows(path: str | None) -> bool:
+    return path is not None and not path.endswith(".txt")
+
+
+@dataclass
+class InfillConfig(EnvironmentConfig):
+    """Texts with masked tokens, scored by a learned judge: generated sentences, a text file or rows from `data`."""
+
+    name: str = "infill"
+    text_column: str = setting("text", needs=Needs("data.path = rows, not a text file", ("data.path",), _has_rows))
+    """Column that holds the text, where `data` has rows."""
+    window: int = setting(64, ge=2)
+    """Most tokens of a text."""
+    masking: str = setting("random", choices=("random", "spans"))
+    """Which tokens are masked: random (each by itself) or spans."""
+    mask_ratios: list[float] = field(default_factory=lambda: [0.3])
+    """Shares of tokens masked, in equal parts; several are the stages that curriculum.name=difficulty climbs."""
+    span_length: int = setting(
+        4, ge=1, needs=Needs("environment.masking = spans", ("environment.masking",), lambda how: how == "spans")
+    )
+    """Tokens of a span."""
+    num_train: int = setting(4096, ge=1)
+    """Training prompts."""
+    num_test: int = setting(512, ge=1)
+    """Held-out prompts."""
+    problem_seed: int = 0
+    """Which texts are drawn and what is masked in them."""
+    judge: str = "nano-judge"
+    """What scores a text: nano-judge (trained by covey), a folder or a hub name of a sequence classifier."""
+    judge_floor: float = setting(0.75, ge=0, le=1)
+    """Share of held-out texts that a judge must rank above their corrupted versions, or it is refused."""
+    judge_device: str = "auto"
+    """Where judges run: auto, cpu, cuda, cuda:1, ..."""
+    judge_batch_size: int = setting(64, ge=1)
+    """Texts that a judge reads at a time."""
+    judge_output: str = setting("probability", choices=("probability", "logit"))
+    """The score: probability (in [0, 1]) or logit."""
+    judge_label: int = setting(0, ge=0)
+    """Which output of the judge is the score."""
+    judge_num_steps: int = setting(300, ge=1, needs=TRAINED_JUDGE)
+    """Optimiser steps in which nano-judge is trained."""
+    judge_pairs: int = setting(32, ge=1, needs=TRAINED_JUDGE)
+    """Real and corrupted texts of such a step."""
+    judge_lr: float = setting(2e-3, gt=0, needs=TRAINED_JUDGE)
+    """Peak learning rate of nano-judge; it falls to 0."""
+    judge_hidden_size: int = setting(64, ge=8, needs=TRAINED_JUDGE)
+    """Width of nano-judge."""
+    judge_num_layers: int = setting(2, ge=1, needs=TRAINED_JUDGE)
+    """Layers of nano-judge."""
+    judge_cache_dir: str = setting(cache_folder, needs=TRAINED_JUDGE)
+    """Where trained judges are kept, by content."""
+    watch: list[str] = setting(["second_judge"], choices=("grammar", "second_judge", "ngram"))
+    """Logged, never trained on: grammar (exact, of generated sentences), second_judge (trained independently), ngram
+    (nats a character by a model of counts)."""

@@ -1,0 +1,1 @@
+"""How machines are written and put together."""

@@ -1,0 +1,125 @@
+"""What the parts of the machine environment speak: a block, a tree of blocks, and the machine it becomes in space.
+
+The world is left-handed: x to the right, y up, z forward. Lengths are metres, masses kilograms.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Vector = tuple[float, float, float]
+"""(x, y, z) in metres."""
+
+Facing = Literal["z+", "z-", "x-", "x+", "y+", "y-"]
+"""A direction of the world; also how a block lies in it: the direction of the face it sits on."""
+
+Side = Literal["Front", "Back", "Left", "Right", "Up", "Down"]
+"""A direction of a block's own frame."""
+
+Code = Literal[
+    "json",
+    "shape",
+    "too_many",
+    "field",
+    "type",
+    "root",
+    "id",
+    "parent",
+    "face",
+    "occupied",
+    "overlap",
+    "size",
+    "boulder",
+]
+"""Why a text is no machine, in the order in which it is found out."""
+
+FILE_CODES: tuple[Code, ...] = (
+    "json", "shape", "too_many", "field", "type", "root", "id", "parent", "face", "occupied",
+)  # fmt: skip
+"""The text is no construction tree."""
+SPACE_CODES: tuple[Code, ...] = ("overlap", "size")
+"""The tree does not fit into space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One entry of a construction tree: what it is and what it is attached to.
+
+    A powered wheel on face 1 of block 2, and a rubber band from there to face 4 of the root:
+
+    >>> Block(type=2, parent=2, face=1)
+    >>> Block(type=9, parent=2, face=1, parent_b=0, face_b=4)
+    """
+
+    type: int
+    """A key of `blocks.BLOCKS`."""
+    parent: int
+    """Index of an earlier block; -1 for the root."""
+    face: int
+    """Face of the parent; -1 for the root."""
+    parent_b: int | None = None
+    """Block at the other end of a linear block (rubber band, brace); None for all others."""
+    face_b: int | None = None
+
+
+Tree = tuple[Block, ...]
+"""Blocks in the order they are built; a block's index is its position. The first is the root."""
+
+ROOT = Block(0, -1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBlock:
+    """A block in space. Its origin is the point it is attached at (of the root: its centre)."""
+
+    block: Block
+    origin: Vector
+    facing: Facing
+    """World direction of the block's own Front; "z+" for linear blocks, where it means nothing."""
+    end: Vector | None = None
+    """The other end of a linear block; its origin is the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A tree that fits into space, moved so that it stands on the ground (y = 0) with its middle at x = z = 0."""
+
+    tree: Tree
+    placed: tuple[PlacedBlock, ...]
+    """In the order of the tree."""
+    size: Vector
+    """Of the box around all blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """Why a text is no machine: a policy's failure, scored 0.
+
+    >>> Invalid("parent", "block 3: parent 5 does not exist before it")
+    """
+
+    code: Code
+    message: str
+
+    @property
+    def stage(self) -> Literal["file", "space", "task"]:
+        """Return what is wrong: the text itself, how its blocks lie in space, or only what the task asks for."""
+        if self.code in FILE_CODES:
+            return "file"
+        return "space" if self.code in SPACE_CODES else "task"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a machine may be made of.
+
+    >>> Rules(frozenset({0, 1, 2, 63}))
+    """
+
+    types: frozenset[int]
+    """Allowed block types, the root's among them."""
+    max_blocks: int = 48
+    max_linear: int = 4
+    """Linear blocks take no room, so without a limit stacking rubber bands would be free energy."""
+    size_limit: Vector = (17.0, 9.5, 17.0)
+    needs_boulder: bool = False
+    """Exactly one boulder."""

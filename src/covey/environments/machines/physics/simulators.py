@@ -1,0 +1,91 @@
+"""Worker processes that simulate machines. Threads would gain nothing: building a model holds the interpreter.
+
+What a simulation costs is bounded by the machine (blocks, degrees of freedom, a fixed number of steps), so the clock
+decides no score. It only guards against what cannot happen: a worker that hangs or crashes costs one sample.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from covey.environments.machines.design.types import Tree
+from covey.environments.machines.physics.constants import MISSING, physics_version
+from covey.environments.machines.physics.trajectory import Outcome, outcome_of_data
+from covey.environments.machines.physics.worlds import World
+from covey.system.workers.pool import WorkerPool, WorkerSettings
+from covey.types import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorSettings:
+    """How many worker processes, and how long one machine may take."""
+
+    num_workers: int = 2
+    timeout: float = 5.0
+    """Seconds on the clock, many times what the worst machine needs; whoever exceeds it is killed."""
+    max_calls: int = 20_000
+    """Machines after which a worker is replaced."""
+
+
+class Simulates(Protocol):
+    """Says what becomes of a machine."""
+
+    async def run(self, tree: Tree, world: World) -> Outcome | Failure:
+        """Simulate. The outcome does not depend on the order of the tree's blocks."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Return what outcomes depend on besides machine and world."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Simulators:
+    """Simulates machines in worker processes, which start with the first machine.
+
+    >>> asyncio.run(Simulators().run((ROOT, Block(1, 0, 0), Block(2, 0, 2), Block(2, 0, 3)), "car")).forward > 20
+    True
+    """
+
+    def __init__(
+        self, settings: SimulatorSettings | None = None, function: Callable[..., dict[str, Any]] | None = None
+    ) -> None:
+        """Start no worker yet. `function` stands for `physics.run` in tests. Raises ValueError where MuJoCo is not
+        installed."""
+        if find_spec("mujoco") is None:
+            raise ValueError(MISSING)
+        self._settings = settings or SimulatorSettings()
+        self._function = function
+        self._pool: WorkerPool | None = None
+        self._version = physics_version()
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    async def run(self, tree: Tree, world: World) -> Outcome | Failure:
+        """Simulate a valid machine. A Failure where its worker crashed or hung."""
+        if self._pool is None:
+            self._pool = self._start()
+        data = await self._pool.call(0, {"rows": rows_of(tree), "world": world})
+        return data if isinstance(data, Failure) else outcome_of_data(data)
+
+    def close(self) -> None:
+        """End the workers. Also done when this is collected, and at exit."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _start(self) -> WorkerPool:
+        from covey.environments.machines.physics import simulate
+
+        settings = self._settings
+        workers = WorkerSettings(settings.num_workers, settings.timeout, max_calls=settings.max_calls)
+        return WorkerPool([self._function or simulate.run], workers)
+
+
+def rows_of(tree: Tree) -> Sequence[tuple[int | None, ...]]:
+    """Return a tree as plain numbers."""
+    return [astuple(block) for block in tree]

@@ -1,0 +1,1 @@
+"""How machines are drawn and filmed."""

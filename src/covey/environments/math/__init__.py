@@ -1,0 +1,1 @@
+"""Problems with one right answer, and the verifiers that judge answers."""

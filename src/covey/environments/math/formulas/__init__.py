@@ -1,0 +1,1 @@
+"""Formulas in LaTeX as trees: words, nodes, canonical forms, relations."""

@@ -1,0 +1,288 @@
+"""What can be said of a formula's tree without algebra: its spelling in one order, its value at a point, its size."""
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, localcontext
+from fractions import Fraction
+from itertools import zip_longest
+
+from covey.environments.math.formulas.nodes import (
+    Call,
+    Group,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Root,
+    Sum,
+    Symbol,
+    walk,
+)
+from covey.environments.math.formulas.words import GREEK
+
+Monomial = tuple[Fraction, dict[str, Fraction]]
+"""A rational coefficient, and the exponent of each base by its canonical spelling."""
+
+DIGITS = 60
+SAME = Decimal(10) ** -30
+"""Values nearer to each other than this, relative to the larger one, count as equal."""
+MAX_EXPONENT = 5_000
+PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")
+
+
+def canonical(node: Node) -> str:
+    """Spell a formula so that the order of terms and factors, brackets and signs in front do not matter."""
+    coefficient, powers = monomial(node)
+    return f"{coefficient}" + "".join(f"·{base}^{exponent}" for base, exponent in sorted(powers.items()) if exponent)
+
+
+def monomial(node: Node) -> Monomial:
+    """Take a product, quotient or power apart. A sum or a function is one base."""
+    match node:
+        case Number(value):
+            return value, {}
+        case Product(factors):
+            return _joined([(monomial(factor), 1) for factor in factors])
+        case Quotient(top, bottom):
+            below = monomial(bottom)
+            return _joined([(monomial(top), 1), (below, -1)]) if below[0] else (Fraction(1), {_spelling(node): _ONE})
+        case Power(base, Number(exponent)):
+            return _raised(monomial(base), exponent)
+        case Root(radicand, index) if not isinstance(radicand, Number):
+            return _raised(monomial(radicand), Fraction(1, index))
+    return Fraction(1), {_spelling(node): _ONE}
+
+
+def _joined(parts: Iterable[tuple[Monomial, int]]) -> Monomial:
+    coefficient, powers = Fraction(1), dict[str, Fraction]()
+    for (number, bases), sign in parts:
+        coefficient *= number if sign > 0 else 1 / number
+        for base, exponent in bases.items():
+            powers[base] = powers.get(base, Fraction(0)) + sign * exponent
+    return coefficient, powers
+
+
+def _raised(inside: Monomial, exponent: Fraction) -> Monomial:
+    """Raise a monomial to a power. A coefficient under it stays there as a base of its own."""
+    coefficient, powers = inside
+    raised = {base: own * exponent for base, own in powers.items()}
+    return Fraction(1), raised if coefficient == 1 else {f"({coefficient})": exponent, **raised}
+
+
+def _spelling(node: Node) -> str:
+    match node:
+        case Symbol(name):
+            return name
+        case Sum(terms):
+            return f"({' + '.join(sorted(map(canonical, terms)))})"
+        case Call(name, members) | Group(name, members):
+            spelled = [canonical(member) for member in members]
+            return f"{name}[{'; '.join(sorted(spelled) if name == SET else spelled)}]"
+        case Root(radicand, index):
+            return f"root{index}({canonical(radicand)})"
+        case Power(base, exponent):
+            return f"({canonical(base)})^({canonical(exponent)})"
+    return repr(node)
+
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+def differ(first: Node, second: Node) -> bool:
+    """Check whether two formulas of the same letters have different values somewhere. False where it cannot be told.
+
+    Right formulas never differ: values are compared to 30 places, at points drawn from the names of the letters.
+    """
+    if _letters(first) != _letters(second):
+        return False
+    return any(_apart(value_at(first, point), value_at(second, point)) for point in range(NUM_POINTS))
+
+
+def lacks_letter(answer: Node, gold: Node) -> bool:
+    """Check whether the reference has a letter that an answer without words has not."""
+    has_words = any(isinstance(part, Symbol) and part.name.startswith("text:") for part in walk(answer))
+    return not has_words and not _letters(gold) <= _letters(answer)
+
+
+def alike(first: Node, second: Node) -> bool:
+    """Check whether two formulas have the same value wherever it is looked at."""
+    pairs = [(value_at(first, point), value_at(second, point)) for point in range(NUM_POINTS)]
+    return all(a is not None and b is not None and not _apart(a, b) for a, b in pairs)
+
+
+def _letters(node: Node) -> set[str]:
+    names = {part.name for part in walk(node) if isinstance(part, Symbol)}
+    return {name for name in names if name not in VALUES and not name.startswith("text:")}
+
+
+def _apart(first: Decimal | None, second: Decimal | None) -> bool:
+    if first is None or second is None:
+        return False
+    return abs(first - second) > SAME * max(abs(first), abs(second), Decimal(1))
+
+
+def value_at(node: Node, point: int) -> Decimal | None:
+    """Return the value with positive numbers in place of the letters, None where it is no real number or too large."""
+    with localcontext(
+        Context(prec=DIGITS, Emax=999_999, Emin=-999_999, traps=[InvalidOperation, DivisionByZero, Overflow])
+    ):
+        try:
+            return _value(node, point)
+        except (ArithmeticError, ValueError):
+            return None
+
+
+def _value(node: Node, point: int) -> Decimal:
+    match node:
+        case Number(value):
+            return Decimal(value.numerator) / value.denominator
+        case Symbol(name):
+            return _letter(name, point)
+        case Sum(terms):
+            return sum((_value(term, point) for term in terms), Decimal(0))
+        case Product(factors):
+            return math.prod((_value(factor, point) for factor in factors), start=Decimal(1))
+        case Quotient(top, bottom):
+            return _value(top, point) / _value(bottom, point)
+        case Power(base, exponent):
+            return _power(_value(base, point), _value(exponent, point))
+        case Root(radicand, index):
+            return _power(_value(radicand, point), 1 / Decimal(index))
+    raise ValueError("no number")
+
+
+def _letter(name: str, point: int) -> Decimal:
+    if name in VALUES:
+        return VALUES[name]
+    if name == "i" or not (name.isalpha() or name in GREEK):
+        raise ValueError("no number")
+    return Decimal(random.Random(f"{name} {point}").randrange(10**6, 2 * 10**6)) / 10**6
+
+
+def _power(base: Decimal, exponent: Decimal) -> Decimal:
+    if abs(exponent) > MAX_EXPONENT or (base < 0 and exponent != exponent.to_integral_value()):
+        raise ValueError("too large, or not real")
+    return base**exponent
+
+
+# ------------------------------------------------------------------------------------------------ size
+
+
+def num_terms(node: Node) -> int:
+    """Bound the number of terms that multiplying everything out would bring, up to `MAX_TERMS`."""
+    match node:
+        case Number() | Symbol():
+            return 1
+        case Sum(nodes) | Call(_, nodes) | Group(_, nodes):
+            return min(MAX_TERMS, 1 + sum(map(num_terms, nodes)))
+        case Product(nodes):
+            return min(MAX_TERMS, math.prod(map(num_terms, nodes)))
+        case Quotient(top, bottom):
+            return min(MAX_TERMS, num_terms(top) * num_terms(bottom))
+        case Root(radicand, index):
+            return min(MAX_TERMS, index * num_terms(radicand))
+        case Power(base, exponent):
+            return _num_terms_of_power(num_terms(base), exponent)
+
+
+def _num_terms_of_power(terms: int, exponent: Node) -> int:
+    size = max((abs(part.value) for part in walk(exponent) if isinstance(part, Number)), default=Fraction(1))
+    if size > MAX_TERMS:
+        return MAX_TERMS
+    power = math.ceil(size)
+    return min(MAX_TERMS, max(power, math.comb(power + terms - 1, terms - 1) if terms > 1 else 1))
+
+
+# ------------------------------------------------------------------------------------------------ polynomials
+
+
+def share_a_factor(first: Node, second: Node) -> bool:
+    """Check whether two polynomials have a common factor with a letter in it. False where either is none.
+
+    All letters but one stand for numbers drawn from their names, and coefficients are taken modulo a prime.
+    """
+    for letter in sorted(_letters(first) & _letters(second)):
+        one, other = _polynomial(first, letter), _polynomial(second, letter)
+        if one is not None and other is not None and len(_common_divisor(one, other)) > 1:
+            return True
+    return False
+
+
+def _polynomial(node: Node, letter: str) -> list[int] | None:
+    """Return the coefficients modulo the prime, lowest first."""
+    match node:
+        case Number(value):
+            return [value.numerator * pow(value.denominator, -1, PRIME) % PRIME]
+        case Symbol(name):
+            return [0, 1] if name == letter else [random.Random(name).randrange(1, PRIME)]
+        case Sum(nodes):
+            return _combined([_polynomial(part, letter) for part in nodes], _plus)
+        case Product(nodes):
+            return _combined([_polynomial(part, letter) for part in nodes], _times)
+        case Power(base, Number(exponent)) if exponent.denominator == 1 and 0 < exponent <= MAX_DEGREE:
+            return _combined([_polynomial(base, letter)] * int(exponent), _times)
+        case Quotient(top, Number(below)) if below:
+            return _combined([_polynomial(top, letter), _polynomial(Number(1 / below), letter)], _times)
+    return None
+
+
+def _combined(
+    parts: list[list[int] | None], operation: Callable[[list[int], list[int]], list[int]]
+) -> list[int] | None:
+    """Return None where a part is no polynomial, or the degree grows too large."""
+    total: list[int] | None = None
+    for part in parts:
+        if part is None:
+            return None
+        total = part if total is None else operation(total, part)
+        if len(total) > MAX_DEGREE:
+            return None
+    return total
+
+
+def _plus(first: list[int], second: list[int]) -> list[int]:
+    return _trimmed([(a + b) % PRIME for a, b in zip_longest(first, second, fillvalue=0)])
+
+
+def _times(first: list[int], second: list[int]) -> list[int]:
+    product = [0] * max(0, len(first) + len(second) - 1)
+    for i, a in enumerate(first):
+        for j, b in enumerate(second):
+            product[i + j] = (product[i + j] + a * b) % PRIME
+    return _trimmed(product)
+
+
+def _trimmed(coefficients: list[int]) -> list[int]:
+    while coefficients and coefficients[-1] == 0:
+        coefficients.pop()
+    return coefficients
+
+
+def _common_divisor(first: list[int], second: list[int]) -> list[int]:
+    """Compute the greatest common divisor by Euclid's algorithm."""
+    while second:
+        inverse, rest = pow(second[-1], -1, PRIME), list(first)
+        while len(rest) >= len(second):
+            factor = rest[-1] * inverse % PRIME
+            shift = len(rest) - len(second)
+            for place, coefficient in enumerate(second):
+                rest[shift + place] = (rest[shift + place] - factor * coefficient) % PRIME
+            _trimmed(rest)
+        first, second = second, rest
+    return first
+
+
+VALUES: Mapping[str, Decimal] = {
+    "\\pi": PI,
+    "π": PI,
+    "e": Decimal(1).exp(Context(prec=DIGITS)),
+    "text:degree": Decimal(1),
+}
+MAX_TERMS = 10_000
+MAX_DEGREE = 30
+PRIME = 2**61 - 1
+NUM_POINTS = 2
+SET = "\\{\\}"
+_ONE = Fraction(1)

@@ -1,0 +1,122 @@
+"""Inequalities as intervals, and ratios: the same thing in another notation, compared without algebra."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from covey.environments.math.formulas.forms import alike, canonical, differ
+from covey.environments.math.formulas.nodes import RELATION, Group, Node, Number, Product, Symbol, numeral_value
+
+INFINITY = Symbol("\\infty")
+MINUS_INFINITY = Product((Number(Fraction(-1)), INFINITY))
+LESS = {"<": False, "\\lt": False, "≤": True, "\\le": True, "\\leq": True, "\\leqslant": True}
+"""Signs to whether the end belongs to the interval."""
+MORE = {">": False, "\\gt": False, "≥": True, "\\ge": True, "\\geq": True, "\\geqslant": True}
+UNIONS = frozenset({"\\cup", "∪"})
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Two ends, and whether each belongs to it.
+
+    >>> interval_of(read_tree("x \\\\ge 3"))
+    Interval(low=Number(value=Fraction(3, 1)), high=Symbol(name='\\\\infty'), ends=(True, False))
+    """
+
+    low: Node
+    high: Node
+    ends: tuple[bool, bool]
+
+
+def same_relation(answer: Node, gold: Node) -> bool | None:
+    """Compare ratios, and inequalities and intervals with each other. None where it cannot be told.
+
+    What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are compared.
+    """
+    if is_ratio(gold):
+        given, wanted = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
+        return None if given is None or wanted is None else given == wanted
+    given_parts, wanted_parts = _intervals(answer), _intervals(gold)
+    if given_parts is None or wanted_parts is None:
+        is_inequality = bool(_signs(gold) & (LESS.keys() | MORE.keys()))
+        return False if is_inequality and not isinstance(answer, Group) else None
+    if len(given_parts) != len(wanted_parts):
+        return False
+    verdicts = [_same(one, other) for one, other in zip(given_parts, wanted_parts, strict=True)]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _signs(node: Node) -> set[str]:
+    """Return the signs of a relation."""
+    is_relation = isinstance(node, Group) and node.kind.startswith(RELATION)
+    return set(node.kind.split()[1:]) if is_relation and isinstance(node, Group) else set()
+
+
+def is_ratio(node: Node) -> bool:
+    """Check for numbers with colons between."""
+    return _signs(node) == {":"}
+
+
+def is_reducible(node: Node) -> bool:
+    """Check for a ratio of whole numbers with a common factor."""
+    members = node.members if isinstance(node, Group) else ()
+    values = [member.value for member in members if isinstance(member, Number)]
+    return math.gcd(*(value.numerator for value in values if value.denominator == 1)) > 1
+
+
+def _parts(node: Node, is_relative: bool) -> tuple[Fraction, ...] | None:
+    """Return the numbers of a ratio, or their share of the last. A fraction is a ratio of two."""
+    members = node.members if isinstance(node, Group) and is_ratio(node) else (node, Number(Fraction(1)))
+    values = [value for member in members if (value := numeral_value(member))]
+    if len(values) < len(members):
+        return None
+    return tuple(value / values[-1] if is_relative else value for value in values)
+
+
+def _intervals(node: Node) -> list[Interval] | None:
+    """Return the intervals of a union, or of inequalities joined by `or`, in their order."""
+    is_union = isinstance(node, Group) and (node.kind == "list" or (bool(_signs(node)) and _signs(node) <= UNIONS))
+    found = [interval_of(member) for member in (node.members if is_union and isinstance(node, Group) else (node,))]
+    return (
+        None if None in found else sorted((one for one in found if one is not None), key=lambda one: canonical(one.low))
+    )
+
+
+def interval_of(node: Node) -> Interval | None:
+    """Return what `[a,b)`, `a \\\\le x < b` and `x > a` stand for. None for anything else."""
+    if not isinstance(node, Group):
+        return None
+    if node.kind in {"()", "[]", "(]", "[)"} and len(node.members) == 2:
+        return Interval(*node.members, ends=(node.kind[0] == "[", node.kind[1] == "]"))
+    signs = node.kind.split()[1:] if node.kind.startswith(RELATION) else []
+    members = node.members
+    if signs and all(sign in MORE for sign in signs):
+        signs, members = [_FLIPPED[sign] for sign in reversed(signs)], members[::-1]
+    if not signs or any(sign not in LESS for sign in signs):
+        return None
+    match members:
+        case (Symbol(name), high) if name.isalpha():
+            return Interval(MINUS_INFINITY, high, (False, LESS[signs[0]]))
+        case (low, Symbol(name)) if name.isalpha():
+            return Interval(low, INFINITY, (LESS[signs[0]], False))
+        case (low, Symbol(name), high) if name.isalpha():
+            return Interval(low, high, (LESS[signs[0]], LESS[signs[1]]))
+    return None
+
+
+def _same(one: Interval, other: Interval) -> bool | None:
+    if one.ends != other.ends:
+        return False
+    verdicts = [_same_end(one.low, other.low), _same_end(one.high, other.high)]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _same_end(one: Node, other: Node) -> bool | None:
+    if canonical(one) == canonical(other):
+        return True
+    if {canonical(one), canonical(other)} & {canonical(INFINITY), canonical(MINUS_INFINITY)}:
+        return False
+    return alike(one, other) or (False if differ(one, other) else None)
+
+
+_FLIPPED = dict(zip(MORE, LESS, strict=True))

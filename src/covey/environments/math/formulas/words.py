@@ -1,0 +1,96 @@
+"""The words of mathematical notation: what a formula is cut into, and what each command stands for.
+
+A command that is in no table here is no notation: a formula that has it cannot be read.
+"""
+
+import re
+
+from covey.environments.math.normalize import unified
+
+MAX_TOKENS = 400
+
+_TOKEN = re.compile(
+    r"\d*\.\d*\\overline\{\d+\}"  # 0.1\overline{6}
+    r"|\d+(?:\.\d+)?|\.\d+"
+    r"|\\[A-Za-z]+|\\."
+    r"|\S",
+    re.DOTALL,
+)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_BRACKET = re.compile(r"[(\[|]|\\\{")
+_SPELLINGS = (("{,}", ","), (",\\!", ","), ("\\left.", ""), ("\\right.", ""), ("**", "^"), ("\\text{ or }", ";"),
+              ("\\text{ and }", ";"), ("\\text{or}", ";"), ("\\text{and}", ";"), (" or ", ";"),
+              (" and ", ";"))  # fmt: skip
+_RATIO = re.compile(r"(?<=\d) (?:\\text\{ ?to ?\} ?|to )(?=\d)")
+
+
+def tokens_of(text: str) -> list[str]:
+    """Cut a formula into numbers, commands and single characters, without blanks, sizes and dollar signs."""
+    text = unified(text[: 4 * MAX_TOKENS])
+    for written, short in _SPELLINGS:
+        text = text.replace(written, short)
+    text = _RATIO.sub(":", text)
+    if not _BRACKET.search(text):  # in (1,234) the comma may stand between two members
+        text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    return [token for token in _TOKEN.findall(text.strip(" .")) if token not in _SKIPPED]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SKIPPED = _words(
+    r"\left \right \middle \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \displaystyle \textstyle"
+    r" \limits \nolimits \, \; \: \> \! \quad \qquad \( \) \[ \] \$ $ ~"
+) | {"\\ "}
+RELATIONS = _words(
+    r"= < > ≤ ≥ ≈ : \le \leq \leqslant \ge \geq \geqslant \lt \gt \in ∈ \approx \equiv \to \rightarrow \implies"
+    r" \Rightarrow \mid \subset \subseteq \cup ∪ \cap ∩ \setminus"
+)
+SEPARATORS = _words(r", ; & \\")
+SIGNS = _words(r"+ - \pm \mp ±")
+BINARY = _words(r"* / \cdot \times \div \ast")
+DIVISIONS = _words(r"/ \div")
+FRACTIONS = _words(r"\frac \dfrac \tfrac \cfrac")
+ROOTS = _words(r"\sqrt")
+GROUPS = _words("{")
+MATRICES = _words(r"\begin")
+BINOMIALS = _words(r"\binom \dbinom \tbinom")
+OPENING = _words(r"( [ \{ \langle \lbrace \lbrack")
+SETS = _words(r"\{ \lbrace")
+CLOSING = _words(r") ] \} \rangle \rbrace \rbrack")
+BARS = {"|": "|", "\\|": "\\|", "\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+"""Opening to closing bar."""
+TEXTS = _words(
+    r"\text \textbf \textit \textrm \textnormal \mathrm \mathbf \mathit \mathsf \mathcal \mathbb \mbox \boldsymbol"
+    r" \operatorname \boxed"
+)
+WORD = re.compile(r"[^\d+*/^=<>\\{}]*")
+"""What is no mathematics in a text command."""
+DECORATIONS = _words(r"\overline \bar \hat \vec \tilde \dot \widehat \overrightarrow \underline")
+GREEK = _words(
+    r"\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \vartheta \iota \kappa \lambda \mu \nu \xi"
+    r" \rho \sigma \tau \upsilon \phi \varphi \chi \psi \omega"
+    r" \Gamma \Delta \Theta \Lambda \Xi \Pi \Sigma \Phi \Psi \Omega"
+)
+SYMBOLS = GREEK | _words(
+    r"\pi π \infty ∞ \emptyset \varnothing ∅ \degree \circ ° \% % \ldots \dots \cdots … \triangle \angle \ell \imath"
+    r" \hbar \star \clubsuit \diamondsuit \heartsuit \spadesuit"
+)
+FUNCTIONS = _words(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp max min gcd lcm det deg dim arg lim sup"
+    " inf mod abs floor ceil round choose sum prod int rank tr"
+)
+"""Written with a backslash or without one."""
+CALLS = (
+    frozenset(f"\\{name}" for name in FUNCTIONS)
+    | BINOMIALS
+    | _words(r"\iint \oint \bmod \pmod \Pr \partial \nabla \Re \Im \ker \liminf \limsup \bigcup \bigcap")
+)
+FAMILIES = {
+    **dict.fromkeys(("\\log", "\\ln", "\\lg", "\\exp"), "logarithm"),
+    **dict.fromkeys(("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"), "angle function"),
+    **dict.fromkeys(("\\arcsin", "\\arccos", "\\arctan"), "inverse angle function"),
+    **dict.fromkeys(BINOMIALS, "binomial"),
+}
+"""Functions that stand for one another."""

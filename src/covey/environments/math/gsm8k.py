@@ -1,0 +1,216 @@
+"""Grade-school word problems with a number as the answer (GSM8K, arXiv 2110.14168, and data in its form).
+
+Schemes, all on the scale 0 to 1:
+
+| scheme        | asks for              | rewards                                                            |
+|---------------|-----------------------|--------------------------------------------------------------------|
+| covey         | a last line `#### N`  | 1 for the right answer, computed (modules `answers`, `computed`),  |
+|               |                       | else `format_reward` where the last line has the form              |
+| values        | a last line `#### N`  | the same, computed or not                                          |
+| verl_strict   | a last line `#### N`  | 1 where the last `#### N` in the last 300 characters is the gold   |
+| verl_flexible | a last line `#### N`  | 1 where the last number in the last 300 characters is the gold     |
+| torchrl       | think and answer tags | 1 for the right first answer tag, 0.1 for a wrong one              |
+| trl           | a box                 | 1 where math-verify finds the gold in LaTeX                        |
+
+The last four reproduce verl (volcengine/verl b178a3cd), TorchRL (pytorch/rl ae9719f1) and TRL's accuracy_reward to the
+letter, so that curves can be compared with theirs; as judges of mathematics they are worse than the first.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from covey.environments.base import Environment, Split, conversation
+from covey.environments.math.schemes import first_block
+from covey.environments.math.schemes import torchrl_reward as torchrl_scale
+from covey.environments.math.verifier import MathLimits, MathVerifier
+from covey.system.lookup import one_of
+from covey.types import Failure, Prompt, Reward
+
+Row = Mapping[str, Any]
+
+VERL_CHARACTERS = 300
+MAX_LAST_LINE = 200
+"""Characters; a longer last line is not in the requested form."""
+
+_CALCULATOR_NOTE = re.compile(r"<<[^<>\n]*>>")
+_GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
+_REQUESTED_FORM = re.compile(r"#### ?\$?-?(?:[\d,]*\.\d+|[\d,]*\d)")
+_VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
+_VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
+
+
+def check_scheme(scheme: str, format_reward: float) -> None:
+    """Refuse (ValueError) an unknown scheme and a format reward outside [0, 1)."""
+    one_of("scheme", scheme, INSTRUCTIONS)
+    if not 0 <= format_reward < 1:
+        raise ValueError(f"format_reward must be in [0, 1), got {format_reward}")
+
+
+def split_answer(answer: str) -> tuple[str, str]:
+    """Split a row's answer: (worked solution without calculator notes, gold number without commas).
+
+    Raises ValueError where the answer does not end in `#### N`.
+    """
+    match = _GOLD.match(answer)
+    if match is None or "####" in match[1]:
+        raise ValueError(f"answer must end in one '#### N', got ...{answer[-40:]!r}")
+    return _CALCULATOR_NOTE.sub("", match[1]).strip(), match[2].replace(",", "")
+
+
+class GSM8K(Environment):
+    """Environment of word problems.
+
+    >>> GSM8K({"train": [{"question": "What is 6 * 7?", "answer": "6 * 7 = 42\\n#### 42"}], "test": [...]})
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[Split, Sequence[Row]],
+        scheme: str = "covey",
+        format_reward: float = 0.1,
+        instruction: str | None = None,
+        limits: MathLimits | None = None,
+    ) -> None:
+        """Read the rows. Raises ValueError for an unknown scheme and for rows whose answer does not end in `#### N`.
+
+        Args:
+            instruction: what the system message says; None takes the scheme's own, "" sends none.
+        """
+        check_scheme(scheme, format_reward)
+        self.scheme = scheme
+        self.format_reward = format_reward
+        said = INSTRUCTIONS[scheme] if instruction is None else instruction
+        self._prompts = {split: [_prompt(split, i, row, said) for i, row in enumerate(rows[split])] for split in rows}
+        self._verifier = MathVerifier(limits)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        gold = prompt.columns["gold"]
+        return await asyncio.gather(*(self._score(completion, gold) for completion in completions))
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Return the worked solutions, ending in the form the scheme asks for."""
+        return [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the row's worked solution, ending in the form the scheme asks for."""
+        return DEMONSTRATIONS[self.scheme](prompt.columns["solution"], prompt.columns["gold"])
+
+    async def validate(self) -> None:
+        """Score every worked solution. Raises ValueError that names the first one without full marks."""
+        for split in self._prompts:
+            for prompt, demonstration in self.demonstrations(split):
+                (reward,) = await self.score(prompt, [demonstration])
+                if isinstance(reward, Failure) or reward.value != 1.0:
+                    raise ValueError(f"{prompt.id}: the gold answer {prompt.columns['gold']!r} scores {reward}")
+
+    def difficulty(self, prompt: Prompt) -> int | None:
+        """Return the row's level, where it has one. GSM8K itself has none."""
+        level = prompt.columns["level"]
+        return level if isinstance(level, int) else None
+
+    def metrics(self) -> dict[str, float]:
+        """Return calls of math-verify, and how many were ended for time or crashed."""
+        return self._verifier.metrics()
+
+    def close(self) -> None:
+        """End the worker processes that ran math-verify, if any. Also done when the environment is collected."""
+        self._verifier.close()
+
+    async def _score(self, completion: str, gold: str) -> Reward | Failure:
+        if self.scheme in TEXT_SCHEMES:
+            return TEXT_SCHEMES[self.scheme](completion, gold)
+        if self.scheme == "trl":
+            return await self._verifier.trl(completion, gold)
+        right = await self._verifier.is_right(completion, gold, computed=self.scheme == "covey")
+        return right if isinstance(right, Failure) else covey_reward(completion, right, self.format_reward)
+
+
+def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
+    """Give 1 for the right answer, and for a wrong one `format_reward` where the last line, and no other, is `####
+    N`."""
+    has_form = completion.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(completion)) is not None
+    value = 1.0 if is_right else format_reward * has_form
+    return Reward(value, {"correct": float(is_right), "format": float(has_form)})
+
+
+def _last_line(completion: str) -> str:
+    """Return the last line that is not blank, or nothing where it is too long to be in the form."""
+    line = completion.rstrip()[-MAX_LAST_LINE - 1 :].rpartition("\n")[2]
+    return line if len(line) <= MAX_LAST_LINE else ""
+
+
+def verl_strict_reward(completion: str, gold: str) -> Reward:
+    found = _VERL_STRICT.findall(completion[-VERL_CHARACTERS:])
+    correct = float(bool(found) and found[-1].replace(",", "") == gold)
+    return Reward(correct, {"correct": correct})
+
+
+def verl_flexible_reward(completion: str, gold: str) -> Reward:
+    found = [number for number in _VERL_FLEXIBLE.findall(completion[-VERL_CHARACTERS:]) if number != "."]
+    correct = float(bool(found) and found[-1] == gold)
+    return Reward(correct, {"correct": correct})
+
+
+def torchrl_reward(completion: str, gold: str) -> Reward:
+    is_right = _torchrl_normalised(first_block(completion, "answer")) == _torchrl_normalised(gold)
+    return torchrl_scale(completion, is_right)
+
+
+def _torchrl_normalised(text: str) -> str:
+    text = re.sub("[,$%]", "", text.strip()).rstrip(".")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _prompt(split: Split, index: int, row: Row, instruction: str) -> Prompt:
+    try:
+        question, (solution, gold) = row["question"], split_answer(row["answer"])
+    except KeyError as error:
+        raise ValueError(f"{split} row {index} has no column {error} (has: {', '.join(row)})") from error
+    except ValueError as error:
+        raise ValueError(f"{split} row {index}: {error}") from error
+    columns = {"question": question, "solution": solution, "gold": gold, "level": row.get("level")}
+    return Prompt(f"{split}-{index}", "gsm8k", conversation(question, instruction), columns)
+
+
+def _hash_form(solution: str, gold: str) -> str:
+    return f"{solution}\n#### {gold}"
+
+
+def _tag_form(solution: str, gold: str) -> str:
+    return f"<think>{solution}</think>\n<answer>{gold}</answer>"
+
+
+def _box_form(solution: str, gold: str) -> str:
+    return f"{solution}\n\\boxed{{{gold}}}"
+
+
+_ASK_HASH = "Reason step by step. End with a last line that is four hashes, a blank and the answer as a plain number."
+_ASK_TAGS = "Reason inside <think></think> tags, then write the answer, only a number, inside <answer></answer> tags."
+_ASK_BOX = "Reason step by step, then write the answer, only a number, as \\boxed{answer}."
+
+INSTRUCTIONS = {
+    "covey": _ASK_HASH,
+    "values": _ASK_HASH,
+    "verl_strict": _ASK_HASH,
+    "verl_flexible": _ASK_HASH,
+    "torchrl": _ASK_TAGS,
+    "trl": _ASK_BOX,
+}
+DEMONSTRATIONS: dict[str, Callable[[str, str], str]] = {
+    "covey": _hash_form,
+    "values": _hash_form,
+    "verl_strict": _hash_form,
+    "verl_flexible": _hash_form,
+    "torchrl": _tag_form,
+    "trl": _box_form,
+}
+TEXT_SCHEMES: dict[str, Callable[[str, str], Reward]] = {
+    "verl_strict": verl_strict_reward,
+    "verl_flexible": verl_flexible_reward,
+    "torchrl": torchrl_reward,
+}

@@ -1,0 +1,240 @@
+"""Competition mathematics: problems whose answer is a number, an expression, a set or a text (MATH, arXiv 2103.03874).
+
+Schemes:
+
+| scheme      | asks for              | rewards                                                                   |
+|-------------|-----------------------|---------------------------------------------------------------------------|
+| covey       | a box                 | 1 for the right answer, computed (modules `answers` and `computed`), else |
+|             |                       | `format_reward` where there is one box, closed and not empty              |
+| values      | a box                 | the same, computed or not                                                 |
+| math_verify | a box                 | 1 where math-verify's own settings find the gold anywhere                 |
+| trl         | a box                 | 1 where math-verify finds the gold in LaTeX, a box first                  |
+| verl        | a box                 | 1 where the last box is the gold as normalised text                       |
+| verl_dapo   | a last line `Answer:` | 1 where the last `Answer:` of the last 300 characters is the gold, else -1 |
+| torchrl     | think and answer tags | 1 for the right first answer tag, 0.1 for a wrong one                     |
+
+The last four reproduce TRL's accuracy_reward, verl (volcengine/verl b178a3cd) and TorchRL (pytorch/rl ae9719f1), so
+that curves can be compared with theirs; as judges of mathematics they are worse than the first two.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.environments.base import Environment, Split, conversation
+from covey.environments.math.answers import without_thoughts
+from covey.environments.math.schemes import boxed_answer, first_block, torchrl_reward, verl_dapo_reward, verl_reward
+from covey.environments.math.verifier import MathLimits, MathVerifier
+from covey.types import Failure, Prompt, Reward
+
+Row = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
+_LEVEL = re.compile(r"(?:level\s*)?(\d+)", re.IGNORECASE)
+_DOLLARS = re.compile(r"\$([^$]*)\$")
+_TORCHRL_READS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+"""Golds that TorchRL's comparison is sure to find equal to themselves: it cannot read LaTeX without dollar signs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MathColumns:
+    """Names of a row's columns. The gold is the answer where the row has one, else the last box of the solution."""
+
+    problem: str = "problem"
+    answer: str = "answer"
+    solution: str = "solution"
+
+
+@dataclass(frozen=True, slots=True)
+class MathSettings:
+    """How problems are put and answers rewarded."""
+
+    scheme: str = "covey"
+    format_reward: float = 0.1
+    instruction: str | None = None
+    """What the system message says; None takes the scheme's own, "" sends none."""
+    columns: MathColumns = MathColumns()
+    limits: MathLimits = field(default_factory=MathLimits)
+    skips_bad_rows: bool = False
+    """Leave rows without a gold answer out instead of refusing them."""
+
+    def __post_init__(self) -> None:
+        if self.scheme not in INSTRUCTIONS:
+            raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {self.scheme!r}")
+        if not 0 <= self.format_reward < 1:
+            raise ValueError(f"format_reward must be in [0, 1), got {self.format_reward}")
+
+
+class Mathematics(Environment):
+    """Environment of mathematical problems.
+
+    >>> Mathematics({"train": [{"problem": "What is $6 \\\\cdot 7$?", "answer": "42"}], "test": [...]})
+    """
+
+    def __init__(self, rows: Mapping[Split, Sequence[Row]], settings: MathSettings | None = None) -> None:
+        """Read the rows. Raises ValueError for those without a gold answer."""
+        self._settings = settings or MathSettings()
+        self._prompts = {split: _prompts(split, rows[split], self._settings) for split in rows}
+        self._verifier = MathVerifier(self._settings.limits)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        gold, question = prompt.columns["gold"], str(prompt.columns.get(self._settings.columns.problem, ""))
+        return await asyncio.gather(*(self._score(completion, gold, question) for completion in completions))
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Return the worked solutions where rows have some, ending in the form the scheme asks for."""
+        return [(prompt, self._worked(prompt)) for prompt in self._prompts[split]]
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """Return the same for one prompt. None where the scheme of TorchRL can give no answer the maximum reward."""
+        hopeless = self._settings.scheme == "torchrl" and not _TORCHRL_READS.fullmatch(prompt.columns["gold"])
+        return None if hopeless else self._worked(prompt)
+
+    def _worked(self, prompt: Prompt) -> str:
+        solution = prompt.columns.get(self._settings.columns.solution)
+        form = FORMS[self._settings.scheme]
+        return form(solution if isinstance(solution, str) else "", prompt.columns["gold"])
+
+    def difficulty(self, prompt: Prompt) -> int | None:
+        """Return the row's level, where it has one: 5 for "Level 5"."""
+        level = prompt.columns.get("level")
+        return level if isinstance(level, int) else None
+
+    def metrics(self) -> dict[str, float]:
+        """Return calls of math-verify, and how many were ended for time or crashed."""
+        return self._verifier.metrics()
+
+    def close(self) -> None:
+        """End the worker processes, if any. Also done when the environment is collected."""
+        self._verifier.close()
+
+    async def _score(self, completion: str, gold: str, question: str) -> Reward | Failure:
+        scheme = self._settings.scheme
+        if scheme in TEXT_SCHEMES:
+            return TEXT_SCHEMES[scheme](completion, gold)
+        if scheme == "trl":
+            return await self._verifier.trl(completion, gold)
+        if scheme == "math_verify":
+            return await self._verifier.math_verify(completion, gold)
+        if scheme == "torchrl":
+            answer = first_block(completion, "answer")
+            equal = await self._verifier.torchrl_equal(answer, gold) if answer else False
+            return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
+        right = await self._verifier.is_right(completion, gold, question, computed=scheme == "covey")
+        return right if isinstance(right, Failure) else covey_reward(completion, right, self._settings.format_reward)
+
+
+def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
+    """Give 1 for the right answer, and for a wrong one `format_reward` where it is in the only box outside the
+    thoughts."""
+    said = without_thoughts(completion)
+    has_form = said.count("\\boxed") == 1 and boxed_answer(said) is not None
+    value = 1.0 if is_right else format_reward * has_form
+    return Reward(value, {"correct": float(is_right), "format": float(has_form)})
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+def gold_answer(row: Row, columns: MathColumns) -> str:
+    """Return the gold answer of a row, without dollar signs around it. Raises ValueError where there is none."""
+    answer = row.get(columns.answer)
+    if answer is None:
+        solution = row.get(columns.solution)
+        if solution is None:
+            has = ", ".join(row)
+            raise ValueError(f"has neither a column {columns.answer!r} nor {columns.solution!r} (has: {has})")
+        answer = boxed_answer(str(solution))
+        if answer is None:
+            raise ValueError(f"has no \\boxed{{}} in column {columns.solution!r}")
+    text = str(answer).strip()
+    if "####" in text:
+        raise ValueError(f"has a '####' in column {columns.answer!r}, which environment=gsm8k reads")
+    dollars = _DOLLARS.fullmatch(text)
+    text = dollars[1].strip() if dollars is not None else text
+    if not text:
+        raise ValueError(f"has an empty answer in column {columns.answer!r}")
+    return text
+
+
+def _prompts(split: Split, rows: Sequence[Row], settings: MathSettings) -> tuple[Prompt, ...]:
+    prompts: list[Prompt] = []
+    for index, row in enumerate(rows):
+        try:
+            prompts.append(_prompt(split, index, row, settings))
+        except ValueError as error:
+            if not settings.skips_bad_rows:
+                raise ValueError(f"{split} row {index} {error}") from error
+    if len(prompts) < len(rows):
+        _log.warning("%s: %d rows without a gold answer left out", split, len(rows) - len(prompts))
+    return tuple(prompts)
+
+
+def _prompt(split: Split, index: int, row: Row, settings: MathSettings) -> Prompt:
+    if settings.columns.problem not in row:
+        raise ValueError(f"has no column {settings.columns.problem!r} (has: {', '.join(row)})")
+    columns = {**row, "gold": gold_answer(row, settings.columns)}
+    level = _LEVEL.fullmatch(str(row.get("level", "")).strip())
+    if level is not None:
+        columns["level"] = int(level[1])
+    instruction = INSTRUCTIONS[settings.scheme] if settings.instruction is None else settings.instruction
+    return Prompt(f"{split}-{index}", "math", conversation(str(row[settings.columns.problem]), instruction), columns)
+
+
+# ------------------------------------------------------------------------------------------------ forms
+
+
+def _box_form(solution: str, gold: str) -> str:
+    if boxed_answer(solution) == gold:
+        return solution
+    return f"{solution}\n\\boxed{{{gold}}}".lstrip()
+
+
+_SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*(\{[^{}]*\}|\w)\s*(\{[^{}]*\}|\w)")
+_SHORT_ROOT = re.compile(r"\\sqrt\s*(\w)")
+
+
+def _full_box_form(solution: str, gold: str) -> str:
+    """Write `\\frac12` as `\\frac{1}{2}`: TRL's reward reads only the latter in a completion."""
+    full = _SHORT_FRACTION.sub(lambda m: f"\\frac{{{m[1].strip('{}')}}}{{{m[2].strip('{}')}}}", gold)
+    full = _SHORT_ROOT.sub(r"\\sqrt{\1}", full)
+    return _box_form(solution, gold) if full == gold else f"\\boxed{{{full}}}"
+
+
+def _answer_form(solution: str, gold: str) -> str:
+    return f"{solution}\nAnswer: {gold}".lstrip()
+
+
+def _tag_form(solution: str, gold: str) -> str:
+    return f"<think>{solution}</think>\n<answer>{gold}</answer>" if solution else f"<answer>{gold}</answer>"
+
+
+_ASK_BOX = "Reason step by step, then write the final answer as \\boxed{answer}."
+_ASK_LINE = "Reason step by step. End with a last line that is the word Answer, a colon, a blank and the final answer."
+_ASK_TAGS = "Reason inside <think></think> tags, then write the final answer alone inside <answer></answer> tags."
+
+INSTRUCTIONS = {
+    "covey": _ASK_BOX,
+    "values": _ASK_BOX,
+    "math_verify": _ASK_BOX,
+    "trl": _ASK_BOX,
+    "verl": _ASK_BOX,
+    "verl_dapo": _ASK_LINE,
+    "torchrl": _ASK_TAGS,
+}
+FORMS: dict[str, Callable[[str, str], str]] = {
+    "covey": _box_form,
+    "values": _box_form,
+    "math_verify": _box_form,
+    "trl": _full_box_form,
+    "verl": _box_form,
+    "verl_dapo": _answer_form,
+    "torchrl": _tag_form,
+}
+TEXT_SCHEMES: dict[str, Callable[[str, str], Reward]] = {"verl": verl_reward, "verl_dapo": verl_dapo_reward}

@@ -1,0 +1,119 @@
+"""One spelling for what means the same: Unicode signs, currency codes and LaTeX arithmetic become plain ASCII.
+
+Pure functions, linear in the length of the text but for nesting, which is bounded.
+"""
+
+import re
+
+CURRENCY = "$€£¥₹₩₽₺₫฿"
+MAX_FRACTIONS = 20
+
+_CHARACTERS = str.maketrans(
+    {
+        **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"),
+        **dict.fromkeys("\u00a0\u2007\u2009\u202f", " "),
+        **dict.fromkeys("\u00d7\u22c5\u00b7", "*"),
+        **dict.fromkeys("\u00f7\u2044\u2215", "/"),
+        "\uff0c": ",",
+        "\uff05": "%",
+        "\u00b0": " degrees ",
+        "\u00bd": " 1/2",
+        "\u00bc": " 1/4",
+        "\u00be": " 3/4",
+        "\u2153": " 1/3",
+        "\u2154": " 2/3",
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+    }
+)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_BLANKS = re.compile(r"[ \t\r\f\v]+")
+_BLANK_LINES = re.compile(r"\n\s*")
+_CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?)(?=[$€£]?-?\d)")
+_SIGN_WORD = re.compile(r"(?:^|(?<=is )|(?<=to )|(?<=of )|(?<=: ))(?:minus|negative) (?=[$€£]?\d)")
+_DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
+
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}")
+_MIXED_FRACTION = re.compile(r"(?<!\d)(\d+) ?\\[dtc]?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
+_FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
+_BEFORE_FRACTIONS = (
+    (re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\!|\\[bB]igg?[lr]?(?![A-Za-z])"), ""),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~|\\[()\[\]]"), " "),
+    (re.compile(r"\\([$%&#_])"), r"\1"),
+    (re.compile(r"\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])"), " degrees "),
+)
+_AFTER_FRACTIONS = (
+    (re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])"), "*"),
+    (re.compile(r"\\div(?![A-Za-z])"), "/"),
+    (re.compile(r"\\(?:approx|simeq)(?![A-Za-z])"), "≈"),
+    (re.compile(r"\^ ?\{([^{}]*)\}"), r"^(\1)"),
+    (re.compile(r"(?<![\\}])\{([-+\d., ]+)\}"), r"\1"),
+)
+
+
+def single_blanks(text: str) -> str:
+    """Write every run of blanks as one blank, every run of line breaks as one, without blanks after it."""
+    return _BLANK_LINES.sub("\n", _BLANKS.sub(" ", text))
+
+
+def unified(text: str) -> str:
+    """Return the text with one spelling of signs, blanks, digits and powers. LaTeX commands stay."""
+    text = single_blanks(text.translate(_CHARACTERS))
+    return _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
+
+
+def plain(text: str) -> str:
+    """Write LaTeX arithmetic as ordinary arithmetic: `\\frac{3}{4}` is ((3)/(4)), `2\\times 10^{3}` is 2* 10^(3).
+
+    Commands without a plain spelling stay, backslash included, so that callers see there is more than arithmetic.
+    """
+    text = _DOUBLE_STAR_POWER.sub("^", _SIGN_WORD.sub("-", _CURRENCY_CODE.sub("$", unified(text))))
+    if "\\" not in text and "{" not in text:
+        return text
+    text = _substitute(_TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)
+    text = _MIXED_FRACTION.sub(lambda m: f"({m[1]}+{m[2] or m[3]}/{m[4] or m[5]})", text)
+    return _substitute(_plain_fractions(text), _AFTER_FRACTIONS)
+
+
+def _substitute(text: str, steps: tuple[tuple[re.Pattern[str], str], ...]) -> str:
+    for pattern, replacement in steps:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _plain_fractions(text: str) -> str:
+    for _ in range(MAX_FRACTIONS):
+        match = _FRACTION.search(text)
+        if match is None:
+            break
+        top, middle = _argument(text, match.end())
+        bottom, end = _argument(text, middle)
+        text = f"{text[: match.start()]}(({top})/({bottom})){text[end:]}"
+    return text
+
+
+def _argument(text: str, position: int) -> tuple[str, int]:
+    """Return the LaTeX argument at `position`, a brace group or one character, and the position after it."""
+    while position < len(text) and text[position].isspace():
+        position += 1
+    if text[position : position + 1] != "{":
+        return text[position : position + 1], position + 1
+    end = closing_brace(text, position)
+    return (text[position + 1 : end], end + 1) if end is not None else ("", len(text))
+
+
+def closing_brace(text: str, opening: int, limit: int = 2000) -> int | None:
+    """Return the position of the brace that closes the one at `opening`, or None. Escaped braces do not count."""
+    depth = 0
+    position = opening
+    while position < min(len(text), opening + limit):
+        character = text[position]
+        if character == "\\":
+            position += 2
+            continue
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return position
+        position += 1
+    return None

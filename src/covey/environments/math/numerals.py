@@ -1,0 +1,388 @@
+"""Reading numbers out of text, exactly: 1,230 is 1230, $18.00 is 18, 1/2 is 0.5, 3\\times 10^8 is 300000000.
+
+Pure functions on short strings: exact rational arithmetic, text is never evaluated as code, exponents, digits and
+nesting are bounded, and every pattern has one way to match, so that time is linear in the length of the text.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from covey.environments.math.normalize import CURRENCY, plain
+
+Readings = frozenset[Fraction]
+"""What one written number may mean: `25%` is 25 or 1/4, `2.5 million` is 2500000 or 2.5 (the million as a unit)."""
+
+MAX_CONTENT = 400
+"""Longest text that is read as one value, in characters."""
+MAX_ENDING = 2000
+"""How much of a text's end is searched for its last number, in characters."""
+MAX_DIGITS = 100
+MAX_POWER_BITS = 20_000
+MAX_DEPTH = 20
+MAX_WORDS_AFTER_LIST = 2
+
+_DIGITS = (
+    r"\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)(?:\.\d+)?"  # 1,230.50
+    r"|\d{1,3}(?:\.\d{3})+,\d+"  # 1.230,50
+    r"|\d{1,3}(?:[ '\u2019_]\d{3})+(?!\d)(?:\.\d+)?"  # 12 000
+    r"|\d+\.\d+"
+    r"|\d+,\d+"  # 42,5
+    r"|\d+"
+    r"|(?<![.\d])\.\d+"
+)
+_NUMBER = r"(?<![A-Za-z0-9_^])(?<!\d[.,:])(?:{})(?:[eE][+-]?\d{{1,3}}(?![A-Za-z0-9]))?(?![.,:]?\d)"
+_NUMBER_PROSE = re.compile(_NUMBER.format(_DIGITS))
+_NUMBER_STRICT = re.compile(_NUMBER.format(_DIGITS.replace(r"|\d+,\d+", "")))
+_NUMERAL = re.compile(r"(?<![A-Za-z0-9_^])(?<!\d[.,:])\.?\d(?:\d|[.,:](?=\d))*")
+"""Whatever looks like a number, readable or not: `10:30` and `1.2.3` are not."""
+_START = re.compile(rf"(?:(?<![\w)])[-+] ?)?[( ]*[-+]? ?[{CURRENCY}]? ?[-+]?(?=\.?\d)")
+_OPENING = re.compile(r"[( ]*")
+_MIXED = re.compile(r"[ -](\d{1,9})/(\d{1,9})(?![\d/])")
+_EXPONENT = re.compile(r"\d{1,4}(?!\d)")
+
+
+def _to_fraction(written: str) -> Fraction | None:
+    """Return the value of a match of the number patterns. None where it is too long."""
+    if len(written) > MAX_DIGITS:
+        return None
+    mantissa, _, exponent = written.lower().partition("e")
+    if re.fullmatch(r"\d{1,3}(?:\.\d{3})+,\d+", mantissa):
+        mantissa = mantissa.replace(".", "").replace(",", ".")
+    elif re.fullmatch(r"\d+,\d+", mantissa) and not re.fullmatch(r"\d{1,3},\d{3}", mantissa):
+        mantissa = mantissa.replace(",", ".")
+    return Fraction(re.sub(r"[,\s'\u2019_]", "", mantissa)) * Fraction(10) ** int(exponent or 0)
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    """Compute base ** exponent where that is a fraction of bearable size."""
+    if exponent.denominator != 1 or (base == 0 and exponent < 0):
+        return None
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if bits * abs(exponent.numerator) > MAX_POWER_BITS:
+        return None
+    return Fraction(base) ** exponent.numerator
+
+
+@dataclass
+class _Arithmetic:
+    """Recursive descent over + - * / ^ and parentheses. Reads the longest valid beginning of the text."""
+
+    text: str
+    position: int
+    number: re.Pattern[str]
+    depth: int = 0
+
+    def take(self, characters: str) -> str:
+        """Take the next character, blanks and currency signs skipped, if it is one of `characters`."""
+        while self.position < len(self.text) and self.text[self.position] in " " + CURRENCY:
+            self.position += 1
+        found = self.text[self.position : self.position + 1]
+        if not found or found not in characters:
+            return ""
+        self.position += 1
+        return found
+
+    def sum(self) -> Fraction | None:
+        total = self.product()
+        while total is not None:
+            before = self.position
+            sign = self.take("+-")
+            term = self.product() if sign else None
+            if term is None:
+                self.position = before
+                break
+            total = total + term if sign == "+" else total - term
+        return total
+
+    def product(self) -> Fraction | None:
+        total = self.signed()
+        while total is not None:
+            before = self.position
+            sign = self.take("*/x")
+            factor = self.factor(sign)
+            if factor is None or (sign == "/" and factor == 0):
+                self.position = before
+                break
+            total = total / factor if sign == "/" else total * factor
+        return total
+
+    def factor(self, sign: str) -> Fraction | None:
+        """Read what stands after a sign of multiplication. A letter x is one only between blanks (`6 x 7`, not
+        `3x+5`)."""
+        if sign == "x":
+            return self.powered() if self.text.startswith(" ", self.position) else None
+        return self.signed() if sign else None
+
+    def signed(self) -> Fraction | None:
+        sign = self.take("+-")
+        value = self.powered()
+        return -value if value is not None and sign == "-" else value
+
+    def powered(self) -> Fraction | None:
+        base = self.atom()
+        before = self.position
+        if base is None or not self.take("^"):
+            self.position = before
+            return base
+        exponent = self.exponent()
+        return None if exponent is None else _power(base, exponent)
+
+    def exponent(self) -> Fraction | None:
+        sign = self.take("+-")
+        digits = _EXPONENT.match(self.text, self.position)
+        if digits is None:
+            return self.atom() if not sign else None
+        self.position = digits.end()
+        return Fraction(int(f"{sign}{digits[0]}"))
+
+    def atom(self) -> Fraction | None:
+        before = self.position
+        if self.take("("):
+            value = self.parenthesis()
+            if value is None:
+                self.position = before
+            return value
+        number = self.number.match(self.text, self.position)
+        value = _to_fraction(number[0]) if number is not None else None
+        if number is None or value is None:
+            return None
+        self.position = number.end()
+        return self.mixed(value)
+
+    def parenthesis(self) -> Fraction | None:
+        if self.depth >= MAX_DEPTH:
+            return None
+        self.depth += 1
+        value = self.sum()
+        self.depth -= 1
+        return value if value is not None and self.take(")") else None
+
+    def mixed(self, whole: Fraction) -> Fraction:
+        """Read a mixed number: `3 1/2` is three and a half."""
+        part = _MIXED.match(self.text, self.position)
+        if part is None or whole.denominator != 1 or not 0 < int(part[1]) < int(part[2]):
+            return whole
+        self.position = part.end()
+        return whole + Fraction(int(part[1]), int(part[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    readings: Readings
+    begin: int
+    end: int
+    is_numeral: bool
+    """Whether it is written with nothing left to compute."""
+
+
+def _is_variable(text: str, end: int) -> bool:
+    """Check for letters behind a number that are no unit: `19xyz`, `7t`."""
+    glued = _GLUED.match(text, end)
+    return glued is not None and (glued[1] or glued[2]) not in _UNITS
+
+
+_WRITTEN = re.compile(
+    rf"[(\s]*[-+]?[(\s]*[{CURRENCY}]?\s*[-+]?[(\s]*"
+    r"(?:(?P<top>\d[\d,]*)[)\s]*/[(\s]*-?(?P<bottom>\d[\d,]*)"
+    r"|\d+(?:[ -]|\+)(?P<part>\d+)/(?P<whole>\d+)"
+    r"|[\d.,'\u2019_ ]+(?:[eE][-+]?\d+)?(?:\s*[*x]\s*10\s*\^[({]?[-+]?\d+)?"
+    r"|10\^[({]?[-+]?\d+)[)}\s]*"
+)
+_SIGNED = re.compile(r"-[^\d-]*-")
+
+
+def _is_numeral(written: str) -> bool:
+    """Check for digits, a fraction in lowest terms, a mixed number or a power of ten, with one sign at most."""
+    found = _WRITTEN.fullmatch(written)
+    if found is None or _SIGNED.search(written):
+        return False
+    if found["bottom"] or found["whole"]:
+        top, bottom = (int((found[a] or found[b]).replace(",", "")) for a, b in (("top", "part"), ("bottom", "whole")))
+        return math.gcd(top, bottom) == 1 and (found["top"] is not None or top < bottom)
+    return True
+
+
+_PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
+_SCALE = re.compile(r" {0,3}(thousand|million|billion|trillion|tenth|hundredth|thousandth)s?\b|k\b", re.IGNORECASE)
+_SCALES = {
+    **{"thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "k": Fraction(10**3)},
+    **{"trillion": Fraction(10**12), "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100)},
+    **{"thousandth": Fraction(1, 1000)},
+}
+_DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
+_EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
+_REASON = re.compile(r"\b(?:because|since|as|where|when|so|if)\b", re.IGNORECASE)
+_NO_VALUE_BEFORE = re.compile(r"[<>≤≥≠√\\|]")
+_NO_VALUE_AFTER = re.compile(
+    r"\s*[\\π√^]"
+    r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
+    r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[xyzn](?![A-Za-z])|\s*\)+\s*/\s*\("
+)
+_GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])")
+"""Letters right behind a number, or one letter: a unit, or else variables."""
+_UNITS = frozenset({
+    "cm", "mm", "km", "in", "ft", "yd", "mi", "kg", "mg", "lb", "lbs", "oz", "sec", "min", "h", "hr", "hrs", "ml", "mL",
+    "mph", "kph", "kmh", "am", "pm", "th", "st", "nd", "rd", "USD", "EUR", "deg", "rad", "m", "g", "s", "l", "L", "k",
+    "K", "M", "N", "J", "W", "V", "A", "C", "F",
+})  # fmt: skip
+_STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈*]+){0,8}")
+_STRICT_AFTER = re.compile(r"(?:[A-Za-z$/.\s%*\]})(^-]|(?<=[A-Za-z^-])\d)*")
+_AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
+_BEFORE_VALUE = r"[\s$*_(\[]*"
+_OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
+"""In other languages too, but for the Dutch "of"."""
+_IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
+"""Before a second number that stands alone in brackets: `3 (4)`."""
+_ALTERNATIVE = re.compile(
+    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{_OR}|to|vs|versus|maybe|perhaps|possibly)\b{_BEFORE_VALUE}"
+    rf"(?:(?:maybe|perhaps|possibly|even|else|rather)\b{_BEFORE_VALUE})?"
+)
+_NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
+_MORE_NUMBERS = re.compile(r"(?:[\s$*_]+[-+]?\.?\d[\d.,:/]*)+[\s$*_.]*")
+_BLANKS = re.compile(r"[\s$*_]+")
+"""Between numbers with nothing else behind them: `1 2 3`."""
+
+
+def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
+    """Return the value written at `begin`. Of a chain of equalities, the last member."""
+    arithmetic = _Arithmetic(text, begin, number)
+    value = arithmetic.sum()
+    if value is None:
+        return None
+    equals = _EQUALS.match(text, arithmetic.position)
+    if equals is not None and not _REASON.search(equals[0]):
+        later = _value_at(text, equals.end(), number)
+        if later is not None:
+            return _Value(later.readings, begin, later.end, later.is_numeral)
+    return _with_suffix(text, value, begin, arithmetic.position)
+
+
+def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
+    is_numeral = _is_numeral(text[begin:end])
+    percent = _PERCENT.match(text, end)
+    if percent is not None:
+        return _Value(frozenset({value, value / 100}), begin, percent.end(), is_numeral)
+    scale = _SCALE.match(text, end)
+    if scale is not None:
+        readings = frozenset({value, value * _SCALES[(scale[1] or "k").lower()]})
+        return _Value(readings, begin, scale.end(), is_numeral)
+    return _Value(frozenset({value}), begin, end, is_numeral)
+
+
+def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
+    """Return the value that the first numeral of the text belongs to, with its signs and parentheses."""
+    for start in _START.finditer(text):
+        opening = _OPENING.match(text, start.start())
+        assert opening is not None
+        value = _value_at(text, start.start(), number) or _value_at(text, opening.end(), number)
+        if value is not None or _NUMERAL.match(text, start.end()):
+            return value
+    return None
+
+
+def _alternatives(text: str, end: int, number: re.Pattern[str]) -> Iterator[_Value]:
+    """Yield values listed after the first: `40 or 41 or 42`, `42, 43`. In `42, 3 more than Bob` there is one value."""
+    for _ in range(50):
+        either = _ALTERNATIVE.match(text, end)
+        blanks = _BLANKS.match(text, end) if _MORE_NUMBERS.fullmatch(text, end) else None
+        separator = either or _IN_BRACKETS.match(text, end) or _NEXT_MEMBER.match(text, end) or blanks
+        value = _value_at(text, separator.end(), number) if separator is not None else None
+        if value is None or (either is None and len(text[value.end :].split()) > MAX_WORDS_AFTER_LIST and not blanks):
+            return
+        yield value
+        end = value.end
+
+
+def is_date(text: str) -> bool:
+    """Check for 10/12/2020 and the like, which is no quotient."""
+    return _DATE.search(text) is not None
+
+
+def read_values(content: str, strict: bool = False, computed: bool = False) -> list[Readings]:
+    """Return the value that `content` states, or the several it lists. Empty where it states none.
+
+    Args:
+        strict: the text must be one value (or list) and nothing else but a name before it (`x =`) and a unit after it,
+            and a comma is never a decimal comma. For boxes and reference answers.
+        computed: a value that is no numeral, such as `12+7` and `84/2`, has no readings.
+    """
+    text = plain(content[:MAX_CONTENT]).strip(" \n*_`\"'")
+    number = _NUMBER_STRICT if strict else _NUMBER_PROSE
+    first = None if is_date(text) else _first_value(text, number)
+    if first is None or _NO_VALUE_BEFORE.search(text, 0, first.begin):
+        return []
+    values = [first, *_alternatives(text, first.end, number)]
+    end = values[-1].end
+    if _NO_VALUE_AFTER.match(text, end):
+        return []
+    if (strict or "\\" in content) and not _STRICT_BEFORE.fullmatch(text, 0, first.begin):
+        return []
+    if strict and (not _STRICT_AFTER.fullmatch(text, end) or _is_variable(text, end)):
+        return []
+    return [value.readings if value.is_numeral or not computed else frozenset() for value in values]
+
+
+_SIGN_BEFORE = re.compile(rf"(?:(?:^|(?<=[\s(=:\[*_`\"'{CURRENCY}]))-|= ?- )[{CURRENCY}]?$")
+_JOINERS = frozenset({"", ",", ";", "/", "or", "and", "&", ", or", ", and"})
+
+
+def read_last(text: str, computed: bool = False) -> list[Readings]:
+    """Return the last number of a text, or the list it ends in. Empty where none can be read (a time cannot).
+
+    Args:
+        computed: as for `read_values`.
+    """
+    text = plain(text[-MAX_ENDING:])
+    numerals = list(_NUMERAL.finditer(text))
+    numbers = list(_NUMBER_PROSE.finditer(text))
+    if not numbers or numerals[-1].start() >= numbers[-1].end():
+        return []
+    # Find where the last value begins, with its sign and parentheses.
+    first = _first_operand(text, numbers)
+    begin = numbers[first].start()
+    sign = -1 if _SIGN_BEFORE.search(text[max(0, begin - 8) : begin]) else 1
+    opening = begin - len(text[:begin]) + len(text[:begin].rstrip("("))
+    # Read it, without the parentheses where they do not belong to it.
+    arithmetic = _Arithmetic(text, opening, _NUMBER_PROSE)
+    value = arithmetic.sum()
+    if value is None:
+        arithmetic = _Arithmetic(text, begin, _NUMBER_PROSE)
+        value = arithmetic.sum()
+    if value is None:
+        return []
+    last = _with_suffix(text, sign * value, begin, arithmetic.position)
+    readings = last.readings if last.is_numeral or not computed else frozenset()
+    return [*_listed_before(text, numbers[: first + 1]), readings]
+
+
+def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
+    """Return the index of the number that the last one belongs to: 1 of `1/2`, 3 of `3 1/2` and of `3 x 10^8`."""
+    gaps = [text[a.end() : b.start()] for a, b in pairwise(numbers)]
+    last = len(numbers) - 1
+    if not gaps:
+        return last
+    is_power_of_ten = numbers[-1][0] == "10" and text.startswith("^", numbers[-1].end())
+    if gaps[-1] in {"/", ")/("}:
+        is_mixed = len(gaps) > 1 and gaps[-2] == " " and numbers[-3][0].isdigit()
+        return last - 2 if is_mixed else last - 1
+    return last - 1 if is_power_of_ten and gaps[-1].strip() in {"x", "*"} else last
+
+
+def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Readings]:
+    """Return the values listed directly before the last number: two joined by `or`, three and more joined by
+    anything."""
+    listed: list[Readings] = []
+    says_or = False
+    for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):
+        gap = text[earlier.end() : later.start()].rstrip(CURRENCY).split()
+        is_or = len(gap) <= 3 and gap[-1:] != [] and re.fullmatch(_OR, gap[-1]) is not None
+        if not is_or and " ".join(gap) not in _JOINERS:
+            break
+        says_or = says_or or is_or
+        value = _to_fraction(earlier[0])
+        listed.append(frozenset() if value is None else frozenset({value}))
+    return listed if says_or or len(listed) >= 2 else []

@@ -1,0 +1,205 @@
+"""How verl and TorchRL read and spell answers, reproduced to the letter so that curves can be compared with theirs.
+
+As judges of mathematics these rules are crude, and their oddities (a unit without a blank before it counts, an error in
+the spelling falls back to the raw text) are kept: every one of them changes somebody's reward. Pure functions on text.
+"""
+
+import re
+
+from covey.environments.math.normalize import closing_brace
+from covey.types import Reward
+
+DAPO_CHARACTERS = 300
+MAX_DAPO_GOLD = 1_000
+"""Characters; a longer gold equals no answer, for the normalisation takes cubic time."""
+NO_ANSWER = "[INVALID]"
+FORMAT_REWARD_TORCHRL = 0.1
+
+
+def _reward(is_right: bool) -> Reward:
+    return Reward(float(is_right), {"correct": float(is_right)})
+
+
+# ------------------------------------------------------------------------------------------------ verl, MATH
+
+
+def verl_reward(completion: str, gold: str) -> Reward:
+    """Compute verl's MATH score (volcengine/verl b178a3cd, math_reward): the last box equals the gold as normalised
+    text."""
+    answer = _last_box(completion)
+    return _reward(answer is not None and _same_text(answer, gold))
+
+
+def _last_box(text: str) -> str | None:
+    """Return what the last box holds. One `\\boxed 5` anywhere beats all boxes with braces. `\\fbox` is found but not
+    read."""
+    _, blank, after = text.rpartition("\\boxed ")
+    if blank:
+        return after.split("$")[0]
+    begin = text.rfind("\\boxed")
+    closed = _balanced(text, begin) if begin >= 0 else None
+    if closed is None or not text.startswith("{", begin + len("\\boxed")):
+        return None
+    return closed.removeprefix("\\boxed{")[:-1]
+
+
+def _balanced(text: str, begin: int) -> str | None:
+    """Return the text from `begin` to the brace that closes the first one after it. Escaped braces count too."""
+    depth = 0
+    for brace in re.compile("[{}]").finditer(text, begin):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[begin : brace.end()]
+    return None
+
+
+def _same_text(answer: str, gold: str) -> bool:
+    try:
+        return verl_normalised(answer) == verl_normalised(gold)
+    except ValueError:  # text that the rules below cannot take apart is compared as it stands
+        return answer == gold
+
+
+def verl_normalised(text: str) -> str:
+    """Return verl's spelling of an answer (the normalisation of Hendrycks et al., arXiv 2103.03874).
+
+    Raises ValueError for two `\\text{ ` and for a root or fraction at the very end.
+    """
+    for written, short in VERL_SPELLINGS:
+        text = text.replace(written, short)
+    if text.count("\\text{ ") > 1:
+        raise ValueError("two units")
+    text = text.split("\\text{ ")[0].replace("\\\\%", "").replace("\\%", "")
+    text = text.replace(" .", " 0.").replace("{.", "{0.")
+    if text.startswith("."):
+        text = f"0{text}"
+    left, equals, right = text.partition("=")
+    if equals and len(left) <= 2 and "=" not in right:
+        text = right
+    text = _with_fractions(_with_roots(text).replace(" ", ""))
+    return _slash_as_fraction("\\frac{1}{2}" if text == "0.5" else text)
+
+
+def _with_roots(text: str) -> str:
+    """Write `\\sqrt3` as `\\sqrt{3}`."""
+    first, *rest = text.split("\\sqrt")
+    if "" in rest:
+        raise ValueError("a root of nothing")
+    return first + "".join(f"\\sqrt{part}" if part[0] == "{" else f"\\sqrt{{{part[0]}}}{part[1:]}" for part in rest)
+
+
+def _with_fractions(text: str) -> str:
+    """Write `\\frac12` and `\\frac1{2}` as `\\frac{1}{2}`. Where one cannot be read, none before it is changed
+    either."""
+    first, *rest = text.split("\\frac")
+    made = [first]
+    for part in rest:
+        if part == "":
+            raise ValueError("a fraction of nothing")
+        if part[0] == "{":
+            made.append(part)
+        elif len(part) < 2:
+            return text
+        else:
+            bottom = part[1] if part[1] == "{" else f"{{{part[1]}}}"
+            made.append(f"{{{part[0]}}}{bottom}{part[2:]}")
+    return "\\frac".join(made)
+
+
+def _slash_as_fraction(text: str) -> str:
+    top, slash, bottom = text.partition("/")
+    is_fraction = slash and _WHOLE.fullmatch(top) and _WHOLE.fullmatch(bottom)
+    return f"\\frac{{{top}}}{{{bottom}}}" if is_fraction else text
+
+
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,4299}")
+VERL_SPELLINGS = (
+    *(("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", "")),
+    *(("^{\\circ}", ""), ("^\\circ", ""), ("\\$", "")),
+)
+"""What is replaced by what, in this order."""
+
+
+# ------------------------------------------------------------------------------------------------ verl, DAPO
+
+
+def verl_dapo_reward(completion: str, gold: str) -> Reward:
+    """Compute verl's DAPO score (math_dapo): 1 where the last line that says `Answer:` gives the gold, else -1."""
+    found = _DAPO_ANSWER.findall(completion[-DAPO_CHARACTERS:])
+    is_short = len(gold) <= MAX_DAPO_GOLD
+    is_right = is_short and dapo_normalised(found[-1] if found else NO_ANSWER) == dapo_normalised(gold)
+    return Reward(1.0 if is_right else -1.0, {"correct": float(is_right)})
+
+
+def dapo_normalised(text: str) -> str:
+    """Return DAPO's spelling of an answer (the normalisation of Lewkowycz et al., arXiv 2206.14858)."""
+    text = text.split("=")[-1]
+    for written, short in DAPO_SPELLINGS:
+        text = text.replace(written, short)
+    for word in DAPO_WORDS:
+        text = text.replace(word, "")
+    for pattern, replacement in _DAPO_PATTERNS:
+        text = pattern.sub(replacement, text)
+    text = text.replace("$", "")
+    digits = text.replace(",", "")
+    return (digits if digits.isdigit() else text).strip()
+
+
+_DAPO_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+DAPO_SPELLINGS = (
+    *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text")),
+    *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
+)
+DAPO_WORDS = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
+    *("feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
+    *("childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3"),
+    *("\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
+)
+"""What is deleted, in this order, wherever it stands: `sue` in "issue" too."""
+_DAPO_PATTERNS = (
+    (re.compile(r"(.*?)(\$)(.*?)(\$)(.*)"), r"$\3$"),
+    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),
+    (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
+)
+
+
+# ------------------------------------------------------------------------------------------------ TorchRL
+
+
+def first_block(text: str, tag: str) -> str:
+    """Return the trimmed content of the first closed block of a tag. "" where there is none. Takes linear time."""
+    begin = text.find(f"<{tag}>")
+    end = text.find(f"</{tag}>", begin) if begin >= 0 else -1
+    return text[begin + len(tag) + 2 : end].strip() if end >= 0 else ""
+
+
+def torchrl_reward(completion: str, is_right: bool) -> Reward:
+    """Apply TorchRL's scale (pytorch/rl ae9719f1): 1 for the right first answer block, 0.1 for another one, 0 for
+    none."""
+    answered, thought = first_block(completion, "answer") != "", first_block(completion, "think") != ""
+    right = answered and is_right
+    value = 1.0 if right else FORMAT_REWARD_TORCHRL if answered else 0.0
+    return Reward(value, {"correct": float(right), "answer": float(answered), "think": float(thought)})
+
+
+# ------------------------------------------------------------------------------------------------ gold answers
+
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+
+
+def boxed_answer(solution: str) -> str | None:
+    """Return the content of the last box of a worked solution, with or without braces. None without one."""
+    boxes = list(_BOX.finditer(solution))
+    if not boxes:
+        return None
+    begin = boxes[-1].end()
+    if not solution.startswith("{", begin):
+        return re.split(r"[\s$.,]", solution[begin:], maxsplit=1)[0] or None
+    end = closing_brace(solution, begin)
+    return solution[begin + 1 : end].strip() or None if end is not None else None

@@ -1,0 +1,144 @@
+"""Answers that are mathematics but not plain numbers, compared by math-verify.
+
+Neither its time nor its memory is bounded, and its own time limits are alarms that work in a main thread only, so they
+are off here: `math_verification` calls these functions in worker processes that can be killed. For that this module
+imports nothing heavy until it is called.
+"""
+
+import logging
+import re
+from fractions import Fraction
+
+from covey.environments.math.formulas.forms import canonical, differ, lacks_letter, num_terms
+from covey.environments.math.formulas.nodes import is_expression, last_side
+from covey.environments.math.formulas.relations import same_relation
+from covey.environments.math.formulas.trees import read_tree
+from covey.environments.math.numerals import is_date, read_values
+
+MAX_SYMBOLIC = 300
+"""Longest expression that is given to math-verify, in characters."""
+MAX_TERMS_OF_ANSWER = 500
+"""Most terms that an answer may have once it is multiplied out."""
+
+_SPELLING = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])|[\s$.]+")
+_TOWER = re.compile(r"\^\s*\{?[^{}^]{0,40}\^|\d{5,}\s*!|\^\s*\{?\s*-?\d{5,}|!\s*!")
+
+
+_DENIAL = re.compile(r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]")
+
+
+def same_spelling(answer: str, gold: str) -> bool:
+    """Return whether both are equal as text, blanks, dollar signs, text commands and case aside."""
+    spellings = [
+        _SPELLING.sub(lambda m: (m[1] or m[2] or "").replace(" ", ""), text).lower() for text in (answer, gold)
+    ]
+    return spellings[0] == spellings[1] != ""
+
+
+def equal_at_sight(answer: str, gold: str) -> bool | None:
+    """Return the verdict that needs no algebra, None where there is none.
+
+    Equal as text, or but for the order of terms, is right. Long texts, towers of powers, what denies (`\\neg`),
+    formulas whose values differ and those that multiplying out would make too long are wrong without algebra.
+    """
+    if same_spelling(answer, gold):
+        return True
+    if max(len(answer), len(gold)) > MAX_SYMBOLIC or _TOWER.search(answer):
+        return False
+    if _DENIAL.search(answer) or is_date(gold):
+        return False
+    tree, expected = read_tree(answer), read_tree(gold)
+    if tree is None or expected is None:
+        return None
+    related = True if canonical(tree) == canonical(expected) else same_relation(tree, expected)
+    if related is not None:
+        return related
+    if num_terms(tree) > MAX_TERMS_OF_ANSWER:
+        return False
+    if not (is_expression(tree) and is_expression(expected)):
+        return None
+    given, wanted = last_side(tree), last_side(expected)
+    return False if lacks_letter(given, wanted) or differ(given, wanted) else None
+
+
+def symbolic_equal(answer: str, gold: str) -> bool:
+    """Return whether both are exactly equal as mathematics. Long texts and towers of powers are refused (False)."""
+    at_sight = equal_at_sight(answer, gold)
+    if at_sight is not None:
+        return at_sight
+    import sympy
+    from math_verify import parse, verify
+
+    _silence()
+    expected = parse(f"${gold}$", parsing_timeout=None)
+    number = read_values(answer, strict=True)
+    if expected and len(number) == 1 and isinstance(expected[0], sympy.Expr) and not expected[0].free_symbols:
+        return any(_exactly(expected[0], value) for value in number[0])
+    found = parse(f"${answer}$", parsing_timeout=None)
+    return bool(verify(expected, found, float_rounding=12, timeout_seconds=None))
+
+
+def _exactly(expression: object, value: Fraction) -> bool:
+    """Compare without rounding: 3.464 is not 2 sqrt 3, whatever the precision of a comparison."""
+    import sympy
+
+    difference = sympy.nsimplify(expression, rational=True) - sympy.Rational(value.numerator, value.denominator)
+    return bool(sympy.simplify(difference) == 0)
+
+
+def trl_accuracy(completion: str, gold: str) -> float | None:
+    """Compute TRL's accuracy_reward of a completion where the gold answer is bare LaTeX."""
+    return trl_verdict(completion, f"${gold}$")
+
+
+def trl_verdict(
+    completion: str, solution: str, *, parse_seconds: int | None = None, verify_seconds: int | None = None
+) -> float | None:
+    """Compute TRL's accuracy_reward for one completion (huggingface/trl f2cd5771): None where the solution does not
+    parse.
+
+    The solution is read by math-verify's defaults. Of the completion only LaTeX counts, a box first, and only one with
+    an anchor (a box, or an environment after the word answer); the first match decides. The limits are alarms, for
+    which this must be the main thread.
+    """
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    _silence()
+    expected = parse(solution, parsing_timeout=parse_seconds)
+    if not expected:
+        return None
+    latex = LatexExtractionConfig(
+        normalization_config=NormalizationConfig(units=True),
+        boxed_match_priority=0,
+        try_extract_without_anchor=False,
+    )
+    found = parse(completion, extraction_config=[latex], extraction_mode="first_match", parsing_timeout=parse_seconds)
+    return float(verify(expected, found, timeout_seconds=verify_seconds))
+
+
+def math_verify_accuracy(completion: str, gold: str) -> float:
+    """Return what math-verify says with its own settings: 1 or 0."""
+    from math_verify import parse, verify
+
+    _silence()
+    expected = parse(f"${gold}$", parsing_timeout=None)
+    return float(verify(expected, parse(completion, parsing_timeout=None), timeout_seconds=None))
+
+
+def torchrl_equal(answer: str, gold: str) -> bool:
+    """Compare an answer tag with the content of a box as TorchRL does (pytorch/rl ae9719f1).
+
+    The answer is math-verify's reference there and the gold its candidate, and neither is marked as mathematics; so
+    LaTeX is read only where it brings its own dollar signs, and else the last number of each side decides.
+    """
+    from math_verify import parse, verify
+
+    _silence()
+    return bool(verify(parse(answer, parsing_timeout=None), parse(gold, parsing_timeout=None), timeout_seconds=None))
+
+
+def _silence() -> None:
+    """Silence math-verify, which warns that its time limits are off: here they are off on purpose."""
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,122 @@
+"""math-verify where it can be killed: a policy may write what no algebra system survives.
+
+`9^{9^{9^9}}` needs more digits than there are atoms, and a loop in C hears no signal. So every call runs in a worker
+process with a deadline and a limit of memory. An answer that algebra does not survive is wrong, which is counted; it
+is never a failure of the system.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from covey.environments.math.answers import Answer, compare
+from covey.environments.math.symbolic import (
+    equal_at_sight,
+    math_verify_accuracy,
+    symbolic_equal,
+    torchrl_equal,
+    trl_accuracy,
+)
+from covey.system.workers.pool import NO_WORKER, TOO_LONG, WorkerPool, WorkerSettings
+from covey.types import Failure, Reward
+
+
+@dataclass(frozen=True, slots=True)
+class MathLimits:
+    """How much one comparison may take."""
+
+    timeout: float = 10.0
+    """Seconds."""
+    num_workers: int = 2
+    address_bytes: int = 2 << 30
+    """Address space of a worker; sympy starts in less than a tenth of it."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be > 0 seconds, got {self.timeout}")
+        if self.num_workers < 1:
+            raise ValueError(f"num_workers must be >= 1, got {self.num_workers}")
+
+
+class MathVerifier:
+    """Worker processes that run math-verify. They start when the first comparison needs them.
+
+    >>> asyncio.run(MathVerifier().is_right("\\\\boxed{x+1}", "1+x"))
+    True
+    """
+
+    def __init__(self, limits: MathLimits | None = None) -> None:
+        """Start no worker yet. Raises ValueError where math-verify is not installed."""
+        if find_spec("math_verify") is None:
+            raise ValueError("comparing mathematics needs math_verify: pip install 'math-verify[antlr4_9_3]'")
+        self.limits = limits or MathLimits()
+        self._pool: WorkerPool | None = None
+        self._counts = dict.fromkeys(COUNTS, 0.0)
+
+    async def is_right(self, completion: str, gold: str, question: str = "", computed: bool = True) -> bool | Failure:
+        """Check whether the completion's answer is the gold one, by the rule of `answers.compare`."""
+        verdict = compare(completion, gold, question, computed)
+        if not isinstance(verdict, Answer):
+            return verdict
+        at_sight = equal_at_sight(verdict.text, gold)
+        if at_sight is not None:
+            return at_sight
+        result = await self._call(symbolic_equal, {"answer": verdict.text, "gold": gold})
+        return result if isinstance(result, Failure) else bool(result)
+
+    async def trl(self, completion: str, gold: str) -> Reward | Failure:
+        """Compute TRL's accuracy reward. A gold answer that does not parse gets none, which is a Failure here."""
+        value = await self._call(trl_accuracy, {"completion": completion, "gold": gold})
+        return Failure(f"math-verify cannot read the gold answer {gold!r}") if value is None else _reward(value)
+
+    async def math_verify(self, completion: str, gold: str) -> Reward | Failure:
+        """Return math-verify's own verdict on the whole completion."""
+        return _reward(await self._call(math_verify_accuracy, {"completion": completion, "gold": gold}))
+
+    async def torchrl_equal(self, answer: str, gold: str) -> bool | Failure:
+        """Compare two answers as TorchRL does."""
+        result = await self._call(torchrl_equal, {"answer": answer, "gold": gold})
+        return result if isinstance(result, Failure) else bool(result)
+
+    def metrics(self) -> dict[str, float]:
+        """Return calls of math-verify since the last call, and how many of them were ended for time or crashed."""
+        counts, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
+        return counts
+
+    def close(self) -> None:
+        """End the workers. Also done when this is collected, and at exit."""
+        if self._pool is not None:
+            self._pool.close()
+
+    async def _call(self, function: Callable[..., Any], texts: Mapping[str, str]) -> Any:
+        """Return what the function returns. 0.0 where it did not survive. A Failure where there was no worker to run
+        it."""
+        if self._pool is None:
+            self._pool = WorkerPool(FUNCTIONS, _settings(self.limits))
+        result = await self._pool.call(FUNCTIONS.index(function), texts)
+        if isinstance(result, Failure) and result.reason.startswith(NO_WORKER):
+            return result
+        self._counts["math_calls"] += 1
+        if not isinstance(result, Failure):
+            return result
+        self._counts["math_timeouts" if result.reason.startswith(TOO_LONG) else "math_crashes"] += 1
+        return 0.0
+
+
+def _reward(value: float | Failure) -> Reward | Failure:
+    return value if isinstance(value, Failure) else Reward(value, {"correct": value})
+
+
+def _settings(limits: MathLimits) -> WorkerSettings:
+    return WorkerSettings(
+        num_workers=limits.num_workers,
+        timeout=limits.timeout,
+        address_bytes=limits.address_bytes,
+        preload=MODULES,
+    )
+
+
+MODULES = ("math_verify", "sympy")
+FUNCTIONS: list[Callable[..., Any]] = [symbolic_equal, trl_accuracy, math_verify_accuracy, torchrl_equal]
+COUNTS = ("math_calls", "math_timeouts", "math_crashes")

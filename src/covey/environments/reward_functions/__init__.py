@@ -1,0 +1,1 @@
+"""Reward functions of TRL's signature as an environment."""

@@ -1,0 +1,289 @@
+"""One call of a user's reward function: TRL's keyword arguments in, judged values and what was logged out.
+
+Imports nothing heavy: this runs in the worker processes. Every value passes one gate: a finite real number, a bool, or
+None for "does not apply". Whatever else comes back is a problem of that completion, with function, index and value
+named; it is never broadcast and never becomes a 0.
+"""
+
+import asyncio
+import functools
+import inspect
+import numbers
+import os
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypedDict, runtime_checkable
+
+from covey.system.workers.process import Prepares
+
+RewardCallable = Callable[..., Any]
+"""def reward(prompts, completions, **columns) -> list[float | None], plain or async."""
+
+CALLED_WITH = ("prompts", "completions", "completion_ids")
+"""Arguments of every call besides the hooks; the others are columns."""
+HOOKS = ("trainer_state", "log_extra", "log_metric")
+
+LARGEST_REWARD = 3.4e38
+"""Largest number of float32, the type of rewards in TRL; squares of it still fit into the float64 of statistics."""
+
+
+class Outcome(TypedDict):
+    """What one call came to. Plain data, so that it can cross processes."""
+
+    values: list[float | None]
+    """One for each completion; None where the function does not apply, or where there is a problem."""
+    problems: dict[str, str]
+    """Completion index (as text, for JSON) to what is wrong with its value."""
+    metrics: list[tuple[str, float]]
+    """What the function logged through `log_metric`."""
+    extras: dict[str, list[Any]]
+    """What it logged through `log_extra`: a value for each completion, by column."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """How far training is, under the names that transformers has for it.
+
+    >>> TrainerState(global_step=3, max_steps=100, epoch=0.75)
+    """
+
+    global_step: int = 0
+    """Finished steps."""
+    max_steps: int = 1
+    epoch: float = 0.0
+    """Passes over the training prompts."""
+
+
+AT_START = TrainerState()
+"""What is known of the training where there is none."""
+
+
+@dataclass(frozen=True)
+class _Hooks:
+    """What a function is given to log with, and what it logged."""
+
+    count: int
+    state: TrainerState
+    metrics: list[tuple[str, float]] = field(default_factory=list)
+    extras: dict[str, list[Any]] = field(default_factory=dict)
+
+    def log_metric(self, name: str, value: float) -> None:
+        self.metrics.append((str(name), float(value)))
+
+    def log_extra(self, column: str, values: Iterable[Any]) -> None:
+        """Note a value for each completion. The last call for a column counts."""
+        listed = [_plain(value) for value in values]
+        if len(listed) != self.count:
+            raise ValueError(f"log_extra({column!r}) needs {self.count} values, one a completion, got {len(listed)}")
+        self.extras[str(column)] = listed
+
+    def arguments(self) -> dict[str, Any]:
+        return {"trainer_state": self.state, "log_extra": self.log_extra, "log_metric": self.log_metric}
+
+    def add_to(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with what was logged beside it. That of later calls wins over that of an earlier one."""
+        metrics, extras = [*outcome["metrics"], *self.metrics], self.extras | outcome["extras"]
+        return Outcome(values=outcome["values"], problems=outcome["problems"], metrics=metrics, extras=extras)
+
+
+@runtime_checkable
+class _Array(Protocol):
+    def tolist(self) -> Any: ...
+
+
+@runtime_checkable
+class _Named(Protocol):
+    __name__: str
+
+
+@runtime_checkable
+class NeedsWholeGroups(Protocol):
+    """A reward function that compares the completions of a prompt, so that it says nothing about one alone."""
+
+    needs_whole_groups: bool
+
+
+def unwrapped(function: RewardCallable) -> RewardCallable:
+    """Return the function inside its partials."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def name_of(function: RewardCallable) -> str:
+    """Return the name its metrics are logged under: its `__name__`, or its class where it is an object without one."""
+    inner = unwrapped(function)
+    return inner.__name__ if isinstance(inner, _Named) else type(inner).__name__
+
+
+def is_async(function: RewardCallable) -> bool:
+    """Return whether it is an `async def`, a partial of one, or an object whose `__call__` is."""
+    inner = unwrapped(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+
+
+def problem_with(value: Any) -> str | None:
+    """Return why `value` is not a reward, None where it is one. True and False are 1 and 0, as in TRL."""
+    if not isinstance(value, numbers.Real):
+        return f"{type(value).__name__} {_shortened(value)}"
+    try:
+        number = float(value)
+    except OverflowError:
+        return f"{type(value).__name__} {_shortened(value)}"
+    return None if abs(number) <= LARGEST_REWARD else str(number)
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def judged(returned: Any, count: int) -> Outcome:
+    """Return the values a function returned for `count` completions, each through the gate."""
+    values = returned.tolist() if isinstance(returned, _Array) else returned
+    if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
+        return failed(f"returned {type(returned).__name__} {_shortened(returned)}, not a list of numbers", count)
+    values = [value.tolist() if isinstance(value, _Array) else value for value in values]
+    if len(values) != count:
+        return failed(f"returned {len(values)} values for {count} completions", count)
+    problems = {i: problem_with(value) for i, value in enumerate(values) if value is not None}
+    wrong = {str(i): f"returned {problem} for completion {i}" for i, problem in problems.items() if problem}
+    accepted = [None if value is None or str(i) in wrong else float(value) for i, value in enumerate(values)]
+    return Outcome(values=accepted, problems=wrong, metrics=[], extras={})
+
+
+def failed(reason: str, count: int) -> Outcome:
+    """Return no value for any of `count` completions."""
+    problems = {str(index): reason for index in range(count)}
+    return Outcome(values=[None] * count, problems=problems, metrics=[], extras={})
+
+
+def does_not_apply(count: int) -> Outcome:
+    """Return None for each of `count` completions."""
+    return Outcome(values=[None] * count, problems={}, metrics=[], extras={})
+
+
+@dataclass(frozen=True)
+class RewardCall:
+    """A reward function made safe to call: it always ends in an Outcome.
+
+    Where it raises on several completions it is called once more for each alone (its contract allows that: it may not
+    assume whole groups), so that one bad completion does not take the others with it. One that needs whole groups is
+    not: its error is that of them all. One that raises over a row without a value in a column that it takes by name
+    does not apply to that row.
+    """
+
+    function: RewardCallable
+
+    def prepare(self) -> None:
+        """Have the function load what it needs."""
+        inner = unwrapped(self.function)
+        if isinstance(inner, Prepares):
+            inner.prepare()
+
+    def __call__(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> Outcome:
+        """Call it here, in a thread without a running event loop."""
+        if is_async(self.function):
+            return asyncio.run(self.awaited(count, keywords, state))
+        return self._sync(count, keywords, state)
+
+    def _sync(self, count: int, keywords: Mapping[str, Any], state: TrainerState) -> Outcome:
+        hooks = _Hooks(count, state)
+        try:
+            outcome = judged(self.function(**keywords, **hooks.arguments()), count)
+        except (Exception, SystemExit) as error:
+            outcome = self._after(error, count, keywords) or merged(
+                [self._sync(1, _only(keywords, index, count), state) for index in range(count)]
+            )
+        return hooks.add_to(outcome)
+
+    async def awaited(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> Outcome:
+        """Call an async function on the running event loop."""
+        hooks = _Hooks(count, state)
+        try:
+            call: Coroutine[Any, Any, Any] = self.function(**keywords, **hooks.arguments())
+            outcome = judged(await call, count)
+        except (Exception, SystemExit) as error:
+            known = self._after(error, count, keywords)
+            alone = () if known else (self.awaited(1, _only(keywords, i, count), state) for i in range(count))
+            outcome = known or merged(await asyncio.gather(*alone))
+        return hooks.add_to(outcome)
+
+    def _after(self, error: BaseException, count: int, keywords: Mapping[str, Any]) -> Outcome | None:
+        """Return what an error came to. None where each completion is to be tried alone."""
+        within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        misfit = None if within or not isinstance(error, TypeError) else _misfit(self.function, keywords)
+        if misfit is None and _row_lacks_argument(self.function, keywords):
+            return does_not_apply(count)
+        if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
+            return failed(_raised(error) if misfit is None else f"cannot be called: {misfit}", count)
+        return None
+
+
+def _misfit(function: RewardCallable, keywords: Mapping[str, Any]) -> str | None:
+    """Return which argument it lacks or does not take. None where that is not the trouble."""
+    named, takes_any = _parameters(function)
+    given = (*keywords, *HOOKS)
+    for name in (name for name, p in named.items() if p.default is p.empty and name not in given):
+        columns = ", ".join(column for column in keywords if column not in CALLED_WITH) or "nothing"
+        return f"rows have no column {name!r} (besides the prompt they have: {columns})"
+    extra = [name for name in given if name not in named]
+    return f"it takes no argument {extra[0]!r}; give it **columns" if extra and not takes_any else None
+
+
+def _row_lacks_argument(function: RewardCallable, keywords: Mapping[str, Any]) -> bool:
+    """Return whether the row has no value in a column that the function takes by name."""
+    columns = {name: values for name, values in keywords.items() if name not in CALLED_WITH}
+    return any(name in columns and all(value is None for value in columns[name]) for name in _parameters(function)[0])
+
+
+def _parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the parameters with a name, and whether any other is taken too, as by some that are written in C."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}, True
+    named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value: numbers of arrays as numbers, what is no data as text."""
+    value = value.tolist() if isinstance(value, _Array) else value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    is_finite = not isinstance(value, float) or abs(value) < float("inf")
+    return value if value is None or (isinstance(value, str | int | float) and is_finite) else str(value)
+
+
+def _raised(error: BaseException) -> str:
+    """Return the type, the message and the place in the function's code."""
+    message = " ".join(str(error).split())[:300]
+    what = f"raised {type(error).__name__}: {message}" if message else f"raised {type(error).__name__}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    return f"{what} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else what
+
+
+def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
+    """Return the arguments of one completion: all are lists of `count` entries."""
+    assert all(len(values) == count for values in keywords.values())
+    return {name: values[index : index + 1] for name, values in keywords.items()}
+
+
+def merged(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return outcomes of single completions as one."""
+    problems: dict[str, str] = {}
+    for index, outcome in enumerate(outcomes):
+        if "0" in outcome["problems"]:
+            reason = outcome["problems"]["0"].removesuffix(" for completion 0")
+            problems[str(index)] = f"{reason} for completion {index}"
+    columns = dict.fromkeys(column for outcome in outcomes for column in outcome["extras"])
+    return Outcome(
+        values=[outcome["values"][0] for outcome in outcomes],
+        problems=problems,
+        metrics=[metric for outcome in outcomes for metric in outcome["metrics"]],
+        extras={column: [o["extras"].get(column, [None])[0] for o in outcomes] for column in columns},
+    )

@@ -1,0 +1,372 @@
+"""Your own rows and your own reward functions: TRL's signature, unchanged.
+
+A reward function is called with keyword arguments only, once for all completions of a prompt:
+
+    def reward(prompts, completions, **columns) -> list[float | None]
+
+`prompts` and `completions` are strings where the prompt is one, and lists of messages where the prompt is a
+conversation; every other column of the rows comes as a list of equal length, None where a row lacks it, besides
+`trainer_state`, `log_extra` and `log_metric`. `completion_ids` are the tokens that were sampled, the stop token
+included. None means "does not apply to this completion".
+
+Functions run in worker processes with a deadline (`workers`), or here (`in_process`), which is faster; one that takes
+too long cannot be interrupted here, so that it ends the run.
+"""
+
+import asyncio
+import copy
+import functools
+import logging
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.environments.base import Environment, Split, split_prefill
+from covey.environments.reward_functions.call import (
+    AT_START,
+    Outcome,
+    RewardCall,
+    RewardCallable,
+    TrainerState,
+    failed,
+    is_async,
+    name_of,
+    problem_with,
+)
+from covey.environments.reward_functions.rows import PromptFormat, Row
+from covey.environments.reward_functions.specs import load_reward
+from covey.environments.reward_functions.texts import final_text
+from covey.system.waits.watchdog import Watchdog
+from covey.system.workers.call_thread import CallThread
+from covey.system.workers.pool import WorkerPool, WorkerSettings
+from covey.types import Failure, Message, Prompt, Reward, RunStopped
+
+LOGGER = logging.getLogger(__name__)
+
+HIDDEN_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
+"""Columns that TRL does not pass on either."""
+RESERVED_COLUMNS = frozenset({"prompts", "completions", "trainer_state", "log_extra", "log_metric"})
+FAILURE_WINDOW = 1000
+"""Rewards the failure rate is taken over."""
+MIN_FAILURE_SAMPLE = 20
+"""Rewards there must be before it is."""
+
+
+class RewardFailureRate(RunStopped):
+    """Too many rewards failed: the run must stop, for its reward no longer measures what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """A reward function, its name (unique, for metrics) and its weight in the sum."""
+
+    name: str
+    function: RewardCallable
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSettings:
+    """How reward functions are run. What `RewardFunctionsConfig` explains."""
+
+    workers: WorkerSettings = field(default_factory=WorkerSettings)
+    """`timeout` holds in process too."""
+    in_process: bool = False
+    max_failure_rate: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_failure_rate <= 1:
+            raise ValueError(f"max_failure_rate must be in [0, 1], got {self.max_failure_rate}")
+
+
+def reward_functions(
+    functions: Sequence[str | Mapping[str, Any] | RewardCallable], weights: Sequence[float] = ()
+) -> tuple[RewardFunction, ...]:
+    """Give functions, or entries that name them, weights (all 1 where none are given) and unique names: the second `f`
+    is `f_2`."""
+    if not functions:
+        raise ValueError("environment=reward_functions needs rewards=[module:function], got none")
+    if weights and len(weights) != len(functions):
+        raise ValueError(f"reward_weights must have one entry for each of {len(functions)} rewards, got {len(weights)}")
+    loaded = [load_reward(entry) if isinstance(entry, str | Mapping) else entry for entry in functions]
+    seen: defaultdict[str, int] = defaultdict(int)
+    result = []
+    for function, weight in zip(loaded, weights or [1.0] * len(loaded), strict=True):
+        name = name_of(function)
+        seen[name] += 1
+        unique = name if seen[name] == 1 else f"{name}_{seen[name]}"
+        result.append(RewardFunction(unique, function, float(weight)))
+    return tuple(result)
+
+
+class RewardFunctions(Environment):
+    """Environment made of rows and reward functions. The reward is the weighted sum of the values that apply.
+
+    >>> RewardFunctions({"train": [{"prompt": "2+2=", "answer": 4}], "test": []}, reward_functions([exact]))
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[Split, Sequence[Row]],
+        functions: Sequence[RewardFunction],
+        settings: RewardSettings | None = None,
+        *,
+        prompt_column: str = "prompt",
+        prefill: bool = False,
+    ) -> None:
+        """Read the rows. `prefill` lets conversations end with the begin of the assistant's answer.
+
+        Raises ValueError for rows without a prompt, reserved column names and functions that cannot be sent.
+        """
+        self.settings = settings or RewardSettings()
+        self._functions = tuple(functions)
+        # Read the rows.
+        columns = list(dict.fromkeys(name for of_split in rows.values() for row in of_split for name in row))
+        _check_columns(self._functions, columns, prompt_column)
+        how = PromptFormat(prompt_column, prefill=prefill)
+        self._prompts = {split: _prompts(split, rows[split], columns, how) for split in rows}
+        _warn_of_silent_users(self._prompts)
+        # Start what calls the functions: worker processes, or this one.
+        self._calls = [RewardCall(reward.function) for reward in self._functions]
+        self._pool: WorkerPool | None = None
+        self._thread = CallThread()
+        self._watchdog = Watchdog()
+        if not self.settings.in_process:
+            self._pool = WorkerPool(self._calls, self.settings.workers)
+        else:
+            for call in self._calls:
+                call.prepare()
+        # Count nothing yet.
+        self._state = AT_START
+        self._recent: deque[bool] = deque(maxlen=FAILURE_WINDOW)
+        self._has_applied = False
+        self._num_without = 0
+        """Completions before the first that a function had a value for."""
+        self._metrics: defaultdict[str, list[float]] = defaultdict(list)
+
+    def watched_by(self, watchdog: Watchdog) -> None:
+        """Have functions that run here end the run where they take too long."""
+        self._watchdog = watchdog
+
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        """Let functions know by their `trainer_state` how far training is."""
+        self._state = TrainerState(step, max_steps, epoch)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Return prompts with the column `completion` of their rows, as in TRL's data for supervised training.
+
+        Raises ValueError where no row has one.
+        """
+        shown = [(p, p.columns["completion"]) for p in self._prompts[split] if p.columns.get("completion") is not None]
+        if not shown:
+            raise ValueError("cold_start.enabled=true needs rows with a column 'completion', got none")
+        return [(prompt, final_text(completion)) for prompt, completion in shown]
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """Return the weight of each reward function, by the name of its part."""
+        return {reward.name: reward.weight for reward in self._functions}
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        """Judge where the tokens are not known. Functions then get no `completion_ids`."""
+        return await self._score(prompt, completions, {})
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
+        """Judge, or raise RewardFailureRate when more than max_failure_rate of the last 1000 rewards failed (of at
+        least 20)."""
+        return await self._score(prompt, completions, _tokens(completion_ids))
+
+    def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
+        return _DryRun(self), prompt
+
+    async def _score(
+        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
+    ) -> list[Reward | Failure]:
+        scores, outcomes = await self.judged(prompt, completions, tokens)
+        applied = [score for score in scores if score is not _DOES_NOT_APPLY]
+        self._stop_where_nothing_applies(len(scores), len(applied))
+        self._note(applied)
+        for outcome in outcomes:
+            for name, value in outcome["metrics"]:
+                self._metrics[name].append(value)
+        return scores
+
+    async def judged(
+        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
+    ) -> tuple[list[Reward | Failure], list[Outcome]]:
+        """Return the sums of the functions and what each says. Nothing is counted or logged."""
+        count = len(completions)
+        keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens)} for _ in self._functions]
+        calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
+        outcomes = await asyncio.gather(*calls)
+        return [self._reward(index, outcomes) for index in range(count)], outcomes
+
+    def metrics(self) -> dict[str, float]:
+        """Return means of what functions logged through `log_metric` since the last call."""
+        means = {name: sum(values) / len(values) for name, values in self._metrics.items()}
+        self._metrics.clear()
+        return means
+
+    def close(self) -> None:
+        """End the workers. Also done when the environment is collected, and at exit."""
+        if self._pool is not None:
+            self._pool.close()
+        self._thread.close()
+
+    def _keywords(self, prompt: Prompt, completions: Sequence[str]) -> dict[str, list[Any]]:
+        """Return what one function is called with, besides the hooks, made anew for each: it may change its
+        arguments."""
+        count = len(completions)
+        columns = {name: [value] * count for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
+        if isinstance(prompt.text, str):
+            return {"prompts": [prompt.text] * count, "completions": list(completions), **columns}
+        asked, begun = split_prefill(prompt.text)
+        return {
+            "prompts": [[copy.deepcopy(dict(message)) for message in asked] for _ in range(count)],
+            "completions": [[{"role": "assistant", "content": begun + text}] for text in completions],
+            **columns,
+        }
+
+    async def _outcome(self, index: int, count: int, keywords: Mapping[str, Any]) -> Outcome:
+        # In a worker process: the pool keeps the deadline.
+        if self._pool is not None:
+            result = await self._pool.call(index, {"count": count, "keywords": keywords, "state": self._state})
+            return failed(result.reason, count) if isinstance(result, Failure) else result
+        call, state, seconds = self._calls[index], self._state, self.settings.workers.timeout
+        # Async in this process: the event loop keeps it.
+        if is_async(call.function):
+            deadline = asyncio.timeout(seconds)
+            try:
+                async with deadline:
+                    return await call.awaited(count, keywords, state)
+            except TimeoutError:
+                return failed(f"took longer than {seconds:g} s", count)
+
+        # In a thread of this process, which cannot be interrupted: the watchdog ends the run.
+        def watched() -> Outcome:
+            what = f"the reward function {self._functions[index].name}"
+            with self._watchdog.deadline(what, "environment.timeout", seconds):
+                return call(count, keywords, state)
+
+        return await self._thread.call(watched)
+
+    def _reward(self, index: int, outcomes: Sequence[Outcome]) -> Reward | Failure:
+        """Return the judgement of one completion from what all functions say of it."""
+        parts: dict[str, float] = {}
+        extra: dict[str, Any] = {}
+        total = 0.0
+        # Add up what each function says, or stop at the first that failed.
+        for reward, outcome in zip(self._functions, outcomes, strict=True):
+            if str(index) in outcome["problems"]:
+                return Failure(f'reward function "{reward.name}" {outcome["problems"][str(index)]}')
+            extra |= {column: values[index] for column, values in outcome["extras"].items()}
+            value = outcome["values"][index]
+            if value is not None:
+                parts[reward.name] = value
+                total += reward.weight * value
+        if problem_with(total):
+            return Failure(f"the weighted sum of the reward functions is {total:g}")
+        return Reward(total, parts, extra) if parts else _DOES_NOT_APPLY
+
+    def _stop_where_nothing_applies(self, num_scores: int, num_applied: int) -> None:
+        """Raise RewardFailureRate once no function applied to any of the first 1000 completions."""
+        self._num_without += 0 if num_applied or self._has_applied else num_scores
+        self._has_applied |= num_applied > 0
+        if not self._has_applied and self._num_without >= FAILURE_WINDOW:
+            raise RewardFailureRate(
+                f"no reward function applied to any of {self._num_without} completions: each returned None, or its "
+                "column has no value in these rows"
+            )
+
+    def _note(self, scores: Sequence[Reward | Failure]) -> None:
+        failures = [score for score in scores if isinstance(score, Failure)]
+        self._recent.extend(isinstance(score, Failure) for score in scores)
+        num_seen, num_failed = len(self._recent), sum(self._recent)
+        if failures and num_seen >= MIN_FAILURE_SAMPLE and num_failed > self.settings.max_failure_rate * num_seen:
+            raise RewardFailureRate(
+                f"{num_failed} of the last {num_seen} rewards failed "
+                f"(max_failure_rate={self.settings.max_failure_rate:g}); last: {failures[-1].reason}"
+            )
+
+
+_DOES_NOT_APPLY = Failure("no reward function applied", is_fault=False)
+"""All functions said None: left out of the group like a failure, but nobody's fault, so not counted as one."""
+
+
+@dataclass(frozen=True)
+class _DryRun(Environment):
+    """Call the same functions. Nothing is counted or logged."""
+
+    environment: RewardFunctions
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return self.environment.prompts(split)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return await self._score(prompt, completions, {})
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
+        return await self._score(prompt, completions, _tokens(completion_ids))
+
+    async def _score(
+        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
+    ) -> list[Reward | Failure]:
+        scores, _ = await self.environment.judged(prompt, completions, tokens)
+        return [Reward(0.0, {}) if score is _DOES_NOT_APPLY else score for score in scores]
+
+
+def _tokens(completion_ids: Sequence[Sequence[int]]) -> dict[str, list[list[int]]]:
+    return {"completion_ids": [list(ids) for ids in completion_ids]}
+
+
+def _check_columns(functions: Sequence[RewardFunction], columns: Sequence[str], prompt_column: str) -> None:
+    """Refuse columns that would silently take the place of an argument of the same name."""
+    taken = RESERVED_COLUMNS.intersection(columns) - {prompt_column}
+    if taken:
+        raise ValueError(
+            f"columns {', '.join(sorted(taken))} have names that reward functions get as arguments; rename"
+        )
+    for reward in functions:
+        function = reward.function
+        both = sorted(set(function.keywords).intersection(columns)) if isinstance(function, functools.partial) else []
+        if both:
+            raise ValueError(f"rows have the column {both[0]!r}, which args of {reward.name} set too; rename one")
+
+
+def _prompts(split: Split, rows: Sequence[Row], columns: Sequence[str], how: PromptFormat) -> tuple[Prompt, ...]:
+    """Return a prompt for each row. Rows of both splits have the same columns, with None where a row lacks one."""
+    others = [name for name in columns if name != how.column]
+    return tuple(
+        Prompt(
+            id=f"{split}-{index}",
+            environment="reward_functions",
+            text=_text(row, how, f"{split} row {index}"),
+            columns={name: row.get(name) for name in others},
+        )
+        for index, row in enumerate(rows)
+    )
+
+
+def _warn_of_silent_users(prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+    """Name conversations that end with an instruction: chat models are made to answer a user or a tool."""
+    spoken = [p for of_split in prompts.values() for p in of_split if not isinstance(p.text, str)]
+    instructed = [p for p in spoken if p.text[-1]["role"] in ("system", "developer")]  # type: ignore[index]
+    if instructed:
+        text = "prompts that end with a system message, so that no user asks anything: %d, first: %s"
+        LOGGER.warning(text, len(instructed), instructed[0].id)
+
+
+def _text(row: Row, how: PromptFormat, place: str) -> str | tuple[Message, ...]:
+    try:
+        prompt = how.read(row)[how.column]
+    except ValueError as error:
+        raise ValueError(f"{place} {error}") from error
+    return prompt if isinstance(prompt, str) else tuple(prompt)

@@ -1,0 +1,126 @@
+"""A learned reward model as a reward function, called as TRL calls one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.environments.reward_functions.texts import Completion
+from covey.system.lookup import one_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that scores texts, frozen."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+
+
+class RewardModel:
+    """The score an `AutoModelForSequenceClassification` gives to prompt and completion.
+
+    Text prompts are joined with their completions; conversations go through the reward model's own chat template. The
+    reward is the logit number `label`, as it stands. Give it a scale with reward_weights, or take algorithm=gdpo.
+    """
+
+    __name__ = "reward_model"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        precision: str = "float32",
+        device: str = "auto",
+        batch_size: int = 16,
+        label: int = 0,
+    ) -> None:
+        """Name a model, a folder or a hub name. Nothing is loaded before `prepare` or the first call."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+        one_of("precision", precision, PRECISIONS)
+        if label < 0:
+            raise ValueError(f"label must be >= 0, got {label}")
+        self.model, self.revision = model, revision
+        self.precision, self.device = precision, device
+        self.batch_size, self.label = batch_size, label
+        self._loaded: Loaded | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the weights out: a worker process loads them itself."""
+        return vars(self) | {"_loaded": None}
+
+    def prepare(self) -> None:
+        """Load the model. ValueError where there is no such model, or one without a trained head."""
+        if self._loaded is None:
+            self._loaded = self._load()
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float]:
+        self.prepare()
+        assert self._loaded is not None
+        texts = [self._text(prompt, written) for prompt, written in zip(prompts, completions, strict=True)]
+        batches = [texts[start : start + self.batch_size] for start in range(0, len(texts), self.batch_size)]
+        return [score for batch in batches for score in self._scores(self._loaded, batch)]
+
+    def _text(self, prompt: str | Sequence[Mapping[str, Any]], completion: Completion) -> str:
+        if isinstance(prompt, str):
+            assert isinstance(completion, str)
+            return prompt + completion
+        assert self._loaded is not None
+        tokenizer = self._loaded.tokenizer
+        if tokenizer.chat_template is None:
+            raise ValueError(f"the reward model {self.model} has no chat template; its prompts must be text")
+        return str(tokenizer.apply_chat_template([*prompt, *completion], tokenize=False))
+
+    def _scores(self, loaded: Loaded, texts: Sequence[str]) -> list[float]:
+        import torch
+
+        # The template has written the special tokens already; text prompts get none either, as in TRL.
+        inputs = loaded.tokenizer(
+            list(texts), return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+        )
+        with torch.inference_mode():
+            logits = loaded.model(**inputs.to(loaded.model.device)).logits
+        if self.label >= logits.shape[1]:
+            raise ValueError(f"label must be < {logits.shape[1]} for the reward model {self.model}, got {self.label}")
+        return [float(score) for score in logits[:, self.label].float()]
+
+    def _load(self) -> Loaded:
+        loaded = load_scorer(self.model, self.revision, self.precision, self.device)
+        if loaded.tokenizer.pad_token_id is None:
+            loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+        loaded.model.config.get_text_config().pad_token_id = loaded.tokenizer.pad_token_id
+        return loaded
+
+
+def load_scorer(name: str, revision: str | None, precision: str, device: str) -> Loaded:
+    """Load a sequence classifier, frozen, with its tokenizer. Raises ValueError where there is none with a trained
+    head."""
+    from transformers import AutoModelForSequenceClassification
+
+    from covey.policy.models.loading import NO_CODE, choose_device, load_tokenizer
+    from covey.policy.settings import ModelConfig
+    from covey.system.hub import silence
+
+    if not Path(name).exists():
+        silence()
+    keywords: dict[str, Any] = NO_CODE | ({} if revision is None else {"revision": revision})
+    try:
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype=precision, output_loading_info=True, **keywords
+        )
+        tokenizer = load_tokenizer(ModelConfig(name=name, revision=revision))
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        raise ValueError(f"{name} is no directory or reachable hub reward model ({reason})") from error
+    if loading["missing_keys"]:
+        missing = ", ".join(sorted(loading["missing_keys"])[:3])
+        raise ValueError(f"{name} is no reward model: its files have no weights for {missing}")
+    return Loaded(model.requires_grad_(False).eval().to(choose_device(device)), tokenizer)

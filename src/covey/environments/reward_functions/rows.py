@@ -1,0 +1,115 @@
+"""Prompts of a user's rows: text or a conversation, what is wrong with one, and what its last message means."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.base import ends_with_assistant, text_of
+
+Row = Mapping[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who speaks in a conversation. Many chat templates drop the words of any other without a sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFormat:
+    """Where the prompt of a row stands, and what an answer at its end means. What `DataConfig` explains."""
+
+    column: str = "prompt"
+    answer_column: str | None = None
+    prefill: bool = False
+
+    def read(self, row: Row) -> Row:
+        """Return the row with a sound prompt, the answer at its end in a column of its own where that is asked for.
+
+        ValueError says what is wrong with the prompt, without the place of the row.
+        """
+        if self.column not in row:
+            raise ValueError(f"has no column {self.column!r} (has: {', '.join(row)})")
+        prompt = row[self.column]
+        if isinstance(prompt, str):
+            _check_text(prompt)
+            return row
+        messages = _conversation(prompt)
+        if ends_with_assistant(messages) and not self.prefill:
+            return self._without_answer(row, messages)
+        return {**row, self.column: messages}
+
+    def check_use(self, rows: Iterable[Row]) -> None:
+        """Refuse a setting that none of the rows, once read, had a use for."""
+        if self.prefill and not any(_goes_on(row[self.column]) for row in rows):
+            raise ValueError("data.prefill=true needs a conversation that ends with the assistant's message, got none")
+        if self.answer_column is not None and not any(row.get(self.answer_column) is not None for row in rows):
+            raise ValueError(
+                f"data.answer_column={self.answer_column} needs a conversation that ends with the assistant's message, "
+                "got none"
+            )
+
+    def _without_answer(self, row: Row, messages: list[dict[str, Any]]) -> Row:
+        """Return the row with its last message, the assistant's, moved into the answer column."""
+        if self.answer_column is None:
+            raise ValueError(
+                "has a prompt that ends with the assistant's message (data.answer_column=NAME moves it into a column, "
+                "data.prefill=true has the policy go on from it)"
+            )
+        if row.get(self.answer_column) is not None:
+            raise ValueError(
+                f"has an answer at the end of its prompt and one in column {self.answer_column!r}; "
+                "name another data.answer_column"
+            )
+        *rest, answer = messages
+        if not rest or rest[-1]["role"] == "assistant":
+            raise ValueError("has a prompt in which nobody speaks before the assistant's last message")
+        return {**row, self.column: rest, self.answer_column: text_of(answer)}
+
+
+def _goes_on(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and ends_with_assistant(prompt)
+
+
+def _check_text(prompt: str) -> None:
+    if not prompt:
+        raise ValueError("has an empty prompt")
+    if prompt.lstrip().startswith("[{") and _is_conversation_in_json(prompt):
+        raise ValueError("has a prompt of text that spells a list of messages; give the list itself, as in JSON lines")
+
+
+def _is_conversation_in_json(text: str) -> bool:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in found)
+
+
+def _conversation(prompt: Any) -> list[dict[str, Any]]:
+    """Return the messages of a prompt as plain dictionaries. ValueError says what is no conversation."""
+    if not isinstance(prompt, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in prompt):
+        raise ValueError(
+            f"has a prompt that must be text or a list of messages with role and content, got {prompt!r:.80}"
+        )
+    if not prompt:
+        raise ValueError("has an empty prompt")
+    messages = [_message(message) for message in prompt]
+    if not any(text_of(message).strip() for message in messages):
+        raise ValueError("has an empty prompt")
+    return messages
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the keys that tables of columns fill up with nulls."""
+    message = {key: value for key, value in given.items() if value is not None}
+    role = message["role"]
+    if role not in ROLES:
+        raise ValueError(f"has a prompt with the unknown role {role!r} (known: {', '.join(ROLES)})")
+    if "content" not in message and role == "assistant" and message.get("tool_calls"):
+        message["content"] = ""
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
+        return message
+    if not isinstance(content, str):
+        what = "has no content" if content is None else f"has content that is no text: {content!r:.60}"
+        raise ValueError(f"has a prompt in which the {role}'s message {what}")
+    return message

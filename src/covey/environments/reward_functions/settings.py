@@ -1,0 +1,29 @@
+"""Settings of environment=reward_functions."""
+
+from dataclasses import dataclass
+
+from covey.environments.settings import EnvironmentConfig
+from covey.system.setting import Needs, setting
+
+IN_WORKERS = Needs("environment.in_process = false", ("environment.in_process",), lambda in_process: not in_process)
+
+
+@dataclass
+class RewardFunctionsConfig(EnvironmentConfig):
+    """Your own rows (`data`) and your own reward functions (`rewards`)."""
+
+    name: str = "reward_functions"
+    timeout: float = setting(30.0, gt=0)
+    """Seconds one call of a reward function may take before its worker is killed."""
+    num_workers: int = setting(2, needs=IN_WORKERS)
+    """Worker processes that run reward functions."""
+    start_timeout: float = setting(120.0, gt=0, needs=IN_WORKERS)
+    """Seconds a worker may take to start and to import what the reward functions need."""
+    worker_calls: int = setting(500, gt=0, needs=IN_WORKERS)
+    """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
+    worker_bytes: int = setting(2147483648, gt=0, needs=IN_WORKERS)
+    """Memory above which a worker is replaced after its call (on Linux)."""
+    in_process: bool = False
+    """Run reward functions in the training process: faster, but one that takes longer than `timeout` ends the run."""
+    max_failure_rate: float = 0.05
+    """Stop the run when more than this share of the last 1000 rewards failed."""

@@ -1,0 +1,155 @@
+"""Reward functions as settings name them: a ready-made one or your own, by itself or with arguments.
+
+    rewards:
+      - my_checks:exact
+      - think_format
+      - {function: soft_overlong, args: {max_length: 256, cache: 64}}
+
+A class is made with its arguments, once; a function gets them with every call. Names of ready-made rewards may also be
+written `covey.rewards:NAME`.
+"""
+
+import functools
+import importlib
+import inspect
+import operator
+import os
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.environments.reward_functions.call import RewardCallable
+from covey.environments.reward_functions.ready_made.table import REWARDS
+from covey.system.lookup import module_and_name, near
+
+KEYS = ("function", "args")
+GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
+"""Arguments that come with every call."""
+READY_MADE = "covey.rewards"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """One entry of `rewards`.
+
+    >>> reward_spec({"function": "soft_overlong", "args": {"max_length": 256, "cache": 64}})
+    RewardSpec(function='soft_overlong', args={'max_length': 256, 'cache': 64})
+    """
+
+    function: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ready_made(self) -> str | None:
+        """Return its name among the ready-made ones."""
+        name = self.function.removeprefix(f"{READY_MADE}:")
+        return name if name in REWARDS else None
+
+
+def reward_spec(entry: object) -> RewardSpec:
+    """Read an entry. Raises ValueError for neither a name nor a mapping of `function` and `args`, and for an unknown
+    name."""
+    if isinstance(entry, str):
+        return _named(RewardSpec(entry))
+    if callable(entry):
+        meant = f"{entry.__module__}:{getattr(entry, '__qualname__', type(entry).__qualname__)}"
+        raise ValueError(f'rewards must name functions: "{meant}" in place of {entry!r:.80}')
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"rewards must hold names or mappings of {' and '.join(KEYS)}, got {entry!r:.80}")
+    for key in entry:
+        if key not in KEYS:
+            raise ValueError(f"rewards have no key {key!r}{near(str(key), KEYS)}; there is {' and '.join(KEYS)}")
+    name, args = entry.get("function"), entry.get("args", {})
+    if not isinstance(name, str):
+        raise ValueError(f"a mapping in rewards needs function: NAME, got {dict(entry)!r:.80}")
+    if not isinstance(args, Mapping) or not all(isinstance(key, str) for key in args):
+        raise ValueError(f"args of the reward function {name} must be a mapping of names to values, got {args!r:.80}")
+    return _named(RewardSpec(name, dict(args)))
+
+
+def _named(spec: RewardSpec) -> RewardSpec:
+    if spec.ready_made is None and module_and_name(spec.function) is None:
+        colon = ":" in spec.function
+        path, dot, name = spec.function.rpartition(".")
+        meant = (
+            f"; did you mean {path}:{name}?" if path and dot and name and not colon else near(spec.function, REWARDS)
+        )
+        raise ValueError(
+            f"no reward function {spec.function!r}{meant}; "
+            f"there is {', '.join(REWARDS)}, and your own as module:function"
+        )
+    return spec
+
+
+def check_reward(entry: object) -> None:
+    """Refuse (ValueError) an entry that cannot be right. Your own functions are not imported for it."""
+    spec = reward_spec(entry)
+    if spec.ready_made is not None or spec.function.startswith(f"{READY_MADE}:"):
+        load_reward(entry)
+
+
+def load_reward(entry: object) -> RewardCallable:
+    """Load what an entry of `rewards` names, with its arguments. Modules of the current directory are found too.
+
+    ValueError that says which part is wrong.
+    """
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    spec = reward_spec(entry)
+    function = _named_by(spec.function) if spec.ready_made is None else REWARDS[spec.ready_made]
+    parameters = inspect.signature(function).parameters
+    _refuse_unknown(spec, parameters)
+    if not isinstance(function, type):
+        return functools.partial(function, **spec.args) if spec.args else function
+    _refuse_missing(spec, parameters)
+    try:
+        made = function(**spec.args)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"reward function {spec.function}: {error}") from error
+    if not callable(made):
+        raise ValueError(f"reward function {spec.function}: a {function.__name__} cannot be called")
+    return made
+
+
+def _refuse_unknown(spec: RewardSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Refuse unknown arguments. Only parameters with a name count: among `**columns` a misspelt one would go unseen."""
+    named = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    options = [name for name in named if name not in GIVEN]
+    for name in spec.args:
+        if name not in options:
+            there = f"it takes {', '.join(options)}" if options else "it takes none"
+            raise ValueError(f"reward function {spec.function} has no argument {name!r}{near(name, options)}; {there}")
+
+
+def _refuse_missing(spec: RewardSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Refuse missing arguments of a class. What a function lacks may be a column of the rows."""
+    named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    missing = [name for name, p in named.items() if p.default is p.empty and name not in spec.args]
+    if missing:
+        raise ValueError(f"reward function {spec.function} needs args.{', args.'.join(missing)}")
+
+
+def _named_by(name: str) -> Any:
+    """Return the function or class that `module:function` names. Raises ValueError that says which part is wrong."""
+    parts = module_and_name(name)
+    assert parts is not None, "_named refuses others"
+    module_name, attribute = parts
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(f"reward function {name}: cannot import {module_name}: {error}") from error
+    try:
+        function = operator.attrgetter(attribute)(module)
+    except AttributeError as error:
+        known = _callables(vars(module))
+        raise ValueError(
+            f"reward function {name}: module {module_name} has no {attribute!r}{near(attribute, known)}"
+        ) from error
+    if not callable(function):
+        raise ValueError(f"reward function {name} is a {type(function).__name__}, not a function")
+    return function
+
+
+def _callables(namespace: Mapping[str, Any]) -> Collection[str]:
+    return [name for name, value in namespace.items() if callable(value) and not name.startswith("_")]

@@ -1,0 +1,1 @@
+"""Who attends to whom in a packed stream, and ways to compute it."""

@@ -1,0 +1,180 @@
+"""The one attention function covey gives to transformers' models, and the layouts of the training pass.
+
+A model is loaded with attn_implementation="covey"; the layout travels as a keyword through `model(..., layout=...)`
+to every layer, and decides who attends to whom and where keys and values live. No modelling file is patched.
+
+Shapes: B sequences, H query heads, K key/value heads, T tokens, D head width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+ATTENTION = "covey"
+UNDERSTOOD = frozenset({"layout", "scaling", "sliding_window", "softcap", "s_aux"})
+"""Keywords that decide what is computed."""
+IRRELEVANT = frozenset({"dropout", "position_ids", "cache_position", "logits_to_keep", "num_items_in_batch"})
+"""Keywords that do not: dropout is off, and positions are in queries and keys already."""
+
+
+class Layout(Protocol):
+    """Who attends to whom in one forward pass."""
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: "Rule") -> Tensor:
+        """Return the attention output, shape (B, H, T, D)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the architecture adds to plain attention."""
+
+    scaling: float
+    """Factor on the scores, usually D ** -0.5."""
+    window: int | None
+    """A token sees itself and the window - 1 before it; None sees all."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118); None leaves them."""
+    sink_H: Tensor | None = None
+    """Of each query head, the score of a key that is always seen and has no value (gpt-oss); None has none."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether scaled dot products are all there is."""
+        return self.softcap is None and self.sink_H is None
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What a layer's heads are like, which decides what can compute them."""
+
+    dtype: torch.dtype
+    device_type: str
+    key_width: int
+    value_width: int
+    is_plain: bool = True
+    """Without soft caps and sinks."""
+
+
+def attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
+) -> tuple[Tensor, None]:
+    """Attend as transformers calls it in every layer: hand over to the layout and return (B, T, H, D)."""
+    layout = keywords.get("layout")
+    if layout is None:
+        layout = DENSE
+    _refuse_what_is_not_understood(module, attention_mask, keywords)
+    scaling = keywords.get("scaling")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rule = Rule(scaling, keywords.get("sliding_window"), keywords.get("softcap"), keywords.get("s_aux"))
+    # Some encoders do not number their layers; only a cache of keys and values needs the number.
+    layer = vars(module).get("layer_idx", id(module))
+    # Some architectures view what they get as (B, T, H * D); the others would make it dense themselves.
+    return layout.attend(layer, query, key, value, rule).transpose(1, 2).contiguous(), None
+
+
+def _refuse_what_is_not_understood(
+    module: torch.nn.Module, attention_mask: Tensor | None, keywords: Mapping[str, Any]
+) -> None:
+    """Refuse a mask or a number that the layout would drop silently."""
+    kind = type(module).__name__
+    if attention_mask is not None:
+        raise ValueError(f"model.name needs attention to all before a token or a window of it, {kind} has another mask")
+    for name, value in keywords.items():
+        is_number = isinstance(value, Tensor | int | float) and not isinstance(value, bool)
+        if is_number and name not in UNDERSTOOD | IRRELEVANT:
+            raise ValueError(f"model.name needs attention that covey knows, {kind} wants {name} to be regarded")
+
+
+def register() -> None:
+    """Make attn_implementation="covey" known to transformers. Calling it again changes nothing."""
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, lambda *args, **keywords: None)
+
+
+def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule) -> Tensor:
+    """Let T queries, the last of S positions, see themselves and what is before, within the window."""
+    num_queries, num_keys = query_BHTD.shape[-2], key_BKSD.shape[-2]
+    if rule.window is None and num_queries == num_keys and rule.is_plain:
+        grouped = query_BHTD.shape[1] != key_BKSD.shape[1]
+        return F.scaled_dot_product_attention(
+            query_BHTD, key_BKSD, value_BKSD, is_causal=True, scale=rule.scaling, enable_gqa=grouped
+        )
+    position_T = torch.arange(num_keys - num_queries, num_keys, device=query_BHTD.device)[:, None]
+    position_S = torch.arange(num_keys, device=query_BHTD.device)[None, :]
+    mask_TS = (position_S <= position_T) & within(position_T - position_S, rule.window)
+    return masked_attention(query_BHTD, key_BKSD, value_BKSD, rule, mask_TS)
+
+
+def masked_attention(
+    query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule, mask: Tensor | None
+) -> Tensor:
+    """Let every query see the keys where `mask` is True.
+
+    It broadcasts to (B, H, T, S), and None shows all keys.
+    """
+    num_heads, num_keys = query_BHTD.shape[1], key_BKSD.shape[1]
+    if rule.is_plain:
+        return F.scaled_dot_product_attention(
+            query_BHTD,
+            key_BKSD,
+            value_BKSD,
+            attn_mask=mask,
+            scale=rule.scaling,
+            enable_gqa=num_heads != num_keys,
+        )
+    # Queries of one key head are multiplied together: no key is repeated.
+    query_BKQD = query_BHTD.unflatten(1, (num_keys, -1)).flatten(2, 3)
+    score_BHTS = _per_head(query_BKQD @ key_BKSD.mT, num_heads) * rule.scaling
+    score_BHTS = capped(score_BHTS.to(torch.promote_types(score_BHTS.dtype, torch.float32)), rule.softcap)
+    if mask is not None:
+        score_BHTS = score_BHTS.masked_fill(~mask, -torch.inf)
+    weight_BHTS = _softmax(score_BHTS, rule.sink_H).to(value_BKSD.dtype)
+    weight_BKQS = weight_BHTS.unflatten(1, (num_keys, -1)).flatten(2, 3)
+    return _per_head(weight_BKQS @ value_BKSD, num_heads)
+
+
+def capped(score: Tensor, softcap: float | None) -> Tensor:
+    """Cap scores within +-softcap."""
+    return score if softcap is None else softcap * (score / softcap).tanh()
+
+
+def without_sink(logsum: Tensor, sink: Tensor) -> Tensor:
+    """Return the part of the weights that the sink leaves to keys whose scores have this log-sum-exp."""
+    return (logsum - sink).sigmoid()
+
+
+def _softmax(score_BHTS: Tensor, sink_H: Tensor | None) -> Tensor:
+    if sink_H is None:
+        return score_BHTS.softmax(dim=-1)
+    sink_H11 = sink_H.to(score_BHTS.dtype)[:, None, None]
+    with_sink = torch.cat([score_BHTS, sink_H11.expand(*score_BHTS.shape[:-1], 1)], dim=-1)
+    return with_sink.softmax(dim=-1)[..., :-1]
+
+
+def _per_head(values_BKQX: Tensor, num_heads: int) -> Tensor:
+    """(B, K, Q * T, X) -> (B, H, T, X), where H = K * Q."""
+    num_queries = num_heads // values_BKQX.shape[1]
+    return values_BKQX.unflatten(2, (num_queries, -1)).flatten(1, 2)
+
+
+def within(distance: Tensor, window: int | None) -> Tensor:
+    """Return True where a key this many positions back is still seen."""
+    return distance < window if window is not None else torch.ones_like(distance, dtype=torch.bool)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayout:
+    """Every sequence is causal from its first token. Right padding needs no mask: no real token looks right."""
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        return causal_attention(query_BHTD, key_BKTD, value_BKTD, rule)
+
+
+DENSE = DenseLayout()

@@ -1,0 +1,202 @@
+"""Attention over packed streams as one call of C (attention.c) forward and one backward, in float32 on a CPU.
+
+No key is copied for the branches that share it. Beside queries, keys and values the backward pass needs the outputs and
+one number a query; what it gives is the same for any number of threads, and for a segment the same whatever is beside
+it in the stream.
+
+Shapes: H query heads, K key/value heads, T tokens of the stream, D head width.
+"""
+
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from covey.policy.attention.base import Heads, Rule
+from covey.policy.attention.packed import Segment, stretches_of
+from covey.policy.kernels.compiler import KERNELS, library
+from covey.policy.kernels.support import SUPPORT, unsupported_reason, with_dense_heads
+
+SOURCE = KERNELS / "attention.c"
+CHUNK = 256
+"""As in attention.c."""
+
+BACKWARD_CHUNK = 512
+"""Tokens of branches that add up what they give to their prefix before it goes to memory; more where the prefix is
+longer, so that such sums take no more room than the keys and values."""
+NO_WINDOW = 2**40
+
+
+class Strided(ctypes.Structure):
+    """Heads in attention.c: a tensor with its strides by head and token."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("head", ctypes.c_int64), ("token", ctypes.c_int64))
+
+
+class Attention(ctypes.Structure):
+    """The struct of the same name in attention.c."""
+
+    _fields_ = (
+        *((name, Strided) for name in ("query", "key", "value", "out")),
+        *((name, Strided) for name in ("out_gradient", "query_gradient", "key_gradient", "value_gradient")),
+        *((name, ctypes.c_void_p) for name in ("log_sum", "product", "partial", "branch", "chunks")),
+        *((name, ctypes.c_int64) for name in ("num_chunks", "num_tokens", "partial_tokens", "num_heads")),
+        *((name, ctypes.c_int64) for name in ("queries_per_key", "width", "window", "num_threads")),
+        ("scaling", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Tasks of one pass."""
+
+    rows: Tensor
+    """Of each chunk: first token, length, first token and length of its prefix, place of its sums over that."""
+    partial_tokens: int
+    """Room for those sums, in keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLayout:
+    """One stream (B = 1) of segments; who sees whom is the same as in `packing.PackedLayout`."""
+
+    branch_T: Tensor
+    """Where the stretch that a token belongs to begins."""
+    forward: Chunks
+    backward: Chunks
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        given = (query_BHTD, key_BKTD, value_BKTD)
+        assert {tensor.dtype for tensor in given} <= set(SUPPORT["attention"].dtypes), "chosen for other types"
+        assert rule.is_plain, "chosen for plain attention"
+        out: Tensor = _Attention.apply(*(tensor.float() for tensor in given), self, rule)
+        return out.to(value_BKTD.dtype)
+
+
+class _Attention(torch.autograd.Function):
+    """What autograd sees of the two calls."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: CompiledLayout, rule: Rule) -> Tensor:
+        query, key, value = with_dense_heads(query, key, value)
+        out = _heads_like(query)
+        log_sum_HT = query.new_empty(query.shape[1], query.shape[2])
+        call = _call(layout.forward, layout.branch_T, rule, query, key)
+        call.query, call.key, call.value, call.out = map(_strided, (query, key, value, out))
+        call.log_sum = log_sum_HT.data_ptr()
+        library(SOURCE).covey_attention(ctypes.byref(call))
+        ctx.save_for_backward(query, key, value, out, log_sum_HT)
+        ctx.layout, ctx.rule = layout, rule
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, log_sum_HT = ctx.saved_tensors
+        (out_gradient,) = with_dense_heads(out_gradient)
+        chunks: Chunks = ctx.layout.backward
+        gradients = [_heads_like(tensor) for tensor in (query, key, value)]
+        product_HT = torch.empty_like(log_sum_HT)
+        partial = query.new_empty(key.shape[1], 2, chunks.partial_tokens, key.shape[3])
+        call = _call(chunks, ctx.layout.branch_T, ctx.rule, query, key)
+        call.query, call.key, call.value, call.out = map(_strided, (query, key, value, out))
+        call.out_gradient = _strided(out_gradient)
+        call.query_gradient, call.key_gradient, call.value_gradient = map(_strided, gradients)
+        call.log_sum, call.product, call.partial = log_sum_HT.data_ptr(), product_HT.data_ptr(), partial.data_ptr()
+        library(SOURCE).covey_attention_backward(ctypes.byref(call))
+        return *gradients, None, None
+
+
+def compiled_layout(segments: Sequence[Segment], device: torch.device) -> CompiledLayout:
+    """Return the layout of a stream that consists of these segments, in order."""
+    assert device.type == "cpu", f"chosen for a CPU only, got {device}"
+    stretches = [stretch for segment in segments for stretch in stretches_of(segment)]
+    lengths = torch.tensor([stretch.length for stretch in stretches])
+    starts = torch.tensor([stretch.start for stretch in stretches])
+    return CompiledLayout(
+        torch.repeat_interleave(starts, lengths),
+        _chunks(chunk for segment in segments for chunk in _forward_chunks(segment)),
+        _chunks(chunk for segment in segments for chunk in _backward_chunks(segment)),
+    )
+
+
+def choose_attention(choice: str, kernels: str, heads: Iterable[Heads]) -> str:
+    """Return what packed streams go through, a key of `layouts.ATTENTIONS`: with `auto` the kernel where it can be.
+
+    `heads` are all that the policy's layers have. ValueError where flex cannot compute them.
+    """
+    heads = list(heads)
+    is_plain = all(h.is_plain for h in heads)
+    if choice == "flex" and not is_plain:
+        raise ValueError("model.attention=flex knows neither attention sinks nor soft caps; take model.attention=sdpa")
+    if choice != "auto":
+        return choice
+    tensors, widths = [(h.dtype, h.device_type) for h in heads], [(h.key_width, h.value_width) for h in heads]
+    can = kernels == "auto" and not unsupported_reason("attention", tensors, widths, is_plain=is_plain)
+    return "compiled" if can else "sdpa"
+
+
+Chunk = tuple[int, int, int, int]
+"""First token, length, and the same of the prefix that all of it sees."""
+
+
+def _forward_chunks(segment: Segment) -> Iterator[Chunk]:
+    """Yield tokens of the prefix and of all branches together, a few at a time."""
+    prefix, branches = segment.prefix_length, sum(segment.branch_lengths)
+    for first in range(0, prefix, CHUNK):
+        yield (segment.start + first, min(CHUNK, prefix - first), segment.start, 0)
+    for first in range(0, branches, CHUNK):
+        yield (segment.start + prefix + first, min(CHUNK, branches - first), segment.start, prefix)
+
+
+def _backward_chunks(segment: Segment) -> Iterator[Chunk]:
+    """Yield the prefix, then whole branches, about as many tokens at a time."""
+    if segment.prefix_length:
+        yield (segment.start, segment.prefix_length, segment.start, 0)
+    start, length = segment.start + segment.prefix_length, 0
+    for added in segment.branch_lengths:
+        length += added
+        if length >= max(BACKWARD_CHUNK, segment.prefix_length):
+            yield (start, length, segment.start, segment.prefix_length)
+            start, length = start + length, 0
+    if length:
+        yield (start, length, segment.start, segment.prefix_length)
+
+
+def _chunks(chunks: Iterable[Chunk]) -> Chunks:
+    rows, partial = [], 0
+    for chunk in chunks:
+        rows.append((*chunk, partial))
+        partial += chunk[-1]
+    return Chunks(torch.tensor(rows, dtype=torch.int64), partial)
+
+
+def _call(chunks: Chunks, branch_T: Tensor, rule: Rule, query: Tensor, key: Tensor) -> Attention:
+    _, num_heads, num_tokens, width = query.shape
+    return Attention(
+        branch=branch_T.data_ptr(),
+        chunks=chunks.rows.data_ptr(),
+        num_chunks=len(chunks.rows),
+        num_tokens=num_tokens,
+        partial_tokens=chunks.partial_tokens,
+        num_heads=num_heads,
+        queries_per_key=num_heads // key.shape[1],
+        width=width,
+        window=NO_WINDOW if rule.window is None else rule.window,
+        num_threads=torch.get_num_threads(),
+        scaling=rule.scaling,
+    )
+
+
+def _strided(tensor: Tensor) -> Strided:
+    return Strided(tensor.data_ptr(), tensor.stride(1), tensor.stride(2))
+
+
+def _heads_like(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same shape with each token's heads adjacent, so that layers need not copy."""
+    batch, heads, tokens, width = tensor.shape
+    return tensor.new_empty(batch, tokens, heads, width).transpose(1, 2)

@@ -1,0 +1,1 @@
+"""C for CPUs, beside the Python that calls it."""

@@ -1,0 +1,101 @@
+"""Makes libraries of C sources on first use, by the compiler that is found here.
+
+A library lies in `__pycache__` beside its source or, where that cannot be written, in $COVEY_CACHE. It is made anew for
+another source, header, compiler or processor.
+"""
+
+import ctypes
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from covey.system.disk import cache_folder
+
+KERNELS = Path(__file__).parent
+"""The folder of covey's own sources."""
+
+COMPILERS = ("gcc", "cc", "clang")
+# Not -ffast-math: a library linked with it lets the whole process round tiny numbers to 0. Nor -fassociative-math: sums
+# are in the order that is written, wherever they are inlined.
+FLAGS = (
+    *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
+    *("-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"),
+)
+COMPILE_SECONDS = 120.0
+
+
+class NoCompilerError(Exception):
+    """Nothing can be compiled here; the text says why."""
+
+
+@cache
+def compiler_version() -> str:
+    """Return the first line of what the compiler says of itself, empty where there is none."""
+    compiler = _compiler()
+    return _run([compiler, "--version"]).partition("\n")[0] if compiler else ""
+
+
+@cache
+def library(source: Path) -> ctypes.CDLL:
+    """Return the loaded library of a source, made if it is not there yet (two seconds). NoCompilerError."""
+    compiler = _compiler()
+    if compiler is None:
+        raise NoCompilerError(f"none of {', '.join(COMPILERS)} is on the PATH")
+    try:
+        return ctypes.CDLL(str(_made(source, compiler)))
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or ["no message"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise NoCompilerError(f"{compiler} ended with {error.returncode}: {first}") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoCompilerError(f"{compiler}: {error}") from error
+
+
+def _compiler() -> str | None:
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def _made(source: Path, compiler: str) -> Path:
+    """Return the library's file."""
+    name = f"{source.stem}-{_key(source, compiler)}.so"
+    folders = (source.parent / "__pycache__", Path(cache_folder()) / "compiled")
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Of several processes each makes its own; the last one to be renamed stays.
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                made = Path(own) / name
+                _run([compiler, *FLAGS, "-o", str(made), str(source)])
+                made.replace(folder / name)
+            return folder / name
+        except OSError:
+            continue
+    raise OSError(f"neither {folders[0]} nor {folders[1]} can be written")
+
+
+def _key(source: Path, compiler: str) -> str:
+    """Return a key that changes with source, headers beside it, flags, compiler and processor."""
+    texts = (path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h"))))
+    parts = (*texts, *FLAGS, compiler, compiler_version(), _processor())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Return the processor's model and abilities, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return "\n".join([platform.machine(), *sorted(told)])
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS).stdout

@@ -1,0 +1,152 @@
+"""Norms, gates and rotary positions as one call of C each (elementwise.c) forward and one backward, float32 on a CPU.
+
+As transformers write them, an RMSNorm is six operations forward and some ten backward, each through memory. The numbers
+are torch's but for rounding, and a row's do not depend on the rows beside it.
+
+Shapes: B sequences, T tokens, H heads, D head width; N rows, C their width.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from covey.policy.kernels.compiler import KERNELS, library
+
+SOURCE = KERNELS / "elementwise.c"
+BLOCK = 64
+"""Rows whose share of a weight's gradient is one sum."""
+
+
+class Norm(ctypes.Structure):
+    """The struct of the same name in elementwise.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "scales", "out", "gradient")),
+        *((name, ctypes.c_void_p) for name in ("of_x", "sums", "of_weight")),
+        *((name, ctypes.c_int64) for name in ("rows", "width", "block", "num_threads")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class Gate(ctypes.Structure):
+    """The struct of the same name in elementwise.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("gate", "up", "out", "gradient", "of_gate", "of_up")),
+        *((name, ctypes.c_int64) for name in ("count", "num_threads")),
+    )
+
+
+class Rotate(ctypes.Structure):
+    """The struct of the same name in elementwise.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "cosines", "sines", "out")),
+        ("strides", ctypes.c_int64 * 3),
+        *((name, ctypes.c_int64) for name in ("sequences", "tokens", "heads", "width", "num_threads", "is_backward")),
+    )
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_C: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        out, scales_N = torch.empty_like(x), x.new_empty(x.shape[:-1])
+        call = _norm_of(x, weight_C)
+        call.scales, call.out, call.eps = scales_N.data_ptr(), out.data_ptr(), eps
+        library(SOURCE).covey_norm_forward(ctypes.byref(call))
+        ctx.save_for_backward(x, weight_C, scales_N)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, weight_C, scales_N = ctx.saved_tensors
+        gradient, of_x, of_weight_C = gradient.contiguous(), torch.empty_like(x), None
+        call = _norm_of(x, weight_C)
+        call.scales, call.gradient, call.of_x = scales_N.data_ptr(), gradient.data_ptr(), of_x.data_ptr()
+        if ctx.needs_input_grad[1]:
+            of_weight_C = torch.empty_like(weight_C)
+            sums = x.new_empty(-(-scales_N.numel() // BLOCK), x.shape[-1])
+            call.sums, call.of_weight = sums.data_ptr(), of_weight_C.data_ptr()
+        library(SOURCE).covey_norm_backward(ctypes.byref(call))
+        return of_x, of_weight_C, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        out = torch.empty_like(gate)
+        call = _gate_of(gate, up)
+        call.out = out.data_ptr()
+        library(SOURCE).covey_gate_forward(ctypes.byref(call))
+        ctx.save_for_backward(gate, up)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        gradient, of_gate, of_up = gradient.contiguous(), torch.empty_like(gate), torch.empty_like(up)
+        call = _gate_of(gate, up)
+        call.gradient, call.of_gate, call.of_up = gradient.data_ptr(), of_gate.data_ptr(), of_up.data_ptr()
+        library(SOURCE).covey_gate_backward(ctypes.byref(call))
+        return of_gate, of_up
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
+        ctx.save_for_backward(cosines_BTD, sines_BTD)
+        return _turned(x_BTHD, cosines_BTD, sines_BTD, is_backward=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTHD: Tensor) -> tuple[Tensor, None, None]:
+        return _turned(gradient_BTHD, *ctx.saved_tensors, is_backward=True), None, None
+
+
+def rms_norm(x: Tensor, weight_C: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last axis (arXiv 1910.07467). Float32 on the CPU."""
+    out: Tensor = _RmsNorm.apply(x, weight_C, eps)
+    return out
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (SwiGLU, arXiv 2002.05202). Float32 on the CPU, of one shape."""
+    out: Tensor = _Gated.apply(gate, up)
+    return out
+
+
+def rotated(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
+    """Heads at their rotary positions, halves turned against each other (arXiv 2104.09864). Float32 on the CPU."""
+    assert cosines_BTD.shape[-1] == x_BTHD.shape[-1], "the family turns whole heads"
+    angles = (angle.expand(len(x_BTHD), -1, -1).contiguous() for angle in (cosines_BTD, sines_BTD))
+    out: Tensor = _Rotated.apply(x_BTHD, *angles)
+    return out
+
+
+def _turned(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor, *, is_backward: bool) -> Tensor:
+    if x_BTHD.stride(3) != 1:
+        x_BTHD = x_BTHD.contiguous()
+    out = x_BTHD.new_empty(x_BTHD.shape)
+    call = Rotate(x_BTHD.data_ptr(), cosines_BTD.data_ptr(), sines_BTD.data_ptr(), out.data_ptr())
+    call.sequences, call.tokens, call.heads, call.width = x_BTHD.shape
+    call.strides, call.num_threads, call.is_backward = x_BTHD.stride()[:3], torch.get_num_threads(), is_backward
+    library(SOURCE).covey_rotate_heads(ctypes.byref(call))
+    return out
+
+
+def _norm_of(x: Tensor, weight_C: Tensor) -> Norm:
+    width, num_threads = x.shape[-1], torch.get_num_threads()
+    call = Norm(x.data_ptr(), weight_C.data_ptr(), block=BLOCK, num_threads=num_threads)
+    call.rows, call.width = x.numel() // width, width
+    return call
+
+
+def _gate_of(gate: Tensor, up: Tensor) -> Gate:
+    return Gate(gate.data_ptr(), up.data_ptr(), count=gate.numel(), num_threads=torch.get_num_threads())

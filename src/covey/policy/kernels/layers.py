@@ -1,0 +1,188 @@
+"""Parts of Llama's family that compute through C (elementwise.c), in training and in passes without gradient.
+
+A module of exactly known class takes a subclass of it; its weights, and their names, stay as they are. What is not
+float32 on a CPU is computed as before.
+
+Shapes: B sequences, T tokens, H heads, D head width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralAttention, MistralMLP, MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2MLP, Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Qwen3RMSNorm
+
+from covey.policy.attention.base import ATTENTION, attention
+from covey.policy.kernels.elementwise import gated, rms_norm, rotated
+from covey.policy.kernels.linear import OneDnnLinear
+from covey.policy.kernels.support import unsupported_reason
+
+
+class _CompiledNorm(nn.Module):
+    weight: nn.Parameter
+    variance_epsilon: float
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        if _is_plain(hidden_states, self.weight):
+            return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+        out: Tensor = super().forward(hidden_states)  # of the class beside it
+        return out
+
+
+class CompiledLlamaRMSNorm(_CompiledNorm, LlamaRMSNorm):
+    """Llama's norm through C."""
+
+
+class CompiledMistralRMSNorm(_CompiledNorm, MistralRMSNorm):
+    """Mistral's norm through C."""
+
+
+class CompiledQwen2RMSNorm(_CompiledNorm, Qwen2RMSNorm):
+    """Qwen2's norm through C."""
+
+
+class CompiledQwen3RMSNorm(_CompiledNorm, Qwen3RMSNorm):
+    """Qwen3's norms through C, those of queries and keys among them."""
+
+
+class _CompiledMLP(nn.Module):
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not _is_plain(x):
+            out: Tensor = super().forward(x)  # of the class beside it
+            return out
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        down: Tensor = self.down_proj(gated(gate, up))
+        return down
+
+
+class CompiledLlamaMLP(_CompiledMLP, LlamaMLP):
+    """Llama's feed-forward part, its gate through C."""
+
+
+class CompiledMistralMLP(_CompiledMLP, MistralMLP):
+    """Mistral's feed-forward part, its gate through C."""
+
+
+class CompiledQwen2MLP(_CompiledMLP, Qwen2MLP):
+    """Qwen2's feed-forward part, its gate through C."""
+
+
+class CompiledQwen3MLP(_CompiledMLP, Qwen3MLP):
+    """Qwen3's feed-forward part, its gate through C."""
+
+
+class _CompiledAttention(nn.Module):
+    config: Any
+    head_dim: int
+    scaling: float
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+
+    def forward(self, hidden_states: Tensor, *given: Any, position_embeddings: Any = None, **keywords: Any) -> Any:
+        """(B, T, C) to (B, T, C), as transformers call it. No weights of the attention beside it."""
+        is_known = not given and position_embeddings is not None and keywords.get("past_key_values") is None
+        if not is_known or self.config._attn_implementation != ATTENTION or not _is_plain(hidden_states):
+            return super().forward(hidden_states, *given, position_embeddings=position_embeddings, **keywords)
+        heads = [self._heads(part, hidden_states) for part in (self.q_proj, self.k_proj, self.v_proj)]
+        query, key = (rotated(part, *position_embeddings) for part in self._normed(*heads[:2]))
+        turned = (part.transpose(1, 2) for part in (query, key, heads[2]))
+        rule = {"scaling": self.scaling, "sliding_window": self._window(), "attention_mask": None}
+        out_BTHD, _ = attention(self, *turned, **(keywords | rule))
+        return self.o_proj(out_BTHD.flatten(2)), None
+
+    def _heads(self, projection: nn.Module, hidden_BTC: Tensor) -> Tensor:
+        heads_BTHD: Tensor = projection(hidden_BTC).unflatten(-1, (-1, self.head_dim))
+        return heads_BTHD
+
+    def _normed(self, query_BTHD: Tensor, key_BTHD: Tensor) -> tuple[Tensor, Tensor]:
+        return query_BTHD, key_BTHD
+
+    def _window(self) -> int | None:
+        return None
+
+
+class CompiledLlamaAttention(_CompiledAttention, LlamaAttention):
+    """Llama's attention, rotary positions through C."""
+
+
+class CompiledMistralAttention(_CompiledAttention, MistralAttention):
+    """Mistral's attention, rotary positions through C."""
+
+    def _window(self) -> int | None:
+        window: int | None = self.config.sliding_window
+        return window
+
+
+class CompiledQwen2Attention(_CompiledAttention, Qwen2Attention):
+    """Qwen2's attention, rotary positions through C."""
+
+    def _window(self) -> int | None:
+        return self.sliding_window
+
+
+class CompiledQwen3Attention(_CompiledAttention, Qwen3Attention):
+    """Qwen3's attention, rotary positions through C; its norms are modules of their own."""
+
+    def _normed(self, query_BTHD: Tensor, key_BTHD: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q_norm(query_BTHD), self.k_norm(key_BTHD)
+
+    def _window(self) -> int | None:
+        return self.sliding_window
+
+
+def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype) -> None:
+    """Let parts of the model compute through C where they can. `kernels` = "torch" never does.
+
+    Never by a timing: a run that chose anew at each start would not resume to the same bits.
+    """
+    is_known = any(type(module) in COMPILED for module in model.modules())
+    if kernels == "auto" and is_known and not unsupported_reason("layers", [(precision, model.device.type)]):
+        use_compiled(model)
+
+
+def use_compiled(model: nn.Module) -> None:
+    """Let norms, gates and rotary positions of exactly known classes compute through C, in place.
+
+    So do the gradients of weights that oneDNN would compute.
+    """
+    for module in model.modules():
+        if type(module) is OneDnnLinear:
+            module.through_c = True
+        kind = type(module)
+        if kind in COMPILED and (kind not in GATED or isinstance(module.act_fn, nn.SiLU | SiLUActivation)):
+            module.__class__ = COMPILED[kind]
+
+
+def _is_plain(*tensors: Tensor) -> bool:
+    is_float = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+    return is_float and tensors[0].numel() > 0 and not torch.is_autocast_enabled("cpu")
+
+
+GATED = (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP)
+"""Taken only where the gate is a silu."""
+
+COMPILED: dict[type[nn.Module], type[nn.Module]] = {
+    LlamaRMSNorm: CompiledLlamaRMSNorm,
+    MistralRMSNorm: CompiledMistralRMSNorm,
+    Qwen2RMSNorm: CompiledQwen2RMSNorm,
+    Qwen3RMSNorm: CompiledQwen3RMSNorm,
+    LlamaMLP: CompiledLlamaMLP,
+    MistralMLP: CompiledMistralMLP,
+    Qwen2MLP: CompiledQwen2MLP,
+    Qwen3MLP: CompiledQwen3MLP,
+    LlamaAttention: CompiledLlamaAttention,
+    MistralAttention: CompiledMistralAttention,
+    Qwen2Attention: CompiledQwen2Attention,
+    Qwen3Attention: CompiledQwen3Attention,
+}

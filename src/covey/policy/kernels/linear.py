@@ -1,0 +1,141 @@
+"""Linear layers through oneDNN on CPUs: in float32, torch takes MKL, which on some processors runs at half the speed.
+
+The results are exact float32 products like MKL's, summed in another order.
+Shapes: N inputs, I and O their width before and after.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from covey.policy.kernels.gradient import weight_gradient
+
+MIN_WEIGHTS = 2**16
+"""Where it is chosen automatically, layers with fewer weights stay with torch: benchmarks/NOTES.md."""
+
+PACKED_ROWS = 64
+"""Rows for which weights are laid out; other numbers of rows take the same layout."""
+
+
+class _Product(torch.autograd.Function):
+    """x @ w.T + b and its gradients, each one call of oneDNN, that of the weight of C where it may be."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, through_c: bool) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        ctx.has_bias, ctx.through_c = bias_O is not None, through_c  # type: ignore[attr-defined]
+        return _linear(x_NI, weight_OI, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (gradient_NO,) = gradients
+        x_NI, weight_OI = ctx.saved_tensors
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        return (
+            _linear(gradient_NO, weight_OI.t()) if of_x else None,
+            product_of_transposed(gradient_NO, x_NI, ctx.through_c) if of_weight else None,
+            gradient_NO.sum(dim=0) if of_bias and ctx.has_bias else None,
+            None,
+        )
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer that computes float32 on the CPU through oneDNN, and everything else as before."""
+
+    through_c = False
+    """Whether the gradient of the weight goes through C."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not _is_whole(input) or torch.is_autocast_enabled("cpu"):
+            return super().forward(input)
+        flat = input.reshape(-1, input.shape[-1])
+        if torch.is_grad_enabled():
+            out = _Product.apply(flat, self.weight, self.bias, self.through_c)
+        else:
+            out = _linear(flat, self.weight, self.bias)
+        return out.view(*input.shape[:-1], self.out_features)
+
+
+class PackedLinear(nn.Module):
+    """An OneDnnLinear for passes without gradient, its weight laid out beforehand: with few rows, as in decoding, most
+    of the time of a product goes into reading weights, and in this layout they are read in one go.
+    """
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        super().__init__()
+        self.take(weight_OI, bias_O)
+
+    def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        """Lay out the weight as it is now. The bias is shared."""
+        self.bias = bias_O
+        self._packed_OI = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), PACKED_ROWS)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _linear(input.reshape(-1, input.shape[-1]), self._packed_OI, self.bias).view(*input.shape[:-1], -1)
+
+
+class MergedLinear(nn.Module):
+    """A linear layer as plain numbers, its adapter merged in, for passes without gradient."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        super().__init__()
+        self.take(weight_OI, bias_O)
+
+    def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        """Hold the weight. The bias is shared."""
+        self.bias = bias_O
+        self._weight_OI = weight_OI.detach()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, self._weight_OI, self.bias)
+
+
+def choose_library(model: nn.Module, kernels: str) -> None:
+    """Let large linear layers compute through oneDNN with `kernels` = "auto", where MKL is not made for the processor.
+
+    Never by a timing: a run that chose anew at each start would not resume to the same bits.
+    """
+    if kernels == "auto" and not _is_intel():
+        use_onednn(model, MIN_WEIGHTS)
+
+
+def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
+    """Let plain linear layers with so many weights compute through oneDNN, in place. The weights stay as they are."""
+    if not torch.backends.mkldnn.is_available():
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.numel() >= min_weights:
+            module.__class__ = OneDnnLinear
+
+
+def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """x @ w.T + b without gradient, as an OneDnnLinear computes it."""
+    return (_linear if _is_whole(x_NI) else nn.functional.linear)(x_NI, weight_OI, bias_O)
+
+
+def product_of_transposed(gradient_NO: Tensor, x_NI: Tensor, through_c: bool) -> Tensor:
+    """gradient^T @ x without gradient, (O, I), as an OneDnnLinear computes that of its weight."""
+    if through_c and _is_whole(x_NI):
+        return weight_gradient(gradient_NO, x_NI)
+    return product(gradient_NO.t(), x_NI.t())
+
+
+def _is_whole(x: Tensor) -> bool:
+    """Return whether this is for oneDNN: float32 on a CPU, and not empty."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
+
+
+def _is_intel() -> bool:
+    """Tell whether the processor is one that MKL is made for, or unknown."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return True
+
+
+def _linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")

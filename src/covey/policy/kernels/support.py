@@ -1,0 +1,70 @@
+"""What the kernels in C can compute: one table, and one function that says why not."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library
+
+LANES, MAX_WIDTH = 16, 256
+"""Widths of heads: multiples of LANES up to MAX_WIDTH, as in attention.c and decode.c."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The sources of a kernel and the types that it computes, all of them on a CPU."""
+
+    sources: tuple[Path, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+
+SUPPORT: dict[str, Support] = {
+    "attention": Support((KERNELS / "attention.c",), (torch.float32, torch.bfloat16)),
+    "layers": Support((KERNELS / "elementwise.c", KERNELS / "gradient.c"), (torch.float32,)),
+    "decode": Support(
+        (KERNELS / "decode.c", KERNELS / "sample.c", KERNELS / "layer.c"), (torch.float32, torch.bfloat16)
+    ),
+}
+"""Packed attention of the training pass; norms, gates, rotary positions and gradients of weights; decoding."""
+
+
+def unsupported_reason(
+    kernel: str,
+    tensors: Iterable[tuple[torch.dtype, str]],
+    widths: Collection[tuple[int, int]] = (),
+    *,
+    is_plain: bool = True,
+) -> str:
+    """Return why a kernel of SUPPORT cannot compute such tensors here, "" where it can.
+
+    `tensors` are (type, device type); `widths` those of the keys and values of a head; `is_plain`: no attention sinks
+    and no soft caps.
+    """
+    support = SUPPORT[kernel]
+    if not is_plain:
+        return "it knows neither attention sinks nor soft caps"
+    for dtype, device in sorted({(_name(dtype), device) for dtype, device in tensors}):
+        if dtype not in map(_name, support.dtypes) or device != "cpu":
+            return f"it computes {' and '.join(map(_name, support.dtypes))} on a CPU, got {dtype} on {device}"
+    for key, value in sorted(set(widths)):
+        if key != value or key > MAX_WIDTH or key % LANES:
+            found = str(key) if key == value else f"keys of {key} with values of {value}"
+            return f"heads must be {LANES}, {2 * LANES}, ... {MAX_WIDTH} wide, got {found}"
+    try:
+        for source in support.sources:
+            library(source)
+    except NoCompilerError as error:
+        return str(error)
+    return ""
+
+
+def with_dense_heads(*tensors: Tensor) -> list[Tensor]:
+    """Return heads (B, H, T, D) whose numbers lie side by side, as the kernels read them. Copies only where needed."""
+    return [tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in tensors]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,74 @@
+"""What `model.name` may lead to on this disk, before anything is loaded."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+
+def check_name(name: str) -> None:
+    """Refuse a missing path, and a folder of a run or of several instead of a policy, with ValueError."""
+    path = Path(name)
+    if not path.exists():
+        if name.startswith(("/", ".", "~")) or name.count("/") > 1:  # the hub's names have one "/" at most
+            raise ValueError(f"model.name={name}: there is no such folder")
+        return
+    if not path.is_dir() or any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        return
+    newest, kind = _newest_policy(path), _kind(path)
+    if newest is not None:
+        raise ValueError(f"model.name={name} is {kind}, not a policy; its newest policy is model.name={newest}")
+    if kind == RUN:
+        raise ValueError(f"model.name={name} is {kind} without a policy")
+
+
+def saved_step(name: str) -> int:
+    """Return how many steps the policy in a checkpoint was trained, 0 for what no checkpoint holds.
+
+    >>> saved_step("run/checkpoints/step-000030/policy"), saved_step("Qwen/Qwen2.5-0.5B")
+    (30, 0)
+    """
+    found = re.search(r"(?:^|/)checkpoints/step-(\d{6,})/policy/?$", name)
+    return int(found[1]) if found else 0
+
+
+def _newest_policy(folder: Path) -> Path | None:
+    """Return a run's last policy, that of the latest of several runs, or a cold start's."""
+    if (folder / "manifest.json").is_file() and (folder / "policy").is_dir():
+        return folder / "policy"
+    saved = [path.parent for path in folder.glob("**/checkpoints/step-*/manifest.json")]
+    if saved:
+        return max(saved, key=lambda path: (path.parents[1].stat().st_mtime_ns, path.name)) / "policy"
+    try:
+        warmed = Path(json.loads((folder / "cold_start.json").read_text(encoding="utf-8"))["path"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return warmed if warmed.is_dir() else None
+
+
+def _kind(folder: Path) -> str:
+    if (folder / "manifest.json").is_file():
+        return "a checkpoint"
+    return RUN if (folder / "config.yaml").is_file() else "a folder of runs"
+
+
+RUN = "a run folder"
+
+
+def check_device(name: str) -> None:
+    """Refuse what names no device, and a GPU where torch was built without, with ValueError."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError(f"model.device must be auto, cpu, cuda or cuda:N, got {name}")
+    if name.startswith("cuda") and _is_torch_without_gpus():
+        raise ValueError(f"model.device={name} needs a CUDA device and there is none; use model.device=cpu")
+
+
+def _is_torch_without_gpus() -> bool:
+    """Tell from torch's version file. Importing torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    places = spec.submodule_search_locations if spec is not None else None
+    file = Path(next(iter(places)), "version.py") if places else None
+    if file is None or not file.is_file():
+        return False
+    text = file.read_text(encoding="utf-8")
+    return all(re.search(rf"^{kind}\b[^=\n]*= None$", text, re.MULTILINE) for kind in ("cuda", "hip", "xpu"))

@@ -1,0 +1,96 @@
+"""The embedded policy: a model of about a million parameters and a byte tokenizer, built from nothing.
+
+It makes every recipe run offline on a laptop; a cold start teaches it enough to earn rewards.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from covey.policy.attention.base import ATTENTION
+from covey.system.lookup import one_of
+
+NANO = "nano"
+# AutoTokenizer takes Qwen2's own class for this architecture, which would add this end token if it were missing.
+PAD, END, START_TURN, END_TURN = "<pad>", "<|endoftext|>", "<turn>", "</turn>"
+ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
+MAX_LENGTH = 4096
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<turn>{{ message['role'] }}\n{{ message['content'] }}</turn>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NanoShape:
+    """What a model made from nothing looks like."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % (2 * self.num_heads) != 0:
+            raise ValueError(f"model.nano_hidden_size must be a multiple of 2 x nano_num_heads, got {self.hidden_size}")
+
+    @property
+    def initializer_range(self) -> float:
+        """The usual 0.02 suits wide models; a narrow one learns several times faster from a start of unit scale."""
+        return float(0.7 * self.hidden_size**-0.5)
+
+
+def byte_tokenizer(special: Sequence[str]) -> Tokenizer:
+    """Build a tokenizer of one token per byte, so that any text comes out unchanged.
+
+    The special tokens come first.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def nano_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, four special tokens and a chat template."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer([PAD, END, START_TURN, END_TURN]),
+        pad_token=PAD,
+        eos_token=END,
+        extra_special_tokens=[START_TURN, END_TURN],
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def nano_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """Random weights, a pure function of the arguments. The global random state is left as it was."""
+    one_of("model.nano_architecture", shape.architecture, ARCHITECTURES)
+    config = AutoConfig.for_model(
+        shape.architecture,
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=8 * (shape.hidden_size // 3),
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_heads,
+        head_dim=shape.hidden_size // shape.num_heads,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        initializer_range=shape.initializer_range,
+        sliding_window=None,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)

@@ -1,0 +1,225 @@
+"""What an architecture can do, found out by running it on a few tokens; what a layout would get wrong is refused."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from covey.policy.attention.base import DENSE, Heads, Layout, Rule
+from covey.policy.attention.bidirectional import WHOLE
+from covey.policy.attention.packed import Segment, packed_layout
+from covey.policy.models.mask_probe import seeing_masks
+from covey.policy.plain import plain_model
+from covey.policy.policy import Policy, inference
+
+NUM_TOKENS = 8
+LISTED = " (docs/develop/architectures.md lists what works)"
+NOISE = 1e-2
+"""Largest difference between training and evaluation mode, in standard deviations of the logits."""
+SHARED, BRANCH = 4, 8
+"""Tokens that two texts begin with, and go on with where there are so many positions."""
+ERROR, HALF_ERROR = 1e-3, 0.3
+"""Largest difference to transformers' own computation, never in half precision, in standard deviations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Attention of another layout that notes which layers asked for it, and with what heads."""
+
+    layout: Layout
+    layers: list[int] = field(default_factory=list)
+    heads: set[Heads] = field(default_factory=set)
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        self.layers.append(layer)
+        widths = key_BKTD.shape[-1], value_BKTD.shape[-1]
+        # Under autocast values may be of another type than queries and keys.
+        dtypes = {tensor.dtype for tensor in (query_BHTD, key_BKTD, value_BKTD)}
+        self.heads.update(Heads(dtype, query_BHTD.device.type, *widths, rule.is_plain) for dtype in dtypes)
+        return self.layout.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
+
+
+class Draws(TorchDispatchMode):
+    """Notes whether random numbers were drawn, one for each of several entries: noise may be rare, or small.
+
+    Single ones decide whether a layer is left out, which `remove_dropout` has seen to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = False
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        # Fused attention may drop out, and is never told to.
+        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):  # type: ignore[attr-defined]
+            self.made |= any(isinstance(leaf, Tensor) and leaf.numel() > 1 for leaf in tree_leaves(out))
+        return out
+
+
+def remove_dropout(model: nn.Module) -> None:
+    """Remove dropout, as a policy sampled without it must be trained without it, or the ratio is noise.
+
+    Some architectures keep the rate in a module of its own, others as a number beside the layers that use it.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def detect_capabilities(policy: Policy) -> Policy:
+    """The policy with what a few tokens show of its architecture: whether its head is plain, where positions begin,
+    what the heads of its attention are like.
+
+    ValueError for an architecture that covey would not compute as transformers does, alone or beside other rollouts,
+    and for one that is noisy in training mode: the policy that is trained would not be the one that was sampled.
+    """
+    model = policy.causal_lm
+    kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
+    recorder = Recorder(layout)
+    with inference(model):
+        try:
+            found = replace(policy, first_position=_first_position(policy, layout))
+            _check_against_plain(found, recorder)
+            assert found.max_length > 0, "there are positions"  # ValueError where a configuration does not say
+            logits_TV = _logits(found, layout)
+            hidden_TC = found.hidden(*_probe(policy), layout)[0]
+        except ValueError:
+            raise
+        except Exception as error:  # foreign code, which may trip over the layout in any way
+            raise ValueError(
+                f"model.name needs another architecture: {kind} does not run with covey's attention ({_line(error)})"
+            ) from error
+        model.train()
+        with Draws() as draws:
+            trained_TV = _logits(found, layout)
+        is_near = torch.allclose(trained_TV, logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std()))
+        if draws.made or not is_near:
+            raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
+        return replace(found, head_is_linear=_is_plain(found, hidden_TC, logits_TV), heads=frozenset(recorder.heads))
+
+
+def _check_layers(policy: Policy, recorder: Recorder) -> None:
+    """Check that every layer attends once.
+
+    What it does besides cannot be laid out, and a cache has one place per layer.
+    """
+    kind = type(policy.causal_lm).__name__
+    num_layers, found = (
+        policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers,
+        len(set(recorder.layers)),
+    )
+    if found == 0:
+        raise ValueError(
+            f"model.name needs attention that transformers lets others compute, {kind} has its own{LISTED}"
+        )
+    if found != num_layers:
+        raise ValueError(f"model.name needs attention in every layer, {kind} has it in {found} of {num_layers}{LISTED}")
+    if len(recorder.layers) != found:
+        times = f"{len(recorder.layers)} times in {num_layers}"
+        raise ValueError(f"model.name needs attention once in every layer, {kind} has it {times}{LISTED}")
+
+
+def _check_against_plain(policy: Policy, recorder: Recorder) -> None:
+    """Compare with the model as transformers alone runs it: text by text, and two that share their beginning."""
+    model = policy.causal_lm
+    kind, texts = type(model).__name__, _texts(policy)
+    ids_BT = torch.tensor(texts, device=model.device)
+    positions_BT = torch.arange(ids_BT.shape[1], device=model.device).expand_as(ids_BT)
+    with nullcontext() if policy.mask_id is not None else seeing_masks(model):
+        found_NV = policy.logits(ids_BT, positions_BT, recorder)
+    _check_layers(policy, recorder)
+    plain = plain_model(policy)
+    expected_NV = torch.cat([plain.logits(text, range(len(text))) for text in texts])
+    _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
+    if policy.mask_id is not None:
+        return
+    length = len(texts[0])
+    place_T = torch.tensor([*range(length), *range(SHARED, length)], device=model.device)
+    ids_1T = torch.tensor([[*texts[0], *texts[1][SHARED:]]], device=model.device)
+    packed = packed_layout([Segment(0, SHARED, (length - SHARED,) * 2)], model.device)
+    found_NV = policy.logits(ids_1T, place_T[None], packed)
+    expected_NV = torch.cat([expected_NV[:length], expected_NV[length + SHARED :]])
+    message = f"texts that are the same beside others, with positions of their own; {kind} changes them"
+    _refuse_difference(policy, found_NV, expected_NV, message)
+
+
+def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, message: str) -> None:
+    """Refuse a difference, in half precision by the median token.
+
+    One token's experts may be others by rounding.
+    """
+    error_N = (found_NV.double() - expected_NV.double()).abs().amax(dim=-1) / expected_NV.double().std()
+    is_half = policy.precision not in (torch.float32, torch.float64)
+    error, allowed = (float(error_N.median()), HALF_ERROR) if is_half else (float(error_N.max()), ERROR)
+    if not error <= allowed:
+        raise ValueError(f"model.name needs {message} (logits differ by {error:.2g} of their deviation)")
+
+
+def _texts(policy: Policy) -> list[list[int]]:
+    """Two of one length, with the same beginning."""
+    config = policy.causal_lm.config.get_text_config(decoder=True)
+    padding = getattr(config, "pad_token_id", None)
+    ids = [token_id for token_id in range(min(config.vocab_size, 64)) if token_id != padding]
+    longest = getattr(config, "max_position_embeddings", None) or SHARED + BRANCH
+    branch = max(1, min(BRANCH, longest - policy.first_position - SHARED))
+    chosen = [ids[place % len(ids)] for place in range(SHARED + 2 * branch)]
+    return [chosen[: SHARED + branch], chosen[:SHARED] + chosen[SHARED + branch :]]
+
+
+def _line(error: Exception) -> str:
+    return " ".join(repr(error).split())[:160]
+
+
+def _first_position(policy: Policy, layout: Layout) -> int:
+    """Return where position encoding begins: RoBERTa and its kin leave room for the padding token."""
+    model = policy.causal_lm
+    if policy.mask_id is None and not _leaves_room(model):
+        return 0
+    ids_1T, _ = _probe(policy)
+    with policy.autocast():
+        expected_TV = model(input_ids=ids_1T, layout=layout).logits[0]
+    padding = model.config.pad_token_id
+    for first in dict.fromkeys((0, 0 if padding is None else padding + 1)):
+        if torch.equal(_logits(replace(policy, first_position=first), layout), expected_TV):
+            return first
+    raise ValueError(f"model.name needs positions that are counted through, {type(model).__name__} has others")
+
+
+def _leaves_room(model: nn.Module) -> bool:
+    """Return whether one of the learned positions is that of padding."""
+    return any(
+        isinstance(module, nn.Embedding) and module.padding_idx is not None
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings")
+    )
+
+
+def _is_plain(policy: Policy, hidden_TC: Tensor, logits_TV: Tensor) -> bool:
+    try:
+        return bool(torch.equal(policy.head(hidden_TC), logits_TV))
+    except (TypeError, RuntimeError):  # modules that take something else, or stand in another order
+        return False
+
+
+def _logits(policy: Policy, layout: Layout) -> Tensor:
+    return policy.logits(*_probe(policy), layout)
+
+
+def _probe(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Token ids and positions of a short input. Models may give padding tokens positions of their own."""
+    config, device = policy.causal_lm.config.get_text_config(decoder=True), policy.causal_lm.device
+    padding = getattr(config, "pad_token_id", None)
+    ids = [token_id for token_id in range(config.vocab_size) if token_id != padding]
+    chosen = torch.tensor([list(ids[:NUM_TOKENS])], device=device)
+    return chosen, torch.arange(chosen.shape[1], device=device)[None]

@@ -1,0 +1,1 @@
+"""From prompts to groups of rollouts: order, sampling, scoring."""

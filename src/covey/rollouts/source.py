@@ -1,0 +1,332 @@
+"""Where groups come from: the protocol, and the source that samples in this process.
+
+Staleness: a group is trained at most `max_staleness` versions after it was started. The local source starts a group
+only when it is asked for one, on the weights published last, so its staleness is 0.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from covey.rollouts.rollout import Sampler, roll_out
+from covey.rollouts.settings import GroupSizeStep, group_size_at
+from covey.system import collectives
+from covey.system.waits.signals import outside_of_loops
+from covey.types import Group, Prompt, RunStopped, Sampling
+
+GroupFilter = Callable[[Tensor], bool]
+"""True where a group with these rewards, (M,), is worth training on; before shaping and a KL penalty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A group that was sampled and will not be trained.
+
+    >>> Dropped(group, reason="filtered_all_right")
+    """
+
+    group: Group
+    reason: str
+    """As `GroupSource.take_drops` counts it."""
+
+
+class GroupSource(Protocol):
+    """The stream of groups a trainer rank pulls from."""
+
+    @property
+    def dropped(self) -> Sequence[Dropped]:
+        """Return what the last `take` of this rank sampled and left out."""
+        ...
+
+    def take(self, n: int) -> list[Group]:
+        """Wait for the next groups to train on. Fewer than n where groups were dropped, and `take_drops` says why."""
+        ...
+
+    def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+        """Return one group for each prompt, in order, for evaluation. Leaves the training stream where it is.
+
+        Ranks share the work, and each gets all groups."""
+        ...
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample with these weights from now on."""
+        ...
+
+    def take_drops(self) -> dict[str, int]:
+        """Return groups and rollouts dropped since the last call, by reason."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what decided which prompts the last step was made of, and how often each was answered."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class PromptSampler(Protocol):
+    """Prompts without end. Which comes next follows from the seed, the position and what was learnt, nothing else."""
+
+    prompts: Sequence[Prompt]
+    seed: int
+
+    @property
+    def position(self) -> int:
+        """Return the number of prompts drawn so far."""
+        ...
+
+    def draw(self, n: int) -> list[tuple[Prompt, int]]:
+        """Return the next n prompts, each with a number that is another one every time the same prompt comes."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy, of plain containers."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state. Raises ValueError where it is that of another kind of stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How well a prompt was solved. Small, so that ranks can exchange it.
+
+    >>> Outcome("arithmetic", "train-17", success=0.375)
+    """
+
+    environment: str
+    prompt_id: str
+    success: float
+    """Share of its scored completions that are correct."""
+
+
+@runtime_checkable
+class AdaptiveSampler(Protocol):
+    """A stream whose order depends on how well its prompts are solved."""
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Receive the outcomes of all ranks, in the order in which the prompts were drawn: the same on every rank."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what there is to log since this was last asked."""
+        ...
+
+
+@dataclass
+class PromptStream:
+    """Prompts without end: pass after pass over the data, each in its own order. Its only state is the position."""
+
+    prompts: Sequence[Prompt]
+    seed: int
+    shuffle: bool
+    position: int = 0
+    _orders: dict[int, list[int]] = field(default_factory=dict)
+
+    def draw(self, n: int) -> list[tuple[Prompt, int]]:
+        """Return the next n prompts, each with the number of the pass it belongs to."""
+        drawn = [self._at(self.position + offset) for offset in range(n)]
+        self.position += n
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state(state, self.state_dict())
+        self.position = int(state["position"])
+
+    def _at(self, position: int) -> tuple[Prompt, int]:
+        epoch, index = divmod(position, len(self.prompts))
+        if epoch not in self._orders:
+            order = list(range(len(self.prompts)))
+            if self.shuffle:
+                random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e == epoch - 1}
+        return self.prompts[self._orders[epoch][index]], epoch
+
+
+def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse (ValueError) a saved state that holds other things than a stream of this kind has."""
+    if state.keys() != own.keys():
+        raise ValueError(
+            f"the checkpoint's prompt stream holds {', '.join(state)}, this run's {', '.join(own)}: "
+            "curriculum.name and the kind of environment cannot change within a run"
+        )
+
+
+def rollout_seed(seed: int, prompt_id: str, epoch: int) -> int:
+    """Return the seed of a prompt's completions: a pure function of the run's seed, the prompt and the pass over the
+    data."""
+    digest = hashlib.blake2b(f"{seed}/{epoch}/{prompt_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass
+class LocalSource:
+    """Samples and scores in this process, on the trainer's own weights."""
+
+    sampler: Sampler
+    stream: PromptSampler
+    group_size: int
+    sampling: Sampling
+    keep: GroupFilter | None = None
+    """Dynamic sampling: groups it refuses are replaced by others (DAPO, arXiv 2503.14476)."""
+    filter_rounds: int = 3
+    """How often a step draws again for refused groups, before it trains on what there is."""
+    later_sizes: Sequence[GroupSizeStep] = ()
+    """Group sizes that take the place of `group_size` once so many versions are published."""
+    correct_above: float = 1.0
+    """A reward of at least this is a success, where the stream learns from successes."""
+    _version: int = 0
+    _sampled_size: int = 0
+    _drops: Counter[str] = field(default_factory=Counter)
+    _dropped: list[Dropped] = field(default_factory=list)
+    _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=_event_loop))
+
+    @property
+    def dropped(self) -> Sequence[Dropped]:
+        return tuple(self._dropped)
+
+    def take(self, n: int) -> list[Group]:
+        groups: list[Group] = []
+        tried: list[Group] = []
+        self._dropped = []
+        # Draw and score, again for groups that the filter refuses.
+        for _ in range(1 + (self.filter_rounds if self.keep else 0)):
+            missing_of_ranks: list[int] = collectives.all_gather(n - len(groups))
+            if not any(missing_of_ranks):  # decided by all ranks together: a round is collective
+                break
+            rolled_out = self._roll_out(self._draw(missing_of_ranks))
+            self._tell(rolled_out)
+            tried.extend(rolled_out)
+            groups.extend(group for group in rolled_out if self._keep_or_drop(group))
+        _stop_where_nothing_is_scored(tried)
+        return groups
+
+    def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+        # Every rank answers each world_size-th prompt, and all get all groups in the order of the prompts.
+        own = prompts[collectives.rank() :: collectives.world_size()]
+        jobs = [(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in own]
+        of_ranks = collectives.all_gather(self._run_all(jobs, group_size))
+        groups = [of_ranks[index % len(of_ranks)][index // len(of_ranks)] for index in range(len(prompts))]
+        _stop_where_nothing_is_scored(groups)
+        return groups
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self.sampler.engine.load_weights(weights, version)
+        self._version = version
+
+    def take_drops(self) -> dict[str, int]:
+        drops, self._drops = dict(self._drops), Counter()
+        return drops
+
+    def take_metrics(self) -> dict[str, float]:
+        learnt = self.stream.take_metrics() if isinstance(self.stream, AdaptiveSampler) else {}
+        size = {"group_size": float(self._sampled_size)} if self.later_sizes else {}
+        return {f"curriculum/{name}": value for name, value in learnt.items()} | size
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.stream.load_state_dict(state)
+
+    def close(self) -> None:
+        outside_of_loops(self._runner.close)
+
+    def _draw(self, missing_of_ranks: Sequence[int]) -> list[tuple[Prompt, int]]:
+        """Return this rank's share of the stream. All ranks move along the stream together."""
+        first = sum(missing_of_ranks[: collectives.rank()])
+        return self.stream.draw(sum(missing_of_ranks))[first : first + missing_of_ranks[collectives.rank()]]
+
+    def _roll_out(self, drawn: Sequence[tuple[Prompt, int]]) -> list[Group]:
+        seed, self._sampled_size = self.stream.seed, self._size()
+        jobs = [(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
+        return self._run_all(jobs, self._sampled_size)
+
+    def _size(self) -> int:
+        """Return how often each prompt is answered now."""
+        return group_size_at(self._version, self.group_size, self.later_sizes)
+
+    def _tell(self, groups: Sequence[Group]) -> None:
+        """Let a stream that learns know what all ranks found, in the order in which they drew."""
+        if isinstance(self.stream, AdaptiveSampler):
+            own = [_outcome(group, self.correct_above) for group in groups if group.rollouts]
+            self.stream.learn([outcome for of_rank in collectives.all_gather(own) for outcome in of_rank])
+
+    def _run_all(self, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int) -> list[Group]:
+        async def gather() -> list[Group]:
+            with self.sampler.stages.under_way(len(jobs)):
+                return await asyncio.gather(*(roll_out(self.sampler, p, group_size, s) for p, s in jobs))
+
+        def sample() -> list[Group]:
+            return outside_of_loops(lambda: self._runner.run(gather()))
+
+        return collectives.run_or_fail_together(sample, "the end of sampling")
+
+    def _keep_or_drop(self, group: Group) -> bool:
+        """Return whether the group is trained. Where it is not, count and remember why."""
+        self._drops["unscored_rollouts"] += len(group.failures)
+        if len(group.rollouts) < min(2, self._size()):
+            reason = "unscored_groups"
+        elif self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
+            reason = f"filtered_{_uniform_kind(group.rewards)}"
+        else:
+            return True
+        self._drops[reason] += 1
+        self._dropped.append(Dropped(group, reason))
+        return False
+
+
+def drop_stale(groups: Sequence[Group], version: int, max_staleness: int) -> list[Group]:
+    """Return the groups all rollouts of which were started at most `max_staleness` versions ago, whatever source gave
+    them."""
+    started = [min((r.policy_version for r in group.rollouts), default=version) for group in groups]
+    return [group for group, oldest in zip(groups, started, strict=True) if version - oldest <= max_staleness]
+
+
+def _outcome(group: Group, correct_above: float) -> Outcome:
+    success = fmean(reward >= correct_above for reward in group.rewards)
+    return Outcome(group.prompt.environment, group.prompt.id, success)
+
+
+def _stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
+    """Raise RunStopped where no completion of any rank could be scored: the reward is broken, going on would hide it.
+
+    Prompts that the judge has nothing to say about break nothing: the step then teaches nothing.
+    """
+    (num_scored,) = collectives.all_sum_ints(sum(len(group.rollouts) for group in groups))
+    failures = [failure for group in groups for failure in group.failures if failure.is_fault]
+    if failures and not num_scored:
+        raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Make a loop that reports no tasks that a signal stopped: who stopped the run knows."""
+    loop = asyncio.new_event_loop()
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(report)
+    return loop
+
+
+def _uniform_kind(rewards: Sequence[float]) -> str:
+    """Return all_right, all_wrong or mixed: why a filter refuses a group."""
+    if min(rewards) >= 1:
+        return "all_right"
+    return "all_wrong" if max(rewards) <= 0 else "mixed"

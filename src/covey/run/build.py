@@ -1,0 +1,240 @@
+"""Build the parts of a run from settings. Everything else takes plain parameters."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from covey.algorithm.build import build_objective
+from covey.algorithm.credit.selection import GROUP_FILTERS
+from covey.algorithm.objective import Objective
+from covey.algorithm.settings import AlgorithmConfig
+from covey.config.schema import Config
+from covey.engine.base import Engine
+from covey.engine.build import ENGINES
+from covey.environments import build as environments
+from covey.environments.base import Environment, EnvironmentLike, Split, adapt
+from covey.policy import sharding
+from covey.policy.models.loading import load_policy
+from covey.policy.models.nano import CHAT_TEMPLATE
+from covey.policy.policy import Policy
+from covey.policy.reference import Reference, make_reference
+from covey.rollouts.prompt_lengths import fitting
+from covey.rollouts.rollout import Sampler
+from covey.rollouts.source import GroupFilter, LocalSource
+from covey.run.build_stream import build_stream, check_graded
+from covey.system import collectives, custom
+from covey.system.waits.timer import PhaseTimer
+from covey.system.waits.watchdog import Stages, Watchable
+from covey.trainer.credit import CreditAssigner
+from covey.trainer.prepare import Packing
+from covey.trainer.trainer import Trainer, TrainerSettings
+from covey.types import Prompt, Sampling
+
+LOGGER = logging.getLogger(__name__)
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Hold the parts of a run, wired together."""
+
+    environment: Environment
+    policy: Policy
+    trainer: Trainer
+    source: LocalSource
+    credit: CreditAssigner
+    packing: Packing
+    test_prompts: tuple[Prompt, ...]
+    """Held-out prompts that evaluations look at, the same every time."""
+
+    def close(self) -> None:
+        """Let go of what would outlive the run: the event loop, worker processes."""
+        try:
+            self.source.close()
+        finally:
+            self.environment.close()
+
+
+def build_environment(config: Config, say: Callable[[str], None] = LOGGER.info) -> Environment:
+    """Build the environment that `environment.name` names, telling `say` what takes a while.
+
+    ValueError where its prompts cannot be told apart, or where it does not say what a curriculum asks for.
+    """
+    environment = environments.build(config, say)
+    check_prompts(config.environment.name, environment)
+    check_graded(config, environment)
+    return environment
+
+
+def check_prompts(name: str, environment: Environment) -> None:
+    """Refuse prompts that are none, or that share an id, which tells seeds, verdicts and groups apart."""
+    seen: dict[str, Split] = {}
+    for split in SPLITS:
+        prompts = environment.prompts(split)
+        wrong = [prompt for prompt in prompts if not isinstance(prompt, Prompt)]
+        if wrong or not prompts:
+            got = f"a {type(wrong[0]).__name__}" if wrong else "none"
+            raise ValueError(f"environment={name} must give Prompts for split {split}, got {got}")
+        for prompt in prompts:
+            if prompt.id in seen:
+                where = f"two prompts of split {split}" if seen[prompt.id] == split else "prompts of train and test"
+                raise ValueError(
+                    f"environment={name} must give each prompt an id of its own, {where} have {prompt.id!r}"
+                )
+            seen[prompt.id] = split
+
+
+def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer) -> Run:
+    """Load the policy and wire trainer, engine and source around it."""
+    environment = adapt(environment)
+    policy = load_policy(config.model, seed=config.seed)
+    policy, reference = distributed(policy, build_reference(config, policy), config.parallel.strategy)
+    trainer = build_trainer(config, policy, reference, timer)
+    settings = config.engine
+    engine: Engine = ENGINES[settings.name](policy, settings.cache_bytes, settings.max_rows, config.model.kernels)
+    if isinstance(engine, Watchable):
+        engine.watched_by(timer.watchdog)
+    environment.watched_by(timer.watchdog)
+    stages = Stages(timer.watchdog, config.timeouts.scoring)
+    sampler = Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
+    prompts = usable_prompts(config, sampler, policy.max_length, "train")
+    check_rendering(config, policy, prompts)
+    source = build_source(config, sampler, prompts)
+    tests = _spread(usable_prompts(config, sampler, policy.max_length, "test"), config.evaluation.num_prompts)
+    credit = CreditAssigner(config.algorithm, environment.part_weights)
+    packing = Packing(config.packing, config.micro_batch_tokens)
+    return Run(environment, policy, trainer, source, credit, packing, tests)
+
+
+def build_reference(config: Config, policy: Policy) -> Reference | None:
+    """Copy the policy as it is now, where a penalty or a ratio asks for a reference."""
+    needed = _objective(config).needs_reference or config.algorithm.kl_coef > 0
+    refreshed = config.algorithm.reference_refresh_every is not None
+    return make_reference(policy, refreshed=refreshed) if needed else None
+
+
+def build_trainer(config: Config, policy: Policy, reference: Reference | None, timer: PhaseTimer) -> Trainer:
+    """Build the trainer of this very policy."""
+    return Trainer(policy, trainer_settings(config), reference, timer)
+
+
+def trainer_settings(config: Config) -> TrainerSettings:
+    """Return how this config trains."""
+    return TrainerSettings(
+        objective=_objective(config),
+        algorithm=config.algorithm,
+        optimizer=config.optimizer,
+        num_steps=config.num_steps,
+        sampling=training_sampling(config),
+        logprob_chunk=config.logprob_chunk,
+        updates_per_batch=config.updates_per_batch,
+        seed=config.seed,
+    )
+
+
+def _objective(config: Config) -> Objective:
+    return build_objective(config.algorithm, norm_length=config.sampling.max_tokens)
+
+
+def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Split) -> list[Prompt]:
+    """Return the prompts of a split, with data.bad_rows=skip only those that fit a policy of `max_length`.
+
+    With data.bad_rows=error the check before the run, or the engine, refuses the first of them by its id.
+    """
+    prompts = sampler.environment.prompts(split)
+    if config.data.bad_rows == "error":
+        return prompts
+    added = config.sampling.max_tokens if sampler.mask_id is None else 0
+    return fitting(prompts, sampler.tokenizer, max_length - added)
+
+
+def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
+    """Warn where a chat template stays unused because all prompts are text.
+
+    ValueError where a setting is about it.
+    """
+    template = policy.tokenizer.chat_template
+    if template is None or any(not isinstance(prompt.text, str) for prompt in prompts):
+        return
+    if config.model.chat_template_kwargs:
+        raise ValueError(
+            f"model.chat_template_kwargs={config.model.chat_template_kwargs} needs prompts that are conversations, "
+            "got text only"
+        )
+    if template != CHAT_TEMPLATE:
+        LOGGER.warning(
+            "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "
+            "(role, content) goes through it",
+            config.model.name,
+        )
+
+
+def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:
+    """Build the source of the groups that this config trains on."""
+    return LocalSource(
+        sampler=sampler,
+        stream=build_stream(config, sampler.environment, prompts),
+        group_size=config.group_size,
+        sampling=training_sampling(config),
+        keep=build_group_filter(config.algorithm),
+        filter_rounds=config.algorithm.group_filter_rounds,
+        later_sizes=config.group_size_schedule,
+        correct_above=config.evaluation.correct_above,
+    )
+
+
+def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
+    """Build the dynamic-sampling filter, None where every group is kept."""
+    if algorithm.group_filter is None:
+        return None
+    name, options = algorithm.group_filter, algorithm.group_filter_options
+    return custom.lookup(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
+
+
+def training_sampling(config: Config) -> Sampling:
+    """Return the distribution that rollouts are drawn from."""
+    s = config.sampling
+    return Sampling(
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        min_p=s.min_p,
+        max_tokens=s.max_tokens,
+        stop=tuple(s.stop),
+        num_passes=s.num_passes,
+        likelihood=s.likelihood,
+        seed=config.seed,
+    )
+
+
+def _spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
+    """Choose at most n prompts, as many per environment, evenly spread over each split.
+
+    So no part of an ordered data set is favoured.
+    """
+    if len(prompts) <= n:
+        return tuple(prompts)
+    chosen: list[Prompt] = []
+    names = list(dict.fromkeys(prompt.environment for prompt in prompts))
+    for place, name in enumerate(names):
+        own = [prompt for prompt in prompts if prompt.environment == name]
+        share = min(len(own), n // len(names) + (place < n % len(names)))
+        chosen += [own[index * len(own) // share] for index in range(share)]
+    return tuple(chosen)
+
+
+def distributed(policy: Policy, reference: Reference | None, strategy: str) -> tuple[Policy, Reference | None]:
+    """Lay out policy and reference as `strategy` ("ddp" or "fsdp") says.
+
+    With ddp every rank holds all of both.
+
+    Every rank must hold the same weights before.
+    """
+    if strategy == "ddp" or not collectives.is_distributed():
+        return policy, reference
+    sharded = sharding.shard(policy)
+    if reference is None:
+        return sharded, None
+    is_same_model = reference.policy.model is policy.model
+    return sharded, replace(reference, policy=sharded if is_same_model else sharding.shard(reference.policy))

@@ -1,0 +1,96 @@
+"""From settings to the order in which prompts come."""
+
+from collections.abc import Sequence
+
+from covey.config.schema import Config
+from covey.environments.base import Environment
+from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
+from covey.rollouts.settings import CurriculumConfig
+from covey.rollouts.source import PromptSampler, PromptStream
+from covey.system import custom
+from covey.types import Prompt
+
+STREAM_NAMES = ("prompts", "seed", "position", "draw", "state_dict", "load_state_dict")
+"""What `covey.rollouts.source.PromptSampler` asks for."""
+
+
+def build_stream(config: Config, environment: Environment, prompts: Sequence[Prompt]) -> PromptSampler:
+    """Build the order of prompts, round-robin over environments, each with an order of its own.
+
+    ValueError where an environment has no prompts, or a curriculum by difficulty finds only one.
+    """
+    of_each = {config.environment.name: list(prompts)}
+    if environment.sampling_weights:
+        names = environment.sampling_weights
+        of_each = {name: [prompt for prompt in prompts if prompt.environment == name] for name in names}
+    empty = [name for name, found in of_each.items() if not found]
+    if empty:
+        raise ValueError(f"environment={empty[0]} has no training prompts")
+    graded = {name: _difficulties(config.curriculum, environment, found) for name, found in of_each.items()}
+    if _by_difficulty(config.curriculum) and not any(graded.values()):
+        raise ValueError("a curriculum by difficulty needs training prompts of two difficulties or more, got fewer")
+    streams = {name: _ordered(config, found, graded[name]) for name, found in of_each.items()}
+    if environment.sampling_weights:
+        return WeightedRoundRobin(streams, environment.sampling_weights, config.seed)
+    return streams[config.environment.name]
+
+
+def check_graded(config: Config, environment: Environment) -> None:
+    """Refuse a curriculum by difficulties that this environment does not know, with ValueError."""
+    if not _by_difficulty(config.curriculum):
+        return
+    if any(environment.difficulty(prompt) is not None for prompt in environment.prompts("train")):
+        return
+    asked = "name" if config.curriculum.name == "difficulty" else "per"
+    raise ValueError(
+        f"curriculum.{asked}=difficulty needs an environment that says how hard its prompts are, "
+        f"got environment={config.environment.name}"
+    )
+
+
+def _by_difficulty(curriculum: CurriculumConfig) -> bool:
+    return curriculum.name == "difficulty" or (curriculum.name == "success" and curriculum.per == "difficulty")
+
+
+def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[float]) -> PromptSampler:
+    """Order the prompts of one environment, plainly where difficulties are asked for and missing."""
+    c, seed, shuffle = config.curriculum, config.seed, config.shuffle
+    if ":" in c.name:
+        return _custom(config, prompts)
+    if c.name == "none" or (_by_difficulty(c) and not difficulties):
+        return PromptStream(prompts, seed, shuffle)
+    if c.name == "difficulty":
+        rule = Promotion(c.promote_at, c.promotion_groups, c.demote_below, c.earlier_share)
+        return EasyToHard(prompts, difficulties, rule, seed, shuffle=shuffle)
+    lanes: dict[str, list[Prompt]] = {}
+    for index, prompt in enumerate(prompts):
+        lanes.setdefault(str(difficulties[index]) if c.per == "difficulty" else prompt.id, []).append(prompt)
+    return SuccessRateCurriculum(lanes, Window(c.window[0], c.window[1], c.decay, c.explore), seed, shuffle=shuffle)
+
+
+def _custom(config: Config, prompts: Sequence[Prompt]) -> PromptSampler:
+    """Make the curriculum of a class of your own. ValueError where it is no `PromptSampler`."""
+    make = custom.lookup(custom.CURRICULUM, config.curriculum.name, {}, config.curriculum.options)
+    assert isinstance(make, custom.Custom), "the name has a colon"
+    stream = make(prompts, config.seed, config.shuffle)
+    if not isinstance(stream, PromptSampler):
+        missing = [name for name in STREAM_NAMES if name not in {*vars(stream), *dir(type(stream))}]
+        raise make.error(f"have {', '.join(STREAM_NAMES)}", f"a {type(stream).__name__} without {', '.join(missing)}")
+    return stream
+
+
+def _difficulties(curriculum: CurriculumConfig, environment: Environment, prompts: Sequence[Prompt]) -> Sequence[float]:
+    """Return the difficulty of each prompt.
+
+    Empty where nothing asks for them, the environment does not say, or all are equal.
+    """
+    if not _by_difficulty(curriculum):
+        return ()
+    found = [environment.difficulty(prompt) for prompt in prompts]
+    graded = [difficulty for difficulty in found if difficulty is not None]
+    if graded and len(graded) < len(prompts):
+        name = prompts[found.index(None)].id
+        raise ValueError(
+            f"a curriculum by difficulty needs one for every prompt of an environment, got none for {name}"
+        )
+    return graded if len(set(graded)) > 1 else ()

@@ -1,0 +1,212 @@
+"""Checkpoints: everything stateful, written aside, synced, sealed with a manifest, renamed; found again by verifying.
+
+    checkpoints/step-000100/
+      policy/          the weights (or the adapter) and the tokenizer; `from_pretrained` loads it
+      state.pt         optimiser, loss scale, generators, positions, counters (loaded with weights_only)
+      manifest.json    step, facts, size and SHA-256 of every file, and a hash of itself; written last
+
+There is no pointer to the newest checkpoint: it is the newest one that verifies.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from covey.policy import sharding
+from covey.policy.models.adapters import BASE
+from covey.policy.policy import Policy, is_adapted
+from covey.run.checkpoints.base_model import save_base_model
+from covey.run.checkpoints.manifest import (
+    MANIFEST,
+    difference,
+    file_digests,
+    folder_name,
+    read_manifest,
+    render,
+    step_of,
+)
+from covey.system.disk import catch_write_errors, sync
+
+LOGGER = logging.getLogger(__name__)
+
+POLICY, STATE = "policy", "state.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints stay: the last `keep_last`, and the one of highest score."""
+
+    keep_last: int
+    keep_best: bool
+
+
+def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Save the weights (or the adapter) and the tokenizer, in the format of transformers and peft.
+
+    A sharded policy needs its whole `weights` (`sharding.whole_weights`), which all ranks gather and one writes.
+    """
+    keywords: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
+    if is_adapted(policy.model):  # a reference adapter is no part of the policy
+        keywords["selected_adapters"] = ["default"]
+    policy.model.save_pretrained(folder, **keywords)  # type: ignore[operator]
+    policy.tokenizer.save_pretrained(folder)
+
+
+def save_checkpoint(
+    checkpoints: Path,
+    step: int,
+    policy: Policy,
+    state: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> Path:
+    """Write checkpoints/step-NNNNNN: complete with its manifest, or not there at all.
+
+    `weights` are the whole ones of a sharded policy. Returns its path. A process killed at any moment leaves the old
+    checkpoints as they were, and at most a folder *.tmp-* besides.
+    """
+    final = checkpoints / folder_name(step)
+    with catch_write_errors(final):
+        checkpoints.mkdir(exist_ok=True)  # never its parents: a run folder that is gone must not come back as a stump
+        sync(checkpoints.parent)
+        _remove_leftovers(checkpoints)
+        aside = Path(tempfile.mkdtemp(prefix=f"{final.name}.tmp-", dir=checkpoints))
+        try:
+            if is_adapted(policy.model):
+                save_base_model(policy, checkpoints.parent / BASE, weights)
+            save_policy(policy, aside / POLICY, weights)
+            _write(aside, step, state, facts)
+            if final.exists():  # an earlier attempt at this step, which did not verify or lacks its evaluation
+                os.rename(final, aside.with_name(f"{aside.name}-before"))
+            os.rename(aside, final)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        sync(checkpoints)
+        _remove_leftovers(checkpoints)
+    return final
+
+
+def _write(aside: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write the rest of a checkpoint. All files are synced, and the manifest comes last."""
+    with (aside / STATE).open("wb") as file:  # given a path, torch would not say why a write failed
+        torch.save(dict(state), file)
+    files = file_digests(aside)
+    for name in files:
+        sync(aside / name)
+    (aside / MANIFEST).write_text(render(step, facts, files), encoding="utf-8")
+    sync(aside / MANIFEST)
+    sync(aside / POLICY)
+    sync(aside)
+
+
+def _remove_leftovers(checkpoints: Path) -> None:
+    """Remove what killed saves left, as their room may be needed.
+
+    No other process writes here (`resuming.run_lock`).
+    """
+    for path in checkpoints.glob("step-*.tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune_checkpoints(checkpoints: Path, retention: Retention) -> None:
+    """Delete what retention does not keep, after a new checkpoint is in place.
+
+    Nothing is deleted unless the newest checkpoint verifies.
+    """
+    complete = complete_checkpoints(checkpoints)
+    if not complete or problem(complete[-1]) is not None:
+        return
+    keep = set(complete[-max(retention.keep_last, 1) :])
+    if retention.keep_best:
+        keep.add(max(complete, key=lambda path: (_score(path), path.name)))
+    for path in complete:
+        if path not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _score(checkpoint: Path) -> float:
+    """Return the score of a checkpoint, the lowest where it has none or its manifest is damaged."""
+    try:
+        return float(read_manifest(checkpoint).get("score", "-inf"))
+    except ValueError:
+        return float("-inf")
+
+
+def complete_checkpoints(checkpoints: Path) -> list[Path]:
+    """Return the checkpoints that have a manifest, oldest first, whether they verify or not."""
+    found = {path.parent: step_of(path.parent) for path in checkpoints.glob(f"step-*/{MANIFEST}")}
+    return sorted((path for path, step in found.items() if step is not None), key=lambda path: found[path] or 0)
+
+
+def newest_valid(checkpoints: Path) -> Path | None:
+    """Return the newest checkpoint that verifies. A damaged one is skipped with a warning."""
+    for path in reversed(complete_checkpoints(checkpoints)):
+        fault = problem(path)
+        if fault is None:
+            return path
+        LOGGER.warning("checkpoint %s is damaged (%s); falling back to the one before", path, fault)
+    return None
+
+
+def problem(checkpoint: Path) -> str | None:
+    """Return what is wrong with a checkpoint, None where it verifies."""
+    try:
+        return difference(checkpoint, read_manifest(checkpoint)["files"])
+    except (OSError, ValueError, RecursionError) as error:
+        return str(error)
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """Load the state, unpickling only tensors and plain containers."""
+    return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+
+
+def load_weights(policy: Policy, checkpoint: Path) -> None:
+    """Put the saved weights (or adapter) into a policy built from the same settings, in place.
+
+    ValueError where they do not belong together.
+    """
+    saved: dict[str, torch.Tensor] = {}
+    for file in sorted((checkpoint / POLICY).glob("*.safetensors")):
+        saved.update(load_file(file))
+    if policy.sharded:
+        sharding.reshard(policy)  # a pass before may have left whole weights in place of the shards
+        saved = _as_sharded(saved, policy)
+    # Load into the adapter or the model
+    if is_adapted(policy.model):
+        from peft import set_peft_model_state_dict
+
+        result: Any = set_peft_model_state_dict(policy.model, saved)
+        unknown = result.unexpected_keys
+        covered = {name.replace(".default.", ".") for name, p in policy.model.named_parameters() if p.requires_grad}
+        missing = covered - {name.replace(".default.", ".") for name in saved}
+    else:
+        unknown = policy.model.load_state_dict(saved, strict=False).unexpected_keys
+        given = {id(policy.model.get_parameter(name)) for name in saved if name in _parameters(policy)}
+        missing = {name for name, p in policy.model.named_parameters() if id(p) not in given}
+    # Refuse weights of another policy
+    if unknown or missing:
+        raise ValueError(f"{checkpoint} does not fit the policy: {sorted([*unknown, *missing])[:3]}")
+
+
+def _as_sharded(saved: Mapping[str, torch.Tensor], policy: Policy) -> dict[str, torch.Tensor]:
+    """Lay out each weight like the parameter it is for.
+
+    Adapters are saved without the name "default".
+    """
+    parameters = policy.model.named_parameters(remove_duplicate=False)
+    examples = {name.replace(".default.", "."): parameter for name, parameter in parameters}
+    return {n: sharding.placed_like(w, examples[n]) if n in examples else w for n, w in saved.items()}
+
+
+def _parameters(policy: Policy) -> set[str]:
+    return {name for name, _ in policy.model.named_parameters(remove_duplicate=False)}

@@ -1,0 +1,116 @@
+"""The manifest of a checkpoint: its step, its facts and the hash of every file, sealed by a hash of its own text."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from covey.system.disk import read_regular
+
+MANIFEST = "manifest.json"
+FORMAT = 2
+"""Of the folder; a checkpoint of another format is refused."""
+MAX_BYTES = 64 << 20
+"""A longer manifest is refused unread."""
+SEAL = "sha256"
+"""The last field: the hash of the text that the other fields make."""
+STEP = re.compile(r"step-(\d{6,})")
+
+Digests = dict[str, dict[str, Any]]
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the checkpoint of a step.
+
+    >>> folder_name(30), folder_name(1234567)
+    ('step-000030', 'step-1234567')
+    """
+    return f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step that a folder's name says, None where it is not the name of a checkpoint.
+
+    >>> step_of(Path("run/checkpoints/step-000030")), step_of(Path("step-000030.tmp-x"))
+    (30, None)
+    """
+    found = STEP.fullmatch(folder.name)
+    return int(found[1]) if found and folder.name == folder_name(int(found[1])) else None
+
+
+def render(step: int, facts: Mapping[str, Any], files: Digests) -> str:
+    """Return the text of a manifest. `read_manifest` takes exactly this text and no other."""
+    return _sealed({"format": FORMAT, "step": step, **facts, "files": files})
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """Return what the manifest of a checkpoint holds. ValueError where it is not the text that was written there."""
+    try:
+        text = read_regular(checkpoint / MANIFEST, MAX_BYTES).decode()
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {type(content).__name__}, not fields")
+        if content.get("format") != FORMAT:
+            raise ValueError(f"format {str(content.get('format'))[:20]}, this covey reads {FORMAT}")
+        if _sealed({name: value for name, value in content.items() if name != SEAL}) != text:
+            raise ValueError("it is not what was written")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{MANIFEST}: {str(error)[:200]}") from error
+    _check_types(content, checkpoint)
+    return content
+
+
+def file_digests(folder: Path) -> Digests:
+    """Return size and SHA-256 of every file but the manifest, by its path inside the folder."""
+    return {name: {"bytes": size, SEAL: _digest(folder / name)} for name, size in file_sizes(folder).items()}
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the size of every file but the manifest. ValueError for a link, a pipe or a device."""
+    sizes = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{name} is not a regular file")
+        if path.is_file() and name != MANIFEST:
+            sizes[name] = path.stat().st_size
+    return sizes
+
+
+def difference(folder: Path, written: Digests) -> str | None:
+    """Return how the files in a folder differ from those that were `written`, None where they do not.
+
+    Sizes come first, so that a file that was blown up is not read.
+    """
+    sizes = file_sizes(folder)
+    if sizes.keys() != written.keys():
+        return f"files {sorted(sizes.keys() ^ written.keys())} are missing or too many"
+    for name, facts in written.items():
+        if sizes[name] != facts["bytes"] or _digest(folder / name) != facts[SEAL]:
+            return f"{name} is not what was written"
+    return None
+
+
+def _sealed(fields: Mapping[str, Any]) -> str:
+    seal = hashlib.sha256(json.dumps(fields, indent=1).encode()).hexdigest()
+    return json.dumps({**fields, SEAL: seal}, indent=1) + "\n"
+
+
+def _check_types(content: Mapping[str, Any], checkpoint: Path) -> None:
+    """Refuse a manifest of another folder, and one that somebody sealed around values of other types."""
+    if content.get("step") != step_of(checkpoint) or isinstance(content.get("step"), bool):
+        raise ValueError(f"{MANIFEST}: step {str(content.get('step'))[:20]} in a folder named {checkpoint.name}")
+    kinds: dict[str, Any] = {"score": int | float, "num_ranks": int, "prompts": str, "versions": dict, "files": dict}
+    wrong = [name for name, kind in kinds.items() if name in content and not isinstance(content[name], kind)]
+    if wrong or "files" not in content:
+        raise ValueError(f"{MANIFEST}: {', '.join(wrong) or 'files'} must be of another type")
+    entries = content["files"].values()
+    if not all(isinstance(entry, dict) and entry.keys() == {"bytes", SEAL} for entry in entries):
+        raise ValueError(f"{MANIFEST}: files must have bytes and {SEAL} each")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

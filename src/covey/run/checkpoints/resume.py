@@ -1,0 +1,216 @@
+"""Going on with a run: which folder, with which settings, from which checkpoint, and alone."""
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from covey.config import compose as settings
+from covey.config.schema import Config
+from covey.run import trust
+from covey.run.checkpoints.checkpoint import complete_checkpoints, newest_valid, read_manifest
+from covey.run.checkpoints.manifest import step_of
+from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, create_run_folder, write_versions
+from covey.run.records.summary import versions
+from covey.run.saved_settings import CHANGES, changes_of, differences, saved_settings
+from covey.system import collectives
+from covey.system.disk import catch_write_errors
+from covey.system.text.masking import secrets_in
+
+LOGGER = logging.getLogger(__name__)
+LOCK = "run.lock"
+ORIGIN_OF_PROMPTS = ("data", "environment", "seed")
+"""Settings, or sections of them, that decide which prompts there are."""
+
+
+def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
+    """Refuse to resume with other prompts, unless resume_changes names a setting they come from.
+
+    `prompts` is the `fingerprint.prompt_hash` of this process. ValueError where the run in `folder` had another.
+    """
+    if _last_prompts(folder, checkpoint) in (None, prompts):
+        return
+    path = config.data.path
+    key, chosen = ("environment.name", config.environment.name) if path is None else ("data.path", path)
+    if not any(name.partition(".")[0] in ORIGIN_OF_PROMPTS for name in config.resume_changes):
+        raise ValueError(
+            f"the prompts of {key}={chosen} are not those that {folder} was trained on; "
+            f"pass resume_changes=[{key}] to resume anyway (the run will not be bit-for-bit reproducible)"
+        )
+    LOGGER.info("the prompts of %s=%s are others from here on", key, chosen)
+
+
+def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
+    """Return the prompts the run used last, else the checkpoint's.
+
+    None where an earlier covey wrote it.
+    """
+    changed = [line["prompts"] for line in changes_of(folder) if "prompts" in line]
+    return changed[-1] if changed else read_manifest(checkpoint).get("prompts")
+
+
+def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
+    """Write down in what a run that goes on after `checkpoint` differs from how it was, settings and `prompts`, for the
+    next time it is resumed."""
+    if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
+        return
+    # Find what differs
+    saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
+    assert isinstance(wanted, DictConfig)
+    changes = {key: {"from": then, "to": now} for key, (then, now) in differences(saved, wanted).items()}
+    is_other = _last_prompts(folder, checkpoint) not in (None, prompts)
+    if not changes and not is_other:
+        return
+    # Log each change
+    step = int(read_manifest(checkpoint)["step"])
+    for key, change in changes.items():
+        LOGGER.info("%s was %s and is %s after step %d", key, change["from"], change["to"], step)
+    # Append the changes, and renew the seal that they break
+    path, is_own = folder / CHANGES, trust.is_own(folder)
+    earlier = path.read_text(encoding="utf-8") if path.is_file() else ""
+    line = {"after_step": step, "changes": changes} | ({"prompts": prompts} if is_other else {})
+    _replace(path, [earlier, json.dumps(line) + "\n"])
+    if is_own:
+        trust.seal(folder)
+
+
+@contextmanager
+def locked_run_folder(config: Config, wanted: Path, *, exact: bool, old: Path | None = None) -> Iterator[Path]:
+    """Hold the folder of a run under its lock: `old` to resume, or a new one with its settings.
+
+    `exact` as for `claim`. ValueError where another run is in the folder, and where `old` links to elsewhere and is
+    neither this user's nor trusted.
+    """
+    text = settings.to_yaml(config)
+    with ExitStack() as held:
+        if old is not None:
+            collectives.run_on_rank0(lambda: trust.check_links(old, old, trusted=config.trust_run))
+        folder = collectives.run_on_rank0(lambda: old or create_run_folder(wanted, text, exact=exact))
+        collectives.run_on_rank0(lambda: held.enter_context(run_lock(folder)))
+        if collectives.is_main_process():
+            write_versions(folder, tuple(secrets_in(asdict(config))))
+            if config.trust_run and old is not None:
+                trust.seal(folder)
+        yield folder
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which is free once its process has died.
+
+    ValueError where another run has it.
+    """
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ValueError(f"{folder} is in use by {_owner(file.read())}") from None
+        with catch_write_errors(folder / LOCK):
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}) + "\n")
+            file.flush()
+        yield
+
+
+def truncate_jsonl(path: Path, step: int, *, evaluated: bool = True) -> None:
+    """Take rows of steps that will be done again out of a JSON-lines file, so that none is counted twice.
+
+    The number of a row counts finished steps, so `step` is the last one that stays, with its evaluation if that is
+    done (`evaluated`). A torn last line (the process was killed while writing it) goes too.
+    """
+    if not path.is_file():
+        return
+    path = path.resolve()  # a link stays one
+    # Not splitlines(): completions may hold other characters that it takes for the end of a line.
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as rows:
+        kept = [line for line in rows if _is_past(line, step, evaluated)]
+    _replace(path, kept)
+
+
+def _replace(path: Path, lines: Sequence[str]) -> None:
+    """Put a file in the place of another: whenever the process is killed, one of them is there, whole."""
+    aside = path.with_name(f"{path.name}.partial")
+    with catch_write_errors(path):
+        with aside.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+
+
+def resume_point(config: Config, folder: Path) -> Path | None:
+    """Return the checkpoint to resume from, logs cut back to it, or None for a new run.
+
+    ValueError where there is no checkpoint, or nothing left to do.
+    """
+    if config.resume is None:
+        return None
+    checkpoint = newest_valid(folder / "checkpoints")
+    if checkpoint is None:
+        if complete_checkpoints(folder / "checkpoints"):
+            raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
+        raise ValueError(f"{folder} ended before its first checkpoint (output.save_every=N writes one every N steps)")
+    manifest = read_manifest(checkpoint)
+    step, evaluated = int(manifest["step"]), "score" in manifest
+    if step > config.num_steps or (step == config.num_steps and evaluated):
+        raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+    for name in (METRICS, ROLLOUTS, EVALUATIONS):
+        truncate_jsonl(folder / name, step, evaluated=evaluated)
+    return checkpoint
+
+
+def resume_hint(folder: Path) -> str:
+    """Return what is left of a run that ended early, and the command that resumes it."""
+    here = Path.cwd()
+    command = f"covey train resume={folder.relative_to(here) if folder.is_relative_to(here) else folder}"
+    if not folder.is_dir():
+        return f"{command} goes on when it is back"
+    saved = complete_checkpoints(folder / "checkpoints")
+    if not saved:
+        return "no checkpoint was saved; start again with covey train"
+    return f"{command} goes on after step {step_of(saved[-1])}"
+
+
+def changed_facts(checkpoint: Path) -> list[str]:
+    """List how this process differs from the one that saved: code, packages, number of processes."""
+    manifest = read_manifest(checkpoint)
+    then, now = dict(manifest.get("versions", {})), versions()
+    if "num_ranks" in manifest:
+        then["processes"], now["processes"] = str(manifest["num_ranks"]), str(collectives.world_size())
+    return [
+        f"{name} was {then.get(name, 'absent')} and is {now.get(name, 'absent')}"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _is_past(line: str, step: int, evaluated: bool) -> bool:
+    """Check that a row stays. One torn by a power cut does not: rows up to the checkpoint were synced before it."""
+    if not line.endswith("\n"):
+        return False
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return False
+    if row["step"] == step and row.get("kind") == "evaluate":
+        return evaluated
+    return bool(row["step"] <= step)
+
+
+def _owner(text: str) -> str:
+    try:
+        facts = json.loads(text)
+        return f"process {facts['pid']}, started {facts['started']}"
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return "another process"

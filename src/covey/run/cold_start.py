@@ -1,0 +1,260 @@
+"""Supervised warm-up on an environment's demonstrations: same Batch, same Trainer, loss "nll".
+
+A warmed policy is kept by content: the key is everything it depends on, so a second run takes it from the cache.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+import covey
+from covey.algorithm.build import build_objective
+from covey.algorithm.settings import AlgorithmConfig
+from covey.config.schema import Config
+from covey.engine.build import sampling_engine
+from covey.environments.base import Environment
+from covey.policy import sharding
+from covey.policy.models.loading import load_policy
+from covey.policy.policy import Policy
+from covey.policy.settings import ModelConfig
+from covey.rollouts.rollout import Sampler, encode_prompt, finished_rollout
+from covey.rollouts.source import LocalSource, PromptStream
+from covey.run.build import distributed
+from covey.run.checkpoints.base_model import COLD_START_REPORT as REPORT
+from covey.run.checkpoints.checkpoint import save_policy
+from covey.system import collectives
+from covey.system.disk import catch_write_errors
+from covey.trainer.batch import count, make_batch, make_rows, pad_micro_batches
+from covey.trainer.settings import OptimizerConfig
+from covey.trainer.trainer import Trainer, TrainerSettings
+from covey.types import Batch, Completion, Group, Prompt, Reward, Sampling
+
+LEFTOVER_SECONDS = 86400.0
+"""Age at which a half-written policy is nobody's."""
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """A warmed policy on disk and how it came to be."""
+
+    path: Path
+    num_steps: int
+    accuracy: float
+    """Greedy accuracy on prompts that were not demonstrated."""
+    cached: bool
+    """True where an earlier run had made it."""
+
+    @property
+    def summary_line(self) -> str:
+        """Describe the cold start in one line."""
+        origin = "taken from the cache" if self.cached else "made now"
+        accuracy = f"greedy accuracy {self.accuracy:.1%} on held-back training prompts"
+        return f"{self.num_steps} supervised steps, {accuracy}, {origin}: {self.path}"
+
+
+def ensure(config: Config, environment: Environment, say: Callable[[str], None]) -> ColdStart:
+    """Return the SFT-initialised policy for this config, from the cache or trained now and cached."""
+    demonstrations = environment.demonstrations("train")
+    if not demonstrations:
+        name = config.environment.name
+        raise ValueError(f"cold_start.enabled=true needs an environment with demonstrations, got environment={name}")
+    folder = Path(config.cold_start.cache_dir) / f"cold-start-{_key(config, demonstrations)}"
+    if collectives.run_on_rank0((folder / REPORT).is_file):
+        report = json.loads((folder / REPORT).read_text())
+        return ColdStart(folder, report["num_steps"], report["accuracy"], cached=True)
+    return _train_into(folder, config, environment, demonstrations, say)
+
+
+Demonstration = tuple[Prompt, str | Sequence[int]]
+
+
+def _train_into(
+    folder: Path,
+    config: Config,
+    environment: Environment,
+    demonstrations: Sequence[Demonstration],
+    say: Callable[[str], None],
+) -> ColdStart:
+    with catch_write_errors(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    policy = load_policy(full_precision(config.model), seed=config.seed)
+    policy, _ = distributed(policy, None, config.parallel.strategy)
+    num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
+    weights = sharding.whole_weights(policy.model) if policy.sharded else None
+    report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})
+    collectives.run_on_rank0(lambda: _keep(folder, policy, weights, report))
+    return ColdStart(folder, num_steps, accuracy, cached=False)
+
+
+def _keep(folder: Path, policy: Policy, weights: Mapping[str, Tensor] | None, report: str) -> None:
+    """Put the whole folder into the cache, or nothing."""
+    _remove_leftovers(folder.parent)
+    with (
+        catch_write_errors(folder),
+        tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as made,
+    ):
+        aside = Path(made) / folder.name
+        save_policy(policy, aside, weights)
+        (aside / REPORT).write_text(report)
+        try:
+            os.rename(aside, folder)
+        except OSError:
+            if not (folder / REPORT).is_file():  # else another run made the same policy in the meantime
+                raise
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Remove what killed processes left half written, sparing young files that may still be written."""
+    for path in cache.glob("cold-start-*.tmp-*"):
+        with suppress(OSError):  # another process may be removing it too
+            if time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
+                shutil.rmtree(path)
+
+
+def full_precision(model: ModelConfig) -> ModelConfig:
+    """Return the model settings for SFT of all weights, unquantised.
+
+    Adapters come on top of its result.
+    """
+    return replace(model, lora_rank=0, load_in_4bit=False)
+
+
+def warm_up(
+    policy: Policy,
+    config: Config,
+    environment: Environment,
+    demonstrations: Sequence[Demonstration],
+    say: Callable[[str], None],
+) -> tuple[int, float]:
+    """Train on demonstrations until the steps or the target accuracy are reached: (steps taken, accuracy).
+
+    The accuracy is measured on training prompts whose demonstrations are held back, never on the test split.
+    """
+    # Hold demonstrations back for validation
+    settings = config.cold_start
+    shuffled = random.Random(f"{config.seed}/cold-start").sample(list(demonstrations), len(demonstrations))
+    held_back, shown = shuffled[: settings.num_check_prompts], shuffled[settings.num_check_prompts :]
+    if not shown:
+        raise ValueError(
+            f"cold_start.num_check_prompts={settings.num_check_prompts} leaves none of {len(shuffled)} demonstrations; "
+            f"set it below {len(shuffled)}"
+        )
+    # Build the trainer and the engine that validates
+    trainer = Trainer(policy, _trainer_settings(config))
+    sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
+    limits = config.engine
+    engine = sampling_engine(policy, limits.cache_bytes, limits.max_rows, config.model.kernels)
+    sampler = Sampler(engine, environment, policy.tokenizer, mask_id=policy.mask_id)
+    source = LocalSource(sampler, PromptStream([p for p, _ in held_back], 0, False), 1, sampling)
+    # Train, and validate now and then
+    groups = [demonstration_group(policy, p, text) for p, text in shown]
+    order = random.Random(f"{config.seed}/cold-start/order")
+    accuracy = 0.0
+    for step in range(settings.num_steps):
+        chosen = order.sample(groups, min(settings.batch_size, len(groups)))
+        metrics = trainer.step(pad_micro_batches(_batch(chosen, config, policy), policy), step)
+        if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
+            continue
+        engine.load_weights([], step + 1)
+        with sharding.gathered(policy):
+            accuracy = _accuracy(source, [p for p, _ in held_back], sampling, config.evaluation.correct_above)
+        say(f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}  greedy accuracy {accuracy:.1%}")
+        if settings.target_accuracy is not None and accuracy >= settings.target_accuracy:
+            return step + 1, accuracy
+    return settings.num_steps, accuracy
+
+
+def demonstration_group(policy: Policy, prompt: Prompt, shown: str | Sequence[int]) -> Group:
+    """Return a demonstration as a group of one rollout.
+
+    For causal policies the end-of-sequence token is learned with it.
+    """
+    prompt_ids = encode_prompt(policy.tokenizer, prompt)
+    ids = policy.tokenizer(shown, add_special_tokens=False)["input_ids"] if isinstance(shown, str) else shown
+    end = () if policy.mask_id is not None else (_end_token(policy),)
+    completion = Completion((*ids, *end), (0.0,) * (len(ids) + len(end)), "stop", policy_version=0)
+    return Group(prompt, (finished_rollout(policy.mask_id, prompt_ids, completion, Reward(0.0, {}), ""),), ())
+
+
+def _end_token(policy: Policy) -> int:
+    """Return the tokenizer's end-of-sequence token, else a stop token of the generation config."""
+    named = policy.tokenizer.eos_token_id
+    if named is None and not policy.stop_ids:
+        raise ValueError("cold_start.enabled=true needs a tokenizer with an eos_token, got none")
+    return int(named) if named is not None else min(policy.stop_ids)
+
+
+def _batch(groups: Sequence[Group], config: Config, policy: Policy) -> Batch:
+    """Build this rank's share of the groups, with the counts of all."""
+    rows = make_rows(groups, [[1.0]] * len(groups))
+    num_tokens, num_sequences = count(rows)
+    return make_batch(
+        rows[collectives.rank() :: collectives.world_size()],
+        packing="packed",  # a prompt has one demonstration: nothing to share
+        micro_batch_tokens=config.micro_batch_tokens,
+        totals=(num_tokens, num_sequences, num_sequences),
+        device=policy.device,
+        attention=policy.attention,
+    )
+
+
+def _accuracy(source: LocalSource, prompts: Sequence[Prompt], sampling: Sampling, correct_above: float) -> float:
+    groups = source.run(prompts, 1, sampling)
+    return sum(reward >= correct_above for group in groups for reward in group.rewards) / len(prompts)
+
+
+def _trainer_settings(config: Config) -> TrainerSettings:
+    settings = config.cold_start
+    algorithm = AlgorithmConfig(loss="nll")
+    return TrainerSettings(
+        objective=build_objective(algorithm, norm_length=1),
+        algorithm=algorithm,
+        optimizer=OptimizerConfig(name="adamw", lr=settings.lr, warmup_steps=settings.warmup_steps),
+        num_steps=settings.num_steps,
+        sampling=Sampling(max_tokens=config.sampling.max_tokens),
+        logprob_chunk=config.logprob_chunk,
+        are_sampled=False,
+    )
+
+
+def _key(config: Config, demonstrations: Sequence[Demonstration]) -> str:
+    """Return a hash of everything the SFT-initialised policy depends on."""
+    # Leave out what does not change the weights
+    model = asdict(full_precision(config.model))
+    for name in ("device", "gradient_checkpointing", "activation_offload", "attention"):
+        del model[name]
+    del model["lora_alpha"], model["lora_dropout"], model["lora_targets"]
+    settings = asdict(config.cold_start)
+    del settings["cache_dir"], settings["enabled"]
+    parts = {
+        "covey": covey.__version__,
+        "seed": config.seed,
+        "model": model,
+        "files": _files(Path(config.model.name)),
+        "cold_start": settings,
+        "sampling": (config.sampling.max_tokens, config.sampling.stop),
+        "correct_above": config.evaluation.correct_above,
+        "demonstrations": [(p.id, p.text, text) for p, text in demonstrations],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of each file of a local model.
+
+    The same path may hold another one tomorrow.
+    """
+    if not folder.is_dir():
+        return []
+    status = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [(str(path.relative_to(folder)), found.st_size, found.st_mtime_ns) for path, found in status]

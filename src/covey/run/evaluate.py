@@ -1,0 +1,199 @@
+"""Measuring a policy on held-out prompts: greedy accuracy, pass@k and mean reward, each with a confidence interval."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist, fmean, pvariance, stdev
+from typing import Any
+
+from covey.algorithm.metrics import pass_at_k
+from covey.config.schema import EvaluationConfig
+from covey.rollouts.source import GroupSource
+from covey.types import Group, Prompt, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A measured value and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What one look at the held-out prompts found. The tuples have one entry a prompt, so that looks can be paired."""
+
+    accuracy: Estimate
+    """Share of prompts whose greedy completion is correct."""
+    reward_mean: Estimate
+    """Mean reward of sampled completions."""
+    pass_at_k: dict[int, Estimate]
+    """Chance that at least one of k samples is correct (unbiased, arXiv 2107.03374)."""
+    num_prompts: int
+    num_samples: int
+    num_unscored: int
+    """Completions that the system failed to score."""
+    correct_greedy: tuple[float, ...]
+    """NaN for a prompt that the judge has nothing to say about."""
+    mean_reward: tuple[float, ...]
+    """NaN for a prompt without any scored sample."""
+    parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
+    """The same of the prompts of each environment, by its name, where there are several."""
+    reward_parts: Mapping[str, Estimate] = field(default_factory=dict)
+    """Mean of each part that the rewards of sampled completions have."""
+    mean_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """The same of each prompt; NaN for one without any."""
+
+
+def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
+    """Rebuild the evaluation that `dataclasses.asdict` took apart."""
+    return Evaluation(
+        **{
+            **values,
+            "accuracy": Estimate(**values["accuracy"]),
+            "reward_mean": Estimate(**values["reward_mean"]),
+            "pass_at_k": {k: Estimate(**estimate) for k, estimate in values["pass_at_k"].items()},
+            "parts": {name: evaluation_from(part) for name, part in values.get("parts", {}).items()},
+            "reward_parts": {name: Estimate(**found) for name, found in values.get("reward_parts", {}).items()},
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the policy answered to the held-out prompts: a group for each prompt, in their order."""
+
+    greedy: list[Group]
+    """Of one completion."""
+    sampled: list[Group]
+
+
+def evaluate(
+    source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, settings: EvaluationConfig
+) -> Evaluation:
+    """Measure the policy on the prompts: `answer`, then `evaluation_of`."""
+    return evaluation_of(answer(source, prompts, sampling, settings), settings)
+
+
+def answer(source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, settings: EvaluationConfig) -> Answers:
+    """Complete every prompt, once greedily and `num_samples` times sampled, and score the completions.
+
+    The random numbers are the same each time, so that looks can be paired.
+    """
+    greedy = source.run(prompts, 1, replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0))
+    return Answers(greedy, source.run(prompts, settings.num_samples, sampling))
+
+
+def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
+    """Measure what the answers are worth, over all prompts and over those of each environment.
+
+    Completions that the system failed to score are left out; a prompt without any is not correct greedily, and in no
+    mean over samples. One that the judge has nothing to say about is in no figure.
+    """
+    greedy, sampled = answers.greedy, answers.sampled
+    names = list(dict.fromkeys(group.prompt.environment for group in greedy))
+    parts = {name: measured(_of(greedy, name), _of(sampled, name), settings) for name in names}
+    return replace(measured(greedy, sampled, settings), parts=parts if len(parts) > 1 else {})
+
+
+def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
+    """Compute the evaluation from one greedy and several sampled completions of each prompt."""
+    correct = tuple(_is_correct(group, settings.correct_above) for group in greedy)
+    judged = [value for value in correct if not math.isnan(value)]
+    rewards = tuple(fmean(group.rewards) if group.rewards else math.nan for group in sampled)
+    mean_parts = _mean_parts(sampled)
+    return Evaluation(
+        accuracy=wilson(sum(judged), len(judged), settings.confidence),
+        reward_mean=_mean_of(rewards, settings.confidence),
+        pass_at_k={k: _pass_at_k(sampled, k, settings) for k in settings.k},
+        num_prompts=len(greedy),
+        num_samples=settings.num_samples,
+        num_unscored=sum(len(group.failures) for group in (*greedy, *sampled)),
+        correct_greedy=correct,
+        mean_reward=rewards,
+        reward_parts={name: _mean_of(found, settings.confidence) for name, found in mean_parts.items()},
+        mean_parts=mean_parts,
+    )
+
+
+def wilson(successes: float, trials: float, confidence: float) -> Estimate:
+    """Return Wilson's score interval of a proportion, which holds near 0 and 1 (JASA 22:209, 1927).
+
+    `trials` may be fractional (see `share_interval`). NaN where there are none.
+    """
+    if trials == 0:
+        return UNKNOWN
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    p = successes / trials
+    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
+    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_interval(values: Sequence[float], confidence: float) -> Estimate:
+    """Return the normal interval of a mean over prompts.
+
+    Prompts are the independent units (completions of one prompt are not).
+    """
+    if not values:
+        return UNKNOWN
+    mean = fmean(values)
+    spread = stdev(values) if len(values) > 1 else 0.0
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def share_interval(values: Sequence[float], confidence: float) -> Estimate:
+    """Return Wilson's interval of a mean over prompts of values in [0, 1].
+
+    It stays inside and is honest at 0 and 1.
+
+    Its number of trials is the effective one, p (1 - p) / (variance of the mean) (Korn and Graubard, Survey
+    Methodology 24:193, 1998): the number of prompts where values are 0 or 1, more where they spread less.
+    """
+    if not values:
+        return UNKNOWN
+    p, variance = fmean(values), pvariance(values) / len(values)
+    trials = p * (1 - p) / variance if variance > 0 else len(values)
+    return wilson(p * trials, trials, confidence)
+
+
+def _mean_of(values: Sequence[float], confidence: float) -> Estimate:
+    return mean_interval([value for value in values if not math.isnan(value)], confidence)
+
+
+def _mean_parts(groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
+    """Return the means of each prompt by the name of the part."""
+    names = dict.fromkeys(name for group in groups for r in group.rollouts for name in r.reward.parts)
+
+    def mean(group: Group, name: str) -> float:
+        found = [r.reward.parts[name] for r in group.rollouts if name in r.reward.parts]
+        return fmean(found) if found else math.nan
+
+    return {name: tuple(mean(group, name) for group in groups) for name in names}
+
+
+def _of(groups: Sequence[Group], environment: str) -> list[Group]:
+    return [group for group in groups if group.prompt.environment == environment]
+
+
+def _pass_at_k(groups: Sequence[Group], k: int, settings: EvaluationConfig) -> Estimate:
+    counts = [(len(g.rollouts), _num_correct(g, settings.correct_above)) for g in groups]
+    return share_interval([pass_at_k(n, c, k) for n, c in counts if n >= k], settings.confidence)
+
+
+def _is_correct(group: Group, threshold: float) -> float:
+    """Return 1 or 0, or NaN where the judge has nothing to say about such a prompt."""
+    if not group.rollouts and not any(failure.is_fault for failure in group.failures):
+        return math.nan
+    return float(_num_correct(group, threshold) > 0)
+
+
+def _num_correct(group: Group, threshold: float) -> int:
+    return sum(reward >= threshold for reward in group.rewards)
+
+
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+"""Of what nothing was measured."""

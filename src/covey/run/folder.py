@@ -1,0 +1,196 @@
+"""The folder of a run: claimed by exactly one run, begun with its settings, versions and log."""
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from covey.run import trust
+from covey.run.records.summary import read_summary, versions
+from covey.system import ranks
+from covey.system.disk import cannot_write, catch_write_errors, read_regular, sync
+from covey.system.text.cleaning import CleanRecords
+from covey.system.text.masking import without
+
+CONFIG = "config.yaml"
+VERSIONS = "versions.json"
+METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
+"""Files of rows."""
+LOG_ONLY = ("bitsandbytes", "py.warnings")
+"""Loggers whose warnings concern nobody who watches a run."""
+
+
+def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
+    """Make a folder this run alone owns and write config.yaml into it.
+
+    Creating config.yaml is what claims a folder, so two processes never share one: where another run was faster, the
+    next of TIME-2, TIME-3, ... is taken, or, with `exact` (the user named the folder), ValueError raised.
+    """
+    for number in count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with (folder / CONFIG).open("x", encoding="utf-8") as file, catch_write_errors(folder / CONFIG):
+                file.write(config_yaml)
+                file.flush()
+                os.fsync(file.fileno())  # without it no checkpoint of the run can be resumed
+            trust.seal(folder)
+            _sync_names(folder)
+            return folder
+        except FileExistsError:
+            if exact:
+                raise ValueError(f"{folder} already holds a run ({CONFIG}); name another hydra.run.dir") from None
+    raise AssertionError("unreachable")
+
+
+def _sync_names(folder: Path) -> None:
+    """Sync the names of a new run's folder and its parents, so that they outlive a power cut."""
+    for path in (folder, *folder.absolute().parents[:3]):
+        with contextlib.suppress(OSError):  # a folder above may belong to somebody else
+            sync(path)
+
+
+def begun_at(folder: Path) -> int:
+    """Return when the run in `folder` was begun, in nanoseconds.
+
+    Its settings are written then and never again.
+    """
+    return (folder / CONFIG).stat().st_mtime_ns
+
+
+def run_of(policy: str) -> Path | None:
+    """Return the folder of the run that saved this policy, None where no run of covey did.
+
+    >>> run_of("Qwen/Qwen2.5-0.5B")
+    """
+    path = Path(policy)
+    if path.name != "policy" or len(path.parents) < 3 or path.parents[1].name != "checkpoints":
+        return None
+    return path.parents[2] if (path.parents[2] / CONFIG).is_file() else None
+
+
+def newer_trainings(folder: Path, root: Path) -> list[Path]:
+    """Return runs of `covey train` below `root` begun after the one in `folder`, oldest first."""
+    begun = begun_at(folder)
+    newer = [path.parent for path in root.glob(f"**/{CONFIG}") if path.stat().st_mtime_ns > begun]
+    return sorted((path for path in newer if _command(path).startswith("covey train")), key=begun_at)
+
+
+def _command(folder: Path) -> str:
+    return str(_facts(folder).get("command", ""))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Read the facts, empty where the run was killed before they were written."""
+    try:
+        facts = json.loads(read_regular(folder / VERSIONS, trust.MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def begin_log(folder: Path, secrets: tuple[str, ...] = ()) -> None:
+    """Send the log to covey.log, warnings also to the terminal, both cleaned and without the `secrets`.
+
+    Of several processes the first does; the others only write a log of their own.
+    """
+    number = ranks.rank()
+    file = logging.StreamHandler(LogFile(folder / ranks.log_name(number)))
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handlers: list[logging.Handler] = [file] if number else [file, _terminal()]
+    for handler in handlers:
+        handler.addFilter(CleanRecords(secrets))
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
+    logging.captureWarnings(True)
+    # Bars of the hub and of transformers would tear the live panel and fill logs; a value the user set stays.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def write_versions(folder: Path, secrets: tuple[str, ...] = ()) -> None:
+    """Write versions.json: the command, without its `secrets`, and the versions of everything. Earlier starts stay."""
+    earlier = _facts(folder)
+    command = " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])
+    facts: dict[str, Any] = {"command": without(command, secrets)}
+    if "command" in earlier:
+        before = earlier.get("earlier_commands")
+        facts["earlier_commands"] = [*(before if isinstance(before, list) else []), earlier["command"]]
+    facts |= versions()
+    with catch_write_errors(folder / VERSIONS):
+        (folder / VERSIONS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def _terminal() -> logging.Handler:
+    terminal = logging.StreamHandler(CurrentStderr())
+    terminal.setLevel(logging.WARNING)
+    terminal.addFilter(lambda record: not record.name.startswith(LOG_ONLY))
+    terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    return terminal
+
+
+@dataclass(slots=True)
+class LogFile:
+    """Appends to the log. A log that cannot be written is said once and stops nothing: the rows are elsewhere."""
+
+    path: Path
+    _failed: bool = False
+
+    def write(self, text: str) -> None:
+        try:
+            with self.path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+        except OSError as error:
+            if not self._failed:
+                print(f"WARNING: {cannot_write(self.path, error)}; the log has a gap", file=sys.stderr)
+            self._failed = True
+
+    def flush(self) -> None:
+        """Do nothing, as every write is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentStderr:
+    """Looks stderr up at every write, so that a live panel, which replaces it, can move warnings above itself."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
+    """Remove the folder (and its parents) Hydra made for a run that was refused, as far as nothing is in them."""
+    for path in [folder, *folder.parents[:num_parents]]:
+        if not path.is_dir() or path == Path.cwd() or any(path.iterdir()):
+            return
+        path.rmdir()
+
+
+NOTHING_DONE = {CONFIG, VERSIONS, METRICS, ROLLOUTS, EVALUATIONS, "covey.log", "run.lock", "run.seal", "summary.json"}
+"""All that a run has written when the first step or look is yet to come."""
+UNTIMED = "other"
+"""The phase of a summary in which a run does nothing but begin and end."""
+
+
+def discard_refused(folder: Path) -> bool:
+    """Remove the folder of a run that was refused before it did anything. Return whether it was such a one.
+
+    Whoever warmed a policy up, sampled or called a reward function keeps the log.
+    """
+    files = list(folder.iterdir())
+    rows = [folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS)]
+    if {path.name for path in files} - NOTHING_DONE or any(not path.is_file() or path.stat().st_size for path in rows):
+        return False
+    if set((read_summary(folder) or {}).get("phases", {})) - {UNTIMED}:
+        return False
+    logging.getLogger().handlers.clear()  # one of them writes into it
+    for path in files:
+        path.unlink()
+    discard_if_empty(folder)
+    return True

@@ -1,0 +1,218 @@
+"""What the memory of a model follows from, counted on the model itself, built without storage for its weights."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.policy.settings import NANO, ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+LOGGER = logging.getLogger(__name__)
+
+ALL_LINEAR = ("all-linear",)
+PublicShape = tuple[str, Mapping[str, int]]
+"""Name of an architecture of transformers, and the values of its configuration that are not the usual ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer or an embedding."""
+
+    name: str
+    inputs: int
+    outputs: int
+    biases: int
+    is_linear: bool
+    is_head: bool
+    """It is the output head, which adapters and quantisation leave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of a model.
+
+    >>> shape_of(ModelConfig(name="Qwen/Qwen3-0.6B")).weights
+    596049920
+    """
+
+    weights: int
+    """All of them, those of a tied head once."""
+    layers: tuple[Layer, ...]
+    depth: int
+    hidden: int
+    vocabulary: int
+    key_value_width: int
+    """Numbers that are cached of a token in all layers, keys and values."""
+    expert_width: int = 0
+    """Of a mixture of experts: numbers between the two products of those experts that a token goes through."""
+
+    @property
+    def body(self) -> tuple[Layer, ...]:
+        """Return the linear layers but the head."""
+        return tuple(layer for layer in self.layers if layer.is_linear and not layer.is_head)
+
+    @property
+    def linear_weights(self) -> int:
+        return sum(layer.inputs * layer.outputs for layer in self.body)
+
+    @property
+    def cast_weights(self) -> int:
+        """Count the weights that half precision casts: linear layers, the head and biases among them."""
+        return sum(layer.inputs * layer.outputs + layer.biases for layer in self.layers if layer.is_linear)
+
+    def adapted(self, targets: Sequence[str]) -> tuple[Layer, ...]:
+        """Return the layers that get an adapter."""
+        if tuple(targets) == ALL_LINEAR:
+            return self.body
+        return tuple(x for x in self.layers if any(x.name == t or x.name.endswith(f".{t}") for t in targets))
+
+    def adapter_weights(self, rank: int, targets: Sequence[str] = ALL_LINEAR) -> int:
+        """Return how many weights the adapters of a rank have."""
+        return sum(rank * (layer.inputs + layer.outputs) for layer in self.adapted(targets))
+
+
+def shape_of(model: ModelConfig) -> Shape | None:
+    """Return the shape of a model whose configuration is on disk, or known by name.
+
+    None for others.
+    """
+    config = _config_of(model.name, model.revision)
+    if config is None:
+        return None
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    make = AutoModelForCausalLM if model.kind == "causal" else AutoModelForMaskedLM
+    try:
+        with torch.device("meta"):
+            return _counted(make.from_config(config))
+    except Exception as error:  # a configuration that its own class cannot build
+        LOGGER.info("the memory of %s is not known: %s", model.name, error)
+        return None
+
+
+def _counted(model: "PreTrainedModel") -> Shape:
+    text = model.config.get_text_config()
+    values: Mapping[str, Any] = text.to_dict()
+    layers = tuple(_layers(model))
+    heads = text.num_attention_heads
+    head_width = values.get("head_dim") or text.hidden_size // heads
+    keys_and_values = [x.outputs for x in layers if x.name.rpartition(".")[2] in ("k_proj", "v_proj")]
+    of_config = 2 * text.num_hidden_layers * head_width * (values.get("num_key_value_heads") or heads)
+    expert_width = values.get("moe_intermediate_size") or values.get("intermediate_size") or 0
+    return Shape(
+        weights=sum(parameter.numel() for parameter in model.parameters()),
+        layers=layers,
+        depth=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        vocabulary=next(x.inputs for x in layers if not x.is_linear),
+        key_value_width=sum(keys_and_values) or of_config,
+        expert_width=expert_width * (values.get("num_experts_per_tok") or 0),
+    )
+
+
+def _layers(model: "PreTrainedModel") -> Iterator[Layer]:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            biases = 0 if module.bias is None else module.out_features
+            yield Layer(name, module.in_features, module.out_features, biases, True, module is head)
+        elif isinstance(module, Conv1D):
+            yield Layer(name, module.nx, module.nf, module.nf, True, module is head)
+        elif isinstance(module, nn.Embedding):
+            yield Layer(name, module.num_embeddings, module.embedding_dim, 0, False, False)
+
+
+def _config_of(name: str, revision: str | None) -> "PreTrainedConfig | None":
+    """Return the configuration of a folder, of a hub model in the local cache, or of a public model."""
+    if name in NANO:  # too small to plan for
+        return None
+    from transformers import AutoConfig
+
+    base = name
+    try:
+        base = _base_of(name)
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
+            base, revision=revision, local_files_only=True, trust_remote_code=False
+        )
+    except Exception:  # whatever the files hold: loading says what is wrong with them
+        kind, dimensions = PUBLIC.get(_family_name(base), ("", {}))
+        return AutoConfig.for_model(kind, **dimensions) if kind else None
+    return found
+
+
+def _base_of(name: str) -> str:
+    """Return the model below saved adapters, else the model itself."""
+    file = Path(name) / "adapter_config.json"
+    if not file.is_file():
+        return name
+    from covey.policy.models.adapters import base_of
+
+    return str(base_of(Path(name), json.loads(file.read_text()).get("base_model_name_or_path")) or name)
+
+
+def _family_name(name: str) -> str:
+    """Return the name without its owner and without what does not change the shape.
+
+    >>> _family_name("Qwen/Qwen2.5-Coder-0.5B-Instruct")
+    'qwen2.5-0.5b'
+    """
+    own = name.rpartition("/")[2].lower().removeprefix("meta-")
+    return re.sub(r"-(instruct|base|coder|math|thinking|\d{4}|bnb|unsloth|4bit)(?=-|$)", "", own)
+
+
+def _qwen2(hidden: int, depth: int, heads: int, groups: int, wide: int, vocabulary: int = 152064) -> PublicShape:
+    return "qwen2", _dimensions(hidden, depth, heads, groups, wide, vocabulary) | {"tie_word_embeddings": hidden < 3000}
+
+
+def _qwen3(hidden: int, depth: int, heads: int, wide: int) -> PublicShape:
+    sizes = _dimensions(hidden, depth, heads, 8, wide, 151936)
+    return "qwen3", sizes | {"head_dim": 128, "tie_word_embeddings": hidden < 3000}
+
+
+def _llama(hidden: int, depth: int, heads: int, wide: int, tied: bool) -> PublicShape:
+    sizes = _dimensions(hidden, depth, heads, 8, wide, 128256)
+    return "llama", sizes | {"head_dim": hidden // heads, "tie_word_embeddings": tied}
+
+
+def _dimensions(hidden: int, depth: int, heads: int, groups: int, wide: int, vocabulary: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "intermediate_size": wide,
+        "vocab_size": vocabulary,
+    }
+
+
+PUBLIC: Mapping[str, PublicShape] = {
+    "qwen2.5-0.5b": _qwen2(896, 24, 14, 2, 4864, 151936),
+    "qwen2.5-1.5b": _qwen2(1536, 28, 12, 2, 8960, 151936),
+    "qwen2.5-3b": _qwen2(2048, 36, 16, 2, 11008, 151936),
+    "qwen2.5-7b": _qwen2(3584, 28, 28, 4, 18944),
+    "qwen2.5-14b": _qwen2(5120, 48, 40, 8, 13824),
+    "qwen2.5-32b": _qwen2(5120, 64, 40, 8, 27648),
+    "qwen2.5-72b": _qwen2(8192, 80, 64, 8, 29568),
+    "qwen3-0.6b": _qwen3(1024, 28, 16, 3072),
+    "qwen3-1.7b": _qwen3(2048, 28, 16, 6144),
+    "qwen3-4b": _qwen3(2560, 36, 32, 9728),
+    "qwen3-8b": _qwen3(4096, 36, 32, 12288),
+    "qwen3-14b": _qwen3(5120, 40, 40, 17408),
+    "qwen3-32b": _qwen3(5120, 64, 64, 25600),
+    "llama-3.2-1b": _llama(2048, 16, 32, 8192, tied=True),
+    "llama-3.2-3b": _llama(3072, 28, 24, 8192, tied=True),
+    "llama-3.1-8b": _llama(4096, 32, 32, 14336, tied=False),
+    "llama-3.1-70b": _llama(8192, 80, 64, 28672, tied=False),
+    "llama-3.3-70b": _llama(8192, 80, 64, 28672, tied=False),
+}
+"""Shapes of models by `_family_name`: what a configuration on disk says of others."""

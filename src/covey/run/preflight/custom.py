@@ -1,0 +1,369 @@
+"""A dry run of custom functions on small made-up inputs: what they return, and that it can be trained on.
+
+A mistake in one would else be met after the first groups were sampled, or never: an advantage of NaN trains nothing.
+"""
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.algorithm.aggregation import AGGREGATIONS, Denominators
+from covey.algorithm.credit.advantages import ADVANTAGES
+from covey.algorithm.credit.scores import Answer, Scores, scores
+from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
+from covey.algorithm.credit.shaping import SHAPING, ShapingInputs
+from covey.algorithm.kl import ESTIMATORS
+from covey.algorithm.loss_inputs import LossInputs, loss_inputs
+from covey.algorithm.losses import LOSS_FUNCTIONS
+from covey.algorithm.objective import evaluate_loss, no_gradient
+from covey.algorithm.ratio import RatioOptions, select
+from covey.algorithm.settings import AlgorithmConfig
+from covey.config.schema import Config
+from covey.rollouts.settings import group_sizes
+from covey.rollouts.source import AdaptiveSampler, Outcome, PromptSampler
+from covey.run.preflight.subject import Finding, PreflightContext
+from covey.system import custom
+from covey.system.lookup import describe
+from covey.trainer.credit import estimated, selected_by, shaped
+from covey.types import Prompt
+
+NUM_GROUPS = 3
+CLOSE = 1e-5
+"""How far two values of the same token or rollout may be apart; relative, and absolute for small ones."""
+
+
+def check_custom(subject: PreflightContext) -> Finding:
+    """Check that every function named as module:function returns what it must, and that its gradient is finite."""
+    config, stream = subject.config, subject.run.source.stream
+    try:
+        tried = try_curriculum(config, stream) if ":" in config.curriculum.name else []
+        tried += try_custom(config, subject.prompts)
+    except ValueError as error:
+        return Finding(False, str(error), "", "fix the function")
+    return Finding(True, f"{', '.join(tried)} tried on made-up inputs", "")
+
+
+def try_custom(config: Config, prompts: Sequence[Prompt]) -> list[str]:
+    """Try all custom functions and return their names. ValueError says in a line what is wrong with the first."""
+    return list(dict.fromkeys(name for trial in TRIALS for name in trial(config, prompts)))
+
+
+def has_custom(config: Config) -> bool:
+    """Tell whether any setting names a function as module:function."""
+    algorithm = config.algorithm
+    names = [algorithm.advantage, algorithm.loss, algorithm.aggregation, algorithm.kl_estimator, config.curriculum.name]
+    optional = [algorithm.selection, algorithm.group_filter, algorithm.kl_aggregation]
+    return any(":" in (name or "") for name in (*names, *optional, *algorithm.shaping))
+
+
+# ------------------------------------------------------------------------------------------------ from rewards on
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Made-up rewards of a batch, and what is special about them."""
+
+    special: str
+    scores: Scores
+    answers: tuple[Answer, ...]
+
+
+def made_up_cases(config: Config, prompts: Sequence[Prompt]) -> list[Case]:
+    """Make batches of three groups: of plain rewards, of equal ones, and with one completion that was not scored."""
+    size = min(group_sizes(config.group_size, config.group_size_schedule))
+    plain = [(3 * group + 2 * member) % 7 / 4 for group in range(NUM_GROUPS) for member in range(size)]
+    equal = [0.5] * size + plain[size:]
+    unscored = [float("nan"), *plain[1:]]
+    specials = {"": plain, "where the rewards of a group are equal": equal}
+    specials["where a completion was not scored (NaN)"] = unscored
+    return [
+        Case(special, _scores(config, rewards, size), _answers(prompts, size)) for special, rewards in specials.items()
+    ]
+
+
+def _scores(config: Config, rewards: list[float], size: int) -> Scores:
+    num_parts = max(1, len(config.rewards))
+    return scores(
+        rewards,
+        [index // size for index in range(len(rewards))],
+        lengths=[1 + index % 5 for index in range(len(rewards))],
+        parts=[[reward] * num_parts for reward in rewards],
+    )
+
+
+def _answers(prompts: Sequence[Prompt], size: int) -> tuple[Answer, ...]:
+    """Make answers to real prompts, so that their columns are there."""
+    return tuple(
+        Answer(prompts[group % len(prompts)], f"made-up answer {member}", (1,) * (1 + member % 5), member == 1)
+        for group in range(NUM_GROUPS)
+        for member in range(size)
+    )
+
+
+@contextmanager
+def on(case: Case) -> Iterator[None]:
+    """Say in an error what was special about the rewards."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}{', ' if case.special else ''}{case.special}") from error
+
+
+def _custom(
+    role: custom.Role, name: str | None, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
+) -> custom.Custom | None:
+    """Return the function that a setting names where it is one of the user's own, else None."""
+    found = None if name is None else custom.lookup(role, name, table, options)
+    return found if isinstance(found, custom.Custom) else None
+
+
+def try_advantage(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Try algorithm.advantage on each case."""
+    name, options = config.algorithm.advantage, config.algorithm.advantage_options
+    estimator = _custom(custom.ADVANTAGE, name, ADVANTAGES, options)
+    if estimator is None:
+        return
+    for case in made_up_cases(config, prompts):
+        with on(case):
+            estimated(estimator, case.scores, case.answers if estimator.num_inputs == 2 else None)
+    yield name
+
+
+def try_shaping(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Try each custom entry of algorithm.shaping on each case."""
+    for name, options in config.algorithm.shaping.items():
+        shape = _custom(custom.SHAPING, name, SHAPING, options)
+        if shape is None:
+            continue
+        for case in made_up_cases(config, prompts):
+            given = case.scores
+            info = ShapingInputs(
+                groups_N=given.groups_N,
+                lengths_N=given.lengths_N,
+                total_lengths_N=given.lengths_N + 4,
+                turns_N=torch.ones_like(given.lengths_N),
+                truncated_N=torch.tensor([answer.truncated for answer in case.answers]),
+                token_ids=[answer.token_ids for answer in case.answers],
+            )
+            with on(case):
+                shaped(shape, given.rewards_N, info)
+        yield name
+
+
+def try_selection(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Try algorithm.selection on each case, with centred rewards as the advantages."""
+    name, options = config.algorithm.selection, config.algorithm.selection_options
+    choose = _custom(custom.SELECTION, name, SELECTION, options)
+    if choose is None:
+        return
+    for case in made_up_cases(config, prompts):
+        with on(case):
+            selected_by(choose, case.scores, ADVANTAGES["group_center"])
+    yield choose.name
+
+
+def try_group_filter(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Try algorithm.group_filter on single groups, one of them of equal rewards and one without any."""
+    name, options = config.algorithm.group_filter, config.algorithm.group_filter_options
+    keep = _custom(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
+    if keep is None:
+        return
+    for rewards in ([0.0, 1.0, 0.5], [1.0, 1.0, 1.0]):
+        found = keep(torch.tensor(rewards, dtype=torch.float64))
+        is_flag = isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1
+        if not (isinstance(found, bool | np.bool_) or is_flag):
+            raise keep.error("return True or False", f"{found!r:.60}")
+    yield keep.name
+
+
+# ------------------------------------------------------------------------------------------------ the objective
+
+
+def try_loss(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Try algorithm.loss on four rollouts of up to five tokens, one of them without loss tokens."""
+    algorithm = config.algorithm
+    if ":" not in algorithm.loss:
+        return
+    loss = custom.lookup(custom.LOSS, algorithm.loss, LOSS_FUNCTIONS, algorithm.loss_options)
+    assert isinstance(loss, custom.Custom), "the name has a colon"
+    leaf_NT, whole = made_up_loss_inputs(algorithm)
+    loss_NT, _ = evaluate_loss(loss, whole)
+    loss.check_finite(loss_NT, whole.mask_NT, whole.log_probs_NT, "log-prob")
+    _check_gradient(loss, leaf_NT, select(loss_NT, whole.mask_NT))
+    _, part = made_up_loss_inputs(algorithm, num_rows=2)
+    _check_same(loss, "rollouts apart", "fewer are beside one", evaluate_loss(loss, part)[0], loss_NT[:2], part)
+    _, wider = made_up_loss_inputs(algorithm, padding=3)
+    wide_NT = evaluate_loss(loss, wider)[0][:, :5]
+    _check_same(loss, "tokens outside of inputs.mask_NT out", "there is more padding", wide_NT, loss_NT, whole)
+    yield algorithm.loss
+
+
+def made_up_loss_inputs(algorithm: AlgorithmConfig, num_rows: int = 4, padding: int = 0) -> tuple[Tensor, LossInputs]:
+    """Return log-probs as a leaf of the graph, and what a loss is given of them: always the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    log_probs_NT, moved_NT = -2 * torch.rand(2, 4, 5, generator=generator)
+    mask_NT = torch.arange(5) < torch.tensor([5, 2, 0, 3])[:, None]
+    advantages_NT = torch.tensor([1.0, -0.5, 0.25, 0.0])[:, None].expand(4, 5)
+    old_NT = log_probs_NT + 0.3 * (moved_NT + 1)
+    given = [values[:num_rows] for values in (log_probs_NT, old_NT, advantages_NT, mask_NT)]
+    leaf_NT, old_NT, advantages_NT, mask_NT = (torch.nn.functional.pad(values, (0, padding)) for values in given)
+    leaf_NT.requires_grad_()
+    options = RatioOptions(algorithm.ratio, algorithm.log_ratio_clamp)
+    return leaf_NT, loss_inputs(leaf_NT, old_NT, advantages_NT, mask_NT, ratio_options=options)
+
+
+def _check_gradient(loss: custom.Custom, leaf_NT: Tensor, valid_NT: Tensor) -> None:
+    (gradient_NT,) = torch.autograd.grad(valid_NT.sum(), leaf_NT, allow_unused=True)
+    if gradient_NT is None:  # it depends on another leaf, of its own
+        raise no_gradient(loss)
+    loss.check_finite(gradient_NT, torch.ones_like(gradient_NT, dtype=torch.bool), leaf_NT.detach(), "log-prob")
+
+
+def _check_same(
+    loss: custom.Custom, keeps: str, other: str, found_NT: Tensor, expected_NT: Tensor, inputs: LossInputs
+) -> None:
+    """Check that the loss of a token does not depend on what a micro-batch happens to hold besides its rollout."""
+    gap_NT = select(found_NT - expected_NT, inputs.mask_NT).abs()
+    allowed_NT = CLOSE * (1 + select(expected_NT, inputs.mask_NT).abs())
+    if bool((gap_NT > allowed_NT).any()):
+        raise loss.error(f"keep {keeps}: the update must not depend on micro-batches", f"another loss where {other}")
+
+
+def try_kl_estimator(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Try algorithm.kl_estimator on log-ratios from -2 to 2."""
+    name = config.algorithm.kl_estimator
+    if ":" not in name:
+        return
+    estimator = custom.lookup(custom.KL_ESTIMATOR, name, ESTIMATORS)
+    assert isinstance(estimator, custom.Custom), "the name has a colon"
+    q_NT = torch.linspace(-2, 2, 12).view(3, 4)
+    leaf_NT = q_NT.clone().requires_grad_()
+    value_NT = estimator.check_tensor(estimator(leaf_NT, config.algorithm.kl_clamp), (3, 4), "token")
+    is_differentiated = config.algorithm.kl_in == "loss" and config.algorithm.kl_gradient == "naive"
+    if is_differentiated and not value_NT.requires_grad:
+        raise estimator.error("depend on q_NT for kl_gradient=naive", "a tensor without that gradient")
+    estimator.check_finite(value_NT.detach(), torch.ones(3, 4, dtype=torch.bool), q_NT, "log-ratio")
+    if not torch.allclose(estimator(q_NT[:1], config.algorithm.kl_clamp), value_NT[:1], rtol=CLOSE, atol=CLOSE):
+        raise estimator.error("take each token alone", "another value where fewer are beside it")
+    yield name
+
+
+def try_aggregations(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Try algorithm.aggregation and algorithm.kl_aggregation on rollouts of 0 to 5 loss tokens."""
+    algorithm = config.algorithm
+    for role, name in ((custom.AGGREGATION, algorithm.aggregation), (custom.KL_AGGREGATION, algorithm.kl_aggregation)):
+        if name is None or ":" not in name:
+            continue
+        weigh = custom.lookup(role, name, AGGREGATIONS)
+        assert isinstance(weigh, custom.Custom), "the name has a colon"
+        counts_N, denominators = torch.tensor([0.0, 1.0, 3.0, 5.0]), Denominators(tokens=9, sequences=3, length=16)
+        weights_N = weigh.check_tensor(weigh(counts_N, denominators), (4,), "rollout")
+        weigh.check_finite(weights_N, torch.ones(4, dtype=torch.bool), counts_N, "number of loss tokens")
+        if not torch.allclose(weigh(counts_N[2:], denominators), weights_N[2:], rtol=CLOSE):
+            raise weigh.error(
+                "divide by denominators alone: the update must not depend on micro-batches",
+                "another weight where fewer rollouts are beside one",
+            )
+        yield name
+
+
+# ------------------------------------------------------------------------------------------------ the curriculum
+
+NUM_DRAWS = 64
+
+
+def try_curriculum(config: Config, stream: PromptSampler) -> list[str]:
+    """Try the curriculum of this run and put it back to where it was. ValueError says what is wrong with it."""
+    role = custom.CURRICULUM
+    make = custom.lookup(role, config.curriculum.name, {}, config.curriculum.options)
+    assert isinstance(make, custom.Custom), "the name has a colon"
+    try:
+        _try_stream(make, stream)
+    except ValueError as error:
+        if str(error).startswith(f"{role.setting}="):
+            raise
+        raise ValueError(f"{role.setting}={make.name} {describe(error)}") from error
+    except Exception as error:
+        raise ValueError(f"{role.setting}={make.name} {describe(error)}") from error
+    return [make.name]
+
+
+def _try_stream(make: custom.Custom, stream: PromptSampler) -> None:
+    # Draw, and check what was drawn
+    before, start = _saved(make, stream), stream.position
+    drawn = stream.draw(NUM_DRAWS)
+    _check_draws(make, stream, drawn)
+    if stream.position != start + NUM_DRAWS:
+        raise make.error(
+            f"count what it drew: position {start + NUM_DRAWS} after {NUM_DRAWS} draws", f"{stream.position}"
+        )
+    # Update it where it learns
+    if isinstance(stream, AdaptiveSampler):
+        stream.learn([Outcome(p.environment, p.id, index % 5 / 4) for index, (p, _) in enumerate(drawn)])
+        stream.take_metrics()
+    # Check that saved states give the same draws again
+    after = _saved(make, stream)
+    following = stream.draw(8)
+    for state, expected in ((after, following), (before, drawn)):
+        stream.load_state_dict(state)
+        if _ids(stream.draw(len(expected))) != _ids(expected):
+            raise make.error("draw the same prompts from the same state, or no run could be resumed", "others")
+    stream.load_state_dict(before)
+
+
+def _saved(make: custom.Custom, stream: PromptSampler) -> dict[str, Any]:
+    """Return the state as a checkpoint gives it back: written, then read with plain containers and tensors only."""
+    state, file = stream.state_dict(), BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    try:
+        read: dict[str, Any] = torch.load(file, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise make.error("keep numbers, strings, lists, dicts and tensors in state_dict()", f"{state!r:.80}") from error
+    return read
+
+
+def _check_draws(make: custom.Custom, stream: PromptSampler, drawn: Any) -> None:
+    requirement = f"give {NUM_DRAWS} pairs (prompt, number) for draw({NUM_DRAWS})"
+    if not isinstance(drawn, list | tuple) or len(drawn) != NUM_DRAWS:
+        raise make.error(requirement, f"{drawn!r:.60}")
+    # Check each pair
+    known = {prompt.id for prompt in stream.prompts}
+    for pair in drawn:
+        if not (
+            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Prompt) and isinstance(pair[1], int)
+        ):
+            raise make.error(requirement, f"{pair!r:.60}")
+        if pair[0].id not in known:
+            raise make.error("draw from its prompts", f"prompt {pair[0].id}")
+    # Check that no pair comes twice
+    twice = [pair for pair, count in Counter(_ids(drawn)).items() if count > 1]
+    if twice:
+        raise make.error(
+            "give a prompt another number every time it comes, or the same completions are sampled again",
+            f"prompt {twice[0][0]} with {twice[0][1]} twice",
+        )
+
+
+def _ids(drawn: Sequence[tuple[Prompt, int]]) -> list[tuple[str, int]]:
+    return [(prompt.id, number) for prompt, number in drawn]
+
+
+TRIALS: tuple[Callable[[Config, Sequence[Prompt]], Iterator[str]], ...] = (
+    try_shaping,
+    try_advantage,
+    try_selection,
+    try_group_filter,
+    try_loss,
+    try_kl_estimator,
+    try_aggregations,
+)
+"""Each yields the names it tried. ValueError says what is wrong with one."""

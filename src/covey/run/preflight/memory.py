@@ -1,0 +1,130 @@
+"""The check of memory: does the largest batch fit beside the weights?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from covey.config.schema import Config
+from covey.engine.native.runner import cache_shape
+from covey.policy import sharding
+from covey.rollouts.settings import group_sizes
+from covey.run.preflight.passes import Point, Shape, bytes_of, fitting_tokens, largest_shape, measure
+from covey.run.preflight.policy import local, probe_trainer
+from covey.run.preflight.subject import Finding, PreflightContext, vocabulary_size
+from covey.system import collectives
+from covey.system.text.format import memory
+
+LOGIT_COPIES = 3
+"""The engine holds logits, log-probabilities and probabilities of a token at the same time."""
+OPTIMIZER_COPIES = {"adamw": 2, "sgd": 0}
+"""Copies of the trained weights that an optimiser keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that training takes beside what is there already (weights, reference)."""
+
+    optimizer: int
+    """Its state, from the first step on."""
+    training: int
+    """Gradients and a micro-batch of the largest size."""
+    sampling: int
+    """Gradients of the step before, cached keys and values, logits."""
+
+    @property
+    def total(self) -> int:
+        """Return the optimiser's bytes and the larger of training and sampling, which take turns."""
+        return self.optimizer + max(self.training, self.sampling)
+
+
+def check_memory(subject: PreflightContext) -> Finding:
+    """Check that optimiser, gradients and the largest micro-batch fit into the free memory.
+
+    A pass is tried only if what is known beforehand fits: on a CPU, too large a one would end the process.
+    """
+    config, policy = subject.config, subject.run.policy
+    sharding.reshard(policy)
+    # Compare what is known beforehand
+    free = min(collectives.all_gather(subject.available(policy.device)))
+    optimizer, gradients = optimizer_bytes(policy.model, config.optimizer.name), gradient_bytes(policy.model)
+    num_groups = -(-config.groups_per_step // collectives.world_size())
+    known = Need(optimizer, gradients, gradients + sampling_bytes(subject, num_groups))
+    if any(collectives.all_gather(known.total > free)):  # decided by all ranks together: a pass is collective
+        figure = f"{_parts(known)}, activations not counted"
+        return Finding(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
+    # Measure passes and extrapolate
+    shape = largest_shape(subject, num_groups)
+    try:
+        points = measure(probe_trainer(subject), shape, free - optimizer)
+    except torch.OutOfMemoryError:
+        figure = f"{_parts(known)}; a pass over a small micro-batch then ran out of memory"
+        return Finding(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
+    need = Need(optimizer, bytes_of(points, shape.num_tokens), known.sampling)
+    return _finding(config, need, free, points, shape)
+
+
+def _finding(config: Config, need: Need, free: int, points: Sequence[Point], shape: Shape) -> Finding:
+    tried = len(points) != 2
+    how = "measured" if tried else f"scaled up from {points[0].num_tokens:,} and {points[1].num_tokens:,}"
+    figure = f"{_parts(need)} with {shape.num_tokens:,} tokens in a micro-batch ({how})"
+    values = _values(need, free) | {"num_tokens": float(shape.num_tokens), "measured": float(tried)}
+    if need.total <= free:
+        return Finding(True, figure, _free(free), values=values)
+    fits = fitting_tokens(points, free - need.optimizer)
+    lower = f"lower micro_batch_tokens to {fits}"
+    if fits < shape.max_tokens:
+        lower = "lower sampling.max_tokens"
+    if not config.model.gradient_checkpointing:
+        lower += " or set model.gradient_checkpointing=true"
+    return Finding(False, figure, _free(free), lower, values)
+
+
+def _parts(need: Need) -> str:
+    return (
+        f"{memory(need.total)} needed: {memory(need.optimizer)} for the optimiser, and in turns "
+        f"{memory(need.training)} for gradients and backward, {memory(need.sampling)} for gradients and sampling"
+    )
+
+
+def _free(free: int) -> str:
+    return f"{memory(max(0, free))} free"
+
+
+def _values(need: Need, free: int) -> dict[str, float]:
+    known = {"optimizer": need.optimizer, "training": need.training, "sampling": need.sampling}
+    return {name: float(count) for name, count in {"needed": need.total, "free": free, **known}.items()}
+
+
+def _remedy_of_known(config: Config, known: Need, free: int) -> str:
+    """Describe the remedy where no micro-batch fits: a smaller cache, or fewer trained weights."""
+    if known.optimizer + known.training <= free < known.total:
+        return "lower engine.cache_bytes or engine.max_rows"
+    if config.model.lora_rank == 0:
+        return "train adapters (model.lora_rank=16) or a smaller model.name"
+    return "choose a smaller model.name or a smaller model.lora_rank"
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """Return the bytes of gradients, as many as the trained weights on this rank."""
+    return sum(local(p).nbytes for p in model.parameters() if p.requires_grad)
+
+
+def optimizer_bytes(model: nn.Module, name: str) -> int:
+    """Return the bytes of state on this rank: copies of the trained weights, or two of 8 bits."""
+    if name == "adamw8bit":
+        return sum(2 * local(p).numel() for p in model.parameters() if p.requires_grad)
+    return OPTIMIZER_COPIES[name] * gradient_bytes(model)
+
+
+def sampling_bytes(subject: PreflightContext, num_groups: int) -> int:
+    """Return the bytes of the fullest cache within its budget and of one token's logits per row."""
+    config, policy = subject.config, subject.run.policy
+    if config.engine.name != "native":
+        return 0
+    group_size = max(group_sizes(config.group_size, config.group_size_schedule))
+    num_rows = min(config.engine.max_rows, num_groups * group_size)
+    slots = num_groups * len(subject.longest[1]) + num_rows * config.sampling.max_tokens
+    cache = min(config.engine.cache_bytes, slots * cache_shape(policy).slot_bytes)
+    return cache + LOGIT_COPIES * num_rows * vocabulary_size(policy) * torch.float32.itemsize

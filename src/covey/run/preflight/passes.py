@@ -1,0 +1,199 @@
+"""What a micro-batch takes: measured passes over synthetic rollouts of full length, and the line through small ones."""
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from covey.rollouts.rollout import finished_rollout
+from covey.rollouts.settings import group_sizes
+from covey.run.preflight.policy import compute_gradient_only
+from covey.run.preflight.subject import PreflightContext
+from covey.system import collectives
+from covey.trainer.batch import make_batch, make_rows
+from covey.trainer.trainer import Trainer
+from covey.types import Batch, Completion, Group, Prompt, Reward
+
+MEASURED_TOKENS = 1024
+"""Tokens of the larger of the two small micro-batches, fewer where they would take long."""
+MIN_TOKENS = 64
+WORK = {"cpu": 5e11, "cuda": 1e14}
+"""Most floating-point operations of a small micro-batch, at about 6 a weight and token."""
+MAX_SECONDS = 2.0
+"""The largest micro-batch is measured itself if it should take no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The largest micro-batch of a step."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    group_size: int
+    packing: str
+    attention: str
+    num_tokens: int
+    several: bool
+    """A step has more than one: the gradients of the first are there during the second."""
+    mask_id: int | None = None
+    """Of a masked policy: the token it replaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured micro-batch."""
+
+    num_tokens: int
+    num_bytes: int
+    seconds: float
+
+
+def largest_shape(subject: PreflightContext, num_groups: int) -> Shape:
+    """Return the shape of a step with the longest prompt and the longest completions."""
+    config, prompt_ids = subject.config, tuple(subject.longest[1])
+    mask_id = subject.run.policy.mask_id
+    # Count the tokens of a rollout
+    added = config.sampling.max_tokens
+    if mask_id is not None:  # what later passes read
+        added = 0 if config.sampling.likelihood == "one_step" else (config.sampling.num_passes - 1) * len(prompt_ids)
+    rollout = len(prompt_ids) + added
+    # Count the tokens of a group
+    group_size = max(group_sizes(config.group_size, config.group_size_schedule))
+    group = len(prompt_ids) + group_size * added if config.packing == "shared" else group_size * rollout
+    return Shape(
+        prompt_ids,
+        config.sampling.max_tokens,
+        group_size,
+        config.packing,
+        subject.run.policy.attention,
+        num_tokens=max(rollout, min(config.micro_batch_tokens, num_groups * group)),
+        several=num_groups * group > config.micro_batch_tokens,
+        mask_id=mask_id,
+    )
+
+
+def measure(trainer: Trainer, shape: Shape, free: int) -> list[Point]:
+    """Measure two small micro-batches, then the largest if it is quick and fits in half of `free`."""
+    small = _small(trainer)
+    sizes = [shape.num_tokens] if shape.num_tokens <= small else [small // 2, small]
+    points = [measured(trainer, shape, size) for size in sizes]
+    seconds = points[-1].seconds * shape.num_tokens / points[-1].num_tokens
+    worthwhile = len(points) > 1 and seconds <= MAX_SECONDS and bytes_of(points, shape.num_tokens) <= free / 2
+    if all(collectives.all_gather(worthwhile)):  # decided by all ranks together: a pass is collective
+        points.append(measured(trainer, shape, shape.num_tokens))
+    return points
+
+
+def measured(trainer: Trainer, shape: Shape, num_tokens: int) -> Point:
+    """Measure a real pass over a micro-batch of about `num_tokens`, letting go of the gradient."""
+    batch = synthetic(shape, num_tokens, trainer.policy.device)
+    started = time.perf_counter()
+    with LiveBytes() as live:
+        compute_gradient_only(trainer, batch)
+    seconds = time.perf_counter() - started
+    for parameter in trainer.policy.model.parameters():
+        parameter.grad = None
+    return Point(batch.micro_batches[0].input_ids_BT.numel(), live.peak, seconds)
+
+
+def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
+    """Build the first micro-batch of groups with the longest prompt, as the run would fill it.
+
+    It is there twice where a step has several. Completions are cut where not even one would fit.
+    """
+    length = max(1, min(shape.max_tokens, num_tokens - len(shape.prompt_ids)))
+    if shape.mask_id is not None:
+        length = max(1, shape.prompt_ids.count(shape.mask_id))
+    tokens = (shape.prompt_ids * (1 + length // len(shape.prompt_ids)))[:length]
+    completion = Completion(tokens, (0.0,) * length, "length", policy_version=0)
+    rollout = finished_rollout(shape.mask_id, shape.prompt_ids, completion, Reward(0.0, {}), "")
+    group_size = min(shape.group_size, 1 + num_tokens // length)  # more fill no micro-batch, and are many to make
+    # Shared inputs are read once for a group; as many groups as it takes even so.
+    num_groups = 1 + num_tokens // (len(shape.prompt_ids) if shape.mask_id is not None else group_size * length)
+    groups = [Group(Prompt(str(i), "", "", {}), (rollout,) * group_size, ()) for i in range(num_groups)]
+    num_rollouts = num_groups * group_size
+    batch = make_batch(
+        make_rows(groups, [[1.0] * group_size] * num_groups),
+        packing=shape.packing,
+        micro_batch_tokens=num_tokens,
+        totals=(num_rollouts * length, num_rollouts, num_rollouts),
+        device=device,
+        attention=shape.attention,
+    )
+    return replace(batch, micro_batches=batch.micro_batches[:1] * (2 if shape.several else 1))
+
+
+def bytes_of(points: Sequence[Point], num_tokens: int) -> int:
+    """Extrapolate the bytes at `num_tokens` by the straight line through the last two points."""
+    return round(points[-1].num_bytes + slope(points) * (num_tokens - points[-1].num_tokens))
+
+
+def fitting_tokens(points: Sequence[Point], free: int) -> int:
+    """Return the largest micro-batch within `free` bytes by that line, 0 where there is none.
+
+    It is rounded down to two digits.
+    """
+    fits = max(0, int(points[-1].num_tokens + (free - points[-1].num_bytes) / slope(points)))
+    unit = 10 ** max(0, len(str(fits)) - 2)
+    return fits // unit * unit
+
+
+def slope(points: Sequence[Point]) -> float:
+    """Return the bytes per token, for a single point all that it took over its tokens."""
+    *before, last = points
+    if not before or before[-1].num_tokens == last.num_tokens:
+        return max(1.0, last.num_bytes / last.num_tokens)
+    return max(1.0, (last.num_bytes - before[-1].num_bytes) / (last.num_tokens - before[-1].num_tokens))
+
+
+def _small(trainer: Trainer) -> int:
+    work = 6.0 * sum(parameter.numel() for parameter in trainer.policy.model.parameters())
+    return int(min(MEASURED_TOKENS, max(MIN_TOKENS, WORK.get(trainer.policy.device.type, WORK["cpu"]) / work)))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that live at the same time, those there were before left out.
+
+    The same on every device, and unlike the counters of the system and of the CUDA allocator it need not be reset,
+    which the run's own record of its peak would not survive. What kernels use inside is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._now = 0
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if _is_plain(tensor)}
+        for tensor in tree_leaves(out):
+            if _is_plain(tensor) and tensor.untyped_storage()._cdata not in given:
+                self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._alive:
+            return
+
+        def gone(reference: "weakref.ref[torch.UntypedStorage]") -> None:
+            self._now -= size
+            del self._alive[key]
+
+        self._alive[key] = weakref.ref(storage, gone)
+        self._now += size
+        self.peak = max(self.peak, self._now)
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether a tensor has memory of its own, not being a wrapper around others."""
+    return type(value) in (Tensor, torch.nn.Parameter)

@@ -1,0 +1,217 @@
+"""The log-probs of engine and trainer against those of the model as transformers alone runs it (`policy.plain`).
+
+The other checks compare covey with covey: what engine, trainer and every layout compute wrong alike, they cannot see.
+
+Shapes: L loss tokens.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from covey.engine.base import Engine, EngineStats
+from covey.policy import sharding
+from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.plain import plain_model, rollout_logprobs
+from covey.policy.policy import inference
+from covey.rollouts.rollout import causal_rollout
+from covey.run.preflight.policy import LOGPROB_TOLERANCE, MEAN_SHARE, first_groups, kind_of, laid_out, made_up_rows
+from covey.run.preflight.subject import Finding, PreflightContext, Unscored
+from covey.system import collectives
+from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling
+
+WORK = {"cpu": 1e11, "cuda": 5e13}
+"""Most floating-point operations of one pass over the longest sequence, about a second."""
+ROOM = 0.25
+"""Share of the free memory that its attention scores may take, which plain attention holds whole."""
+SCORE_WORK = 60
+"""Operations that an attention score costs, in all its passes through memory."""
+SCORE_BYTES = 12
+"""An attention score, its exponential and its share, in float32."""
+NUM_SAMPLED = 8
+"""Tokens that the engine continues the longest sequence by."""
+NUM_SPREAD = 32
+"""Tokens of it that the trainer is asked for besides, evenly spaced."""
+NUM_GROUPS = 2
+
+
+@dataclass
+class Lengthened:
+    """An engine that goes on from `longer` where it is asked to continue `prompt_ids`."""
+
+    engine: Engine
+    prompt_ids: Sequence[int]
+    longer: Sequence[int]
+
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+        given = self.longer if list(prompt_ids) == list(self.prompt_ids) else prompt_ids
+        return await self.engine.generate(given, n, sampling)
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self.engine.load_weights(named_tensors, version)
+
+    def take_stats(self) -> EngineStats:
+        return self.engine.take_stats()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Rollouts whose log-probs are compared together, and the tokens of the longest."""
+
+    name: str
+    groups: list[Group]
+    num_tokens: int
+
+
+def check_plain(subject: PreflightContext) -> Finding:
+    """Check that engine and trainer give the log-probs of transformers, at short and full length."""
+    config = subject.config
+    short = first_groups(subject.groups)[:NUM_GROUPS]
+    looks = [Look("short", short, _longest(short)), *_at_full_length(subject)]
+    gaps: dict[str, Tensor] = {}
+    for look in looks:
+        gaps |= {f"{who}/{look.name}": gap_L for who, gap_L in _gaps(subject, look.groups).items()}
+    limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[kind_of(config.model)]
+    means = {name: float(gap_L.mean()) for name, gap_L in gaps.items()}
+    largest = {name: float(gap_L.max()) for name, gap_L in gaps.items()}
+    wrong = [name for name in gaps if not (largest[name] <= limit and means[name] <= MEAN_SHARE * limit)]
+    # A NaN is the worst of all, which max() alone would not see.
+    worst = max(wrong or gaps, key=lambda name: (largest[name] != largest[name], largest[name]))
+    lengths = {look.name: look.num_tokens for look in looks}
+    who, name = worst.split("/")
+    figure = (
+        f"the {who} differs from transformers alone by {largest[worst]:.2g} nats at most, {means[worst]:.2g} on "
+        f"average of {len(gaps[worst])} tokens, in sequences of up to {lengths[name]:,}{_reached(subject, looks)}"
+    )
+    remedy = (
+        "covey computes something else than this architecture does: model.kernels=torch or model.attention=sdpa may "
+        "be right, model.precision=float32 tells rounding from a defect, and preflight.logprob_tolerance accepts a "
+        "known difference"
+    )
+    values = largest | {f"{name}/mean": mean for name, mean in means.items()}
+    values |= {f"tokens/{look.name}": float(look.num_tokens) for look in looks}
+    allowed = f"{limit:g} nats at most, {MEAN_SHARE * limit:g} on average"
+    return Finding(not wrong, figure, allowed, remedy if wrong else "", values)
+
+
+def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tensor]:
+    """Return how far engine and trainer are from plain transformers, in nats, by name.
+
+    Of the engine only the tokens that it has drawn.
+    """
+    config, run, policy = subject.config, subject.run, subject.run.policy
+    rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_loss_tokens > 0]
+    with torch.no_grad(), sharding.gathered(policy):
+        plain = plain_model(policy)
+        sampling = run.source.sampling
+        expected_L = torch.cat([rollout_logprobs(plain, rollout, sampling) for rollout in rollouts])
+    batch = laid_out(subject, made_up_rows(groups, 1.0), config.packing, config.micro_batch_tokens)
+    scoring = Scoring(sampling, config.logprob_chunk)
+    with inference(policy.model):
+        trainer_L = torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
+    found = {"trainer": (trainer_L.double() - expected_L.double()).abs()}
+    sampled_L = torch.cat([m.sampler_logprob_L for m in batch.micro_batches])
+    if config.engine.name != "fake" and bool((sampled_L != UNKNOWN).any()):
+        found["engine"] = (sampled_L - expected_L.double()).abs()[sampled_L != UNKNOWN]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ full length
+
+
+UNKNOWN = 1.0
+"""Stands where the engine gave no log-prob: it drew only the last tokens of a long completion."""
+
+
+def _at_full_length(subject: PreflightContext) -> list[Look]:
+    """Sample the longest prompt with the longest completion, beside a short one.
+
+    Nothing where a look at short ones has seen that length.
+    """
+    policy, config = subject.run.policy, subject.config
+    prompt, prompt_ids = subject.longest
+    if policy.mask_id is not None:  # a fill is as long as its input
+        groups = _sampled(subject, [prompt], config.sampling.max_tokens, lambda engine: engine)
+        return [Look("long", groups, len(prompt_ids))]
+    num_tokens, num_sampled = min(_needed_tokens(subject), reachable_tokens(subject)), NUM_SAMPLED
+    if num_tokens <= _longest(subject.groups) + num_sampled:
+        return []
+    longer = _continued(subject, num_tokens - num_sampled)
+    start = min(len(prompt_ids), len(longer) - 1)
+    beside = [p for p in subject.prompts if p.id != prompt.id][:1]
+    groups = _sampled(subject, [prompt, *beside], num_sampled, lambda engine: Lengthened(engine, prompt_ids, longer))
+    rollouts = tuple(_spread(_prefixed(longer, start, rollout), num_sampled) for rollout in groups[0].rollouts)
+    return [Look("long", [replace(groups[0], rollouts=rollouts), *groups[1:]], len(longer) + num_sampled)]
+
+
+def _sampled(
+    subject: PreflightContext, prompts: Sequence[Prompt], max_tokens: int, through: Callable[[Engine], Engine]
+) -> list[Group]:
+    """Sample one completion of each prompt at the same time, judging nothing."""
+    source = subject.run.source
+    sampler = replace(source.sampler, environment=Unscored(), engine=through(source.sampler.engine))
+    with sharding.gathered(subject.run.policy):  # ranks sample on their own
+        return replace(source, sampler=sampler).run(prompts, 1, replace(source.sampling, max_tokens=max_tokens))
+
+
+def _continued(subject: PreflightContext, length: int) -> list[int]:
+    """Continue the longest prompt, as far as it fits, with tokens of others in any order."""
+    prompt_ids = subject.longest[1]
+    known = sorted({*prompt_ids, *(i for group in subject.groups for r in group.rollouts for i in r.target_ids)})
+    chance = random.Random("preflight")
+    return [*prompt_ids, *(chance.choice(known) for _ in range(length - len(prompt_ids)))][:length]
+
+
+def _prefixed(longer: Sequence[int], start: int, rollout: Rollout) -> Rollout:
+    """Return what the engine has drawn after `longer`, as a completion from token `start`."""
+    places = [place for place, chosen in enumerate(rollout.loss_mask) if chosen]
+    token_ids = (*longer[start:], *(rollout.target_ids[place] for place in places))
+    logprobs = (*[UNKNOWN] * (len(longer) - start), *(rollout.sampler_logprobs[place] for place in places))
+    completion = Completion(token_ids, logprobs, rollout.finish_reason, rollout.policy_version)
+    return causal_rollout(longer[:start], completion, Reward(0.0, {}), "")
+
+
+def _spread(rollout: Rollout, num_sampled: int) -> Rollout:
+    """Return the rollout with few loss tokens.
+
+    They are the first, so that its prompt stays what it is, some, and all at the end.
+    """
+    places = [place for place, chosen in enumerate(rollout.loss_mask) if chosen]
+    kept = {*places[:: max(1, len(places) // NUM_SPREAD)], *places[-num_sampled:]}
+    mask = tuple(place in kept for place in range(len(rollout.loss_mask)))
+    logprobs = tuple(p if own else 0.0 for p, own in zip(rollout.sampler_logprobs, mask, strict=True))
+    return replace(rollout, loss_mask=mask, sampler_logprobs=logprobs)
+
+
+def _needed_tokens(subject: PreflightContext) -> int:
+    """Count the tokens of the longest sequence that the run can reach."""
+    return subject.run.policy.num_positions(len(subject.longest[1]), subject.config.sampling.max_tokens)
+
+
+def reachable_tokens(subject: PreflightContext) -> int:
+    """Return the longest sequence that plain attention has time and memory for, on every rank."""
+    policy = subject.run.policy
+    shape, kind = policy.causal_lm.config, policy.device.type
+    num_heads = int(getattr(shape, "num_attention_heads", 1))
+    # Operations: linear ones, two a weight, and quadratic ones, mostly to move a score that is held whole.
+    linear = 2.0 * sum(weight.numel() for weight in policy.causal_lm.parameters())
+    quadratic = float(SCORE_WORK * num_heads * shape.num_hidden_layers)
+    work = WORK.get(kind, WORK["cpu"])
+    by_time = (math.sqrt(linear**2 + 4 * quadratic * work) - linear) / (2 * quadratic)
+    by_room = math.sqrt(ROOM * subject.available(policy.device) / (SCORE_BYTES * num_heads))
+    return -collectives.all_max_int(-int(min(by_time, by_room)))
+
+
+def _longest(groups: Sequence[Group]) -> int:
+    """Count the tokens of the longest sequence, for masked policies those of an input."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return max((r.input_length or len(r.input_ids) + 1 for r in rollouts), default=0)
+
+
+def _reached(subject: PreflightContext, looks: Sequence[Look]) -> str:
+    needed, seen = _needed_tokens(subject), max(look.num_tokens for look in looks)
+    return f" (the run may come to {needed:,}, which would take too long)" if needed > seen else ""

@@ -1,0 +1,279 @@
+"""Checks of the policy: the engine's log-probs are the trainer's, and the gradient knows nothing of layouts.
+
+Shapes: L loss tokens of the batch.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from covey.algorithm.build import build_objective
+from covey.algorithm.settings import AlgorithmConfig
+from covey.config.schema import Config
+from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.policy import Policy, inference
+from covey.policy.settings import ModelConfig
+from covey.run.build import trainer_settings
+from covey.run.preflight.subject import Finding, PreflightContext
+from covey.system import collectives
+from covey.system.waits.timer import PhaseTimer
+from covey.trainer.batch import count, make_batch, make_rows
+from covey.trainer.layouts import LAYOUTS, Row
+from covey.trainer.settings import OptimizerConfig
+from covey.trainer.trainer import Trainer
+from covey.types import Batch, Group
+
+LOGPROB_TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
+"""Nats by precision, of the worst token. Below float32 products of other shapes round otherwise, and a token at the
+edge of top-p may fall in or out. What was measured is in docs/trust/preflight.md."""
+MEAN_SHARE = 0.1
+"""The mean may be this share of it: a defect moves many tokens a little before it moves one by much."""
+GRADIENT_TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
+"""Relative error (L2 norms) by precision."""
+MAX_ENTRIES = 1 << 24
+"""Entries of a gradient that are compared; of a larger one every second, third, ... is."""
+MAX_GRADIENT_TOKENS = 512
+"""Tokens after which no more groups are added to the batch whose gradient is compared."""
+HALF_RANGE = 2.0**-10
+"""Advantages in float16 are so much smaller, or the loss scale of a first step would overflow."""
+
+
+# ------------------------------------------------------------------------------------------------ log-probs
+
+
+def check_logprobs(subject: PreflightContext) -> Finding:
+    """Check that the trainer finds the engine's log-probs, dropout off in both."""
+    config = subject.config
+    if config.engine.name == "fake":
+        return Finding(True, "engine=fake samples from a script, not from the policy", "")
+    # Score the sampled tokens with the trainer
+    batch = whole_batch(subject)
+    scoring = Scoring(subject.run.source.sampling, config.logprob_chunk)
+    policy = subject.run.policy
+    with inference(policy.model):
+        trainer_L = torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
+    sampler_L = torch.cat([m.sampler_logprob_L for m in batch.micro_batches])
+    # Measure the gaps
+    gap_L = (trainer_L.double() - sampler_L).abs()
+    names_L = [m.prompt_ids[row] for m in batch.micro_batches for row in m.row_L.tolist()]
+    largest, mean, worst = float(gap_L.max()), float(gap_L.mean()), names_L[int(gap_L.argmax())]
+    # Judge them and describe the remedy
+    limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[kind_of(config.model)]
+    figure = (
+        f"engine and trainer differ by {largest:.2g} nats at most, {mean:.2g} on average of {len(gap_L)} tokens, "
+        f"most in prompt {worst}{dropout_note(config)}"
+    )
+    remedy = (
+        f"engine={config.engine.name} or the model's attention is not what is trained: model.precision=float32 tells "
+        "rounding from a defect, and preflight.logprob_tolerance accepts a known difference"
+    )
+    passed = largest <= limit and mean <= MEAN_SHARE * limit
+    allowed = f"{limit:g} nats at most, {MEAN_SHARE * limit:g} on average"
+    return Finding(passed, figure, allowed, "" if passed else remedy, {"max": largest, "mean": mean})
+
+
+# ------------------------------------------------------------------------------------------------ gradient
+
+
+def check_gradient(subject: PreflightContext) -> Finding:
+    """Check that the gradient is the same in every layout, in one micro-batch or several."""
+    config, policy = subject.config, subject.run.policy
+    trainer = _gradient_trainer(subject)
+    rows = made_up_rows(first_groups(subject.groups), HALF_RANGE if config.model.precision == "float16" else 1.0)
+    with without_dropout(policy.model):
+        compute_gradient_only(trainer, laid_out(subject, rows, "padded", 1))
+        expected = entries(policy.model)
+        size = norm_of(expected)
+        errors = {}
+        for packing, budget in _variants(rows):
+            compute_gradient_only(trainer, laid_out(subject, rows, packing, budget))
+            pieces = zip(entries(policy.model), expected, strict=True)
+            errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
+    return _gradient_finding(config, policy, errors)
+
+
+def _gradient_finding(config: Config, policy: Policy, errors: dict[tuple[str, int], float]) -> Finding:
+    limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
+    # A NaN is the worst of all, which max() alone would not see.
+    (packing, budget), worst = max(errors.items(), key=lambda found: (math.isnan(found[1]), found[1]))
+    figure = (
+        f"relative error {worst:.2g} at most over {len(errors)} layouts and splits, most with packing={packing} in "
+        f"micro-batches of {budget} tokens{dropout_note(config)}"
+    )
+    if math.isnan(worst):
+        figure = f"the gradient is 0 or not finite with packing={packing}"
+    remedy = f"the model mixes tokens of different rollouts or its arithmetic depends on the shape: {_ways(config)}"
+    passed = worst <= limit
+    values = {f"{packing}/{budget}": error for (packing, budget), error in errors.items()}
+    return Finding(passed, figure, f"{limit:g}", "" if passed else remedy, values)
+
+
+def _ways(config: Config) -> str:
+    """List what tells rounding from a defect, but for what is set already, and what accepts the error."""
+    ways = {
+        "model.kernels=torch": config.model.kernels != "torch",
+        "packing=padded": config.packing != "padded",
+        "model.precision=float32": config.model.precision in ("bfloat16", "float16"),
+        "model.precision=float64": config.model.precision == "float32",
+    }
+    untried = " or ".join(way for way, is_open in ways.items() if is_open)
+    tells = f"{untried} may be exact and tells rounding from a defect, " if untried else ""
+    return f"{tells}preflight.gradient_tolerance accepts it"
+
+
+def _gradient_trainer(subject: PreflightContext) -> Trainer:
+    """Build a trainer of the policy with the run's own objective.
+
+    Rules over the whole batch choose tokens by thresholds that rounding can move a token across; such an objective
+    is replaced by the plain one, since a choice that falls otherwise is no fault of a layout.
+    """
+    if not subject.run.trainer.objective.needs_batch_selection:
+        return probe_trainer(subject)
+    return probe_trainer(subject, AlgorithmConfig())
+
+
+def probe_trainer(subject: PreflightContext, algorithm: AlgorithmConfig | None = None) -> Trainer:
+    """Build the run's trainer again on the same weights, with an optimiser that holds nothing.
+
+    It has a clock of its own.
+    """
+    settings = replace(trainer_settings(subject.config), optimizer=OptimizerConfig(name="sgd"))
+    if algorithm is not None:
+        objective = build_objective(algorithm, norm_length=subject.config.sampling.max_tokens)
+        settings = replace(settings, objective=objective, algorithm=algorithm)
+    timer = PhaseTimer(watchdog=subject.run.trainer.timer.watchdog)
+    return Trainer(subject.run.policy, settings, subject.run.trainer.reference, timer)
+
+
+class _Enough(Exception):
+    """The gradient is there; the step ends before anything changes."""
+
+
+def compute_gradient_only(trainer: Trainer, batch: Batch) -> None:
+    """Run a real training step up to the moment before weights change: the gradient is what it leaves."""
+
+    def stop() -> None:
+        raise _Enough
+
+    with suppress(_Enough):
+        trainer.step(batch, step=0, on_before_update=stop)
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Turn the adapters' dropout off in training mode too, which gradient checkpointing needs."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    rates = [layer.p for layer in layers]
+    for layer in layers:
+        layer.p = 0.0
+    try:
+        yield
+    finally:
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.p = rate
+
+
+def made_up_rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
+    """Build rows with advantages of both signs that are never 0, as rewards do not matter here."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> float:
+        size, sign = torch.rand(2, generator=generator).tolist()
+        return scale * (0.5 + size) * (1 if sign < 0.5 else -1)
+
+    return make_rows(groups, [[draw() for _ in group.rollouts] for group in groups])
+
+
+def first_groups(groups: Sequence[Group]) -> list[Group]:
+    """Return the first groups, at least two where there are so many."""
+    chosen: list[Group] = []
+    for group in groups:
+        num_tokens = sum(len(rollout.input_ids) for other in chosen for rollout in other.rollouts)
+        if len(chosen) < 2 or num_tokens < MAX_GRADIENT_TOKENS:
+            chosen.append(group)
+    return chosen
+
+
+def _variants(rows: Sequence[Sequence[Row]]) -> list[tuple[str, int]]:
+    """List every layout in one micro-batch and in about three."""
+    flat = [row for group in rows for row in group]
+    whole = len(flat) * max(row.num_tokens for row in flat)
+    return [(packing, budget) for packing in LAYOUTS for budget in (whole, whole // 3)]
+
+
+def whole_batch(subject: PreflightContext) -> Batch:
+    """Lay out the sampled groups as the run does."""
+    config = subject.config
+    return laid_out(subject, made_up_rows(subject.groups, 1.0), config.packing, config.micro_batch_tokens)
+
+
+def laid_out(subject: PreflightContext, rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Batch:
+    """Lay out rows that all ranks share, so the global counts are those of one rank times the ranks."""
+    num_ranks = collectives.world_size()
+    num_tokens, num_sequences = count(rows)
+    return make_batch(
+        rows,
+        packing=packing,
+        micro_batch_tokens=budget,
+        totals=(num_ranks * num_tokens, num_ranks * num_sequences, num_ranks * num_sequences),
+        device=subject.run.policy.device,
+        attention=subject.run.policy.attention,
+    )
+
+
+def entries(model: nn.Module) -> list[Tensor]:
+    """Return this rank's gradient in float64, thinned out evenly where it is large."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    stride = -(-sum(p.numel() for p in parameters) // MAX_ENTRIES)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return [local(g).flatten()[::stride].double() for g in gradients]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    if not collectives.is_distributed():
+        return tensor
+    from torch.distributed.tensor import DTensor  # a second, which one process alone need not wait
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def norm_of(pieces: Sequence[Tensor]) -> float:
+    """Return the norm over all ranks.
+
+    Where each holds the whole gradient, all norms grow by the same factor.
+    """
+    squares = [piece.square().sum() for piece in pieces]
+    return float(collectives.all_sum(torch.stack(squares).sum()).sqrt())
+
+
+# ------------------------------------------------------------------------------------------------ tolerances
+
+
+def kind_of(model: ModelConfig) -> str:
+    """Return the precision to judge by, the least precise for weights in 4 bits.
+
+    Kernels that multiply them may differ with the shape.
+    """
+    return "bfloat16" if model.load_in_4bit else model.precision
+
+
+def gradient_tolerance(model: ModelConfig, policy: Policy) -> float:
+    """Return the tolerance of gradients, for float64 with root-mean-square norms that of float32.
+
+    Such norms compute in float32 whatever the weights are.
+
+    Root-mean-square norms compute in float32 whatever the weights are, so float64 does not help there.
+    """
+    kind = kind_of(model)
+    if kind == "float64" and any("RMSNorm" in type(module).__name__ for module in policy.model.modules()):
+        kind = "float32"
+    return GRADIENT_TOLERANCE[kind]
+
+
+def dropout_note(config: Config) -> str:
+    return " (with model.lora_dropout off)" if config.model.lora_dropout > 0 else ""

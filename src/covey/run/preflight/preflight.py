@@ -1,0 +1,173 @@
+"""What is measured on the user's own model and settings before the first step, and as `covey check`.
+
+A run whose engine does not sample what its trainer trains, or whose gradient depends on the layout, learns something
+else than its metrics say. So it is refused before it begins, with the figure and the remedy.
+
+The checks leave no trace: weights, gradients, generators, the prompt stream and what is logged are as before.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from covey.config.schema import Config
+from covey.run.build import Run
+from covey.run.checkpoints.state import generators, restore_generators
+from covey.run.preflight.custom import check_custom, has_custom
+from covey.run.preflight.fill import check_frozen, check_kl, check_rewards
+from covey.run.preflight.memory import check_memory
+from covey.run.preflight.plain import check_plain
+from covey.run.preflight.policy import check_gradient, check_logprobs
+from covey.run.preflight.slope import check_slope
+from covey.run.preflight.subject import Check, Finding, PreflightContext
+from covey.run.preflight.text import check_completions, check_functions, check_gold, check_lengths, check_tokenizer
+from covey.run.records.record import RunRecorder
+from covey.system import collectives
+from covey.system.disk import catch_write_errors
+from covey.system.text.format import duration
+
+REPORT = "preflight.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightCheck:
+    """One of the checks, in the order they are made."""
+
+    name: str
+    look: Callable[[PreflightContext], Finding]
+    needs: tuple[str, ...] = ()
+    """Checks without which this one cannot be made."""
+
+
+def before_training(run: Run, config: Config, record: RunRecorder) -> None:
+    """Check a new run before its first step. ValueError where one fails, with the figure and the remedy."""
+    if not config.preflight.enabled:
+        return
+    with record.timer.phase("preflight"):
+        checks = run_checks(PreflightContext(run, config))
+    write(checks, record.folder)
+    raise_on_failure(checks)
+    num_passed, seconds = sum(check.applies for check in checks), sum(check.seconds for check in checks)
+    record.say(f"preflight: {num_passed} checks passed in {duration(seconds)}")
+
+
+def run_checks(subject: PreflightContext) -> list[Check]:
+    """Make all checks that can be made. All ranks make the same ones and agree on what they came to."""
+    checks: dict[str, Check] = {}
+    watchdog = subject.run.trainer.timer.watchdog
+    with leaving_no_trace(subject.run):
+        for stage in stages_of(subject):
+            missing = [name for name in stage.needs if not checks[name].passed]
+            with watchdog.deadline(f"the preflight check of {stage.name}", "timeouts.update"):
+                check = _unmade(stage, missing[0]) if missing else _made(stage, subject)
+                checks[stage.name] = _agreed(collectives.all_gather(check))
+    return list(checks.values())
+
+
+def stages_of(subject: PreflightContext) -> tuple[PreflightCheck, ...]:
+    """Return the checks of a policy and an environment of this kind."""
+    stages = (*CUSTOM_STAGES, *STAGES) if has_custom(subject.config) else STAGES
+    if subject.run.policy.mask_id is not None:
+        return (*stages, *FILL_STAGES)
+    return (*stages, *TRIED_STAGES) if any(map(subject.run.environment.dry_run, subject.prompts)) else stages
+
+
+def raise_on_failure(checks: Sequence[Check]) -> None:
+    """Raise ValueError naming the first check that failed, its figure and what to do."""
+    failed = next((check for check in checks if not check.passed), None)
+    if failed is not None:
+        allowed = f", allowed: {failed.tolerance}" if failed.tolerance else ""
+        raise ValueError(
+            f"preflight: {failed.name}: {failed.figure}{allowed}; {failed.remedy} "
+            "(preflight.enabled=false trains unchecked)"
+        )
+
+
+def write(checks: Sequence[Check], folder: Path) -> None:
+    """Write the checks with all their numbers, beside the run's other results."""
+    rows = [{**asdict(check), "values": _finite(check.values)} for check in checks]
+    with catch_write_errors(folder / REPORT):
+        collectives.run_on_rank0(lambda: (folder / REPORT).write_text(json.dumps(rows, indent=2) + "\n"))
+
+
+def table(checks: Sequence[Check]) -> Table:
+    """Build a table with a row per check, for the terminal."""
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("check", "", "found", "allowed"):
+        shown.add_column(heading)
+    shown.add_column("time", justify="right")
+    for check in checks:
+        verdict = ("passed" if check.applies else "not applicable") if check.passed else "FAILED"
+        shown.add_row(check.name, verdict, check.figure, check.tolerance, duration(check.seconds))
+    return shown
+
+
+@contextmanager
+def leaving_no_trace(run: Run) -> Iterator[None]:
+    """Put back whatever the checks may have moved. There are no gradients before the first step."""
+    before, was_training = generators(), run.policy.model.training
+    try:
+        yield
+    finally:
+        for parameter in run.policy.model.parameters():
+            parameter.grad = None
+        run.policy.model.train(was_training)
+        run.source.sampler.engine.take_stats()
+        run.environment.metrics()
+        restore_generators(before)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace numbers that JSON does not have by None."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _made(stage: PreflightCheck, subject: PreflightContext) -> Check:
+    started = time.perf_counter()
+    found = stage.look(subject)
+    seconds = time.perf_counter() - started
+    words = (found.figure, found.tolerance, found.remedy)
+    return Check(stage.name, found.passed, *words, found.values, seconds, found.applies)
+
+
+def _unmade(stage: PreflightCheck, missing: str) -> Check:
+    return Check(stage.name, False, f"not measured before {missing} passes", "", "", {}, 0.0)
+
+
+def _agreed(of_ranks: Sequence[Check]) -> Check:
+    """Return the check of the first rank on which it failed, else of the first."""
+    return next((check for check in of_ranks if not check.passed), of_ranks[0])
+
+
+STAGES: tuple[PreflightCheck, ...] = (
+    PreflightCheck("tokenizer", check_tokenizer),
+    PreflightCheck("lengths", check_lengths, ("tokenizer",)),
+    PreflightCheck("gold answers", check_gold, ("tokenizer",)),
+    PreflightCheck("memory", check_memory, ("lengths",)),
+    PreflightCheck("completions", check_completions, ("lengths", "memory")),
+    PreflightCheck("log-probs", check_logprobs, ("lengths", "memory")),
+    PreflightCheck("transformers", check_plain, ("lengths", "memory")),
+    PreflightCheck("gradient", check_gradient, ("lengths", "memory")),
+    PreflightCheck("true gradient", check_slope, ("lengths", "memory")),
+)
+"""In this order: what others build on comes first, and no pass is made that memory has no room for."""
+
+CUSTOM_STAGES: tuple[PreflightCheck, ...] = (PreflightCheck("custom functions", check_custom),)
+"""Before all others, where settings name functions as module:function: it makes no pass through the policy."""
+
+TRIED_STAGES: tuple[PreflightCheck, ...] = (PreflightCheck("reward functions", check_functions, ("lengths", "memory")),)
+"""Besides, where the user's own code judges."""
+
+FILL_STAGES: tuple[PreflightCheck, ...] = (
+    PreflightCheck("frozen models", check_frozen),
+    PreflightCheck("KL at the start", check_kl, ("lengths", "memory")),
+    PreflightCheck("rewards vary", check_rewards, ("lengths", "memory")),
+)
+"""Besides, of a masked policy."""

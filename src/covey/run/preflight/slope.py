@@ -1,0 +1,263 @@
+"""The trainer's gradient against two that owe it nothing: plain autograd, and differences of the loss itself.
+
+Both look at -A log pi, averaged over loss tokens, through the model as transformers alone runs it (`policy.plain`).
+The first compares every entry. The second needs no backward pass at all: the loss is computed on both sides of where
+the weights are, and the slope between must be the gradient's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from covey.algorithm.settings import AlgorithmConfig
+from covey.policy import sharding
+from covey.policy.plain import Plain, chosen_logprobs, plain_model, rollout_logits
+from covey.policy.policy import Policy
+from covey.policy.sampling import allowed_with
+from covey.run.build import trainer_settings
+from covey.run.preflight.policy import (
+    GRADIENT_TOLERANCE,
+    HALF_RANGE,
+    compute_gradient_only,
+    dropout_note,
+    first_groups,
+    gradient_tolerance,
+    kind_of,
+    laid_out,
+    local,
+    made_up_rows,
+    probe_trainer,
+    without_dropout,
+)
+from covey.run.preflight.subject import Finding, PreflightContext
+from covey.system import collectives
+from covey.trainer.layouts import Row
+from covey.types import Sampling
+
+SLOPE_TOLERANCE = {"float64": 0.01, "float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
+"""Relative error by precision. The loss is computed in float32 whatever the precision is, so differences are exact to
+about 1e-3; what is allowed beyond is what rounding does to the gradient, along its own direction, in the policy's
+precision. A wrong sign is an error of 2, a factor of two one of 0.5."""
+RISE = 1e-2
+"""How much the loss should rise between the ends of the first step, in nats a token: ten thousand times what float32
+rounds."""
+REACH = 0.05
+"""A step is at most this share of the weights that move: where the gradient is nearly 0, the loss rises less."""
+AGREEMENT = 1e-3
+"""Relative difference of extrapolations that is put down to rounding."""
+FINER = 64.0
+"""How much shorter the first step is in float64."""
+MAX_HALVINGS = 9
+TINY = 1e-30
+NUM_GROUPS = 2
+NUM_WEIGHTS = 4
+"""Tensors that move, evenly spaced among those that are trained, besides the one with the largest gradient."""
+MAX_ENTRIES = 1 << 26
+"""Larger tensors stay where they are, if there are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors of the trainer's gradient."""
+
+    gradient: float
+    """All entries, L2 norms, against plain autograd."""
+    slope: float | None
+    """Along one direction, against differences of the loss; None where these do not settle."""
+
+
+def check_slope(subject: PreflightContext) -> Finding:
+    """Check that the trainer's gradient, in the layout of the run, is that of the loss."""
+    config, policy = subject.config, subject.run.policy
+    kind = kind_of(config.model)
+    trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
+    groups = first_groups(subject.groups)[:NUM_GROUPS]
+    rows = made_up_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
+    with without_dropout(policy.model):
+        compute_gradient_only(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))
+        flat = [row for group in rows for row in group]
+        errors = gradient_errors(policy, flat, trainer_settings(config).sampling, trainer.loss_scale)
+    # Eager attention takes its softmax in float32, so float64 helps no further.
+    default = max(gradient_tolerance(config.model, policy), GRADIENT_TOLERANCE["float32"])
+    limit = config.preflight.gradient_tolerance or default
+    slope = "the loss jumps, and differences say nothing"
+    if errors.slope is not None:
+        slope = f"{errors.slope:.2g} against differences of the loss"
+    figure = f"relative error {errors.gradient:.2g} against plain transformers, {slope}{dropout_note(config)}"
+    remedy = (
+        "a kernel has no right backward pass here: model.kernels=torch, model.attention=sdpa, "
+        "packing=padded or a model that is not in 4 bits may have one, and model.precision=float32 tells rounding from "
+        "a defect"
+    )
+    passed = errors.gradient <= limit and (errors.slope is None or errors.slope <= SLOPE_TOLERANCE[kind])
+    values = {"gradient": errors.gradient} | ({} if errors.slope is None else {"slope": errors.slope})
+    return Finding(passed, figure, f"{limit:g}, {SLOPE_TOLERANCE[kind]:g}", "" if passed else remedy, values)
+
+
+def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float) -> Errors:
+    """Return the errors of the trainer's gradient against `scale` times that of -A log pi.
+
+    All ranks ask together, with the same rows.
+    """
+    trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
+    # Weights without a gradient are learnt with 0.
+    left = {n: torch.zeros_like(w) if w.grad is None else w.grad / scale for n, w in trained.items()}
+    found = {name: sharding.whole(left[name]).detach().double() for name in _few(left)}
+    direction = _direction(found, _padding_rows(policy))
+    expected = sum(float((found[name] * moved).sum()) for name, moved in direction.items())
+    with sharding.gathered(policy):
+        weights = dict(policy.model.named_parameters())
+        plain = plain_model(policy)
+        kept = allowed_tokens(plain, rows, sampling)
+        loss = plain_loss(plain, rows, sampling, kept)
+        wanted = torch.autograd.grad(loss, [weights[name] for name in trained], allow_unused=True)
+        along: dict[Tensor, Tensor] = {weights[name]: moved for name, moved in direction.items()}
+        # A slope that should be 0 is measured over the longest step.
+        reach = REACH * _norm([weights[name].detach() for name in direction])
+        unit = max(abs(row.advantages[0]) for row in rows)
+        step = min(reach, RISE * unit / (2 * abs(expected))) if expected else reach
+        slope = _settled(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept), step)
+    errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
+    apart = None if slope is None else abs(slope - expected) / max(abs(slope), abs(expected), TINY)
+    return Errors(_relative_error(errors), apart)
+
+
+def plain_loss(plain: Plain, rows: Sequence[Row], sampling: Sampling, kept: Sequence[Tensor | None]) -> Tensor:
+    """Return -A log pi, averaged over the loss tokens of all rows.
+
+    `kept` are the entries that filters leave in each.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=plain.device)
+    for row, kept_LV in zip(rows, kept, strict=True):
+        advantage_L = torch.tensor(row.advantages, dtype=torch.float64, device=plain.device)
+        logprob_L = chosen_logprobs(*rollout_logits(plain, row.rollout), sampling, kept_LV)
+        total = total - (advantage_L * logprob_L.double()).sum()
+    return total / sum(row.rollout.num_loss_tokens for row in rows)
+
+
+def allowed_tokens(plain: Plain, rows: Sequence[Row], sampling: Sampling) -> list[Tensor | None]:
+    """Return the entries that filters leave of each row's loss tokens, with the current weights.
+
+    While weights move they stay the same, as in an update: a token that a step brings into top-p would make the loss
+    jump.
+    """
+    if not sampling.filters:
+        return [None] * len(rows)
+    with torch.no_grad():
+        return [allowed_with(*rollout_logits(plain, row.rollout), sampling) for row in rows]
+
+
+def _few(left: Mapping[str, Tensor]) -> list[str]:
+    """Name the weights that move."""
+    names = [name for name, gradient in left.items() if gradient.numel() <= MAX_ENTRIES] or list(left)
+    evenly = names[:: max(1, len(names) // NUM_WEIGHTS)][:NUM_WEIGHTS]
+    norms = {name: _norm([sharding.whole(left[name])]) for name in names}
+    return list(dict.fromkeys([*evenly, max(norms, key=lambda name: norms[name])]))
+
+
+def _direction(found: Mapping[str, Tensor], still: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return a direction of length 1, half along the gradient and half at random.
+
+    Along the gradient the loss rises most, and what is missing from the gradient is not to be missing from the
+    direction. The rows `still` do not move.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = {name: torch.randn(g.shape, generator=generator, dtype=g.dtype).to(g.device) for name, g in found.items()}
+    size, width = _norm(list(found.values())), _norm(list(drawn.values()))
+    both = {name: gradient / (size or 1.0) + drawn[name] / width for name, gradient in found.items()}
+    for name, row in still.items():
+        if name in both:
+            both[name][row] = 0.0
+    length = _norm(list(both.values()))
+    return {name: moved / length for name, moved in both.items()}
+
+
+def _padding_rows(policy: Policy) -> dict[str, int]:
+    """Return the padding row of embeddings by the weight's name.
+
+    torch gives it no gradient, whatever it does to the loss.
+    """
+    rows = {
+        id(module.weight): module.padding_idx
+        for module in policy.model.modules()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None
+    }
+    return {name: rows[id(weight)] for name, weight in policy.model.named_parameters() if id(weight) in rows}
+
+
+def _settled(
+    policy: Policy, direction: Mapping[Tensor, Tensor], loss: Callable[[Plain], Tensor], step: float
+) -> float | None:
+    """Return the derivative along the direction, None where differences do not settle.
+
+    A step that gives a token to another expert makes the loss jump. Float64 has room for steps so short that none does,
+    though what transformers compute in float32 all the same is heard there.
+    """
+    for dtype, first, agreement in ((torch.float32, step, AGREEMENT), (torch.float64, step / FINER, 3 * AGREEMENT)):
+        slope = _slope(_rise(policy, direction, loss, dtype), first, agreement)
+        if slope is not None:
+            return slope
+    return None
+
+
+def _rise(
+    policy: Policy, direction: Mapping[Tensor, Tensor], loss: Callable[[Plain], Tensor], dtype: torch.dtype
+) -> Callable[[float], float]:
+    """Return a function of the distance: the loss there along the direction less that against it.
+
+    It keeps no gradient.
+    """
+    shift = {weight: torch.zeros_like(moved) for weight, moved in direction.items()}
+    plain = plain_model(policy, shift, dtype)
+
+    @torch.no_grad()
+    def loss_at(step: float) -> float:
+        for weight, moved in direction.items():
+            shift[weight].copy_(moved).mul_(step)
+        return float(loss(plain))
+
+    return lambda step: loss_at(step) - loss_at(-step)
+
+
+def _slope(rise: Callable[[float], float], step: float, agreement: float = AGREEMENT) -> float | None:
+    """Return the derivative from central differences, None where they do not settle.
+
+    Steps are halved until three extrapolations agree.
+
+    Each extrapolation takes the third derivative out of two differences. Where tokens pull against each other, the loss
+    bends within the first step already, though it hardly rises; and where it jumps, two may agree by chance.
+    """
+    differences = [rise(2 * step) / (4 * step)]
+    slopes: list[float] = []
+    for halvings in range(MAX_HALVINGS):
+        length = step / 2**halvings
+        differences.append(rise(length) / (2 * length))
+        slopes.append((4 * differences[-1] - differences[-2]) / 3)
+        last = slopes[-3:]
+        if len(last) == 3 and max(last) - min(last) <= agreement * max(map(abs, last)):
+            return slopes[-1]
+    return None
+
+
+def _relative_error(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> float:
+    """Return the error of the first of each pair against the second, NaN where that is 0.
+
+    It is over all entries of all ranks.
+    """
+    apart, size = 0.0, 0.0
+    for left, whole in pairs:
+        wanted = torch.zeros_like(left) if whole is None else sharding.placed_like(whole.to(left.dtype), left)
+        apart += _square(local(left) - local(wanted))
+        size += _square(local(wanted))
+    apart, size = collectives.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()
+    return float((apart / size) ** 0.5) if size else float("nan")
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(sum(_square(tensor) for tensor in tensors) ** 0.5)
+
+
+def _square(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2

@@ -1,0 +1,120 @@
+"""What a preflight check looks at and what it says."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import nlargest
+
+import torch
+
+from covey.config.schema import Config
+from covey.environments.base import Environment, Split, text_of
+from covey.policy import sharding
+from covey.policy.policy import Policy
+from covey.rollouts.rollout import encode_prompt
+from covey.run.build import Run
+from covey.run.preflight.room import available_bytes
+from covey.types import Failure, Group, Prompt, Reward
+
+NUM_SAMPLES = 2
+"""Completions of each prompt: enough for a group to share its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check came to."""
+
+    passed: bool
+    figure: str
+    """What was measured, in words."""
+    tolerance: str
+    """What it may be at most, in words; "" where there is nothing to compare."""
+    remedy: str = ""
+    """What to do about it, naming settings; "" where it passed."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """The numbers behind the figure."""
+    applies: bool = True
+    """Whether there was anything to measure; what does not apply stops nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A finding with its name and what it took: a row of preflight.json.
+
+    >>> Check("gradient", True, "relative error 2.1e-07 ...", "1e-05", "", {"relative_error": 2.1e-07}, seconds=0.4)
+    """
+
+    name: str
+    passed: bool
+    figure: str
+    tolerance: str
+    remedy: str
+    values: Mapping[str, float]
+    seconds: float
+    applies: bool = True
+
+
+class Unscored(Environment):
+    """Stands in for the environment where completions are looked at, not judged: no reward function is called."""
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return []
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return [Reward(0.0, {}) for _ in completions]
+
+
+@dataclass(frozen=True)
+class PreflightContext:
+    """The run that is looked at, before its first step."""
+
+    run: Run
+    config: Config
+    available: Callable[[torch.device], int] = available_bytes
+    """Bytes that can still be taken on a device."""
+
+    @cached_property
+    def prompts(self) -> list[Prompt]:
+        """Return the first prompts that the run will train on, leaving its own stream where it is."""
+        stream = self.run.source.stream
+        before = stream.state_dict()
+        drawn = stream.draw(min(self.config.preflight.num_prompts, len(stream.prompts)))
+        stream.load_state_dict(before)
+        return list({prompt.id: prompt for prompt, _ in drawn}.values())
+
+    @cached_property
+    def longest(self) -> tuple[Prompt, list[int]]:
+        """Return the longest prompt of training and evaluation with its tokens.
+
+        Tokenizing all of a large data set takes minutes, so it is looked for among those with the most characters.
+        """
+        everything = [*self.run.source.stream.prompts, *self.run.test_prompts]
+        chosen = [*self.prompts, *nlargest(self.config.preflight.num_prompts, everything, key=_num_characters)]
+        encoded = [(prompt, encode_prompt(self.run.policy.tokenizer, prompt)) for prompt in chosen]
+        return max(encoded, key=lambda found: len(found[1]))
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Sample a few completions of each prompt, cut at preflight.max_tokens.
+
+        Their rewards mean nothing.
+        """
+        source = self.run.source
+        looking = replace(source, sampler=replace(source.sampler, environment=Unscored()))
+        max_tokens = source.sampling.max_tokens
+        if self.run.policy.mask_id is None:  # a fill is as long as its gaps
+            max_tokens = min(max_tokens, self.config.preflight.max_tokens)
+        num_samples = min(NUM_SAMPLES, self.config.group_size)
+        with sharding.gathered(self.run.policy):  # ranks sample on their own
+            return looking.run(self.prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
+
+
+def vocabulary_size(policy: Policy) -> int:
+    """Count the tokens that have an embedding, of which the tokenizer may know fewer."""
+    weight = policy.causal_lm.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[0]
+
+
+def _num_characters(prompt: Prompt) -> int:
+    return len(prompt.text) if isinstance(prompt.text, str) else sum(len(text_of(m)) for m in prompt.text)

@@ -1,0 +1,304 @@
+"""Checks of text on its way into tokens and back: round trips, the chat template, lengths, gold answers, rewards."""
+
+import json
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from covey.engine.fake import FakeEngine
+from covey.engine.native.runner import cache_shape
+from covey.environments.base import Environment, ends_with_assistant, text_of
+from covey.policy.policy import Policy, original_lengths
+from covey.rollouts.rollout import encode_prompt
+from covey.run.preflight.subject import Finding, PreflightContext, vocabulary_size
+from covey.types import Group, Message, Prompt, Rollout, RunStopped, Sampling
+
+# ------------------------------------------------------------------------------------------------ tokenizer
+
+
+def check_tokenizer(subject: PreflightContext) -> Finding:
+    """Check that prompts survive tokenizer and chat template, and that a token ends completions."""
+    policy = subject.run.policy
+    faults = [
+        *_token_faults(policy),
+        *(fault for prompt in subject.prompts for fault in _prompt_faults(policy, prompt)),
+    ]
+    if faults:
+        return Finding(False, faults[0][0], "no difference", faults[0][1])
+    return Finding(True, f"{len(subject.prompts)} prompts come back unchanged", "no difference")
+
+
+Fault = tuple[str, str]
+"""What is wrong, and what to do about it."""
+
+
+def _token_faults(policy: Policy) -> Iterator[Fault]:
+    """Yield what a policy of its kind lacks: a token that ends a completion, or one that is filled in."""
+    size, other = vocabulary_size(policy), "take the tokenizer that belongs to the model"
+    if policy.mask_id is not None:
+        if policy.mask_id >= size:
+            yield f"mask token {policy.mask_id} has no embedding, there are {size}", other
+        return
+    if not policy.stop_ids:
+        yield (
+            "the policy knows no stop token (eos_token of the tokenizer or of the generation config)",
+            "name one: eos_token in tokenizer_config.json, or eos_token_id in generation_config.json of model.name",
+        )
+    for token_id in sorted(policy.stop_ids):
+        if token_id >= size:
+            yield f"stop token {token_id} has no embedding, there are {size}", other
+        left = str(policy.tokenizer.decode([token_id], skip_special_tokens=True))
+        if left.strip():
+            yield (
+                f"stop token {token_id} is not marked as special, so {left!r} stays in the text that is judged",
+                'mark it: "special": true in tokenizer.json',
+            )
+
+
+def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[Fault]:
+    """Yield what tokenizer and chat template do to a prompt that they must not do."""
+    if policy.tokenizer.chat_template is None and not isinstance(prompt.text, str):
+        found = f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template"
+        yield found, "take a chat model, or prompts that are text"
+        return
+    for fault in _rendering_faults(policy, prompt):
+        yield fault, "take another tokenizer or template, or mend the prompt"
+
+
+def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
+    try:
+        ids = encode_prompt(policy.tokenizer, prompt)
+    except ValueError as error:
+        yield str(error)
+        return
+    except Exception as error:  # the template is foreign code: Jinja, with errors of its own making
+        yield f"prompt {prompt.id}: the chat template raises {type(error).__name__}: {error}"
+        return
+    if policy.mask_id is not None and policy.mask_id not in ids:
+        yield f"prompt {prompt.id} has no masked token ({policy.tokenizer.mask_token})"
+    if encode_prompt(policy.tokenizer, prompt) != ids:
+        yield f"prompt {prompt.id} gives other tokens the second time"
+    if max(ids) >= vocabulary_size(policy):
+        yield f"token {max(ids)} of prompt {prompt.id} has no embedding, there are {vocabulary_size(policy)}"
+    if isinstance(prompt.text, str):
+        yield from _text_faults(policy, prompt.id, prompt.text, ids)
+    else:
+        yield from _template_faults(policy, prompt.id, prompt.text, ids)
+
+
+def _text_faults(policy: Policy, name: str, text: str, ids: Sequence[int]) -> Iterator[str]:
+    """Yield what is wrong unless the text's own tokens decode to it, with special tokens around.
+
+    Tokenizers of masked policies may be lossy, as BERT's is about case and blanks: then its tokens come back.
+    """
+    own = list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+    back = _decode(policy, own)
+    if policy.mask_id is None or list(policy.tokenizer(back, add_special_tokens=False)["input_ids"]) != own:
+        yield from _difference(name, text, back)
+    start = next((i for i in range(len(ids) - len(own) + 1) if list(ids[i : i + len(own)]) == own), None)
+    around = list(ids) if start is None else [*ids[:start], *ids[start + len(own) :]]
+    if start is None or set(around) - special_ids(policy):
+        yield f"prompt {name} gets more than special tokens around it: {_decode(policy, around)!r}"
+
+
+def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids: Sequence[int]) -> Iterator[str]:
+    """Yield what is wrong unless no words are lost and only the answer's opening is added.
+
+    The opening is what add_generation_prompt adds.
+    """
+    conversation = [dict(message) for message in messages]
+    render, goes_on = policy.tokenizer.apply_chat_template, ends_with_assistant(messages)
+    rendered = str(
+        render(conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False)
+    )
+    yield from _difference(name, rendered, _decode(policy, ids))
+    closed = list(render(conversation, add_generation_prompt=False, return_dict=False))
+    if not goes_on and list(ids[: len(closed)]) != closed:
+        yield f"prompt {name}: its tokens change before the end with add_generation_prompt"
+    for message in messages:
+        if message["role"] != "assistant" and not _is_in(text_of(message).strip(), rendered):
+            yield f"prompt {name}: the chat template drops what the {message['role']} says"
+
+
+def _is_in(words: str, rendered: str) -> bool:
+    """Return whether a template kept the words, as they are or spelt as JSON, as Llama 3 does with those of tools."""
+    return any(
+        spelt in rendered for spelt in (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1])
+    )
+
+
+def _difference(name: str, given: str, back: str) -> Iterator[str]:
+    """Yield how two texts differ, taking composed and decomposed characters for the same.
+
+    Many tokenizers make them one.
+    """
+    if unicodedata.normalize("NFC", given) == unicodedata.normalize("NFC", back):
+        return
+    yield f"prompt {name} does not survive tokenization: {_around(given, back)} decodes to {_around(back, given)}"
+
+
+def _around(text: str, other: str) -> str:
+    """Quote the part of a text where it begins to differ from another."""
+    place = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    return repr(text[max(0, place - 10) : place + 20])
+
+
+def special_ids(policy: Policy) -> set[int]:
+    """Return the tokens that decode(skip_special_tokens=True) drops: those marked as special, named or not.
+
+    Of the 256 special tokens of Llama 3 the tokenizer names two.
+    """
+    marked = {number for number, token in policy.tokenizer.added_tokens_decoder.items() if token.special}
+    return marked | set(policy.tokenizer.all_special_ids)
+
+
+def _decode(policy: Policy, ids: Sequence[int]) -> str:
+    return str(policy.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+# ------------------------------------------------------------------------------------------------ completions
+
+
+def check_completions(subject: PreflightContext) -> Finding:
+    """Check that what is judged is what was sampled, without special tokens.
+
+    A stop ends a completion, and only its end.
+    """
+    if subject.config.engine.name == "fake":
+        return Finding(True, "engine=fake samples from a script, not from the policy", "", applies=False)
+    rollouts = [(group.prompt, rollout) for group in subject.groups for rollout in group.rollouts]
+    failures = [f"prompt {g.prompt.id}: {failure.reason}" for g in subject.groups for failure in g.failures]
+    faults = [(reason, "look at the engine's settings") for reason in failures]
+    faults += [fault for prompt, rollout in rollouts for fault in _completion_faults(subject, prompt, rollout)]
+    if faults:
+        figure, remedy = faults[0]
+        return Finding(False, figure, "no difference", remedy)
+    num_stopped = sum(rollout.finish_reason == "stop" for _, rollout in rollouts)
+    figure = f"{len(rollouts)} completions read as they were sampled, {num_stopped} of them ended by a stop"
+    return Finding(True, figure, "no difference", values={"num_stopped": num_stopped})
+
+
+def _completion_faults(subject: PreflightContext, prompt: Prompt, rollout: Rollout) -> Iterator[Fault]:
+    """Yield what is wrong with how a completion reads or ends."""
+    policy, where = subject.run.policy, f"a completion of prompt {prompt.id}"
+    ids, special = _written_ids(rollout), special_ids(policy)
+    plain = str(policy.tokenizer.decode([token_id for token_id in ids if token_id not in special]))
+    if plain != rollout.text:
+        figure = f"{where} is judged as {_around(rollout.text, plain)}, its tokens that are not special read "
+        remedy = "take another tokenizer: its decode(skip_special_tokens=True) drops or changes other tokens too"
+        yield figure + _around(plain, rollout.text), remedy
+    if policy.mask_id is not None:
+        return
+    if set(ids[:-1]) & policy.stop_ids:
+        yield f"{where} goes on after a stop token", "look at eos_token_id of the model's generation config"
+    by_text = any(stop in _decode(policy, ids) for stop in subject.config.sampling.stop)
+    if rollout.finish_reason == "stop" and ids[-1] not in policy.stop_ids and not by_text:
+        yield f"{where} ended without a stop token", "look at sampling.stop"
+
+
+def _written_ids(rollout: Rollout) -> list[int]:
+    """Return the tokens of the completion in the order of the text.
+
+    Several passes fill them in another.
+    """
+    length = rollout.input_length or len(rollout.target_ids)
+    places = [index for index, chosen in enumerate(rollout.loss_mask) if chosen]
+    return [rollout.target_ids[index] for index in sorted(places, key=lambda index: index % length)]
+
+
+# ------------------------------------------------------------------------------------------------ lengths
+
+
+def check_lengths(subject: PreflightContext) -> Finding:
+    """Check that the longest prompt with a whole completion fits the positions and the cache."""
+    policy, max_tokens = subject.run.policy, subject.config.sampling.max_tokens
+    prompt, num_tokens = subject.longest[0], len(subject.longest[1])
+    needed = policy.num_positions(num_tokens, max_tokens)
+    limit, setting = _room(subject)
+    figure = f"prompt {prompt.id} has {num_tokens:,} tokens"
+    if needed > num_tokens:
+        figure += f", {needed:,} with sampling.max_tokens={max_tokens}"
+    values = {"longest_prompt": float(num_tokens), "needed": float(needed)}
+    if needed <= min(limit, policy.max_length):
+        return Finding(True, figure, f"{min(limit, policy.max_length):,} tokens", values=values)
+    if needed > policy.max_length:
+        remedy = "lower sampling.max_tokens, or leave long prompts out of the data"
+        if subject.config.data.path is not None:
+            remedy += ": data.bad_rows=skip does"
+        longrope = original_lengths(policy.causal_lm.config.get_text_config(decoder=True))
+        why = ", beyond which longrope changes the numbers of a whole batch" if longrope else ""
+        return Finding(False, figure, f"{policy.max_length:,} positions of the policy{why}", remedy, values)
+    return Finding(False, figure, f"{limit:,} cached tokens", f"raise {setting}", values)
+
+
+def _room(subject: PreflightContext) -> tuple[int, str]:
+    """Return the tokens that the engine can hold of one completion, and the setting that decides it."""
+    engine = subject.config.engine
+    if engine.name != "native":
+        return subject.run.policy.max_length, ""
+    return cache_shape(subject.run.policy).max_slots(engine.cache_bytes), "engine.cache_bytes"
+
+
+# ------------------------------------------------------------------------------------------------ gold answers
+
+
+def check_gold(subject: PreflightContext) -> Finding:
+    """Check that the environment's gold answers, tokenized and decoded, get the maximum reward."""
+    environment = subject.run.environment
+    golds = [(prompt, environment.gold(prompt)) for prompt in subject.prompts]
+    verdicts = [(prompt, _score(subject, prompt, gold)) for prompt, gold in golds if gold is not None]
+    if not verdicts:
+        return Finding(True, f"environment={subject.config.environment.name} has no gold answers", "", applies=False)
+    full = subject.config.evaluation.correct_above
+    low = [(p, said) for p, said in verdicts if isinstance(said, str) or said < full]
+    values = {"num_gold": float(len(verdicts)), "num_low": float(len(low))}
+    if not low:
+        return Finding(True, f"{len(verdicts)} gold answers get the maximum reward", f">= {full:g}", values=values)
+    prompt, said = low[0]
+    shown = said if isinstance(said, str) else f"reward {said:g}"
+    figure = f"{len(low)} of {len(verdicts)} gold answers score below {full:g}, first: prompt {prompt.id}, {shown}"
+    remedy = "mend the row or the reward, or set evaluation.correct_above to what a right answer gets"
+    return Finding(False, figure, f">= {full:g}", remedy, values)
+
+
+def _score(subject: PreflightContext, prompt: Prompt, gold: str) -> float | str:
+    """Return the reward of the gold answer as a completion, or why it could not be scored."""
+    policy = subject.run.policy
+    ids = list(policy.tokenizer(gold, add_special_tokens=False)["input_ids"])
+    ids += sorted(policy.stop_ids)[: int(policy.mask_id is None)]
+    found = _judged(subject, subject.run.environment, prompt, [ids])
+    return found if isinstance(found, str) else found.rewards[0]
+
+
+def _judged(
+    subject: PreflightContext, environment: Environment, prompt: Prompt, written: Sequence[Sequence[int]]
+) -> Group | str:
+    """Return these completions with their rewards, or why none could be scored."""
+    source = subject.run.source
+    engine = FakeEngine(lambda prompt_ids, sample_index: written[sample_index], len(subject.run.policy.tokenizer))
+    looking = replace(source, sampler=replace(source.sampler, engine=engine, environment=environment))
+    try:
+        (group,) = looking.run([prompt], len(written), Sampling(max_tokens=max(map(len, written)) + 1))
+    except RunStopped as error:
+        return str(error)
+    return group
+
+
+# ------------------------------------------------------------------------------------------------ reward functions
+
+
+def check_functions(subject: PreflightContext) -> Finding:
+    """Check that the user's reward functions, called as in training, score sampled completions."""
+    environment = subject.run.environment
+    groups = {group.prompt.environment: group for group in reversed(subject.groups) if group.rollouts}
+    found = [(environment.dry_run(group.prompt), group.rollouts) for group in groups.values()]
+    trials = [(trial, rollouts) for trial, rollouts in found if trial is not None]
+    if not trials:
+        return Finding(True, "no reward functions", "", applies=False)
+    said = [_judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
+    faults = [found for found in said if isinstance(found, str)]
+    if faults:
+        return Finding(False, faults[0], "one reward at least", "mend the function, rewards or the rows")
+    num_scored = sum(len(found.rollouts) for found in said if not isinstance(found, str))
+    num_tried = sum(len(rollouts) for _, rollouts in trials)
+    return Finding(True, f"{num_scored} of {num_tried} completions get a reward", "one reward at least")

@@ -1,0 +1,1 @@
+"""What a run logs, shows and sums up."""

@@ -1,0 +1,87 @@
+"""Answers as text for people: what was asked, what was written, what it earned. Nothing in it acts on a terminal."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.system.text.escaping import escape
+
+PROMPT_CHARACTERS, ANSWER_CHARACTERS, COLUMN_CHARACTERS = 600, 1200, 80
+"""Most characters shown of a prompt, of an answer and of a column of the prompt's row."""
+NAMES = frozenset(
+    (
+        *("step", "time", "environment", "prompt_id", "prompt", "columns", "completion", "num_tokens", "reward"),
+        *("parts", "finish_reason", "policy_version", "advantage", "dropped", "kind", "greedy", "correct"),
+    )
+)
+"""What a row has of covey's; anything else was noted by a reward function."""
+INDENT = " " * 10
+
+
+def as_text(row: Mapping[str, Any]) -> str:
+    """Show a row of rollouts.jsonl or evaluations.jsonl on a few lines.
+
+    >>> print(as_text(row))
+    step 3, train-17: reward 1.000 (correct 1, format 0.1), advantage +0.71, 3 tokens
+      prompt  41+7=
+      answer  48
+      row     answer: 48
+    """
+    lines = [
+        f"step {row['step']}, {escape(str(row['prompt_id']))}: {earned(row)}",
+        _block("prompt", shortened(written(row["prompt"]), PROMPT_CHARACTERS)),
+        _block("answer", shortened(written(row["completion"]), ANSWER_CHARACTERS)),
+    ]
+    noted = {name: value for name, value in row.items() if name not in NAMES}
+    for label, columns in (("row", row["columns"]), ("noted", noted)):
+        cells = [f"{name}: {shortened(_value(value), COLUMN_CHARACTERS)}" for name, value in columns.items()]
+        lines += [_block(label, ", ".join(cells), keep="")] if cells else []
+    return "\n".join(lines)
+
+
+def earned(row: Mapping[str, Any]) -> str:
+    """Say in one line what the answer earned and how it ended."""
+    parts = ", ".join(f"{escape(name)} {_number(value)}" for name, value in row["parts"].items())
+    facts = [f"reward {row['reward']:.3f}" + (f" ({parts})" if parts else "")]
+    if row.get("advantage") is not None:
+        facts.append(f"advantage {row['advantage']:+.2f}")
+    if row.get("dropped") is not None:
+        facts.append(f"not trained: {row['dropped']}")
+    if "correct" in row:
+        facts.append(("greedy" if row["greedy"] else "sampled") + (", right" if row["correct"] else ", wrong"))
+    ending = " (cut by sampling.max_tokens)" if row["finish_reason"] == "length" else ""
+    return ", ".join([*facts, f"{row['num_tokens']} tokens{ending}"])
+
+
+def written(text: str | Sequence[Mapping[str, str]]) -> str:
+    """Join the messages of a conversation, each after its role, and leave text as it is."""
+    if isinstance(text, str):
+        return text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in text)
+
+
+def shortened(text: str, most: int) -> str:
+    """Leave out the middle of a long text: how it begins and how it ends say most.
+
+    >>> shortened("x" * 1000, 4)
+    'xx … (996 characters) … xx'
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … ({len(text) - 2 * half:,} characters) … {text[-half:]}"
+
+
+def _block(label: str, text: str, keep: str = "\n") -> str:
+    """Return the lines of a text under its label."""
+    return f"  {label:<8}" + escape(text, keep=keep).replace("\n", f"\n{INDENT}")
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: Any) -> str:
+    """Format a value of a row, which is text where JSON has no number for it."""
+    return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else str(value)

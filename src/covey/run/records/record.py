@@ -1,0 +1,399 @@
+"""What a run leaves behind: metrics, rollouts, checkpoints, the summary; and what it shows while it goes on."""
+
+import json
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from covey.algorithm.metrics import MEASURED, group_metrics, value
+from covey.config.schema import Config
+from covey.policy import sharding
+from covey.rollouts.source import Dropped
+from covey.run.build import Run
+from covey.run.checkpoints import fingerprint
+from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
+from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of
+from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS
+from covey.run.records.answer_text import as_text
+from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
+from covey.run.records.step_metrics import Row, fill_metrics, means, rollout_metrics
+from covey.run.records.summary import (
+    RunFacts,
+    Seen,
+    peak_memory_bytes,
+    restrict_to_common_prompts,
+    summary,
+    versions,
+    write_summary,
+)
+from covey.run.records.terminal import NullProgress, Progress, make_progress
+from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
+from covey.system import collectives
+from covey.system.disk import WriteError, catch_write_errors, sync
+from covey.system.ranks import log_name
+from covey.system.text.masking import mask
+from covey.system.waits.timer import PhaseTimer
+from covey.system.waits.watchdog import Watchdog
+from covey.trainer.credit import Credit
+from covey.types import Group
+
+LOGGER = logging.getLogger(__name__)
+
+Compared = tuple[Evaluation | None, Evaluation | None]
+
+
+class RunRecorder:
+    """Writes one run's folder. A context manager, so that files are closed and a summary is there however it ends.
+
+    Every rank has one and tells it the same; that of rank 0 alone writes and speaks, and what it logs is of all ranks.
+    """
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        disable_progress_bar()
+        self.watchdog = make_watchdog(config, folder)
+        self.timer = PhaseTimer(watchdog=self.watchdog)
+        self._config = config
+        self._folder = folder
+        self._started = self._step_started = time.monotonic()
+        output = config.output
+        self._goes_on = output.on_write_error == "continue"
+        self._tracker: Tracker = CompositeTracker(())
+        self._progress: Progress = NullProgress()
+        if collectives.is_main_process():
+            self._progress = make_progress(config.num_steps, output.progress)
+            self._tracker = make_trackers(output, folder, mask(asdict(config)), config.timeouts.tracker, self.say)
+        self._totals: Counter[str] = Counter()
+        self._stale: list[Dropped] = []
+        self._step_seconds = 0.0
+        self._evaluations: list[Evaluation] = []
+        self._seen: list[list[Seen]] = []
+        """The prompts of each evaluation; empty where a checkpoint of an earlier covey does not say."""
+        self.evaluated_at = -1
+        """Step of the newest evaluation."""
+        self.saved_step = 0
+        """Step of the newest checkpoint this process wrote."""
+        self._run: Run | None = None
+        self._prompts = ""
+        self._is_as_left = config.resume is not None
+        """Whether the run goes on and has not got anywhere yet: what its folder says of it still holds."""
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        self.watchdog.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
+            closing.push(self.watchdog)
+            closing.enter_context(self.watchdog.deadline("the parts of the run to be closed", "timeouts.saving"))
+            closing.callback(self._tracker.close)
+            if self._run is not None:
+                closing.callback(self._run.close)
+            self._progress.close()
+            try:
+                if not self._is_as_left:
+                    self._summarise("completed" if kind is None else _status(kind))
+            except WriteError as unwritten:
+                if kind is None:
+                    raise
+                LOGGER.warning("%s", unwritten)  # what ended the run is what its user must read
+
+    @property
+    def run(self) -> Run:
+        assert self._run is not None, "begin() comes first"
+        return self._run
+
+    def say(self, text: str) -> None:
+        """Print a message at the terminal and log it."""
+        LOGGER.info(text)
+        self._progress.message(text)
+        self.watchdog.progress()
+
+    def begin(self, run: Run, prompts: str = "") -> None:
+        """Attach the parts of the run.
+
+        Checkpoints record which `prompts` it has (`fingerprint.prompt_hash`).
+        """
+        self._run = run
+        self._prompts = prompts
+
+    def drop_stale(self, groups: Sequence[Group]) -> None:
+        """Keep groups of this step that are too old to train, for its row."""
+        self._stale = [Dropped(group, "stale_groups") for group in groups]
+
+    @property
+    def dropped(self) -> list[Dropped]:
+        """Return what this rank sampled for the current step and does not train."""
+        return [*self.run.source.dropped, *self._stale]
+
+    def step(self, step: int, groups: Sequence[Group], credit: Credit, metrics: Mapping[str, float]) -> None:
+        """Log a finished step: what was sampled, what it was worth, what the update did."""
+        self._is_as_left = False
+        drops = self._drops()
+        left_out = [dropped.group for dropped in self.dropped]
+        local_tokens = sum(rollout.num_loss_tokens for group in (*groups, *left_out) for rollout in group.rollouts)
+        (num_tokens,) = collectives.all_sum_ints(local_tokens)
+        seconds = time.monotonic() - self._step_started
+        self._step_seconds += seconds
+        self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]))
+        self._totals.update(dropped=sum(n for reason, n in drops.items() if reason != "unscored_rollouts"))
+        row: Row = {
+            **rollout_metrics(groups, left_out, credit, step),
+            **{name: value(average) for name, average in group_metrics(credit.scores).items()},
+            **dict.fromkeys(MEASURED),
+            **metrics,
+            **{f"advantage/{name}": number for name, number in credit.metrics.items()},
+            **{f"dropped/{name}": float(n) for name, n in drops.items()},
+            **self.run.source.take_metrics(),
+            **self._environment_metrics(),
+            "seconds": seconds,
+            "tokens_per_second": num_tokens / seconds,
+        }
+        if self.run.policy.mask_id is not None:
+            row |= fill_metrics(groups, credit, row)
+        self._tracker.log(step + 1, row)
+        LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
+        self._progress.update(step + 1, row)
+        self._rollouts(step + 1, groups, credit)
+        if metrics["num_rollouts_trained"] == 0:
+            reason = _why_no_signal(row, credit)
+            self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
+        self._step_started = time.monotonic()
+
+    def _rollouts(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+        """Write some rollouts of rank 0 down, and show some where that is asked for."""
+        output = self._config.output
+        advantages = [advantage for group in credit.advantages for advantage in group]
+        found = sampled(groups, advantages, self.dropped)
+        rows = [one.row(step) for one in spread_over(found, output.rollouts_per_step)]
+        self._tracker.answers(step, rows)
+        for one in best_to_worst(found, output.show_rollouts):
+            self._progress.message(as_text(one.row(step)))
+
+    def _drops(self) -> Counter[str]:
+        """Count the groups and rollouts of all ranks that were dropped since the last row, by reason."""
+        own = Counter(self.run.source.take_drops())
+        own["stale_groups"] += len(self._stale)
+        drops: Counter[str] = Counter()
+        for of_rank in collectives.all_gather(dict(own)):
+            drops.update(of_rank)
+        return drops
+
+    def _environment_metrics(self) -> dict[str, float]:
+        """Return the environment's metrics for a row, as means over ranks.
+
+        What was found out about forged rewards is also added up for the summary.
+        """
+        of_ranks = environment_metrics(self.run)
+        for name, number in ((name, number) for metrics in of_ranks for name, number in metrics.items()):
+            if name.rpartition("/")[2] in ("rechecked", "recheck_disagreements"):
+                self._totals[name.rpartition("/")[2]] += int(number)
+        return {f"environment/{name}": mean for name, mean in means(of_ranks).items()}
+
+    def evaluation(self, step: int, answers: Answers) -> None:
+        """Measure and log answers to the held-out prompts."""
+        self._is_as_left = False
+        settings = self._config.evaluation
+        found = evaluation_of(answers, settings)
+        rows = evaluation_rows(step, answers, settings.correct_above, self._answers_per_evaluation())
+        self._tracker.answers(step, rows, kind="evaluate")
+        metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
+        metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
+        for name, part in found.parts.items():
+            metrics |= {f"accuracy/{name}": part.accuracy.value, f"reward_mean/{name}": part.reward_mean.value}
+        self._evaluations.append(found)
+        self._seen.append(fingerprint.of_prompts(self.run.test_prompts))
+        self.evaluated_at = step
+        of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
+        row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
+        self._tracker.log(step, {name: _measured(number) for name, number in row.items()}, kind="evaluate")
+        LOGGER.info("evaluated after step %d: %s", step, metrics)
+        self._progress.evaluation(step, metrics)
+        self._step_started = time.monotonic()
+
+    def _answers_per_evaluation(self) -> int:
+        """Return how many answers to log, leaving room for those of the last evaluation of the run."""
+        config = self._config
+        num_evaluations = 2 + (config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 2
+        return min(config.output.answers_per_evaluation, max(1, config.output.max_rollout_rows // num_evaluations))
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def checkpoints(self) -> Path:
+        return self._folder / "checkpoints"
+
+    def save(self, state: Mapping[str, Any], *, needed: bool) -> None:
+        """Save a checkpoint of the policy, which `from_pretrained` loads, with the state to resume.
+
+        Its score, by which the best is kept, is the accuracy of the evaluation after that step, if there was one.
+        WriteError where the disk does not take it and it is `needed` or output.on_write_error=stop.
+        """
+        policy = self.run.policy
+        with self.watchdog.deadline(f"the checkpoint of step {state['step']} to be written", "timeouts.saving"):
+            weights = sharding.whole_weights(policy.model) if policy.sharded else None
+            if collectives.run_on_rank0(lambda: self._save(state, weights, needed)):
+                self.saved_step = state["step"]
+        self._step_started = time.monotonic()
+
+    def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
+        """Write rank 0's part.
+
+        False where the disk did not take it and the run continues all the same.
+        """
+        facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
+        facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
+        if self._evaluations and self.evaluated_at == state["step"]:
+            accuracy = self._evaluations[-1].accuracy.value
+            facts["score"] = -1.0 if math.isnan(accuracy) else accuracy  # JSON has no NaN, and any accuracy is better
+        self._sync_rows()
+        if self.saved_step and not complete_checkpoints(self.checkpoints):
+            LOGGER.warning("the checkpoints in %s were deleted while the run went on", self.checkpoints)
+        try:
+            save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights)
+        except WriteError as error:
+            if needed or not self._goes_on:
+                raise
+            LOGGER.warning("%s; the run goes on (output.on_write_error=continue) without this checkpoint", error)
+            return False
+        output = self._config.output
+        prune_checkpoints(self.checkpoints, Retention(output.keep_last, output.keep_best))
+        return True
+
+    def _sync_rows(self) -> None:
+        """Sync the rows, as no power cut may leave a checkpoint without the rows before it."""
+        for path in (self._folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS)):
+            try:
+                with catch_write_errors(path):
+                    sync(path)
+            except WriteError:
+                if not self._goes_on:  # else the file itself reports what it could not write
+                    raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counters, evaluations and seconds, as plain containers."""
+        return {
+            "totals": dict(self._totals),
+            "step_seconds": self._step_seconds,
+            "seconds": time.monotonic() - self._started,
+            "phases": self.timer.seconds,
+            "evaluations": [asdict(evaluation) for evaluation in self._evaluations],
+            "seen": list(self._seen),
+            "evaluated_at": self.evaluated_at,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._totals = Counter(state["totals"])
+        self._step_seconds = state["step_seconds"]
+        self._started -= state["seconds"]
+        for name, seconds in state["phases"].items():
+            self.timer.charge(name, seconds)
+        self._evaluations = [evaluation_from(found) for found in state["evaluations"]]
+        self._seen = list(state.get("seen", [[] for _ in self._evaluations]))
+        self.evaluated_at = state["evaluated_at"]
+        self._step_started = time.monotonic()
+
+    def cold_start(self, facts: Mapping[str, object]) -> None:
+        """Write what a cold start resulted in to cold_start.json."""
+        (self._folder / "cold_start.json").write_text(json.dumps(facts, default=str, indent=2) + "\n")
+
+    def _summarise(self, status: str) -> None:
+        """Write summary.json, for programs and for the tables at the end.
+
+        Before is the first evaluation, after the last.
+        """
+        if not collectives.is_main_process():
+            return
+        facts = RunFacts(
+            status=status,
+            seed=self._config.seed,
+            steps=self._totals["steps"],
+            seconds=time.monotonic() - self._started,
+            phases=self.timer.seconds,
+            skipped_steps=self._totals["skipped"],
+            dropped_groups=self._totals["dropped"],
+            tokens=self._totals["tokens"],
+            step_seconds=self._step_seconds,
+            peak_memory_bytes=peak_memory_bytes("cpu" if self._run is None else str(self._run.policy.device)),
+            versions=versions(),
+            rechecked=self._totals["rechecked"],
+            recheck_disagreements=self._totals["recheck_disagreements"],
+            environment={} if self._run is None else environment_facts(self._run),
+        )
+        before = self._evaluations[0] if self._evaluations else None
+        after = self._evaluations[-1] if len(self._evaluations) > 1 else None
+        with catch_write_errors(self._folder / "summary.json"):
+            compared = self._compared(before, after)
+            write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
+
+    def _compared(self, before: Evaluation | None, after: Evaluation | None) -> Compared:
+        """Return what the gain compares: the prompts common to both evaluations.
+
+        They differ where a run was resumed with other rows.
+        """
+        if before is None or after is None:
+            return None, None
+        first, last = self._seen[0], self._seen[-1]
+        if first == last or (not first and before.num_prompts == after.num_prompts):
+            return before, after
+        found = restrict_to_common_prompts(before, after, first, last)
+        if found is None:
+            LOGGER.warning("no prompt is in both evaluations, the first and the last: the summary has no gain")
+            return None, None
+        num_shared, of = len(found[0].correct_greedy), f"{before.num_prompts} and {after.num_prompts}"
+        LOGGER.warning("gain computed on the %d prompts common to both evaluations (%s)", num_shared, of)
+        return found
+
+
+def make_watchdog(config: Config, folder: Path) -> Watchdog:
+    """Make the watchdog with every deadline and this process' name.
+
+    It has to be entered.
+    """
+    limits = {f"timeouts.{name}": seconds for name, seconds in asdict(config.timeouts).items()}
+    who = f"rank {collectives.rank()}" if collectives.is_distributed() else "the run"
+    return Watchdog(limits, folder / log_name(collectives.rank()), who)
+
+
+def _measured(number: float) -> float | None:
+    """Return a number of an evaluation, None where there was nothing to measure."""
+    return None if math.isnan(number) else number
+
+
+def environment_metrics(run: Run) -> list[Mapping[str, float]]:
+    """Return what the environment of each rank logs itself, such as a reward function's `log_metric`."""
+    return collectives.all_gather(run.environment.metrics())
+
+
+def environment_facts(run: Run) -> Mapping[str, Any]:
+    """Return what the environment's judgements rest on, such as how programs are isolated."""
+    facts: Mapping[str, Any] = mask(run.environment.facts())
+    return facts
+
+
+def _status(kind: type[BaseException]) -> str:
+    return "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+
+
+def _why_no_signal(row: Row, credit: Credit) -> str:
+    """Explain what left nothing to train on."""
+    if not row["num_groups"]:
+        return "every group was dropped"
+    if any(collectives.all_gather(any(a != 0 for group in credit.advantages for a in group))):
+        return "every completion that could teach something is masked or empty"
+    return "the rewards of every group are equal"

@@ -1,0 +1,178 @@
+"""Answers that are kept for reading: rollouts.jsonl of training, evaluations.jsonl of evaluations. Both are bounded."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.rollouts.source import Dropped
+from covey.run.evaluate import Answers
+from covey.system.jsonl import JsonlWriter
+from covey.system.text.format import timestamp
+from covey.types import Group, Prompt, Rollout
+
+COLUMN_CHARACTERS, COLUMNS_CHARACTERS = 1000, 4000
+"""Most characters of one column of a prompt's row, and of all its columns together."""
+
+MORE_NAMES = ("policy_version", "advantage", "dropped", "kind", "greedy", "correct")
+"""What one of the files has besides what is in both."""
+
+AnswerRow = dict[str, Any]
+"""A line of either file: `answer_row` says what is in both."""
+
+
+class AnswerLog:
+    """A file of rows that is bounded over restarts too."""
+
+    def __init__(self, path: Path, max_rows: int, *, wait: bool = False) -> None:
+        """Open the log for at most `max_rows` rows.
+
+        `wait` is that of JsonlWriter.
+        """
+        self._file = JsonlWriter(path, wait=wait)
+        self._left = max_rows - count_lines(path)
+
+    def log(self, rows: Sequence[AnswerRow]) -> None:
+        """Write the rows, as long as there is room."""
+        for row in rows[: max(0, self._left)]:
+            self._file.write(row)
+            self._left -= 1
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A rollout of a step."""
+
+    prompt: Prompt
+    rollout: Rollout
+    advantage: float | None
+    """None where its group was not trained."""
+    dropped: str | None
+    """Why that is so."""
+
+    def row(self, step: int) -> AnswerRow:
+        """Describe it as a line of rollouts.jsonl."""
+        own = {"policy_version": self.rollout.policy_version, "advantage": self.advantage, "dropped": self.dropped}
+        return answer_row(step, self.prompt, self.rollout) | own
+
+
+def sampled(groups: Sequence[Group], advantages: Sequence[float], dropped: Sequence[Dropped]) -> list[Sampled]:
+    """List the rollouts of a step.
+
+    `advantages` has one value for each rollout of `groups`, in order.
+    """
+    pairs = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+    trained = [Sampled(*pair, float(value), None) for pair, value in zip(pairs, advantages, strict=True)]
+    left_out = [Sampled(d.group.prompt, rollout, None, d.reason) for d in dropped for rollout in d.group.rollouts]
+    return trained + left_out
+
+
+def spread_over(found: Sequence[Sampled], most: int) -> list[Sampled]:
+    """Choose at most `most` rollouts, evenly spread, so that no prompt crowds out the others.
+
+    Groups that were dropped get a quarter of the places, and what trained rollouts leave free.
+    """
+    trained = [one for one in found if one.dropped is None]
+    left_out = [one for one in found if one.dropped is not None]
+    num_left_out = min(len(left_out), max(most // 4, most - len(trained)))
+    chosen = [trained[index] for index in spread(len(trained), most - num_left_out)]
+    return chosen + [left_out[index] for index in spread(len(left_out), num_left_out)]
+
+
+def best_to_worst(found: Sequence[Sampled], most: int) -> list[Sampled]:
+    """Choose at most `most` rollouts from the highest reward to the lowest, both included where there are two."""
+    ordered = sorted(found, key=lambda one: -one.rollout.reward.value)
+    last = len(ordered) - 1
+    most = min(most, len(ordered))
+    return [ordered[round(place * last / max(1, most - 1))] for place in range(most)]
+
+
+def evaluation_rows(step: int, answers: Answers, correct_above: float, most: int) -> list[AnswerRow]:
+    """Choose at most `most` answers of an evaluation, evenly spread: greedy ones first, then samples.
+
+    `kind` is what metrics.jsonl says of the same evaluation, by which a resumed run takes its rows back.
+    """
+    greedy = [(group.prompt, rollout) for group in answers.greedy for rollout in group.rollouts]
+    sampled = [(group.prompt, rollout) for group in answers.sampled for rollout in group.rollouts]
+    chosen = [greedy[index] for index in spread(len(greedy), most)]
+    num_greedy = len(chosen)
+    chosen += [sampled[index] for index in spread(len(sampled), most - num_greedy)]
+    return [
+        answer_row(step, prompt, rollout)
+        | {"kind": "evaluate", "greedy": place < num_greedy, "correct": rollout.reward.value >= correct_above}
+        for place, (prompt, rollout) in enumerate(chosen)
+    ]
+
+
+def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
+    """Describe an answer: what was asked, what was written, what it earned.
+
+    `columns` are the rest of the prompt's row, such as the gold answer, `completion` is text, or after several turns
+    the messages since the prompt, and `num_tokens` counts the tokens that the policy chose. What the reward functions
+    noted follows under the names they gave it; a name of covey's own becomes extra/NAME.
+    """
+    row = {
+        "step": step,
+        "time": timestamp(),
+        "environment": prompt.environment,
+        "prompt_id": prompt.id,
+        "prompt": prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
+        "columns": bounded(prompt.columns),
+        "completion": [dict(message) for message in rollout.messages] or rollout.text,
+        "num_tokens": rollout.num_loss_tokens,
+        "reward": rollout.reward.value,
+        "parts": dict(rollout.reward.parts),
+        "finish_reason": rollout.finish_reason,
+    }
+    extra = rollout.reward.extra.items()
+    return row | {f"extra/{name}" if name in row or name in MORE_NAMES else name: value for name, value in extra}
+
+
+def bounded(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row as JSON data of about 4000 characters, long ones cut to text with an ellipsis.
+
+    >>> bounded({"answer": 48, "tests": ["a" * 5000]})
+    {'answer': 48, 'tests': '["aaa...a…'}
+    """
+    left = COLUMNS_CHARACTERS
+    kept: dict[str, Any] = {}
+    for name, value in columns.items():
+        text = _as_json(value)
+        room = min(left, COLUMN_CHARACTERS)
+        if room <= 0:
+            break
+        shown = value if isinstance(value, str) else text
+        kept[str(name)] = json.loads(text) if len(text) <= room else shown[:room] + "…"
+        left -= len(text)
+    return kept
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=_plain, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):  # keys that JSON has not, or a value that holds itself
+        return json.dumps(str(value), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """Choose at most `wanted` indices below `count`, evenly spaced.
+
+    >>> spread(10, 3)
+    [0, 3, 6]
+    """
+    wanted = max(0, min(count, wanted))
+    return [index * count // wanted for index in range(wanted)]
+
+
+def count_lines(path: Path) -> int:
+    """Count the lines of a file."""
+    with path.open("rb") as file:
+        return sum(1 for _ in file)

@@ -1,0 +1,125 @@
+"""What the rollouts of a step were like, over all ranks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from covey.system import collectives
+from covey.trainer.credit import Credit
+from covey.types import Group
+
+T = TypeVar("T")
+Row = dict[str, float | None]
+"""Numbers to log; None where there was nothing to average."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFact:
+    """What the metrics need of one rollout; small, so that ranks can exchange it."""
+
+    num_tokens: int
+    truncated: bool
+    policy_version: int
+    parts: Mapping[str, float]
+
+
+def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: Credit, version: int) -> Row:
+    """Describe the rollouts of this rank and all others: those of `groups`, and where a name says `sampled`, all.
+
+    `dropped` are the groups that were sampled and are not trained, `version` the optimiser steps done.
+    """
+    facts = _of_all_ranks(_facts(groups))
+    sampled = _of_all_ranks([reward for group in (*groups, *dropped) for reward in group.rewards])
+    num_groups, num_dropped = collectives.all_sum_ints(len(groups), len(dropped))
+    lengths = [fact.num_tokens for fact in facts]
+    row: Row = {
+        "completion_length_mean": _mean(lengths),
+        "completion_length_max": float(max(lengths)) if lengths else None,
+        "truncated_fraction": _mean([fact.truncated for fact in facts]),
+        "staleness_max": float(max(version - fact.policy_version for fact in facts)) if facts else None,
+        "num_groups": float(num_groups),
+        "num_groups_sampled": float(num_groups + num_dropped),
+        "sampled_reward_mean": _mean(sampled),
+    }
+    parts = _columns(fact.parts for fact in facts)
+    row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
+    row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
+    return row | _credit_metrics(credit)
+
+
+def _credit_metrics(credit: Credit) -> Row:
+    """Spread of the rewards as they were trained on, and the advantages of the rollouts that are in the loss."""
+    rewards = credit.scores.rewards_N[credit.scores.scored].tolist()
+    own = [
+        advantage
+        for of_group, flags in zip(credit.advantages, credit.keep, strict=True)
+        for advantage, is_kept in zip(of_group, flags, strict=True)
+        if is_kept
+    ]
+    advantages = _of_all_ranks(own)
+    return {
+        "reward_std": _std(rewards),
+        "advantage_mean": _mean(advantages),
+        "advantage_std": _std(advantages),
+    }
+
+
+def fill_metrics(groups: Sequence[Group], credit: Credit, row: Mapping[str, float | None]) -> Row:
+    """Name the metrics of a masked policy as the infill document does, besides `loss`."""
+    own = [sum(rollout.sampler_logprobs) for group in groups for rollout in group.rollouts]
+    advantages = _of_all_ranks([value for group in credit.advantages for value in group])
+    found: Row = {ours: row.get(name, 0.0) for ours, name in DOCUMENT_NAMES.items()}
+    return found | {
+        "std_reward": row["reward_std"],
+        "mean_advantage": _mean(advantages),
+        "mean_log_prob": _mean(_of_all_ranks(own)),
+    }
+
+
+def means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Average each name over the rows that have it, in the order of their first appearance.
+
+    >>> means([{"a": 1.0}, {"a": 2.0, "b": 5.0}])
+    {'a': 1.5, 'b': 5.0}
+    """
+    return {name: sum(values) / len(values) for name, values in _columns(rows).items()}
+
+
+def _columns(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return values
+
+
+def _of_all_ranks(own: Sequence[T]) -> list[T]:
+    return [value for of_rank in collectives.all_gather(own) for value in of_rank]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _std(values: Sequence[float]) -> float | None:
+    """Return the standard deviation with n - 1, None for fewer than two values."""
+    return float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else None
+
+
+def _facts(groups: Sequence[Group]) -> list[RolloutFact]:
+    return [
+        RolloutFact(r.num_loss_tokens, r.finish_reason == "length", r.policy_version, dict(r.reward.parts))
+        for group in groups
+        for r in group.rollouts
+    ]
+
+
+DOCUMENT_NAMES = {
+    "pg_loss": "policy_loss",
+    "kl_penalty": "kl_loss",
+    "mean_reward": "reward_mean",
+    "mean_kl": "kl_sequence_mean",
+}
+"""The infill document's name of a metric -> ours."""

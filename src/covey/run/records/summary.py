@@ -1,0 +1,317 @@
+"""What a run came to: summary.json for programs, tables for people."""
+
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from covey.policy.kernels.compiler import compiler_version
+from covey.system.disk import as_written, read_regular
+
+if TYPE_CHECKING:  # covey.run.evaluate imports torch; reading a summary must not
+    from covey.run.evaluate import Estimate, Evaluation
+
+PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
+"""Whose versions are recorded; those not installed are left out."""
+MAX_BYTES = 64 << 20
+"""Of summary.json; nothing that a run wrote is longer."""
+Seen = tuple[str, str]
+"""A prompt that an evaluation looked at: its environment and what tells it from others (fingerprint.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the training loop knows at its end.
+
+    >>> RunFacts(status="completed", seed=0, steps=100, seconds=61.5, phases={"sampling": 40.1, "backward": 18.0})
+    """
+
+    status: str
+    """completed, interrupted or failed."""
+    seed: int
+    steps: int
+    """Optimiser phases done, skipped ones included."""
+    seconds: float
+    """Wall clock of the whole run."""
+    phases: Mapping[str, float]
+    """Exclusive seconds of each phase (`covey.system.waits.timer.PhaseTimer.seconds`)."""
+    skipped_steps: int = 0
+    """Steps without an update, because loss or gradient was not finite."""
+    dropped_groups: int = 0
+    """Groups sampled but not trained on (filtered, failed or too stale)."""
+    tokens: int = 0
+    """Sampled tokens."""
+    step_seconds: float = 0.0
+    """Wall clock of the steps alone, from sampling to update: without cold start, evaluations and checkpoints."""
+    peak_memory_bytes: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    rechecked: int = 0
+    """Programs of full score that were run again."""
+    recheck_disagreements: int = 0
+    """How many of them then failed a test."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment's judgements rest on (`covey.environments.base.Environment.facts`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Mean of a paired difference (after - before, prompt by prompt) and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+UNKNOWN_GAIN = Gain(math.nan, math.nan, math.nan)
+"""Of what no prompt measured on both sides."""
+
+
+def summary(
+    facts: RunFacts,
+    before: "Evaluation | None",
+    after: "Evaluation | None",
+    confidence: float = 0.95,
+    compared: "tuple[Evaluation | None, Evaluation | None] | None" = None,
+) -> dict[str, Any]:
+    """Build the content of summary.json.
+
+    `before`, `after` and `gain` are null where there was no such evaluation.
+
+    The gain is that of `compared` where the two looks were not at the same prompts (`restrict_to_common_prompts`).
+    """
+    rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
+    gain = gains(*(compared or (before, after)), confidence)
+    flattered = reward_hacking_note(gain, facts.environment.get("gap_to"))
+    return {
+        "status": facts.status,
+        "seed": facts.seed,
+        "steps": facts.steps,
+        "skipped_steps": facts.skipped_steps,
+        "dropped_groups": facts.dropped_groups,
+        "confidence": confidence,
+        "before": describe(before),
+        "after": describe(after),
+        "gain": gain,
+        "seconds": facts.seconds,
+        "phases": phase_shares(facts.phases, facts.seconds),
+        "tokens": facts.tokens,
+        "tokens_per_second": rate,
+        "peak_memory_bytes": facts.peak_memory_bytes,
+        "reward_hacking": hacking_note(facts.rechecked, facts.recheck_disagreements) or flattered,
+        "environment": dict(facts.environment),
+        "versions": dict(facts.versions),
+    }
+
+
+def hacking_note(rechecked: int, disagreements: int) -> str | None:
+    """Return a line for the reader where programs won full scores that they do not deserve."""
+    if not disagreements:
+        return None
+    return f"{disagreements} of {rechecked} full-score programs failed a re-check: see covey.log"
+
+
+def reward_hacking_note(gain: Mapping[str, Any] | None, gap_to: str | None) -> str | None:
+    """Return a line where a learned judge's score rose beyond that of its monitors."""
+    gap = gain["reward_parts"].get("gap") if gain else None
+    if gap is None or not gap["low"] > 0:
+        return None
+    interval = f"{gap['value']:.3f} [{gap['low']:.3f}, {gap['high']:.3f}]"
+    return f"the judge's score rose {interval} more than {gap_to}, which is not trained on"
+
+
+def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
+    """Describe an evaluation without per-prompt values, each estimate as {value, low, high}."""
+    if evaluation is None:
+        return None
+    return {
+        "accuracy": _estimate(evaluation.accuracy),
+        "reward_mean": _estimate(evaluation.reward_mean),
+        "pass_at_k": {str(k): _estimate(estimate) for k, estimate in evaluation.pass_at_k.items()},
+        "num_prompts": evaluation.num_prompts,
+        "num_samples": evaluation.num_samples,
+        "parts": {name: describe(part) for name, part in evaluation.parts.items()},
+        "reward_parts": {name: _estimate(estimate) for name, estimate in evaluation.reward_parts.items()},
+    }
+
+
+def _estimate(estimate: "Estimate") -> dict[str, float]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: float) -> dict[str, Any] | None:
+    """Return the paired differences of greedy accuracy and of mean reward over the same prompts."""
+    if before is None or after is None:
+        return None
+    accuracy = paired_accuracy_gain(before.correct_greedy, after.correct_greedy, confidence)
+    reward = paired_mean_gain(before.mean_reward, after.mean_reward, confidence)
+    parts = {name: gains(part, after.parts.get(name), confidence) for name, part in before.parts.items()}
+    both = [name for name in before.mean_parts if name in after.mean_parts]
+    of_parts = {
+        name: asdict(paired_mean_gain(before.mean_parts[name], after.mean_parts[name], confidence)) for name in both
+    }
+    return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward), "parts": parts, "reward_parts": of_parts}
+
+
+def restrict_to_common_prompts(
+    before: "Evaluation", after: "Evaluation", seen_before: Sequence[Seen], seen_after: Sequence[Seen]
+) -> "tuple[Evaluation, Evaluation] | None":
+    """Cut both to per-prompt values of prompts that both saw, None where there is none.
+
+    Their means and intervals stay those of all the prompts that each saw.
+    """
+    after_too = set(seen_after)
+    shared = [prompt for prompt in seen_before if prompt in after_too]
+    return (_over(before, seen_before, shared), _over(after, seen_after, shared)) if shared else None
+
+
+def _over(evaluation: "Evaluation", seen: Sequence[Seen], wanted: Sequence[Seen]) -> "Evaluation":
+    places = {prompt: place for place, prompt in enumerate(seen)}
+    chosen = [places[prompt] for prompt in wanted]
+    names = {name for name, _ in wanted}
+    parts = {
+        name: _over(part, [prompt for prompt in seen if prompt[0] == name], [p for p in wanted if p[0] == name])
+        for name, part in evaluation.parts.items()
+        if name in names
+    }
+    return replace(
+        evaluation,
+        correct_greedy=tuple(evaluation.correct_greedy[place] for place in chosen),
+        mean_reward=tuple(evaluation.mean_reward[place] for place in chosen),
+        mean_parts={name: tuple(of[place] for place in chosen) for name, of in evaluation.mean_parts.items()},
+        parts=parts,
+    )
+
+
+def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:
+    """Return the difference of two proportions over the same prompts.
+
+    The interval is that of Agresti and Min (Stat. Med. 24:729, 2005).
+
+    Half a prompt is added to each of the four outcomes for the interval, so that it stays honest where every prompt
+    or none has changed. Entries count as correct above 0.5. A prompt that either side could not measure (NaN) is left
+    out.
+    """
+    pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
+    n = len(pairs)
+    if n == 0:
+        return UNKNOWN_GAIN
+    won = sum(b <= 0.5 < a for b, a in pairs)
+    lost = sum(a <= 0.5 < b for b, a in pairs)
+    total = n + 2
+    centre = (won - lost) / total
+    variance = (won + lost + 1) / total - centre * centre
+    half = _z(confidence) * math.sqrt(variance / total)
+    return Gain((won - lost) / n, max(-1.0, centre - half), min(1.0, centre + half))
+
+
+def paired_mean_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:
+    """Return the mean of per-prompt differences with a normal interval.
+
+    Prompts are the independent units.
+
+    A prompt that either side could not measure (NaN) is left out.
+    """
+    differences = [d for d in (a - b for b, a in zip(before, after, strict=True)) if not math.isnan(d)]
+    if not differences:
+        return UNKNOWN_GAIN
+    mean = fmean(differences)
+    spread = stdev(differences) if len(differences) > 1 else 0.0
+    half = _z(confidence) * spread / math.sqrt(len(differences))
+    return Gain(mean, mean - half, mean + half)
+
+
+def _z(confidence: float) -> float:
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def phase_shares(phases: Mapping[str, float], seconds: float) -> dict[str, dict[str, float]]:
+    """Return {name: {seconds, share}}, with unclaimed time as "other", shares adding up to 1."""
+    total = max(seconds, sum(phases.values()))
+    other = total - sum(phases.values())
+    parts = {**phases, "other": phases.get("other", 0.0) + other}
+    return {name: {"seconds": spent, "share": spent / total if total > 0 else 0.0} for name, spent in parts.items()}
+
+
+def peak_memory_bytes(device: str = "cpu") -> int:
+    """Return the most memory the process held: of the GPU `device`, else resident memory."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux, bytes on macOS
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, platform, packages and the C compiler.
+
+    In a checkout the commit, too ("+" where files differ from it).
+    """
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if compiler := compiler_version():
+        found["compiler"] = compiler
+    commit = _git_commit(Path(__file__).resolve().parents[2])
+    return found | ({"git_commit": commit} if commit else {})
+
+
+def _git_commit(folder: Path) -> str:
+    """Return the commit, empty where `folder` is no checkout of covey itself or there is no git."""
+    if not (folder.parents[1] / ".git").exists():
+        return ""
+    commit = _git(folder, "rev-parse", "HEAD")
+    return commit + "+" if commit and _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
+    """Write summary.json in `folder`, whole or not at all.
+
+    Non-finite numbers become null.
+    """
+    path = folder / "summary.json"
+    aside = folder / "summary.json.partial"
+    aside.write_text(json.dumps(_finite(content), indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+    return path
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Read summary.json, None where the run has not written one.
+
+    ValueError where it is none.
+    """
+    path = folder / "summary.json"
+    if not os.path.lexists(path):
+        return None
+    with as_written(path):
+        found = json.loads(read_regular(path, MAX_BYTES))
+        return dict(found)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

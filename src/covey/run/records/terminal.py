@@ -1,0 +1,308 @@
+"""What a person sees while a run goes on: a live panel in a terminal, one line a step elsewhere."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from covey.system.disk import ignore_stdout_errors
+from covey.system.text.cleaning import CleanConsole
+from covey.system.text.escaping import escape
+from covey.system.text.format import duration, percent
+
+SPARK = "▁▂▃▄▅▆▇█"
+TREND_BLOCKS = 16
+"""Blocks of the reward's spark line, which shows the whole run."""
+REWARD = "sampled_reward_mean"
+"""Of everything that was scored: that of the trained groups alone is middling by construction where a filter chose."""
+PART = "reward/"
+ROOMY = 16
+"""Lines of a terminal that has room for one more line of the panel."""
+RATE_STEPS = 20
+"""Steps whose pace predicts the time left."""
+
+
+class Progress(Protocol):
+    """Shows how a run goes. A context manager; `close` may be called more than once."""
+
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Show that `step` steps are done, counted from 1, with the numbers of the last one."""
+        ...
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show an evaluation after `step` steps, which stays in view until the next one."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Show a message on lines of its own."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def make_progress(num_steps: int, enabled: bool, console: Console | None = None) -> Progress:
+    """Make a live panel for a terminal, else lines, and only messages where not `enabled`."""
+    console = console or CleanConsole()
+    if not enabled:
+        return PlainProgress(num_steps, console, steps=False)
+    return LiveProgress(num_steps, console) if console.is_terminal else PlainProgress(num_steps, console)
+
+
+@dataclass
+class EtaEstimator:
+    """Predicts the time left from the pace of the last steps; what came before the first step does not count."""
+
+    num_steps: int
+    clock: Callable[[], float] = time.monotonic
+    _marks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS + 1))
+
+    def mark(self, step: int) -> None:
+        """Record that `step` steps are done now."""
+        self._marks.append((step, self.clock()))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate the seconds left, None until two marks allow a guess."""
+        if len(self._marks) < 2:
+            return None
+        (first, then), (last, now) = self._marks[0], self._marks[-1]
+        return (self.num_steps - last) * (now - then) / max(1, last - first)
+
+
+class PlainProgress:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self, num_steps: int, console: Console, *, steps: bool = True) -> None:
+        self._num_steps = num_steps
+        self._console = console
+        self._steps = steps
+        self._pace = EtaEstimator(num_steps)
+
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self._pace.mark(step)
+        if not self._steps:
+            return
+        cells = [f"{label} {cell(form, metrics[key])}" for label, key, form in COLUMNS if key in metrics]
+        line = [f"step {step}/{self._num_steps}", *cells, time_left(self._pace.seconds_left)]
+        self.message("  ".join(line).rstrip())
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._steps:
+            self.message(evaluation_line(step, metrics))
+
+    def message(self, text: str) -> None:
+        with ignore_stdout_errors():
+            self._console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class NullProgress:
+    """Says nothing: the other ranks of a run."""
+
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        return
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        return
+
+    def message(self, text: str) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+
+class LiveProgress:
+    """A few lines at the foot of the terminal that stay in place; messages and warnings scroll above them."""
+
+    def __init__(self, num_steps: int, console: Console) -> None:
+        self._num_steps = num_steps
+        self._console = console
+        self._pace = EtaEstimator(num_steps)
+        self._step = 0
+        self._metrics: dict[str, float | None] = {}
+        self._rewards: list[float] = []
+        self._evaluation = ""
+        self._live = Live(self.render(), console=console, auto_refresh=False)
+
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self._pace.mark(step)
+        self._step = step
+        self._metrics = dict(metrics)
+        reward = metrics.get(REWARD)
+        self._rewards.append(math.nan if reward is None else reward)
+        self._refresh()
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._evaluation = evaluation_line(step, metrics)
+        self._refresh()
+
+    def message(self, text: str) -> None:
+        self._console.print(Text(text))
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def render(self) -> RenderableType:
+        """Build the panel.
+
+        Bar and time left, the reward, its trend and the other numbers, parts and lengths, the last evaluation.
+        """
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column()
+        bar.add_column(ratio=1)
+        bar.add_column(justify="right", no_wrap=True)
+        left = time_left(self._pace.seconds_left)
+        bar.add_row(
+            Text(f"step {self._step}/{self._num_steps}", "bold"),
+            ProgressBar(total=self._num_steps, completed=self._step),
+            Text(left, "dim"),
+        )
+        lines: list[RenderableType] = [bar]
+        if self._metrics:
+            lines.append(self._numbers())
+        if self._console.size.height >= ROOMY and (details := details_of(self._metrics)):
+            lines.append(Text(details, "dim", no_wrap=True, overflow="ellipsis"))
+        if self._evaluation:
+            lines.append(Text(self._evaluation, "green"))
+        return Group(*lines)
+
+    def _numbers(self) -> Text:
+        shown = Text(no_wrap=True, overflow="ellipsis")
+        for label, key, form in COLUMNS:
+            if key not in self._metrics:
+                continue
+            shown.append(f"{label} ", "dim").append(cell(form, self._metrics[key]), "cyan")
+            if key == REWARD:
+                shown.append(" " + sparkline(binned(self._rewards, TREND_BLOCKS)), "cyan")
+            shown.append("  ")
+        return shown
+
+    def _refresh(self) -> None:
+        self._live.update(self.render(), refresh=True)
+
+
+def binned(values: Sequence[float], count: int) -> list[float]:
+    """Return at most `count` means of equal spans, in order, NaN for a span without finite values.
+
+    >>> binned([1.0, 3.0, 5.0, 7.0], 2)
+    [2.0, 6.0]
+    """
+    count = min(count, len(values))
+    edges = [place * len(values) // count for place in range(count)] + [len(values)]
+    spans = [[v for v in values[start:end] if math.isfinite(v)] for start, end in pairwise(edges)]
+    return [sum(span) / len(span) if span else math.nan for span in spans]
+
+
+def sparkline(values: Collection[float]) -> str:
+    """Draw one block per value between smallest and largest, a space where it is not finite.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    scale = (len(SPARK) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARK[round((v - low) * scale + 1e-9)] if math.isfinite(v) else " " for v in values)
+
+
+def details_of(metrics: Mapping[str, float | None]) -> str:
+    """Say what the reward is made of, where it has several parts, and how long the answers are.
+
+    >>> details_of({"reward/correct": 0.25, "reward/form": 1.0, "completion_length_mean": 7.2, "truncated_fraction": 0})
+    'correct 0.250  form 1.000  length 7'
+    """
+    parts = {name.removeprefix(PART): value for name, value in metrics.items() if name.startswith(PART)}
+    shown = parts if len(parts) > 1 else {}
+    cells = [f"{escape(name)} {cell('{:.3f}'.format, value)}" for name, value in shown.items()]
+    if (length := metrics.get("completion_length_mean")) is not None:
+        cells.append(f"length {length:.0f}")
+    if cut := metrics.get("truncated_fraction"):
+        cells.append(f"cut off {percent(cut, 0)}")
+    return "  ".join(cells)
+
+
+def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Return the evaluation in one line, shares as numbers between 0 and 1, as in metrics.jsonl.
+
+    >>> evaluation_line(10, {"accuracy": 0.41, "pass_at_8": 0.72})
+    'step 10 evaluated: accuracy 0.410  pass@8 0.720'
+    """
+    names = {name: name.replace("pass_at_", "pass@").replace("_", " ") for name in metrics}
+    cells = [f"{names[name]} {'-' if math.isnan(value) else f'{value:.3f}'}" for name, value in metrics.items()]
+    return f"step {step} evaluated: " + "  ".join(cells)
+
+
+def time_left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{duration(seconds) if seconds >= 10 else f'{seconds:.0f} s'} left"
+
+
+def cell(form: Callable[[float], str], value: float | None) -> str:
+    """Format a number, with a dash where there was nothing to measure."""
+    return "-" if value is None else form(value)
+
+
+def _small(value: float) -> str:
+    """Format with four digits after the point, or powers of ten where those would be 0.0000."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
+
+
+def _thousands(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("reward", REWARD, "{:.3f}".format),
+    ("level", "curriculum/level", "{:g}".format),
+    ("kl", "kl", _small),
+    ("entropy", "entropy", "{:.3f}".format),
+    ("tokens/s", "tokens_per_second", _thousands),
+)
+"""Label, name of the metric, how it is written."""

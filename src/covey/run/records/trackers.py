@@ -1,0 +1,339 @@
+"""Where numbers go: JSON lines in the run folder always, TensorBoard and W&B on request.
+
+A logging service that fails or hangs never stops a run: it is reported once, and metrics.jsonl has the rows anyway.
+"""
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from queue import Full, Queue
+from textwrap import indent
+from typing import Any, Protocol
+
+from covey.config.schema import OutputConfig
+from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS
+from covey.run.records.answer_text import as_text, written
+from covey.run.records.rollout_log import AnswerLog, AnswerRow
+from covey.system.jsonl import JsonlWriter
+from covey.system.text.escaping import escape
+from covey.system.text.format import timestamp
+
+LOGGER = logging.getLogger(__name__)
+
+Number = float | int | None
+"""None: there was nothing to measure."""
+
+Say = Callable[[str], None]
+
+MAX_TEXTS = 16
+"""Answers that TensorBoard shows of one step."""
+MAX_WAITING_ROWS = 1000
+"""Rows kept for a service that is slower than the run."""
+
+
+class Tracker(Protocol):
+    """Takes the numbers and some answers of one step; `kind` says what they are of ("train", "evaluate")."""
+
+    def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None: ...
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line: {"step": 3, "kind": "train", "time": ..., "reward_mean": 0.5}. Each is written through.
+
+    Numbers go to metrics.jsonl, answers to rollouts.jsonl or evaluations.jsonl. What could not be measured is null.
+    Numbers that JSON cannot hold are written as the strings "nan", "inf" and "-inf", so that a row always parses and a
+    divergence stays visible.
+    """
+
+    def __init__(self, folder: Path, max_answers: int, *, wait: bool = False) -> None:
+        """Open the files.
+
+        `max_answers` bounds each file of answers, `wait` is that of JsonlWriter.
+        """
+        self._metrics = JsonlWriter(folder / METRICS, wait=wait)
+        self._answers = {
+            kind: AnswerLog(folder / name, max_answers, wait=wait)
+            for kind, name in (("train", ROLLOUTS), ("evaluate", EVALUATIONS))
+        }
+
+    def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
+        numbers = {name: plain(value) for name, value in metrics.items()}
+        self._metrics.write({"step": step, "kind": kind, "time": timestamp()} | numbers)
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        self._answers[kind].log(rows)
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # all of them, also where one raises
+            closing.callback(self._metrics.close)
+            for log in self._answers.values():
+                closing.callback(log.close)
+
+
+class TensorBoard:
+    """Event files under `folder`; tags are KIND/NAME."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError as error:
+            raise ValueError("output.trackers=[tensorboard] needs: pip install 'covey[tensorboard]'") from error
+        self._writer = SummaryWriter(str(folder))
+
+    def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
+        for name, value in measured(metrics).items():
+            self._writer.add_scalar(escape(f"{kind}/{name}"), value, step)
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        """Log some of the answers as text that is not read as Markdown."""
+        blocks = [indent(as_text(row), "    ") for row in rows[:MAX_TEXTS]]
+        if blocks:
+            self._writer.add_text(f"{kind}/answers", "\n\n&nbsp;\n\n".join(blocks), step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """One W&B run, with its local files in the run folder. WANDB_MODE=offline never touches the network.
+
+    A resumed run goes on with its W&B run. WANDB_NAME and WANDB_RUN_ID win over names of covey's.
+    """
+
+    def __init__(self, project: str, folder: Path, run_config: Mapping[str, Any], say: Say) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError("output.trackers=[wandb] needs: pip install 'covey[wandb]'") from error
+        self._table = wandb.Table
+        self._run = wandb.init(
+            project=project,
+            dir=str(folder),
+            name=os.environ.get("WANDB_NAME") or run_name(run_config, folder),
+            id=os.environ.get("WANDB_RUN_ID") or kept_id(folder / "wandb" / "covey_run_id"),
+            resume="allow",
+            config=dict(run_config),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        if not (self._run.offline or self._run.disabled):
+            say(f"W&B: {self._run.url}")
+
+    def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
+        # The step is a column, not W&B's own counter: that one refuses rows that come twice for a step.
+        row = {escape(f"{kind}/{name}"): value for name, value in measured(metrics).items()}
+        self._run.log({"step": step, **row})
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        if rows:
+            names = dict.fromkeys(name for row in rows for name in row)
+            data = [[table_cell(row.get(name)) for name in names] for row in rows]
+            table = self._table([*names], data, allow_mixed_types=True)
+            self._run.log({"step": step, f"{kind}/answers": table})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class BackgroundTracker:
+    """Runs a service in a thread of its own, so that neither its errors nor its silence reach the run.
+
+    The first error is reported, or the first call that takes longer than the deadline, and the service gets no further
+    rows; one that hangs is not waited for at the end either.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Tracker], deadline: float) -> None:
+        """Start the thread, which calls `make`.
+
+        ValueError where it raises that.
+        """
+        self._name = name
+        self._deadline = deadline
+        self._calls: Queue[Callable[[], None] | None] = Queue(MAX_WAITING_ROWS)
+        self._busy_since: float | None = None
+        self._failed = False
+        self._num_left_out = 0
+        self._tracker: Future[Tracker] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(make,), name=f"covey-{name}", daemon=True)
+        self._thread.start()
+        self._wait_for_start()
+
+    def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
+        row = {name: plain(value) for name, value in metrics.items()}
+        self._call(lambda: self._tracker.result().log(step, row, kind))
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        self._call(lambda: self._tracker.result().answers(step, rows, kind))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Have the thread make a call, unless too many wait already."""
+        if self._is_silent() or self._failed:
+            return
+        try:
+            self._calls.put_nowait(call)
+        except Full:
+            self._num_left_out += 1
+            if self._num_left_out == 1:
+                LOGGER.warning(
+                    "%s cannot keep up; some rows were dropped there (metrics.jsonl is complete)", self._name
+                )
+
+    def close(self) -> None:
+        """Wait for the rows that are left, while the service takes one after the other."""
+        is_asked = False
+        while self._thread.is_alive() and not self._is_silent():
+            if not is_asked:
+                with suppress(Full):
+                    self._calls.put_nowait(None)
+                    is_asked = True
+            self._thread.join(0.05)
+
+    def _wait_for_start(self) -> None:
+        try:
+            self._tracker.result(self._deadline)
+        except ValueError:
+            raise
+        except (Exception, SystemExit) as error:  # a service that is down must not stop the run
+            if not self._tracker.done():
+                self._give_up()
+            else:
+                LOGGER.warning("%s could not start (%s); metrics.jsonl has every row", self._name, error)
+            self._failed = True
+
+    def _serve(self, make: Callable[[], Tracker]) -> None:
+        self._busy_since = time.monotonic()
+        try:
+            tracker = make()
+        except BaseException as error:
+            self._tracker.set_exception(error)
+            return
+        finally:
+            self._busy_since = None
+        self._tracker.set_result(tracker)
+        while (call := self._calls.get()) is not None:
+            if not self._failed:
+                self._try(call)
+        self._try(tracker.close)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        self._busy_since = time.monotonic()
+        try:
+            call()
+        except Exception as error:  # whatever a service throws, the run goes on
+            if not self._failed:
+                LOGGER.warning("%s stopped logging (%s); metrics.jsonl goes on", self._name, error)
+            self._failed = True
+        self._busy_since = None
+
+    def _is_silent(self) -> bool:
+        """Tell whether the call in flight takes too long.
+
+        The service is given up, also where it does answer later.
+        """
+        since = self._busy_since
+        is_silent = since is not None and time.monotonic() - since > self._deadline
+        if is_silent and not self._failed:
+            self._give_up()
+        return is_silent
+
+    def _give_up(self) -> None:
+        self._failed = True
+        LOGGER.warning(
+            "%s has not answered for %g s (timeouts.tracker); metrics.jsonl has every row", self._name, self._deadline
+        )
+
+
+class CompositeTracker:
+    """Sends every row to each of several trackers."""
+
+    def __init__(self, trackers: Iterable[Tracker]) -> None:
+        self._trackers = tuple(trackers)
+
+    def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics, kind)
+
+    def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
+        for tracker in self._trackers:
+            tracker.answers(step, rows, kind)
+
+    def close(self) -> None:
+        """Close all of them, also where one raises."""
+        with ExitStack() as closing:
+            for tracker in self._trackers:
+                closing.callback(tracker.close)
+
+
+def make_trackers(
+    output: OutputConfig, folder: Path, run_config: Mapping[str, Any], deadline: float, say: Say = LOGGER.info
+) -> Tracker:
+    """Open the files in `folder` and every service named in output.trackers, which may take `deadline` seconds a call.
+
+    `say` hears where a service shows the run. ValueError where a name is unknown or its package is not installed. A
+    service that cannot be reached is a warning.
+    """
+    wait = output.on_write_error == "continue"
+    trackers: list[Tracker] = [JsonLines(folder, output.max_rollout_rows, wait=wait)]
+    for name in output.trackers:
+        if name not in SERVICES:
+            raise ValueError(f'output.trackers: no tracker "{name}"; there are {", ".join(SERVICES)}')
+        trackers.append(BackgroundTracker(name, partial(SERVICES[name], output, folder, run_config, say), deadline))
+    return CompositeTracker(trackers)
+
+
+def plain(value: Number) -> Number:
+    """Make a Python number of whatever a metric is (a tensor or array of one element included)."""
+    return value if value is None or isinstance(value, int) else float(value)
+
+
+def measured(metrics: Mapping[str, Number]) -> dict[str, float]:
+    """Return the numbers of a row without those that could not be measured: a curve has no point there."""
+    return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def run_name(run_config: Mapping[str, Any], folder: Path) -> str:
+    """Name a run for W&B by what it trains where.
+
+    >>> run_name({"environment": {"name": "gsm8k"}, "model": {"name": "Qwen/Qwen2.5-0.5B"}}, Path("outputs/DATE/TIME"))
+    'gsm8k Qwen2.5-0.5B DATE/TIME'
+    """
+    here, place = Path.cwd(), folder.resolve()
+    parts = place.relative_to(here).parts if place.is_relative_to(here) else place.parts[-2:]
+    where = "/".join(parts[1:] if len(parts) > 1 and parts[0] == "outputs" else parts)
+    return f"{run_config['environment']['name']} {Path(run_config['model']['name']).name} {where}"
+
+
+def kept_id(path: Path) -> str:
+    """Read the id of the W&B run that `path` keeps, making it where there is none."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(4), encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def table_cell(value: Any) -> float | str | bool | None:
+    """Make a cell of a table: text is escaped, structures are written as text."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    is_talk = isinstance(value, list) and all(isinstance(message, Mapping) for message in value)
+    text = written(value) if isinstance(value, str) or is_talk else json.dumps(value, ensure_ascii=False)
+    return escape(text, keep="\n\t")
+
+
+SERVICES: dict[str, Callable[[OutputConfig, Path, Mapping[str, Any], Say], Tracker]] = {
+    "tensorboard": lambda output, folder, run_config, say: TensorBoard(folder / "tensorboard"),
+    "wandb": lambda output, folder, run_config, say: WandB(output.wandb_project, folder, run_config, say),
+}

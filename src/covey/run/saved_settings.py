@@ -1,0 +1,250 @@
+"""Settings that a run, a saved policy's run or a file was left with, and what is typed over them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from covey.config import compose as settings
+from covey.config.names import current_name
+from covey.config.schema import Config, setting_names
+from covey.policy.settings import ModelConfig
+from covey.run import trust
+from covey.run.folder import CONFIG, begun_at
+from covey.system.disk import cache_folder, read_regular
+from covey.system.text.masking import MASK, mask
+
+CHANGES = "changes.jsonl"
+"""Settings that resumed runs went on with; config.yaml stays as the run was begun."""
+CONTROL = ("resume", "resume_changes", "trust_run")
+"""Settings that say how to resume; they are no part of the run's own settings."""
+ORIGIN = ("name", "revision", *(field for field in vars(ModelConfig()) if field.startswith("nano_")))
+"""Settings of the model that say where its weights came from when the run began; a saved policy has its own."""
+
+
+def find_run(resume: str, root: Path) -> Path:
+    """Return the run folder that `resume` means.
+
+    That is a path, or with "latest" the run below `root` that was begun last, of those with a checkpoint.
+    """
+    if resume != "latest":
+        return _named_run(resume)
+    saved = {path.parents[2] for path in root.glob("**/checkpoints/step-*/manifest.json")}
+    runs = [folder for folder in saved if (folder / CONFIG).is_file()]
+    if not runs:
+        raise ValueError(f"resume=latest found no run with a checkpoint below {root}; resume=FOLDER names one")
+    return max(runs, key=begun_at)
+
+
+def _named_run(resume: str) -> Path:
+    folder = Path(resume).expanduser()
+    if resume and (folder / CONFIG).is_file():
+        return folder
+    above = [path for path in folder.absolute().parents[:4] if (path / CONFIG).is_file()]
+    if resume and above and folder.exists():
+        raise ValueError(f"resume={resume} is part of a run, whose newest checkpoint counts: resume={_short(above[0])}")
+    fault = f"no run folder (it has no {CONFIG})" if folder.is_dir() else "no folder"
+    raise ValueError(f"resume={resume} is {fault if resume else 'empty'}; resume=latest finds the newest run")
+
+
+def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
+    """Return the settings of the run in `folder`, with what was typed besides `resume` applied to them.
+
+    ValueError where a typed setting differs from the run's and resume_changes does not list it, and where the run is
+    somebody else's and would act in your name (`trust.check`).
+    """
+    overrides = parsed(typed)
+    control = {override.key_or_group: override.value() for override in overrides if override.key_or_group in CONTROL}
+    trusted = control.get("trust_run") is True
+    saved = with_own_caches(saved_settings(folder), folder, trusted=trusted)
+    wanted = saved.copy()
+    for override in overrides:
+        key, value = override.key_or_group, override.value()
+        if key in CONTROL:
+            continue
+        if override.is_add() or override.is_delete() or is_choice(saved, key):
+            raise ValueError(f'"{override.input_line}" cannot change a run; resume takes the settings of {folder}')
+        OmegaConf.update(wanted, key, value, merge=False)
+    named = control.get("resume_changes", [])
+    changes = [str(name) for name in named] if isinstance(named, list) else [str(named)]
+    _refuse_changes(folder, saved, wanted, changes)
+    _refuse_masked(folder, wanted)
+    _check_trust(folder, wanted, typed, trusted=trusted)
+    trust.check_links(folder, folder, trusted=trusted)
+    wanted.resume, wanted.resume_changes, wanted.trust_run = str(folder), changes, trusted
+    return wanted
+
+
+def _refuse_changes(folder: Path, saved: DictConfig, wanted: DictConfig, changes: Sequence[str]) -> None:
+    """Refuse a setting that differs from the run's, unless `changes` names it or its section."""
+    unknown = sorted(set(changes) - set(setting_names()))
+    if unknown:
+        raise ValueError(f"resume_changes names no setting: {', '.join(unknown)}")
+    for key, (then, now) in differences(saved, wanted).items():
+        if not any(key == c or key.startswith(f"{c}.") for c in changes):
+            raise ValueError(
+                f"{key}={now} differs from {key}={then} of {folder}; "
+                f"pass resume_changes=[{key}] to resume anyway (the run will not be bit-for-bit reproducible)"
+            )
+
+
+def settings_to_measure(folder: Path, policy: str) -> DictConfig:
+    """Return the settings of the run in `folder`, for the policy that it saved."""
+    wanted = saved_settings(folder)
+    for name in ORIGIN:
+        OmegaConf.update(wanted, f"model.{name}", vars(ModelConfig())[name])
+    wanted.model.name = policy
+    return wanted
+
+
+def apply_overrides(source: Path, base: DictConfig, composed: DictConfig, typed: Sequence[str]) -> DictConfig:
+    """Return the settings that `source` left, `base`, with what was typed over them.
+
+    A typed group replaces its section by what Hydra `composed` for it. ValueError where the source is a run of
+    somebody else and would act in your name (`trust.check`).
+    """
+    wanted = with_own_caches(base.copy(), source, trusted=composed.trust_run)
+    for override in parsed(typed):
+        key = override.key_or_group
+        if key == "recipe" or override.is_delete():
+            raise ValueError(f'"{override.input_line}" cannot be laid over {source}, which has every setting')
+        if override.is_add() or not is_choice(wanted, key):
+            OmegaConf.update(wanted, key, override.value(), merge=True, force_add=override.is_add())
+        else:
+            wanted[key] = composed[key]
+    for name in CONTROL:
+        wanted[name] = composed[name]
+    _refuse_masked(source, wanted)
+    _check_trust(source, wanted, typed, trusted=composed.trust_run)
+    return wanted
+
+
+def diff_settings(folder: Path, config: Config, typed: Sequence[str]) -> list[str]:
+    """Return what a saved policy is measured with that its run had otherwise and nobody typed: model and sampling."""
+    saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
+    assert isinstance(wanted, DictConfig)
+    meant = {*(f"model.{name}" for name in ORIGIN), *(word.lstrip("+").partition("=")[0] for word in typed)}
+    names = [key for key in leaves(saved) if key.startswith(("model.", "sampling.")) and key not in meant]
+    pairs = {key: (read(saved, key), read(wanted, key)) for key in names}
+    return [f"{key}={now} (run: {then})" for key, (then, now) in pairs.items() if then != now]
+
+
+def saved_settings(folder: Path) -> DictConfig:
+    """Return the settings that the run in `folder` had last: those it was begun with and what was changed since."""
+    saved = saved_in(folder / CONFIG)
+    for line in changes_of(folder):
+        for key, change in line["changes"].items():
+            OmegaConf.update(saved, current_name(key), change["to"], merge=False)
+    return saved
+
+
+def saved_in(file: Path) -> DictConfig:
+    """Return the settings in a file that holds all of them. How another run was resumed is left out."""
+    saved = settings.load(file)
+    for name in CONTROL:
+        saved[name] = vars(Config())[name]
+    return saved
+
+
+def with_own_caches(saved: DictConfig, source: Path, *, trusted: bool) -> DictConfig:
+    """Look in your own cache for what the run of somebody else kept in his, in place."""
+    run = source.parent if source.name == CONFIG else source
+    if run.is_dir() and not trusted and not trust.is_own(run):
+        saved.cold_start.cache_dir = cache_folder()
+        if "judge_cache_dir" in saved.environment:
+            saved.environment.judge_cache_dir = cache_folder()
+    return saved
+
+
+def changes_of(folder: Path) -> list[dict[str, Any]]:
+    """Return what changed each time the run in `folder` was resumed. ValueError where the file is damaged."""
+    path = folder / CHANGES
+    if not path.exists():
+        return []
+    try:
+        lines = [json.loads(line) for line in read_regular(path, trust.MAX_BYTES).decode().split("\n") if line]
+        if not all(isinstance(line["changes"], dict) and "after_step" in line for line in lines):
+            raise ValueError("a line holds no changes")
+        if not all("to" in change for line in lines for change in line["changes"].values()):
+            raise ValueError("a change does not say to what")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({str(error)[:100]})") from error
+    return lines
+
+
+def parsed(words: Sequence[str]) -> list[Override]:
+    """Return words of the command line as Hydra understands them."""
+    found: list[Override] = OverridesParser.create().parse_overrides(list(words))
+    return found
+
+
+def _check_trust(source: Path, wanted: DictConfig, typed: Sequence[str], *, trusted: bool) -> None:
+    content = OmegaConf.to_container(wanted, resolve=False)
+    assert isinstance(content, dict)
+    own = [text for override in parsed(typed) for text in _texts(override.value())]
+    trust.check(source, {str(key): value for key, value in content.items()}, own, trusted=trusted)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a typed value."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    else:
+        yield str(value)
+
+
+def _refuse_masked(source: Path, wanted: DictConfig) -> None:
+    for key in leaves(wanted):
+        if MASK in str(read(wanted, key)):
+            raise ValueError(f"{key} was saved in {source} without its secret; type it again: {key}=...")
+
+
+def differences(saved: DictConfig, wanted: DictConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, as (then, now), secrets apart: of those only the mask was saved."""
+    pairs = {key: (read(saved, key), mask(read(wanted, key), key)) for key in leaves(saved)}
+    return {key: (then, now) for key, (then, now) in pairs.items() if then != now}
+
+
+def is_choice(saved: DictConfig, key: str) -> bool:
+    """Check that the word chooses a file (model=nano) instead of setting a value."""
+    if (settings.CONF / key).is_dir():  # recipe=..., which is no setting
+        return True
+    try:
+        found = OmegaConf.select(saved, key, throw_on_missing=True)
+    except OmegaConfBaseException:
+        return False
+    return isinstance(found, DictConfig) and OmegaConf.get_type(found) is not dict
+
+
+def leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings but those that say how to resume."""
+    for key in node:
+        name = f"{prefix}{key!s}"
+        if name in CONTROL:
+            continue
+        value = node[key]
+        if isinstance(value, DictConfig) and OmegaConf.get_type(value) is not dict:
+            yield from leaves(value, f"{name}.")
+        else:
+            yield name
+
+
+def read(node: DictConfig, key: str) -> Any:
+    """Return the value of a dotted setting as plain containers."""
+    value = OmegaConf.select(node, key)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _short(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) and path != here else path

@@ -1,0 +1,130 @@
+"""Do what is done once around the loop: environment, cold start, building, resuming, evaluating, saving."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from covey.config.schema import Config
+from covey.environments.base import Environment
+from covey.environments.infill.settings import InfillConfig
+from covey.policy import sharding
+from covey.run import cold_start
+from covey.run.build import Run, build_environment, build_run
+from covey.run.checkpoints.checkpoint import load_state, load_weights
+from covey.run.checkpoints.resume import changed_facts, resume_hint, resume_point
+from covey.run.checkpoints.state import checkpoint_state, restore
+from covey.run.evaluate import answer
+from covey.run.opening import crowding, opening
+from covey.run.records.record import RunRecorder, make_watchdog
+from covey.system import collectives, ranks
+from covey.system.disk import WriteError
+from covey.system.waits.signals import Stopper, StopRequested
+
+LOGGER = logging.getLogger(__name__)
+
+
+def make_stopper(config: Config) -> Stopper:
+    """Build what lets signals stop a run, all ranks of it at the same moment."""
+    together = collectives.all_max_int if ranks.world_size() > 1 else None
+    return Stopper(config.output.shutdown_timeout, together)
+
+
+def find_checkpoint(config: Config, output_dir: Path) -> Path | None:
+    """Return the verified checkpoint to resume from, None for a new run."""
+    if config.resume is None:
+        return None
+    waiting_for = f"the checkpoints of {output_dir} to be verified"
+    with make_watchdog(config, output_dir) as watchdog, watchdog.deadline(waiting_for, "timeouts.loading"):
+        return collectives.run_on_rank0(lambda: resume_point(config, output_dir))  # it cuts the logs back: one writer
+
+
+@contextmanager
+def report_interruption(record: RunRecorder) -> Iterator[None]:
+    """Print the resume command when a run is interrupted or the disk is full."""
+    try:
+        yield
+    except StopRequested:
+        record.say(resume_hint(record.folder))
+        raise
+    except WriteError as error:
+        raise WriteError(f"{error}; {resume_hint(record.folder)}") from error
+
+
+def load_environment(config: Config, record: RunRecorder) -> Environment:
+    """Build the environment with its data, and report how good its judges are where it has some."""
+    phase = record.timer.phase("judge") if isinstance(config.environment, InfillConfig) else nullcontext()
+    with record.watchdog.deadline("the environment to be made, with its data", "timeouts.loading"), phase:
+        environment = build_environment(config, record.say)
+    judge = environment.judge_summary()
+    if judge is not None:
+        record.say(judge.summary_line)
+    return environment
+
+
+def run_cold_start(config: Config, environment: Environment, record: RunRecorder) -> Config:
+    """Return the config of the policy that the cold start made, unchanged where there is none."""
+    if not config.cold_start.enabled:
+        return config
+    waiting = record.watchdog.deadline("the cold start", "timeouts.cold_start")
+    with record.timer.phase("cold_start"), waiting:
+        try:
+            start = cold_start.ensure(config, environment, record.say)
+        except StopRequested:
+            record.say("interrupted during the cold start; it is not saved until finished and will restart")
+            raise
+    record.say(f"cold start: {start.summary_line}")
+    return replace(config, model=replace(config.model, name=str(start.path)))
+
+
+def load_run(config: Config, environment: Environment, record: RunRecorder, prompts: str = "") -> Run:
+    """Load the model and build the run around it.
+
+    `prompts` is the fingerprint that checkpoints carry.
+    """
+    with record.watchdog.deadline(f"the model {config.model.name} to be loaded", "timeouts.loading"):
+        run = build_run(config, environment, record.timer)
+    record.begin(run, prompts)
+    return run
+
+
+def announce(run: Run, config: Config, record: RunRecorder) -> None:
+    """Report what will be trained on what, and warn where prompts repeat within a step."""
+    record.say(opening(run, config))
+    if (crowded := crowding(run, config)) and collectives.is_main_process():
+        LOGGER.warning("%s", crowded)
+
+
+def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
+    """Load a checkpoint into the run and return how many steps it has done."""
+    with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
+        load_weights(run.policy, checkpoint)
+        step = restore(run, record, load_state(checkpoint))
+    run.source.publish(run.trainer.weights(), version=step)
+    record.say(f"resumed after step {step} from {checkpoint}")
+    for change in changed_facts(checkpoint):
+        LOGGER.warning("%s: from here on the run is no longer bit for bit what it would have been", change)
+    return step
+
+
+def report_progress(run: Run, config: Config, step: int) -> None:
+    """Tell the environment how many steps are finished."""
+    stream = run.source.stream
+    run.environment.follow(step, config.num_steps, stream.position / len(stream.prompts))
+
+
+def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -> None:
+    """Evaluate on the held-out prompts and log what was found."""
+    with record.timer.phase("evaluation"), sharding.gathered(run.policy):
+        answers = answer(run.source, run.test_prompts, run.source.sampling, config.evaluation)
+    with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
+        record.evaluation(step, answers)
+
+
+def save(run: Run, record: RunRecorder, finished: Mapping[str, Any], stopper: Stopper, *, needed: bool = False) -> None:
+    """Write a checkpoint of the last finished step, holding back signals until it is whole."""
+    stopper.hold()
+    record.save(checkpoint_state(run, finished), needed=needed)
+    stopper.release()

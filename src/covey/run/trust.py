@@ -1,0 +1,178 @@
+"""Whose run folder this is: what the folder of somebody else names is not imported, and where it links is not followed.
+
+A run that covey begins for you is sealed with a key that lies outside of it, so that a folder from elsewhere cannot
+claim to be yours. The seal covers settings, their changes and links. It stays valid where the folder is moved.
+"""
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from covey.system.disk import read_regular
+from covey.system.text.escaping import escape
+from covey.system.text.masking import mask_text
+
+LOGGER = logging.getLogger(__name__)
+
+SEAL = "run.seal"
+SEALED = ("config.yaml", "changes.jsonl")
+KEY_BYTES = 32
+MAX_BYTES = 16 << 20
+"""Of a file of settings; a longer one is refused."""
+CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
+"""module:function, whatever file the module may be."""
+HARMLESS = ("kinds",)
+"""Settings whose values look like it and are looked up in a table."""
+SENDS = ("remote_url",)
+"""Settings that name a server which gets completions."""
+
+
+def key_file() -> Path:
+    """Return where the key of this user lies: $XDG_STATE_HOME/covey, else ~/.local/state/covey."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "covey" / "run.key"
+
+
+def seal(run: Path) -> None:
+    """Mark a run folder as made by this user. A home that cannot be written leaves it without a mark."""
+    try:
+        (run / SEAL).write_text(_mac(run, _key(create=True)) + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        LOGGER.info("%s is not sealed (%s): resuming it may need trust_run=true", run, error)
+
+
+def is_own(run: Path) -> bool:
+    """Check that this user made the run folder, and that its settings and links are those of then."""
+    try:
+        found = read_regular(run / SEAL, 1000).decode().strip()
+        return hmac.compare_digest(found, _mac(run, _key(create=False)))
+    except (OSError, ValueError):
+        return False
+
+
+def check(source: Path, settings: Mapping[str, Any], typed: Collection[str], *, trusted: bool) -> None:
+    """Refuse `settings` that a run or a file left, where they import code, loosen the sandbox or reach out.
+
+    Runs that this user made, `trusted` ones and values that were `typed` on the command line pass. Raises ValueError.
+    """
+    run = source if source.is_dir() else source.parent
+    risks = [f"{key}={value}" for key, value in named_code(settings) if value not in typed]
+    risks += [risk for risk, value in loosened(settings) if value not in typed]
+    if not risks or trusted or ((run == source or source.name == SEALED[0]) and is_own(run)):
+        return
+    raise ValueError(
+        f"{source} is not a run that you made here, and its settings act for you: {_listed(risks)}; read them, then "
+        "trust_run=true takes them, or type settings of your own in their place"
+    )
+
+
+def check_links(folder: Path, run: Path, *, trusted: bool) -> None:
+    """Refuse a `folder` of a `run` that leads out of it by links, unless the run is this user's or `trusted`.
+
+    ValueError too for a pipe or a device, whoever made it: to open one is to wait.
+    """
+    links = []
+    for path, target in _odd_entries(folder, run.resolve()):
+        if target is None:
+            raise ValueError(f"{path} is neither a file nor a folder; remove it")
+        links.append(f"{path} -> {target}")
+    if links and not trusted and not is_own(run):
+        raise ValueError(
+            f"{run} is not a run that you made here, and links lead out of it: {_listed(links)}; "
+            "trust_run=true follows them"
+        )
+
+
+def named_code(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every module:function in settings, with the key it stands under.
+
+    >>> list(named_code({"rewards": [{"function": "my:f"}], "algorithm": {"shaping": {"os:system": {}}}}))
+    [('rewards.function', 'my:f'), ('algorithm.shaping', 'os:system')]
+    """
+    if isinstance(settings, str) and CODE.fullmatch(settings) and key.rpartition(".")[2] not in HARMLESS:
+        yield key, settings
+    elif isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from named_code(str(name), key)
+            yield from named_code(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from named_code(value, key)
+
+
+def loosened(settings: Any) -> Iterator[tuple[str, str]]:
+    """Yield what else could harm, as it is shown and as it is: programs unboxed, servers, reads of the environment.
+
+    >>> list(loosened({"environment": {"isolation": "unsafe_no_isolation", "remote_url": None}}))
+    [('isolation=unsafe_no_isolation', 'unsafe_no_isolation')]
+    """
+    if isinstance(settings, list | tuple):
+        settings = dict(enumerate(settings))
+    for key, value in settings.items() if isinstance(settings, Mapping) else ():
+        if value == "unsafe_no_isolation" or (isinstance(value, str) and "${" in value):
+            yield f"{key}={value}", value
+        elif key in SENDS and isinstance(value, str):
+            yield f"{key}={mask_text(value)}", value
+        else:
+            yield from loosened(value)
+
+
+def _listed(found: Sequence[str]) -> str:
+    return ", ".join([escape(text[:300]) for text in found[:3]] + [f"{len(found) - 3} more"] * (len(found) > 3))
+
+
+def _odd_entries(folder: Path, run: Path) -> Iterator[tuple[Path, Path | None]]:
+    """Yield links out of `run`, with their target, and what is neither file nor folder, with None."""
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent) / name for name in sorted([*folders, *files])):
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # of a save in flight
+                continue
+            if stat.S_ISLNK(mode):
+                target = Path(os.path.realpath(path))
+                if not target.is_relative_to(run):
+                    yield path, target
+            elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                yield path, None
+
+
+def _mac(run: Path, key: bytes) -> str:
+    texts = {name: read_regular(run / name, MAX_BYTES).hex() for name in SEALED if os.path.lexists(run / name)}
+    links = [f"{path.relative_to(run)} -> {target}" for path, target in _odd_entries(run, run.resolve())]
+    return hmac.new(key, json.dumps([texts, links]).encode(), hashlib.sha256).hexdigest()
+
+
+def _key(*, create: bool) -> bytes:
+    """Return the key. ValueError where it is not this user's alone, OSError where there is none."""
+    file = key_file()
+    if create and not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_once(file, secrets.token_bytes(KEY_BYTES))
+    key, facts = read_regular(file, KEY_BYTES), file.stat()
+    if len(key) != KEY_BYTES or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise ValueError(f"{file} must be yours alone (chmod 600) and hold {KEY_BYTES} bytes")
+    return key
+
+
+def _write_once(file: Path, content: bytes) -> None:
+    """Write a file that others may be writing too: the first one's stays."""
+    aside = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+        with suppress(FileExistsError):
+            os.link(aside, file)
+    finally:
+        os.close(descriptor)
+        aside.unlink()

@@ -1,0 +1,100 @@
+"""What `accelerate launch` was asked for: it starts the processes, and what else it offers is obeyed or refused.
+
+Imports nothing heavy. Its switches arrive as variables of the environment; some do not arrive at all, and are read off
+the command line of the launcher, the parent of this process (Linux).
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+PRECISIONS = {"fp16": "float16", "bf16": "bfloat16"}
+OFF = ("", "0", "no", "none", "false")
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "ACCELERATE_USE_FSDP": ("--use_fsdp", "parallel.strategy=fsdp shards weights"),
+    "ACCELERATE_USE_DEEPSPEED": ("--use_deepspeed", "parallel.strategy=fsdp shards weights"),
+    "ACCELERATE_USE_MEGATRON_LM": ("--use_megatron_lm", "parallel.strategy=fsdp shards weights"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": ("--use_parallelism_config", "parallel.strategy=fsdp shards weights"),
+    "ACCELERATE_DYNAMO_BACKEND": ("--dynamo_backend", "nothing is compiled by torch"),
+    "ACCELERATE_GRADIENT_CLIPPING": ("--gradient_clipping", "optimizer.max_grad_norm clips"),
+    "ACCELERATE_CPU_AFFINITY": ("--enable_cpu_affinity", "bind processes with numactl or taskset"),
+}
+"""Variable -> the switch that sets it, and what does that here."""
+PLACING = (
+    *("--multi_gpu", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--gpu_ids"),
+    *("--main_process_port", "--same_network", "--max_restarts", "--monitor_interval", "--module", "--no_python"),
+    *("--num_cpu_threads_per_process", "--mpirun_hostfile", "--mpirun_ccl", "--config_file", "--quiet", "--debug"),
+    *("--role", "--tee", "--log_dir", "--cpu", "--use_cpu", "--mixed_precision", "--q", "--use_xpu", "--ipex"),
+)
+"""Switches about which processes run where, and those that `check` reads off the environment."""
+
+
+def check(precision: str, device: str, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Refuse requests to `accelerate launch` that covey would ignore, and keep to the CPU if asked to.
+
+    `precision` and `device` are those of the model. ValueError names the switch and the setting in its place.
+    """
+    if "ACCELERATE_MIXED_PRECISION" not in environment and not _typed():
+        return
+    wanted = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if wanted not in OFF and PRECISIONS.get(wanted) != precision:
+        needed = PRECISIONS.get(wanted, "float32, float16 or bfloat16")
+        raise ValueError(
+            f"accelerate launch --mixed_precision {wanted} needs model.precision={needed}, got {precision}; leave the "
+            "switch out, or set both"
+        )
+    for variable, (switch, instead) in REFUSED.items():
+        if environment.get(variable, "no").lower() not in OFF:
+            raise ValueError(f"accelerate launch {switch} is not read: leave it out ({instead})")
+    if environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") not in ("1", "auto"):
+        raise ValueError(ACCUMULATION)
+    for switch, value in _switches(_typed()):
+        if switch == "--gradient_accumulation_steps" and value != "1":
+            raise ValueError(ACCUMULATION)
+        if switch not in (*PLACING, "--gradient_accumulation_steps") and not switch.startswith("--rdzv"):
+            raise ValueError(f"accelerate launch {switch} is not read: leave it out")
+    if environment.get("ACCELERATE_USE_CPU", "no").lower() not in OFF:
+        if device not in ("auto", "cpu"):
+            raise ValueError(f"accelerate launch --cpu needs model.device=cpu, got model.device={device}")
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # before anything touches CUDA
+
+
+ACCUMULATION = (
+    "accelerate launch --gradient_accumulation_steps is not read: leave it out (groups_per_step is what one update "
+    "trains on, micro_batch_tokens what one pass holds)"
+)
+
+
+def _typed() -> list[str]:
+    """Return the launcher's own words, none where accelerate did not start this process."""
+    with suppress(OSError):
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return launcher_words(words, os.path.basename(sys.argv[0]))
+    return []
+
+
+def launcher_words(words: Sequence[str], script: str) -> list[str]:
+    """Return what stands between `accelerate launch` and the script or module that it starts.
+
+    >>> launcher_words(["python", "bin/accelerate", "launch", "--cpu", "my/run.py", "--x"], "run.py")
+    ['--cpu']
+    """
+    places = [index for index, word in enumerate(words) if "launch" in os.path.basename(word)]
+    if not places or "accelerate" not in "".join(words[: places[0] + 1]):
+        return []
+    own = list(words[places[0] + 1 :])
+    ends = [index for index, word in enumerate(own) if word in ("-m", "--module") or os.path.basename(word) == script]
+    return own[: ends[0]] if ends else own
+
+
+def _switches(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each switch, dashes between its words written as accelerate does, with the word after it."""
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            yield (
+                name if name.startswith("-m") else f"--{name.lstrip('-').replace('-', '_')}",
+                value if equals else after,
+            )

@@ -1,0 +1,256 @@
+"""Functions over torch.distributed; each is the identity where the run is one process.
+
+Losses are divided by counts over all ranks, so sums are all that ever has to cross between them.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from covey.system import ranks
+from covey.types import RunStopped
+
+T = TypeVar("T")
+
+BUCKET_BYTES = 32 * 1024 * 1024
+"""Gradients are summed over ranks in buckets of about this size."""
+
+
+class PeerRankFailed(RunStopped):
+    """Another rank failed and has said why; this one ends with it."""
+
+
+@contextmanager
+def process_group(seconds: float) -> Iterator[None]:
+    """Join the processes that a launcher started beside this one, if there are any.
+
+    No collective waits longer than `seconds` for the other ranks. Raises RunStopped where they are lost; any other
+    error carries a note that names this rank.
+    """
+    ranks.check_ranks()
+    if ranks.world_size() == 1 or is_distributed():
+        yield
+        return
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = ranks.meeting_place()
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(ranks.local_rank())
+        backend = "cpu:gloo,cuda:nccl"
+    number, timeout = ranks.rank(), timedelta(seconds=seconds)
+    try:
+        dist.init_process_group(backend, rank=number, world_size=ranks.world_size(), timeout=timeout)
+        yield
+    except Exception as error:
+        error.add_note(f"on rank {number}")
+        if not _is_of_torch(error):
+            raise
+        lost = RunStopped(f"lost the other ranks ({_short(error)}); the first to end says why")
+        lost.add_note(f"on rank {number}")
+        raise lost from error
+    finally:
+        if is_distributed():
+            dist.destroy_process_group()
+        # A program that joins again must not find the store that the first rank has not yet closed.
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + (not _has_agent_store()))
+
+
+def _has_agent_store() -> bool:
+    """Check that torchrun itself keeps the store, which stays."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def barrier(what: str) -> None:
+    """Wait here for all ranks.
+
+    RunStopped names on rank 0 those that did not come within the deadline of collectives.
+
+    For places where ranks may be far apart; it takes a round trip to rank 0.
+    """
+    if not is_distributed() or dist.get_backend() != dist.Backend.GLOO:
+        return
+    started = time.monotonic()
+    try:
+        dist.monitored_barrier(timeout=_deadline(), wait_all_ranks=True)
+    except RuntimeError as error:
+        absent = re.search(r"Ranks? ([0-9, ]+) failed", str(error))
+        who = f"rank {absent[1].strip()}" if absent else "another rank"
+        seconds = time.monotonic() - started
+        raise RunStopped(f"rank {rank()} has waited {seconds:.0f} s for {who} to come to {what}") from error
+
+
+def is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    return dist.get_rank() if is_distributed() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if is_distributed() else 1
+
+
+def is_main_process() -> bool:
+    """Tell whether this rank is the one that writes and prints."""
+    return rank() == 0
+
+
+def local_share(n: int) -> int:
+    """Return how many of n things this rank takes, the first ranks one more in an uneven split."""
+    return n // world_size() + (rank() < n % world_size())
+
+
+def run_on_rank0(make: Callable[[], T]) -> T:
+    """Return on every rank what `make` returns on rank 0.
+
+    What it raises there ends every rank.
+    """
+    if not is_distributed():
+        return make()
+    answer: list[Any] = [None, None]
+    error: Exception | None = None
+    if is_main_process():
+        try:
+            answer[0] = make()
+        except Exception as caught:
+            error, answer[1] = caught, f"{type(caught).__name__}: {caught}"
+    dist.broadcast_object_list(answer, src=0)
+    if error is not None:
+        raise error
+    if answer[1] is not None:
+        raise PeerRankFailed(f"rank 0: {answer[1]}")
+    made: T = answer[0]
+    return made
+
+
+def run_or_fail_together(make: Callable[[], T], what: str) -> T:
+    """Return what `make` returns here, once every rank is done with `what`.
+
+    An exception on one rank ends all.
+    """
+    if not is_distributed():
+        return make()
+    made, error = None, None
+    try:
+        made = make()
+    except Exception as caught:
+        error = caught
+    barrier(what)
+    told = all_gather(None if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for index, text in enumerate(told):
+        if text is not None:
+            raise PeerRankFailed(f"rank {index}: {text}")
+    return made  # type: ignore[return-value]
+
+
+def all_sum(tensor: Tensor) -> Tensor:
+    """Return the sum of `tensor` over all ranks, on each of them."""
+    if not is_distributed():
+        return tensor
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def all_sum_ints(*values: int) -> tuple[int, ...]:
+    """Return the sums of integers over all ranks."""
+    if not is_distributed():
+        return values
+    return tuple(int(v) for v in all_sum(torch.tensor(values, dtype=torch.int64)).tolist())
+
+
+def all_gather(value: T) -> list[T]:
+    """Return the picklable `value` of every rank, in rank order."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def all_max_int(value: int) -> int:
+    """Return the largest over all ranks."""
+    return max(all_gather(value))
+
+
+def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Add up the gradients of all ranks, in place, as DDP does, but once a step and without a mean.
+
+    Losses are already divided by global counts. A rank without rows takes part with zeros. A weight that no rank has a
+    gradient of keeps none, so that the optimizer leaves it alone as in one process.
+    """
+    if not is_distributed():
+        return
+    num_ranks_with_gradient = all_sum_ints(*(int(parameter.grad is not None) for parameter in parameters))
+    for parameter, num_ranks in zip(parameters, num_ranks_with_gradient, strict=True):
+        if parameter.grad is None and num_ranks > 0:
+            parameter.grad = torch.zeros_like(parameter)
+    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat)
+        for gradient, total in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+
+def all_sum_pairs(sums: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """Return the (numerator, denominator) pairs summed over all micro-batches of all ranks."""
+    local = [{name: (n.cpu(), d.cpu()) for name, (n, d) in part.items()} for part in sums]
+    return [part for of_rank in all_gather(local) for part in of_rank]
+
+
+def all_max(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the largest of each value over all ranks."""
+    merged: dict[str, float] = {}
+    for of_rank in all_gather(dict(values)):
+        merged = {name: max(value, merged.get(name, value)) for name, value in {**merged, **of_rank}.items()}
+    return merged
+
+
+def _deadline() -> timedelta:
+    """Return the process group's timeout, as a barrier by itself would wait 30 minutes."""
+    world = dist.group.WORLD
+    assert world is not None
+    timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
+    return timeout
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Tell whether the error comes from torch.distributed, where gloo raises plain RuntimeErrors."""
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and _LOST.search(str(error)) is not None)
+
+
+def _short(error: Exception) -> str:
+    """Return what torch says happened to the connection, without its advice."""
+    text = " ".join(str(error).split())
+    found = _LOST_HOW.search(text)
+    return found[0] if found else text[:160]
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield neighbouring gradients of one type, at least one and about BUCKET_BYTES together."""
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in gradients:
+        if bucket and (size + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.nbytes
+    if bucket:
+        yield bucket
+
+
+_LOST = re.compile("gloo|Gloo|Connection (closed|reset|refused)|Timed out waiting|Broken pipe")
+_LOST_HOW = re.compile(
+    r"(Connection (closed|reset|refused)|Timed out waiting|Broken pipe)( by peer)?( \[[^\]]*\](:\d+)?)?"
+)

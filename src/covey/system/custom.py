@@ -1,0 +1,128 @@
+"""Functions of your own in place of built-in ones, named in the settings as module:function.
+
+What is wrong with one is said in a line that names the setting, the function and the place in its file.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.system.lookup import check_options, definition, describe, resolve
+
+Metrics = dict[str, Any]
+"""What a custom advantage or loss may return beside its tensor, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A setting that takes a function, and what that function is called with.
+
+    >>> Role("algorithm.advantage", "(scores)", options="algorithm.advantage_options")
+    """
+
+    setting: str
+    takes: str
+    """The arguments, as its signature names them."""
+    options: str = ""
+    """The setting that holds its options; "" where it has none."""
+
+
+ADVANTAGE = Role("algorithm.advantage", "(scores) or (scores, answers)", "algorithm.advantage_options")
+LOSS = Role("algorithm.loss", "(inputs)", "algorithm.loss_options")
+SHAPING = Role("algorithm.shaping", "(rewards_N, info)", "algorithm.shaping")
+SELECTION = Role("algorithm.selection", "(scores, estimator)", "algorithm.selection_options")
+GROUP_FILTER = Role("algorithm.group_filter", "(rewards_M)", "algorithm.group_filter_options")
+AGGREGATION = Role("algorithm.aggregation", "(counts_N, denominators)")
+KL_AGGREGATION = Role("algorithm.kl_aggregation", "(counts_N, denominators)")
+KL_ESTIMATOR = Role("algorithm.kl_estimator", "(q_NT, clamp)")
+CURRICULUM = Role("curriculum.name", "(prompts, seed, shuffle)", "curriculum.options")
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """A function named as module:function, its options bound. Call it as the function itself."""
+
+    role: Role
+    name: str
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function. ValueError with the place in its file for whatever it raises, and where it cannot."""
+        misfit = self._misfit(arguments)
+        if misfit is not None:
+            raise self.error(f"take {self.role.takes}", misfit)
+        try:
+            return self.function(*arguments)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ValueError(f"{self.role.setting}={self.name} {describe(error)}") from error
+
+    def _misfit(self, arguments: Sequence[Any]) -> str | None:
+        """Return why the function cannot be called with these arguments, None where it can."""
+        try:
+            signature = inspect.signature(self.function)
+        except ValueError:  # some that are written in C have none
+            return None
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            return str(error)
+        return None
+
+    @property
+    def num_inputs(self) -> int:
+        """Return how many parameters are data: positional ones without a default. The others are options."""
+        parameters = inspect.signature(self.function).parameters.values()
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return sum(p.kind in positional and p.default is p.empty for p in parameters)
+
+    def error(self, requirement: str, got: str) -> ValueError:
+        """Return an error that names the setting, what the function must do, what it did, and where it is."""
+        return ValueError(f"{self.role.setting}={self.name} must {requirement}, got {got}{definition(self.function)}")
+
+    def check_tensor(self, found: Any, shape: tuple[int, ...], each: str) -> Tensor:
+        """Return `found` if it is a tensor of real numbers of this shape.
+
+        `each` says one number for each of what.
+        """
+        requirement = f"return one number for each {each}, a tensor of shape {shape}"
+        if not isinstance(found, Tensor):
+            raise self.error(requirement, f"a {type(found).__name__}")
+        if tuple(found.shape) != shape:
+            raise self.error(requirement, f"shape {tuple(found.shape)}")
+        if found.is_complex():
+            raise self.error(requirement, f"values of {found.dtype}")
+        return found
+
+    def check_finite(self, found: Tensor, where: Tensor, given: Tensor, each: str) -> None:
+        """Raise ValueError with the first value that is not finite, and the entry of `given` that it is for."""
+        bad = ~found.isfinite() & where
+        if bool(bad.any()):
+            value, of = float(found[bad][0]), float(given[bad][0])
+            raise self.error("return finite numbers", f"{value} for a {each} of {of:g}")
+
+
+def lookup(
+    role: Role, name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Return the function a setting names, an entry of `table` or a custom one, with its options bound.
+
+    ValueError for a name or an option that does not exist.
+    """
+    function = resolve(name, table)
+    check_options(function, options or {}, setting=role.options or role.setting)
+    bound = partial(function, **options) if options else function
+    return bound if name in table else Custom(role, name, bound)
+
+
+def split_metrics(found: Any) -> tuple[Any, Metrics]:
+    """Split what an advantage or a loss returned into its tensor and the metrics beside it, if there are any."""
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
+        return found[0], dict(found[1])
+    return found, {}

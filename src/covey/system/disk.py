@@ -1,0 +1,147 @@
+"""Writing to disks that fill up, turn read-only or go away: one line that names the path and what to do about it."""
+
+import errno
+import logging
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from covey.system.text.format import memory
+
+LOGGER = logging.getLogger(__name__)
+
+
+def cache_folder() -> str:
+    """Return where covey keeps what it can make again: $COVEY_CACHE, else ~/.cache/covey."""
+    return os.environ.get("COVEY_CACHE") or str(Path.home() / ".cache" / "covey")
+
+
+class WriteError(OSError):
+    """Something the run has to keep cannot be written; the message names it and the remedy, in one line."""
+
+
+def cannot_write(path: Path, error: BaseException) -> WriteError:
+    """Build the error for a path from what a library or the system said on writing it.
+
+    >>> cannot_write(Path("outputs/x/metrics.jsonl"), OSError(errno.EROFS, "Read-only file system"))
+    WriteError('cannot write outputs/x/metrics.jsonl: Read-only file system; make its folder writable')
+    """
+    number = _number(error)
+    reason = " ".join(str(error).split()) if number is None else os.strerror(number)
+    remedy = REMEDIES.get(number or errno.ENOSPC, "see what the disk's system says")
+    return WriteError(f"cannot write {path}: {reason}; {remedy.format(free=_free(path))}")
+
+
+@contextmanager
+def catch_write_errors(path: Path) -> Iterator[None]:
+    """Turn errors that libraries raise when the disk fails into WriteError, letting others pass."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:
+        if not _is_the_disks(error):
+            raise
+        raise cannot_write(path, error) from error
+
+
+@contextmanager
+def ignore_stdout_errors() -> Iterator[None]:
+    """Let a broken stdout stop no run, and show nothing more from then on.
+
+    It breaks by a full disk behind `> log`, or a pipe whose reader has gone.
+    """
+    try:
+        yield
+    except (OSError, SystemExit) as error:  # rich leaves the program where a pipe is broken
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, OSError):
+            LOGGER.warning("standard output cannot be written (%s); the run goes on without it", error.strerror)
+
+
+def sync(path: Path) -> None:
+    """Sync a file's bytes or a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file that others may have put there: never through a link, never waiting for a pipe.
+
+    ValueError where it is no regular file or longer than `max_bytes`.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path.name} is a link, not a file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError(f"{path.name} is not a regular file")
+        if facts.st_size > max_bytes:
+            raise ValueError(f"{path.name} has {facts.st_size} bytes, at most {max_bytes} are read")
+        return file.read(max_bytes)
+
+
+class NotWritten(ValueError):
+    """A file of a run does not hold what covey writes there."""
+
+
+@contextmanager
+def as_written(file: Path | str) -> Iterator[None]:
+    """Turn any error inside, where what covey once wrote to `file` is used, into one line: NotWritten."""
+    try:
+        yield
+    except NotWritten:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:100]}"
+        raise NotWritten(f"{file} does not hold what a run writes there ({reason})") from error
+
+
+def _is_the_disks(error: Exception) -> bool:
+    """Recognise failed writes.
+
+    torch, safetensors and tokenizers have errors of their own for them.
+    """
+    return isinstance(error, OSError) or bool(_RUST.search(str(error))) or _TORCH in str(error)
+
+
+def _number(error: BaseException) -> int | None:
+    """Return the errno, None where the error has none."""
+    if isinstance(error, OSError):
+        return error.errno
+    if match := _RUST.search(str(error)):
+        return int(match[1])
+    return _number(error.__context__) if error.__context__ is not None else None
+
+
+def _free(path: Path) -> str:
+    """Describe the free space of the disk that the path lies on, or would lie on."""
+    there = next((parent for parent in [path, *path.absolute().parents] if parent.exists()), Path("/"))
+    return memory(shutil.disk_usage(there).free)
+
+
+_RUST = re.compile(r"\(os error (\d+)\)")
+_TORCH = "inline_container"
+"""The source file of torch that writes checkpoints, named in its errors."""
+
+FULL = "make room on its disk ({free} are free)"
+WRITABLE = "make its folder writable"
+REMEDIES: dict[int, str] = {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EROFS: WRITABLE,
+    errno.EACCES: WRITABLE,
+    errno.EPERM: WRITABLE,
+    errno.ENOENT: "it was moved or deleted while the run went on; put it back",
+    errno.ENOTDIR: "it was moved or deleted while the run went on; put it back",
+}

@@ -1,0 +1,90 @@
+"""Files of JSON objects, one a line, that a run adds to: no row is lost without a word, whatever the disk does."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from covey.system.disk import WriteError, cannot_write
+from covey.system.text.escaping import is_visible
+
+LOGGER = logging.getLogger(__name__)
+
+
+class JsonlWriter:
+    """Adds rows to a file, each written through at once.
+
+    What the disk does not take stops the run (WriteError), or, with `wait`, is kept in memory and tried again with
+    the next row and at the end. A file that was moved away or deleted counts as a disk that does not take it: writing
+    on to a file without a name would lose the rows silently.
+    """
+
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._wait = wait
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._left = b""
+        """Bytes that are not in the file yet."""
+        self._failed = False
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write a row, with numbers that JSON cannot hold as the strings "nan", "inf" and "-inf"."""
+        self._left += (_one_line(json.dumps(_finite(row), ensure_ascii=False, allow_nan=False)) + "\n").encode()
+        try:
+            self._flush()
+        except OSError as error:
+            self._note(cannot_write(self._path, error), error)
+
+    def close(self) -> None:
+        """Write what is left and close.
+
+        WriteError where the disk does not take rows, unless `write` has said so already.
+        """
+        try:
+            self._flush()
+        except OSError as error:
+            if self._wait or not self._failed:
+                raise WriteError(f"{cannot_write(self._path, error)}; its last rows are lost") from error
+        finally:
+            os.close(self._descriptor)
+
+    def _note(self, found: WriteError, cause: OSError) -> None:
+        first, self._failed = not self._failed, True
+        if not self._wait:
+            raise found from cause
+        if first:
+            LOGGER.warning("%s; the run goes on (output.on_write_error=continue), rows wait in memory", found)
+
+    def _flush(self) -> None:
+        if not self._left:
+            return
+        if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+            raise FileNotFoundError(2, os.strerror(2))
+        while self._left:
+            self._left = self._left[os.write(self._descriptor, self._left) :]
+        if self._failed:
+            LOGGER.warning("%s can be written again; nothing is missing in it", self._path)
+        self._failed = False
+
+
+def _one_line(text: str) -> str:
+    """Return JSON with every character escaped that a terminal or a reader of lines could obey, or that hides.
+
+    The same values are read from it. Halves of surrogate pairs, which no UTF-8 can hold, become U+FFFD.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if is_visible(c) else json.dumps("\ufffd" if "\ud800" <= c <= "\udfff" else c)[1:-1] for c in text)
+
+
+def _finite(value: Any) -> Any:
+    """Return the same structure with non-finite floats as strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

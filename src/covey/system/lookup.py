@@ -1,0 +1,188 @@
+"""Looking up a pure function by name, and refusing options it does not have: nothing in a setting is ignored."""
+
+import difflib
+import importlib
+import inspect
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+_FOREIGN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, sysconfig.get_path("stdlib") + os.sep)
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
+"""Nothing else is imported. Whatever matches is code to `trust.CODE`, which guards runs of somebody else."""
+
+
+def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the function a setting names: a key of `table`, or your own as "module:function".
+
+    ValueError where there is no such key, module or function.
+    """
+    if name_or_path in table:
+        return table[name_or_path]
+    parts = module_and_name(name_or_path)
+    if parts is None:
+        raise ValueError(f"expected one of {', '.join(sorted(table))} or module:function, got {name_or_path}")
+    module_name, function_name = parts
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported") from error
+    except Exception as error:
+        raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
+    function = vars(module).get(function_name)
+    if not callable(function):
+        suggestion = near(function_name, [name for name, value in vars(module).items() if callable(value)])
+        raise ValueError(f"module {module_name} must define the function {function_name} ({name_or_path}){suggestion}")
+    return function
+
+
+def check_options(function: Callable[..., Any], options: Collection[str], *, setting: str = "options") -> None:
+    """Refuse option names that `function` does not take, and the absence of one it needs.
+
+    Options are the keyword-only parameters and those with a default; the others are data. `setting` is the name the
+    message gives to the place the options came from. ValueError names the unknown and the allowed ones.
+    """
+    allowed = _option_parameters(function)
+    if allowed is None:
+        return
+    names = [p.name for p in allowed]
+    unknown = sorted(set(options) - set(names))
+    if unknown:
+        allowed_names = f"be among {', '.join(names)}" if names else "be empty"
+        raise ValueError(f"{setting} must {allowed_names} for {function.__name__}, got {', '.join(unknown)}")
+    missing = [p.name for p in allowed if p.default is p.empty and p.name not in options]
+    if missing:
+        raise ValueError(f"{setting} must set {', '.join(missing)} for {function.__name__}, got {sorted(options)}")
+
+
+def option_names(function: Callable[..., Any]) -> list[str] | None:
+    """Return the options that a function takes.
+
+    None where it takes any, or its signature cannot be seen.
+
+    >>> option_names(lambda rewards, *, ddof=0: rewards)
+    ['ddof']
+    """
+    parameters = _option_parameters(function)
+    return None if parameters is None else [parameter.name for parameter in parameters]
+
+
+def _option_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return the parameters that are options.
+
+    None where it takes any, or is written in C and has no signature.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return [p for p in parameters if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
+
+
+def one_of(name: str, value: str, allowed: Collection[str]) -> str:
+    """Return `value`.
+
+    ValueError where it is not among `allowed`.
+    """
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value}{near(value, allowed)}")
+    return value
+
+
+def is_function_path(text: str) -> bool:
+    """Tell whether a text is `module:function` in form.
+
+    >>> is_function_path("my_checks:exact"), is_function_path("rows.jsonl"), is_function_path("C:/rows.jsonl")
+    (True, False, False)
+    """
+    return _FUNCTION.fullmatch(text) is not None
+
+
+def module_and_name(text: str) -> tuple[str, str] | None:
+    """Return what is to be imported and what is to be found there, None where it is not `module:function`.
+
+    >>> module_and_name("my-checks:Exact.strictly"), module_and_name("my_checks:1")
+    (('my-checks', 'Exact.strictly'), None)
+    """
+    found = _LOADABLE.fullmatch(text)
+    return None if found is None else (found[1], found[2])
+
+
+def near(word: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown name.
+
+    It says what others call by it here, or the one most like it.
+
+    >>> near("soft_overlog", ["repetition", "soft_overlong"]), near("bf16", ["float32", "bfloat16"])
+    ('; did you mean soft_overlong?', '; did you mean bfloat16?')
+    """
+    meant = [name for name in SYNONYMS.get(word.lower().replace("-", "_"), ()) if name in known]
+    close = meant or difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def describe(error: BaseException) -> str:
+    """Describe an exception with the innermost line outside of covey and of installed packages that it came through."""
+    message = " ".join(str(error).split())[:300]
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        message, places = str(error.msg), [*places, (str(error.filename), error.lineno)]
+    own = [(file, line) for file, line in places if not _is_foreign(file)]
+    place = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
+    return f"raised {type(error).__name__}{': ' if message else ''}{message}{place}"
+
+
+def definition(function: Callable[..., Any]) -> str:
+    """Return " (file.py:line)" where a function or class is defined, "" where that is not known."""
+    while isinstance(function, partial):
+        function = function.func
+    try:
+        file = inspect.getsourcefile(function)
+        _, line = inspect.getsourcelines(function)
+    except (TypeError, OSError):
+        return ""
+    return f" ({os.path.basename(file or '')}:{line})"
+
+
+def _is_foreign(filename: str) -> bool:
+    """Tell whether a file is covey's, Python's or an installed package's."""
+    path = os.path.abspath(filename)
+    return filename.startswith("<") or "site-packages" in path or path.startswith(_FOREIGN)
+
+
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "adam": ("adamw",),
+    "adamw_8bit": ("adamw8bit",),
+    "adamw_torch": ("adamw",),
+    "bf16": ("bfloat16",),
+    "bnpo": ("token_mean",),
+    "constant_with_warmup": ("constant",),
+    "double": ("float64",),
+    "float": ("float32",),
+    "fp16": ("float16",),
+    "fp32": ("float32",),
+    "fp64": ("float64",),
+    "full": ("float32",),
+    "group_normalized": ("group_zscore",),
+    "grpo": ("clip", "group_zscore"),
+    "half": ("float16",),
+    "mse": ("k2",),
+    "low_var_kl": ("k3",),
+    "paged_adamw_8bit": ("adamw8bit",),
+    "pg": ("reinforce",),
+    "policy_gradient": ("reinforce",),
+    "ppo": ("clip", "grpo"),
+    "reinforce": ("gpg",),
+    "sft": ("nll",),
+    "single": ("float32",),
+    "vanilla": ("reinforce", "grpo"),
+    "weights_and_biases": ("wandb",),
+}
+"""What TRL, verl, torch and others call a choice, and what that is here; the first that is a choice counts."""

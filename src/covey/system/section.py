@@ -1,0 +1,126 @@
+"""What every class of settings has: only the names of its fields, and only values of their types, from Python too."""
+
+import os
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+class Section:
+    """A class of settings that refuses unknown names and other types at once, each in one line.
+
+    An integer serves as a float, a whole float as an integer, a path as text and a tuple as a list.
+    """
+
+    @classmethod
+    def section_name(cls) -> str:
+        """Return what stands before the dot on the command line: ColdStartConfig is cold_start, Config is empty."""
+        words = (f"_{c.lower()}" if c.isupper() else c for c in cls.__name__.removesuffix("Config"))
+        return "".join(words).strip("_")
+
+    def __new__(cls, *values: Any, **settings: Any) -> Any:
+        for name in settings:
+            _check_name(cls, name)
+        return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _converted_field(type(self), name, value))
+
+
+explain_unknown: Callable[[str], str] = "unknown setting {}".format
+"""What is said of a setting that is none. The schema, which knows all of them, puts a better one here."""
+
+
+def check_section(section: Section) -> None:
+    """Check names and types again, sections inside too: lists and dicts may have changed since they were set."""
+    for name, value in vars(section).items():
+        _converted_field(type(section), name, value)
+        for inner in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(inner, Section):
+                check_section(inner)
+
+
+def _converted_field(section: type, name: str, value: Any) -> Any:
+    _check_name(section, name)
+    try:
+        return converted(value, _types(section)[name], name)
+    except ValueError as error:
+        raise ValueError(f"{_prefix(section)}{error}") from None
+
+
+def converted(value: Any, kind: Any, name: str) -> Any:
+    """Return the value as one of `kind`, a type as fields are annotated with. ValueError where it is of another."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (inner,) = (part for part in parts if part is not types.NoneType)
+        return None if value is None else converted(value, inner, name)
+    if origin is list and isinstance(value, list | tuple):
+        return [converted(item, parts[0], f"{name}[{index}]") for index, item in enumerate(value)]
+    if origin is dict and isinstance(value, Mapping):
+        return {converted(k, parts[0], name): converted(v, parts[1], f"{name}.{k}") for k, v in value.items()}
+    if origin is None and (kind is Any or type(value) is kind):
+        return value
+    return _one(value, origin or kind, name)
+
+
+def _one(value: Any, kind: Any, name: str) -> Any:
+    """Return a value that is not of the very type but may serve as one."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if kind is float and is_number:
+        return float(value)
+    if kind is int and is_number and (isinstance(value, Integral) or float(value).is_integer()):
+        return int(value)
+    if kind is str and isinstance(value, str | os.PathLike):
+        return str(value)
+    if isinstance(kind, type) and issubclass(kind, Section):
+        if isinstance(value, kind):
+            return value
+        settings = value if isinstance(value, dict) else {}
+        for key in settings:
+            _check_name(kind, str(key))
+        inside = ", ".join(f"{k}={v!r}" for k, v in settings.items())
+        raise ValueError(f"{name} must be settings, such as {kind.__name__}({inside}), got {_shown(value)}")
+    raise ValueError(f"{name} must be {NAMES.get(kind, 'of another type')}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    text = f"{type(value).__name__}(...)" if isinstance(value, Section) else repr(value)
+    return f"{text[:60]}..." if len(text) > 60 else text
+
+
+def _check_name(section: type, name: str) -> None:
+    if name in _types(section):
+        return
+    raise ValueError(explain_unknown(f"{_prefix(section)}{name}"))
+
+
+def _prefix(section: Any) -> str:
+    """Return what stands before the names of a section's settings on the command line.
+
+    >>> from covey.trainer.settings import OptimizerConfig
+    >>> _prefix(OptimizerConfig)
+    'optimizer.'
+    """
+    name = section.section_name()
+    return f"{name}." if name else ""
+
+
+@cache
+def _types(section: Any) -> dict[str, Any]:
+    """Return the type of each field. Read once: a program may set thousands of settings."""
+    hints = get_type_hints(section)
+    return {field.name: hints[field.name] for field in fields(section)}
+
+
+NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+}
+"""What a message calls a type."""

@@ -1,0 +1,1 @@
+"""Text for people: numbers, escapes, secrets."""

@@ -1,0 +1,58 @@
+"""Numbers and times as people read them."""
+
+from datetime import UTC, datetime
+
+
+def timestamp() -> str:
+    """Return the time of day in UTC, as ISO 8601 with milliseconds: 2026-11-22T09:41:44.123+00:00."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def duration(seconds: float) -> str:
+    """Format seconds in one of three forms by size.
+
+    >>> duration(0.42), duration(42.4), duration(3725)
+    ('0.42 s', '42 s', '1:02:05')
+    """
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def memory(count: float) -> str:
+    """Format bytes in binary units.
+
+    >>> memory(1536 * 1024)
+    '1.5 MiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def count(number: float) -> str:
+    """Format a number with three digits and a unit.
+
+    >>> count(494_032_768), count(7_615_616_512), count(12_345), count(640)
+    ('494M', '7.62B', '12.3K', '640')
+    """
+    for unit in ("", "K", "M"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}B"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Format a share as a percentage.
+
+    >>> percent(0.253)
+    '25.3 %'
+    """
+    return f"{100 * share:.{digits}f} %"

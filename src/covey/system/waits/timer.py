@@ -1,0 +1,71 @@
+"""Where the seconds of a run go: named phases, measured exclusively."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from covey.system.waits.watchdog import Watchdog
+
+PHASES = ("judge", "cold_start", "preflight", "sampling", "reward", "logprobs", "backward", "optimizer", "evaluation")
+"""The phases a training run names; whatever lies outside them is reported as "other"."""
+
+
+@dataclass
+class PhaseTimer:
+    """Seconds spent in each phase. A phase entered inside another one pauses it, so the phases never add up to more
+    than the wall clock. One timer belongs to one thread of control; it does not follow tasks or threads.
+
+    >>> timer = PhaseTimer()
+    >>> with timer.phase("sampling"):
+    ...     with timer.phase("reward"):
+    ...         pass
+    >>> sorted(timer.seconds)
+    ['reward', 'sampling']
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    """Seconds from any origin, never going back."""
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    """Takes every change of phase for a sign of progress; whoever is timed can name its waits to it."""
+    _totals: dict[str, float] = field(default_factory=dict)
+    _open: list[str] = field(default_factory=list)
+    _since: float = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time of the block to `name`, except what phases inside it take."""
+        self._charge()
+        self.watchdog.progress()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            assert self._open.pop() == name, f"phase {name} closed out of order"
+
+    def charge(self, name: str, seconds: float) -> None:
+        """Give `name` seconds that were measured elsewhere, taken from the open phase (at most what that has).
+
+        For work that overlaps the phase it is part of, such as rewards computed while other completions are sampled.
+        """
+        self._charge()
+        if self._open:
+            here = self._open[-1]
+            seconds = min(seconds, self._totals[here])
+            self._totals[here] -= seconds
+        self._totals[name] = self._totals.get(name, 0.0) + seconds
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase so far, the open one included."""
+        self._charge()
+        return dict(self._totals)
+
+    def _charge(self) -> None:
+        """Give the time since the last change to the innermost open phase."""
+        now = self.clock()
+        if self._open:
+            name = self._open[-1]
+            self._totals[name] = self._totals.get(name, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,318 @@
+"""Waits have a name and a deadline: whoever waits too long ends, and says for whom.
+
+What can be given up is given up where it is waited for (a reward worker, a logging service, an environment that does
+not answer). For everything else there is the watchdog: a process of its own (`guard_process`), told of every wait,
+which ends the run when one outlasts its deadline, whatever the run is stuck in. All clocks are monotonic.
+"""
+
+import asyncio
+import faulthandler
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TextIO, runtime_checkable
+
+from covey.system.waits import watchdog_process
+from covey.system.waits.watchdog_process import EXPIRED
+
+LOGGER = logging.getLogger(__name__)
+
+EXIT_EXPIRED = 128 + EXPIRED
+"""What a shell sees of a run that its guard ended."""
+REPEAT_SECONDS = 0.2
+"""Signs of progress that come faster than this are not passed on."""
+SEND_SECONDS = 1.0
+"""A guard that does not take a line for so long is replaced."""
+LOOP_SECONDS = 2.0
+"""The event loop has so long to give an environment up before the guard ends the run."""
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    what: str
+    limit: str
+    seconds: float
+    told: float = 0.0
+
+
+class Watchdog:
+    """Ends the run, with a line that says who waited for what, where a wait outlasts its deadline.
+
+    A context manager; it watches nothing before it is entered, so parts of a run have one of their own until they are
+    given another. Waits nest: the innermost of each thread counts, and its end is a sign of progress of the one
+    around it. A wait must not span an `await`, but for the one around the whole event loop.
+
+    >>> with Watchdog({"timeouts.sampling": 600.0}, Path("covey.log")) as watchdog:
+    ...     with watchdog.deadline("the engine to sample a token", "timeouts.sampling"):
+    ...         tokens = engine_turn()
+    """
+
+    def __init__(
+        self, limits: Mapping[str, float] | None = None, log: Path = Path(os.devnull), who: str = "the run"
+    ) -> None:
+        """Keep the limits, the log and the name of this process.
+
+        `limits`: seconds of each setting. `log`: where the last line and the stacks go. `who`: run or rank.
+        """
+        self._limits = dict(limits or {})
+        self._log = log
+        self._who = who
+        self._waits: dict[int, list[_Wait]] = {}
+        self._lock = threading.Lock()
+        self._stacks: TextIO | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with suppress(OSError):  # a log that cannot be written: the stacks go to stderr
+            self._stacks = self._log.open("a", encoding="utf-8")
+        # In C, so that it works whatever the interpreter is doing; then the signal does what it does by itself.
+        faulthandler.register(EXPIRED, file=self._stacks or sys.__stderr__ or 2, all_threads=True, chain=True)
+        with self._lock:
+            self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._stop()
+        faulthandler.unregister(EXPIRED)
+        if self._stacks is not None:
+            self._stacks.close()
+
+    @contextmanager
+    def deadline(self, what: str, setting: str, seconds: float | None = None) -> Iterator[None]:
+        """End the run unless the block ends or shows progress within `seconds`.
+
+        None takes the limit of that setting.
+
+        `what` completes "the run has waited 600 s for ...". Raises KeyError for a setting without a limit.
+        """
+        if self._guard is None:
+            yield
+            return
+        wait = self._wait(what, setting, seconds)
+        with self._lock:
+            waits = self._waits.setdefault(threading.get_ident(), [])
+        try:
+            with self._lock:
+                waits.append(wait)
+                self._tell()
+            yield
+        finally:
+            with self._lock:
+                if wait in waits:  # a signal may have come before it was
+                    del waits[waits.index(wait) :]
+                self._tell()
+
+    def progress(self) -> None:
+        """Start this thread's time anew, as what it waits for has come a step nearer."""
+        waits = self._waits.get(threading.get_ident())
+        if waits and time.monotonic() - waits[-1].told > min(REPEAT_SECONDS, waits[-1].seconds / 10):
+            with self._lock:
+                self._tell()
+
+    def now_for(self, what: str, setting: str, seconds: float | None = None) -> None:
+        """Replace what this thread waits for."""
+        waits = self._waits.get(threading.get_ident())
+        if waits:
+            with self._lock:
+                wait = self._wait(what, setting, seconds)
+                waits[-1].what, waits[-1].limit, waits[-1].seconds = wait.what, wait.limit, wait.seconds
+                self._tell()
+
+    def _wait(self, what: str, setting: str, seconds: float | None) -> _Wait:
+        limit = self._limits[setting] if seconds is None else seconds
+        return _Wait(" ".join(what.split()), f"{setting}={self._limits.get(setting, limit):g}", limit)
+
+    def _tell(self) -> None:
+        """Pass on what this thread waits for now, with the lock held."""
+        if self._guard is not None and not self._send(self._guard, self._line(threading.get_ident())):
+            LOGGER.warning("watchdog process not responding; restarting it")
+            self._stop()
+            self._start()
+
+    def _line(self, thread: int) -> bytes:
+        waits = self._waits[thread]
+        if not waits:
+            return json.dumps([thread]).encode() + b"\n"
+        wait = waits[-1]
+        wait.told = time.monotonic()
+        return json.dumps([thread, wait.told, wait.seconds, wait.what[:500], wait.limit]).encode() + b"\n"
+
+    def _start(self) -> None:
+        """Start a watchdog process that knows all waits."""
+        command = [sys.executable, "-I", "-S", watchdog_process.__file__, str(os.getpid()), self._who, str(self._log)]
+        try:
+            self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        except OSError as error:
+            LOGGER.warning("deadlines are not kept: their guard could not be started (%s)", error)
+            return
+        assert self._guard.stdin is not None
+        os.set_blocking(self._guard.stdin.fileno(), False)
+        for thread in self._waits:
+            self._send(self._guard, self._line(thread))
+
+    def _send(self, guard: "subprocess.Popen[bytes]", line: bytes) -> bool:
+        """Send a line, and return False where the process has ended or does not read.
+
+        A line is shorter than what pipes take whole or not.
+        """
+        assert guard.stdin is not None
+        for _ in range(2):
+            try:
+                os.write(guard.stdin.fileno(), line)
+                return True
+            except BlockingIOError:
+                select.select([], [guard.stdin], [], SEND_SECONDS)
+            except OSError:
+                return False
+        return False
+
+    def _stop(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        guard.kill()  # it has nothing to finish
+        guard.wait()
+        assert guard.stdin is not None
+        with suppress(OSError):
+            guard.stdin.close()
+
+
+def exit_within(seconds: float, status: int) -> None:
+    """Have a process that is done end with `status`, whatever threads and exit handlers libraries left behind."""
+
+    def leave() -> None:
+        try:
+            _kill_children()
+            names = ", ".join(sorted(t.name for t in threading.enumerate() if t is not threading.current_thread()))
+            if select.select([], [2], [], 0)[1]:  # the terminal may be what hangs
+                left = f"shutdown took more than {seconds:g} s; forcing exit (threads still running: {names})"
+                os.write(2, f"covey: {left}\n".encode())
+        finally:
+            os._exit(status)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
+
+
+def _kill_children() -> None:
+    """Kill the child processes on Linux, for one a service's own.
+
+    Threads may end meanwhile, and their files with them.
+    """
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+
+
+class ScoringTimeout(Exception):
+    """An environment was given up: it has judged nothing for too long."""
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A part of a run that waits, and names its waits to the run's watchdog."""
+
+    def watched_by(self, watchdog: Watchdog) -> None:
+        """Report to this watchdog from now on."""
+        ...
+
+
+@dataclass
+class Stages:
+    """What the prompts under way wait for: the engine, or the judgement of the environment.
+
+    They are awaited side by side, so one wait of the watchdog stands for all of them and says what is still missing.
+    An environment that gives no judgement at all for `scoring_seconds` is given up; the engine cannot be.
+    """
+
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    scoring_seconds: float | None = None
+    """None waits as long as it takes."""
+    _sampling: int = 0
+    _environments: list[str] = field(default_factory=list)
+    _deadlines: set[asyncio.Timeout] = field(default_factory=set)
+
+    @contextmanager
+    def under_way(self, num_prompts: int) -> Iterator[None]:
+        """Watch the event loop."""
+        with self.watchdog.deadline(_to_answer(num_prompts), "timeouts.sampling"):
+            yield
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Watch the engine's work on one prompt."""
+        self._sampling += 1
+        self._tell()
+        try:
+            yield
+        finally:
+            self._sampling -= 1
+            self._tell()
+
+    @asynccontextmanager
+    async def scoring(self, environment: str) -> AsyncIterator[None]:
+        """Watch the scoring of one prompt's completions.
+
+        Raises ScoringTimeout where there was none in time.
+        """
+        deadline = asyncio.timeout(self.scoring_seconds)
+        self._environments.append(environment)
+        self._deadlines.add(deadline)
+        try:
+            async with deadline:
+                self._tell()
+                yield
+        except TimeoutError as error:
+            if not deadline.expired():  # the environment's own
+                raise
+            limit = f"timeouts.scoring={self.scoring_seconds:g}"
+            raise ScoringTimeout(
+                f"{environment}.score has not answered for {self.scoring_seconds:g} s ({limit})"
+            ) from error
+        finally:
+            self._environments.remove(environment)
+            self._deadlines.discard(deadline)
+            if not deadline.expired():
+                self._extend()
+            self._tell()
+
+    def _extend(self) -> None:
+        """Extend the deadlines of those behind in a queue, as a judgement has come."""
+        if self.scoring_seconds is None:
+            return
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(asyncio.get_running_loop().time() + self.scoring_seconds)
+
+    def _tell(self) -> None:
+        if self._environments:
+            what = f"the environment {self._environments[0]} to score {_prompts(len(self._environments))}"
+            seconds = None if self.scoring_seconds is None else self.scoring_seconds + LOOP_SECONDS
+            self.watchdog.now_for(what, "timeouts.scoring", seconds)
+        elif self._sampling:
+            self.watchdog.now_for(_to_answer(self._sampling), "timeouts.sampling")
+
+
+def _to_answer(num_prompts: int) -> str:
+    return f"the engine to answer {_prompts(num_prompts)}"
+
+
+def _prompts(number: int) -> str:
+    return "1 prompt" if number == 1 else f"{number} prompts"

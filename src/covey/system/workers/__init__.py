@@ -1,0 +1,1 @@
+"""Worker processes and threads with deadlines."""

@@ -1,0 +1,40 @@
+"""Calls that run one after the other, beside the event loop."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+
+class CallThread:
+    """One thread, started when it is first needed. Unlike an executor's, it keeps no process from ending: it may hang
+    in a function that somebody else wrote."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Return what the function returns, or raise what it raises."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="covey-reward", daemon=True)
+            self._thread.start()
+        answer: Future[Any] = Future()
+        self._calls.put((function, answer))
+        return await asyncio.wrap_future(answer)
+
+    def close(self) -> None:
+        """End the thread after the calls that have come so far."""
+        self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._calls.get()) is not None:
+            function, answer = job
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(function())
+            except BaseException as error:  # whoever waits for the call must hear of it
+                answer.set_exception(error)

@@ -1,0 +1,347 @@
+"""Worker processes with a deadline for each call, so that no reward function can hang or crash a run.
+
+A worker that takes too long is killed (SIGKILL, so a loop in C that holds the GIL ends too, and with it whatever it has
+started, also in sessions of its own) and replaced; the others do not notice. Workers are started fresh, never forked
+from this process: forking a process with torch's threads can deadlock. What runs in them is the user's own, trusted
+code: this isolates accidents, not attacks. Code that a model wrote does not belong here.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from covey.system.text.escaping import escape
+from covey.system.workers.leftovers import MARK, kill_started
+from covey.system.workers.process import resident_bytes
+from covey.types import Failure
+
+NO_WORKER = "no worker process"
+"""How the reason of a Failure begins that is not the function's doing."""
+TOO_LONG = "took longer than"
+"""How it begins where a call was ended for its time."""
+
+MAX_LINE = 16384
+"""Bytes of a printed line after which it is broken."""
+PRINT_SECONDS = 0.5
+"""For the last lines of a worker that has ended, where something that it started holds its stderr open."""
+
+_CHILD = Path(__file__).with_name("process.py")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """How many workers, and how long they live."""
+
+    num_workers: int = 2
+    timeout: float = 30.0
+    """Seconds one call may take, counted from when a worker begins it."""
+    start_timeout: float = 120.0
+    """Seconds a worker may take to start and to import what its functions need."""
+    max_calls: int = 500
+    """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
+    max_bytes: int = 2 << 30
+    """Resident memory above which a worker is replaced after its call; on Linux, where it can be known. What functions
+    loaded before their first call is not counted: the next worker would hold it too."""
+    address_bytes: int | None = None
+    """Address space a worker may have: beyond it a call raises MemoryError or ends its process. None: no limit."""
+    preload: tuple[str, ...] = ()
+    """Modules that functions import when they are called, imported at the start instead: it takes no call's time."""
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise ValueError(f"num_workers must be >= 1, got {self.num_workers}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be > 0 seconds, got {self.timeout}")
+        if not self.start_timeout > 0:
+            raise ValueError(f"start_timeout must be > 0 seconds, got {self.start_timeout}")
+        if self.max_calls < 1:
+            raise ValueError(f"max_calls must be >= 1, got {self.max_calls}")
+        if self.max_bytes < 1:
+            raise ValueError(f"max_bytes must be >= 1, got {self.max_bytes}")
+        if self.address_bytes is not None and self.address_bytes < 1:
+            raise ValueError(f"address_bytes must be >= 1, got {self.address_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    future: "Future[Any]"
+    index: int
+    keywords: Mapping[str, Any]
+
+
+class _Process:
+    """One worker process and the connection to it. Every wait for it ends when it is killed."""
+
+    def __init__(self, setup: bytes) -> None:
+        self._connection, theirs = Pipe()
+        self._mark = secrets.token_hex(8)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD), str(theirs.fileno()), str(os.getpid())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=os.environ | {MARK: self._mark},
+            start_new_session=True,  # its children can be killed with it, and Ctrl-C is left to the parent
+        )
+        theirs.close()
+        self._printed = threading.Thread(target=_pass_on, args=(self._process.stderr,), daemon=True)
+        self._printed.start()
+        self._lock = threading.Lock()
+        self._is_reaped = False
+        self.num_calls = 0
+        self.held_bytes = 0
+        """What its functions loaded at the start."""
+        with contextlib.suppress(OSError):  # it has ended already: noticed when its answer is read
+            self._connection.send_bytes(setup)
+
+    def exchange(self, message: bytes | None, timeout: float) -> dict[str, Any]:
+        """Send (unless None) and receive. {"failure": why} where it takes too long or the process ends."""
+        state = {"over": False, "expired": False}
+
+        def expire() -> None:
+            with self._lock:
+                state["expired"] = not state["over"]
+            if state["expired"]:
+                self.kill()
+
+        alarm = threading.Timer(timeout, expire)
+        alarm.daemon = True
+        alarm.start()
+        answer: dict[str, Any] | None = None
+        with contextlib.suppress(EOFError, OSError):
+            if message is not None:
+                self._connection.send_bytes(message)
+            answer = json.loads(self._connection.recv_bytes())
+        with self._lock:
+            state["over"] = True
+        alarm.cancel()
+        if answer is not None and not state["expired"]:
+            return answer
+        self.kill()
+        return {"failure": f"{TOO_LONG} {timeout:g} s" if state["expired"] else self._how_it_ended()}
+
+    def _how_it_ended(self) -> str:
+        """Describe how the process ended.
+
+        Call it only after `kill`, which leaves the status of a process that had already ended as it was.
+        """
+        status = self._reap()
+        return f"ended its process (signal {-status})" if status < 0 else f"ended its process (exit status {status})"
+
+    def is_alive(self) -> bool:
+        """Tell whether it still waits for a call.
+
+        An idle worker says nothing, so anything to read is its end.
+        """
+        return not self._is_reaped and not self._connection.poll(0)
+
+    def resident_bytes(self) -> int:
+        """Return the memory it holds now, besides what its functions loaded, 0 where it is unknown."""
+        return max(0, resident_bytes(self._process.pid) - self.held_bytes)
+
+    def kill(self) -> None:
+        """Kill the process with all it has started. Never after it was reaped: its number may be another's by then."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if not self._is_reaped:
+                os.kill(self._process.pid, signal.SIGSTOP)
+                kill_started(self._process.pid, self._mark)
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill, reap, close."""
+        self.kill()
+        self._reap()
+        self._connection.close()
+        self._printed.join(PRINT_SECONDS)
+
+    def _reap(self) -> int:
+        if not self._is_reaped:  # wait for the end first, without the lock: `kill` needs it
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            self._is_reaped = True
+            return self._process.wait()
+
+
+def _pass_on(printed: IO[bytes]) -> None:
+    """Print what a worker prints, line by line: a live panel moves aside for this process's stderr, not for another's.
+
+    Reward functions print what the model wrote, so the lines are escaped.
+    """
+    with printed:
+        while line := printed.readline(MAX_LINE):
+            text = escape(line.decode(errors="replace").removesuffix("\n"), keep="\t")
+            with contextlib.suppress(OSError, ValueError):  # nobody listens any more: the worker must go on
+                sys.stderr.write(f"{text}\n")
+                sys.stderr.flush()
+
+
+class _Worker:
+    """A place for one process, kept filled by one thread, which also is the parent that the kernel watches."""
+
+    def __init__(self, jobs: "SimpleQueue[_Job | None]", setup: bytes, settings: WorkerSettings) -> None:
+        self._jobs = jobs
+        self._setup = setup
+        self._settings = settings
+        self._process: _Process | None = None
+        self._is_ready = False
+        self._is_closed = False
+        self.thread = threading.Thread(target=self._serve, name="covey-reward-worker", daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self._is_closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def _serve(self) -> None:
+        self._replace()
+        while (job := self._jobs.get()) is not None:
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            try:
+                job.future.set_result(self._run(job))
+            except Exception as error:  # whoever waits for the call must hear of it
+                job.future.set_exception(error)
+        if self._process is not None:
+            self._process.end()
+
+    def _run(self, job: _Job) -> Any:
+        try:
+            request = pickle.dumps((job.index, dict(job.keywords)))
+        except Exception as error:
+            return Failure(f"arguments cannot be sent to a worker process: {error}")
+        answer = self._prepare() or self._exchange(request, self._settings.timeout)
+        if self._is_closed:
+            return Failure(f"{NO_WORKER}: the pool is closed")
+        if "failure" in answer or self._is_worn():
+            self._replace()
+        if "failure" in answer:
+            return Failure(answer["failure"])
+        return Failure(f"raised {answer['error']}") if "error" in answer else answer["result"]
+
+    def _prepare(self) -> dict[str, Any] | None:
+        """Start a process that waits for calls, and return the failure where it cannot start."""
+        if self._process is None or (self._is_ready and not self._process.is_alive()):
+            self._replace()
+        if self._process is None:
+            return {"failure": f"{NO_WORKER}: it could not be started"}
+        if self._is_ready:
+            return None
+        answer = self._exchange(None, self._settings.start_timeout)
+        self._is_ready = answer.get("result") == "ready"
+        if self._is_ready:
+            self._process.held_bytes = answer["held"]
+            return None
+        return {"failure": f"{NO_WORKER}: it did not start: {answer.get('error') or answer.get('failure')}"}
+
+    def _exchange(self, message: bytes | None, timeout: float) -> dict[str, Any]:
+        assert self._process is not None
+        self._process.num_calls += message is not None
+        return self._process.exchange(message, timeout)
+
+    def _is_worn(self) -> bool:
+        process, settings = self._process, self._settings
+        if process is None:
+            return False
+        return process.num_calls >= settings.max_calls or process.resident_bytes() > settings.max_bytes
+
+    def _replace(self) -> None:
+        """Start the next process now, so that it is ready when the next call comes."""
+        if self._process is not None:
+            self._process.end()
+        self._process, self._is_ready = None, False
+        if not self._is_closed:
+            with contextlib.suppress(OSError):  # no room for a process just now: the next call tries again
+                self._process = _Process(self._setup)
+        if self._is_closed and self._process is not None:  # closed while it was starting
+            self._process.kill()
+
+
+class WorkerPool:
+    """Runs functions in worker processes: `await pool.call(0, {"prompts": [...]})`.
+
+    Functions are sent by pickle, so they must be importable (module functions, instances of module classes, partials
+    of those); what they return must be JSON data. Calls may come from any event loop. On Linux no worker outlives
+    this process, even when it is killed.
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., Any]], settings: WorkerSettings | None = None) -> None:
+        """Pickle the functions for the workers.
+
+        ValueError where one cannot be pickled.
+        """
+        settings = settings or WorkerSettings()
+        setup = _setup(functions, settings)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._workers = [_Worker(self._jobs, setup, settings) for _ in range(settings.num_workers)]
+        self.close = weakref.finalize(self, _close, self._jobs, self._workers)
+        """Kills all workers; calls under way end in a Failure. Also done when the pool is collected, and at exit."""
+
+    async def call(self, index: int, keywords: Mapping[str, Any]) -> Any:
+        """Return what function number `index` returns for the keyword arguments.
+
+        A Failure where it raised, took longer than the timeout, ended its process or returned what is not JSON data.
+        """
+        if not self.close.alive:
+            return Failure(f"{NO_WORKER}: the pool is closed")
+        job = _Job(Future(), index, keywords)
+        self._jobs.put(job)
+        return await asyncio.wrap_future(job.future)
+
+
+def _setup(functions: Sequence[Callable[..., Any]], settings: WorkerSettings) -> bytes:
+    for function in functions:
+        try:
+            pickle.dumps(function)
+        except Exception as error:
+            raise ValueError(
+                f"{function!r} cannot be sent to a worker process ({error}); "
+                "define it at the top level of a module or set environment.in_process=true"
+            ) from error
+    pickled = pickle.dumps(list(functions))
+    main = _main_module() if b"__main__" in pickled else None
+    instructions = {"path": sys.path, "main": main, "preload": settings.preload, "functions": pickled}
+    return pickle.dumps(instructions | {"address_bytes": settings.address_bytes})
+
+
+def _main_module() -> tuple[str, str | None]:
+    """Return file and module name of the running script, for functions that are defined in it."""
+    main = vars(sys.modules["__main__"])
+    spec = main.get("__spec__")
+    # A script read from a pipe calls its file "<stdin>".
+    if spec is None and not Path(main.get("__file__", "")).is_file():
+        raise ValueError(
+            "functions of an interactive session, a notebook or a script on stdin cannot be sent to a worker process; "
+            "put them into a module or set environment.in_process=true"
+        )
+    return main["__file__"], spec.name if spec is not None else None
+
+
+def _close(jobs: "SimpleQueue[_Job | None]", workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.close()
+    with contextlib.suppress(Empty):
+        while True:
+            job = jobs.get_nowait()
+            if job is not None and job.future.set_running_or_notify_cancel():
+                job.future.set_result(Failure(f"{NO_WORKER}: the pool is closed"))
+    for _ in workers:
+        jobs.put(None)
+    for worker in workers:
+        worker.thread.join(timeout=5.0)

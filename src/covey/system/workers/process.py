@@ -1,0 +1,133 @@
+"""What a worker process runs. Only the standard library is imported, so that a worker starts in tens of milliseconds.
+
+Protocol, over one connection: the parent sends pickled bytes (its own functions and arguments), the worker answers in
+JSON, so nothing that comes back is ever more than data. Run as `python -P process.py DESCRIPTOR PARENT`.
+"""
+
+import ctypes
+import importlib
+import io
+import json
+import os
+import pickle
+import resource
+import runpy
+import signal
+import sys
+import traceback
+import types
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, runtime_checkable
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A function with something to load, which is done at the start and takes no call's time."""
+
+    def prepare(self) -> None: ...
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel (Linux) kill this process when its parent ends, and keep what it starts below it.
+
+    Processes that lose their own parent become children of this one, so that they are found and killed with it.
+    """
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        library.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def import_main(path: str, module: str | None) -> None:
+    """Make the parent's script importable here, so that functions defined in it can be unpickled."""
+    name = "__mp_main__"  # what multiprocessing calls it; the script's `if __name__ == "__main__"` part does not run
+    content = runpy.run_module(module, None, name, True) if module else runpy.run_path(path, run_name=name)
+    main = types.ModuleType(name)
+    vars(main).update(content)
+    sys.modules["__main__"] = sys.modules[name] = main
+
+
+def load(setup: bytes) -> list[Any]:
+    """Load the functions this worker offers."""
+    instructions = pickle.loads(setup)
+    sys.path[:] = instructions["path"]
+    if instructions["main"] is not None:
+        import_main(*instructions["main"])
+    for module in instructions["preload"]:
+        importlib.import_module(module)
+    functions: list[Any] = pickle.loads(instructions["functions"])
+    if instructions["address_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (instructions["address_bytes"],) * 2)
+    return functions
+
+
+def prepare(functions: list[Any]) -> int:
+    """Let functions load what they need, and return the bytes of memory they then hold."""
+    before = resident_bytes("self")
+    for function in functions:
+        if isinstance(function, Prepares):
+            function.prepare()
+    return max(0, resident_bytes("self") - before)
+
+
+def resident_bytes(process: int | str) -> int:
+    """Return the memory a process holds now, 0 where the system does not say."""
+    try:
+        with open(f"/proc/{process}/statm") as file:
+            pages = file.read().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * resource.getpagesize()
+
+
+def describe(error: BaseException) -> str:
+    """Describe an error in one line: the type, the message and the place in the code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    message = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
+
+
+def answer(functions: list[Any], request: bytes) -> dict[str, Any]:
+    """Return the result of one call, or the error it ended in."""
+    try:
+        index, keywords = pickle.loads(request)
+        result = functions[index](**keywords)
+        json.dumps(result)
+    except (Exception, SystemExit) as error:
+        return {"error": describe(error)}
+    return {"result": result}
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve calls until the parent closes the connection."""
+    die_with_parent(parent)
+    os.dup2(2, 1)  # what functions print must not mix with the output of the run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # into a pipe it would be kept back, and lost with the process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
+    try:
+        functions = load(connection.recv_bytes())
+        held = prepare(functions)
+    except (Exception, SystemExit) as error:
+        connection.send_bytes(json.dumps({"error": describe(error)}).encode())
+        return
+    connection.send_bytes(json.dumps({"result": "ready", "held": held}).encode())
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send_bytes(json.dumps(answer(functions, request)).encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stderr.flush()
+    os._exit(0)  # do not wait for threads that functions left behind

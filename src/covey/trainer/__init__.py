@@ -1,0 +1,1 @@
+"""From groups to an optimiser step."""

@@ -1,0 +1,185 @@
+"""Pack the rows of groups into micro-batches of tensors, with the counts that divide the loss.
+
+How rollouts are split changes speed and memory, never the update: the denominators are counted once, over all
+micro-batches and all ranks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from covey.policy.attention.base import DENSE
+from covey.policy.policy import Policy
+from covey.system import collectives
+from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, Row, Stream
+from covey.types import Batch, Group, MicroBatch, Rollout
+
+
+def make_rows(
+    groups: Sequence[Group], advantages: Sequence[Sequence[float]], keep: Sequence[Sequence[bool]] | None = None
+) -> list[list[Row]]:
+    """Make the rows of each group: rollouts that are kept and have loss tokens.
+
+    A rollout's advantage is that of all its loss tokens.
+    """
+    keep = keep if keep is not None else [[True] * len(group.rollouts) for group in groups]
+    return [
+        [
+            Row(group.prompt.id, rollout, (float(advantage),) * rollout.num_loss_tokens)
+            for rollout, advantage, kept in zip(group.rollouts, values, flags, strict=True)
+            if kept and rollout.num_loss_tokens > 0
+        ]
+        for group, values, flags in zip(groups, advantages, keep, strict=True)
+    ]
+
+
+def drop_zero_advantage_rows(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
+    """Leave out rows without an advantage: they have no gradient where the loss is a multiple of it."""
+    return [[row for row in group if any(row.advantages)] for group in rows]
+
+
+def mask_truncated(groups: Sequence[Group]) -> list[Group]:
+    """Take completions cut by the token limit out of the loss (DAPO, arXiv 2503.14476).
+
+    Their rewards stay in the group.
+    """
+    return [
+        replace(g, rollouts=tuple(_without_loss(r) if r.finish_reason == "length" else r for r in g.rollouts))
+        for g in groups
+    ]
+
+
+def _without_loss(rollout: Rollout) -> Rollout:
+    length = len(rollout.input_ids)
+    return replace(rollout, loss_mask=(False,) * length, sampler_logprobs=(0.0,) * length)
+
+
+def count(rows: Sequence[Sequence[Row]]) -> tuple[int, int]:
+    """Count the loss tokens, and the sequences that have some."""
+    flat = [row for group in rows for row in group]
+    return sum(row.rollout.num_loss_tokens for row in flat), len(flat)
+
+
+def make_batch(
+    rows: Sequence[Sequence[Row]],
+    *,
+    packing: str,
+    micro_batch_tokens: int,
+    totals: tuple[int, int, int],
+    device: torch.device,
+    attention: str = "sdpa",
+) -> Batch:
+    """Pack the rows of each group into micro-batches of at most `micro_batch_tokens` tokens.
+
+    `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the step, over all ranks; they
+    may exceed what `rows` hold where rows without gradient were left out. A single rollout longer than the budget
+    gets a micro-batch of its own. `attention` says how packed streams attend (`ATTENTIONS`).
+    """
+    fills = any(row.rollout.input_length is not None for group in rows for row in group)
+    lay_out = (FILL_LAYOUTS if fills else LAYOUTS)[packing]
+    parts = _split(rows, packing, micro_batch_tokens)
+    return Batch(tuple(_tensors(part, lay_out(part), device, attention) for part in parts), *totals)
+
+
+def pad_micro_batches(batch: Batch, policy: Policy) -> Batch:
+    """Append empty micro-batches so that every rank runs the same number of passes.
+
+    Passes through sharded weights (FSDP) are made by all ranks together. Collective.
+    """
+    if not policy.sharded:
+        return batch
+    missing = collectives.all_max_int(len(batch.micro_batches)) - len(batch.micro_batches)
+    return replace(batch, micro_batches=(*batch.micro_batches, *[_empty_micro_batch(policy.device)] * missing))
+
+
+def _empty_micro_batch(device: torch.device) -> MicroBatch:
+    """Make a micro-batch of one token and no loss token."""
+    none = _int([], device)
+    return MicroBatch(
+        input_ids_BT=_int([[0]], device),
+        position_ids_BT=_int([[0]], device),
+        layout=DENSE,
+        source_L=none,
+        target_L=none,
+        row_L=none,
+        column_L=none,
+        prompt_ids=(),
+        advantage_L=none.double(),
+        sampler_logprob_L=none.double(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Count what a micro-batch holds so far."""
+
+    num_rows: int = 0
+    longest: int = 0
+    num_tokens: int = 0
+
+    def plus(self, row: Row, *, shares_prompt: bool) -> "Load":
+        added = row.num_tokens - (row.prefix_length if shares_prompt else 0)
+        return Load(self.num_rows + 1, max(self.longest, row.num_tokens), self.num_tokens + added)
+
+    def cost(self, packing: str) -> int:
+        """Return how many tokens go through the model, padding included."""
+        return self.num_rows * self.longest if packing == "padded" else self.num_tokens
+
+
+def _split(rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Iterator[Part]:
+    """Fill micro-batches in order, continuing in the next one a group that does not fit."""
+    part: Part = []
+    load = Load()
+    for group in rows:
+        opens = True
+        for row in group:
+            # Close the micro-batch that has no room for this row.
+            grown = load.plus(row, shares_prompt=packing == "shared" and not opens)
+            if part and grown.cost(packing) > budget:
+                yield part
+                part, opens = [], True
+                grown = Load().plus(row, shares_prompt=False)
+            # Add the row, in a new list where its group begins or continues here.
+            if opens:
+                part.append([])
+            part[-1].append(row)
+            load, opens = grown, False
+    if part:
+        yield part
+
+
+def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -> MicroBatch:
+    """Make the tensors of one micro-batch."""
+    rows = [row for group in part for row in group]
+    # One entry for each loss token: where it is predicted, what it is, whose it is.
+    entries = [
+        (offset(position), row.rollout.target_ids[position], index, column, row.rollout.sampler_logprobs[position])
+        for index, (row, offset) in enumerate(zip(rows, stream.offsets, strict=True))
+        for column, position in enumerate(p for p, chosen in enumerate(row.rollout.loss_mask) if chosen)
+    ]
+    source, target, row_index, column, sampler = zip(*entries, strict=True)
+    advantages = [value for row in rows for value in row.advantages]
+    return MicroBatch(
+        input_ids_BT=_int(stream.input_ids, device),
+        position_ids_BT=_int(stream.position_ids, device),
+        layout=stream.layout(device, attention),
+        source_L=_int(source, device),
+        target_L=_int(target, device),
+        row_L=_int(row_index, device),
+        column_L=_int(column, device),
+        prompt_ids=tuple(row.prompt_id for row in rows),
+        advantage_L=torch.tensor(advantages, dtype=torch.float64, device=device),
+        sampler_logprob_L=torch.tensor(sampler, dtype=torch.float64, device=device),
+    )
+
+
+def _int(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def unflatten(values_L: Tensor, batch: MicroBatch) -> Tensor:
+    """Arrange values of loss tokens as (rows, longest row), with 0 where a row has no token."""
+    grid = values_L.new_zeros(batch.num_rows, int(batch.column_L.max()) + 1 if len(batch.column_L) else 1)
+    return grid.index_put((batch.row_L, batch.column_L), values_L)

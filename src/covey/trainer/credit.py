@@ -1,0 +1,234 @@
+"""From the rewards of a step to advantages: shaping, KL in the reward, baseline and scale, clip, selection.
+
+The formulas are in advantages.py, shaping.py and selection.py; here they are put in that order. Statistics are over
+the groups of all ranks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.credit.advantages import ADVANTAGES, role_ema_step
+from covey.algorithm.credit.scores import Answer, Scores, scores
+from covey.algorithm.credit.selection import SELECTION, Selected, clip_advantages
+from covey.algorithm.credit.shaping import SHAPING, ShapingInputs, length_normalizer
+from covey.algorithm.settings import AlgorithmConfig
+from covey.system import collectives, custom
+from covey.types import Group, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What each rollout of this rank's groups is trained with, group by group in the order given."""
+
+    advantages: list[list[float]]
+    keep: list[list[bool]]
+    """False where selection took the rollout out of the loss and its denominators."""
+    scores: Scores
+    """Shaped rewards of the whole step, all ranks."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What a custom advantage logs; the same on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """What the statistics need of one rollout; small, so that ranks can exchange it."""
+
+    group: tuple[int, int]
+    reward: float
+    parts: Mapping[str, float]
+    num_tokens: int
+    num_all_tokens: int
+    num_turns: int
+    truncated: bool
+    token_ids: tuple[int, ...]
+    role: str
+    kl: float
+    answer: Answer | None
+    """Only where the advantage asks for it: prompts may be large."""
+
+
+class CreditAssigner:
+    """Turns groups into advantages by the algorithm's settings. Its only state are the running baselines of roles."""
+
+    def __init__(self, algorithm: AlgorithmConfig, part_weights: Mapping[str, float]) -> None:
+        """Keep the weights of a reward's parts, for estimators that take them one by one.
+
+        Parts without a weight count 1.
+        """
+        self.baselines: dict[str, float] = {}
+        self._algorithm = algorithm
+        self._part_weights = part_weights
+        name, options = algorithm.advantage, algorithm.advantage_options
+        self._estimator = custom.lookup(custom.ADVANTAGE, name, ADVANTAGES, options)
+        self._takes_answers = isinstance(self._estimator, custom.Custom) and self._estimator.num_inputs == 2
+        self._shaping = [
+            custom.lookup(custom.SHAPING, name, SHAPING, options) for name, options in algorithm.shaping.items()
+        ]
+        self._select: Callable[..., Selected] | None = None
+        if algorithm.selection is not None:
+            self._select = custom.lookup(custom.SELECTION, algorithm.selection, SELECTION, algorithm.selection_options)
+
+    def assign(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None) -> Credit:
+        """`kl` is the penalty on the reward of each rollout, already weighted; None where it is in the loss or off."""
+        local = self._facts(groups, kl)
+        of_ranks: list[list[_Fact]] = collectives.all_gather(local)
+        facts = [fact for of_rank in of_ranks for fact in of_rank]
+        given = self._shape(facts)
+        selected, metrics = self._select_rollouts(given, [fact.answer for fact in facts if fact.answer is not None])
+        start = sum(len(of_rank) for of_rank in of_ranks[: collectives.rank()])
+        advantages, keep = (_regroup(values_N, start, groups) for values_N in (selected.advantages_N, selected.keep_N))
+        return Credit(advantages, keep, given, metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"baselines": self.baselines}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.baselines = dict(state["baselines"])
+
+    def _shape(self, facts: Sequence[_Fact]) -> Scores:
+        names = list(dict.fromkeys(name for fact in facts for name in fact.parts))
+        given = scores(
+            [fact.reward for fact in facts],
+            [fact.group for fact in facts],
+            lengths=[fact.num_tokens for fact in facts],
+            parts=[[fact.parts.get(name, float("nan")) for name in names] for fact in facts] if names else None,
+            weights=[self._part_weights.get(name, 1.0) for name in names] if names else None,
+            roles=[fact.role for fact in facts],
+        )
+        rewards_N, info = given.rewards_N, _shaping_inputs(facts, given.groups_N)
+        if self._algorithm.mask_truncated:
+            given = replace(given, lengths_N=torch.where(info.truncated_N, 0.0, given.lengths_N))
+        for shape in self._shaping:
+            rewards_N = shaped(shape, rewards_N, info)
+        rewards_N = rewards_N - torch.tensor([fact.kl for fact in facts], dtype=torch.float64)
+        return replace(given, rewards_N=rewards_N, baselines=dict(self.baselines))
+
+    def _select_rollouts(self, given: Scores, answers: Sequence[Answer]) -> tuple[Selected, dict[str, float]]:
+        """Return what trains, with its advantages, and what a custom advantage logs."""
+        logged: dict[str, float] = {}
+
+        def estimate(on: Scores) -> Tensor:
+            advantages_N, metrics = estimated(self._estimator, on, answers if self._takes_answers else None)
+            logged.update(metrics)
+            alpha = self._algorithm.length_normalizer
+            if alpha is not None:
+                advantages_N = length_normalizer(advantages_N, on.lengths_N, alpha=alpha)
+            return clip_advantages(advantages_N, self._algorithm.advantage_clip)
+
+        if self._select is None:
+            selected = Selected(torch.ones_like(given.rewards_N, dtype=torch.bool), estimate(given))
+        else:
+            selected = selected_by(self._select, given, estimate)
+        if self._algorithm.advantage == "role_ema":
+            _, self.baselines = role_ema_step(given, **self._algorithm.advantage_options)
+        return selected, logged
+
+    def _facts(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None) -> list[_Fact]:
+        """Return a fact for each rollout, and one without a reward for each completion that could not be scored.
+
+        A group so keeps its size, which pass@k needs.
+        """
+        facts: list[_Fact] = []
+        for index, group in enumerate(groups):
+            label = (collectives.rank(), index)
+            penalties = [0.0] * len(group.rollouts) if kl is None else kl[index]
+            facts.extend(_fact(label, group, r, k) for r, k in zip(group.rollouts, penalties, strict=True))
+            unscored = Answer(group.prompt, "", (), truncated=False)
+            lost = _Fact(label, float("nan"), {}, 0, 0, 0, False, (), "", 0.0, unscored)
+            facts.extend(lost for _ in group.failures)
+        return facts if self._takes_answers else [replace(fact, answer=None) for fact in facts]
+
+
+def estimated(
+    estimator: Callable[..., Any], given: Scores, answers: Sequence[Answer] | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the advantages, and what a custom estimator logs. What was not scored gets 0, whatever it says.
+
+    ValueError where a custom one returns anything but a finite number for each rollout.
+    """
+    found = estimator(given) if answers is None else estimator(given, answers)
+    if not isinstance(estimator, custom.Custom):
+        return found, {}
+    values, metrics = custom.split_metrics(found)
+    found_N = estimator.check_tensor(values, tuple(given.rewards_N.shape), "rollout")
+    advantages_N = torch.where(given.scored, found_N.to(given.rewards_N), 0.0)
+    estimator.check_finite(advantages_N, given.scored, given.rewards_N, "reward")
+    return advantages_N, {name: float(value) for name, value in metrics.items()}
+
+
+def shaped(shape: Callable[..., Any], rewards_N: Tensor, info: ShapingInputs) -> Tensor:
+    """Return the rewards as one shaping leaves them. What was not scored stays so.
+
+    ValueError where a custom one returns anything but a finite number for each rollout.
+    """
+    found_N = shape(rewards_N, info)
+    if isinstance(shape, custom.Custom):
+        found_N = shape.check_tensor(found_N, tuple(rewards_N.shape), "rollout").to(rewards_N)
+        shape.check_finite(found_N, ~rewards_N.isnan(), rewards_N, "reward")
+    return torch.where(rewards_N.isnan(), torch.nan, found_N)
+
+
+def selected_by(select: Callable[..., Any], given: Scores, estimate: Callable[[Scores], Tensor]) -> Selected:
+    """Return what a selection keeps, with its advantages. ValueError where a custom one returns anything else."""
+    selected = select(given, estimate)
+    if isinstance(select, custom.Custom):
+        shape = tuple(given.rewards_N.shape)
+        if not isinstance(selected, Selected) or selected.keep_N.dtype != torch.bool or selected.keep_N.shape != shape:
+            requirement = (
+                f"return covey.algorithm.credit.selection.Selected, keep_N one bool for each rollout, shape {shape}"
+            )
+            raise select.error(requirement, f"{selected!r:.80}")
+        select.check_tensor(selected.advantages_N, shape, "rollout")
+        select.check_finite(selected.advantages_N, selected.keep_N, given.rewards_N, "reward")
+    return selected
+
+
+def _fact(label: tuple[int, int], group: Group, rollout: Rollout, kl: float) -> _Fact:
+    chosen = tuple(t for t, trained in zip(rollout.target_ids, rollout.loss_mask, strict=True) if trained)
+    truncated = rollout.finish_reason == "length"
+    return _Fact(
+        group=label,
+        reward=rollout.reward.value,
+        parts=rollout.reward.parts,
+        num_tokens=len(chosen),
+        num_all_tokens=len(rollout.input_ids) + 1,
+        num_turns=_num_turns(rollout),
+        truncated=truncated,
+        token_ids=chosen,
+        role=group.prompt.environment,
+        kl=kl,
+        answer=Answer(group.prompt, rollout.text, chosen, truncated),
+    )
+
+
+def _num_turns(rollout: Rollout) -> int:
+    """Return how many completions a rollout holds: stretches of loss tokens with an environment's reply between."""
+    if rollout.input_length is not None:  # passes of one fill
+        return 1
+    mask = rollout.loss_mask
+    return sum(chosen and not before for before, chosen in pairwise((False, *mask)))
+
+
+def _shaping_inputs(facts: Sequence[_Fact], groups_N: Tensor) -> ShapingInputs:
+    return ShapingInputs(
+        groups_N=groups_N,
+        lengths_N=torch.tensor([fact.num_tokens for fact in facts], dtype=torch.float64),
+        total_lengths_N=torch.tensor([fact.num_all_tokens for fact in facts], dtype=torch.float64),
+        turns_N=torch.tensor([fact.num_turns for fact in facts], dtype=torch.float64),
+        truncated_N=torch.tensor([fact.truncated for fact in facts], dtype=torch.bool),
+        token_ids=[fact.token_ids for fact in facts],
+    )
+
+
+def _regroup(values_N: Tensor, start: int, groups: Sequence[Group]) -> list[list[Any]]:
+    """Return the values of this rank's rollouts, group by group, without those of failures."""
+    values: list[list[Any]] = []
+    for group in groups:
+        values.append(values_N[start : start + len(group.rollouts)].tolist())
+        start += len(group.rollouts) + len(group.failures)
+    return values

@@ -1,0 +1,148 @@
+"""What the trainer asks the policy about a micro-batch: passes frozen before the first update, and the live pass.
+
+No pass is made that nothing reads: old log-probs only for several updates on one batch or a rule over the whole batch,
+reference log-probs only where a KL penalty or a ratio uses them.
+Shapes: L loss tokens, N rollouts, T loss tokens of the longest rollout.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.objective import Objective, ObjectiveInputs
+from covey.policy.logprobs import AllowedTokens, Scores, Scoring, allowed_tokens, score_tokens
+from covey.policy.policy import Policy, inference
+from covey.policy.reference import Reference
+from covey.system import collectives
+from covey.trainer.batch import unflatten
+from covey.types import MicroBatch
+
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringContext:
+    """The models and how to score with them."""
+
+    policy: Policy
+    reference: Reference | None
+    objective: Objective
+    scoring: Scoring
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenScores:
+    """A micro-batch and what was frozen before the first update on it; None where nothing reads it."""
+
+    batch: MicroBatch
+    old: Scores | None
+    reference_logprob_L: Tensor | None
+    kept: AllowedTokens | None
+    is_current: bool = True
+    """No update has been made since."""
+
+
+def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, keep_old: bool) -> FrozenScores:
+    """Make the passes without gradient.
+
+    `several` updates on the batch share the filters of the policy before the first.
+    """
+    needs_reference = forward.objective.needs_reference
+    kept, old, reference_L = None, None, None
+    with inference(forward.policy.model):
+        if forward.scoring.sampling.filters and (several or needs_reference):
+            kept = allowed_tokens(forward.policy, batch, forward.scoring)
+        if keep_old:
+            old = score_tokens(forward.policy, batch, forward.scoring, kept)
+    if needs_reference:
+        assert forward.reference is not None, "the objective needs a reference"
+        with forward.reference.active() as policy:
+            reference_L = score_tokens(policy, batch, forward.scoring, kept).logprob_L
+    return FrozenScores(batch, old, reference_L, kept)
+
+
+def precompute_logprob_grad(
+    forward: ScoringContext, prepared: FrozenScores, loss_of: Callable[[ObjectiveInputs], Tensor]
+) -> Tensor | None:
+    """d loss / d log-prob of each loss token, before the pass, so that `score` need not make logits again behind it.
+
+    None where logits are not made again anyway, where weights are gathered pass by pass, or where it is not known.
+    """
+    batch, old, policy = prepared.batch, prepared.old, forward.policy
+    known = forward.objective.grad_is_known_before_forward(is_current=prepared.is_current, old_is_given=old is not None)
+    if not known or policy.sharded or not 0 < forward.scoring.chunk < len(batch.target_L):
+        return None
+    dtype = torch.promote_types(policy.precision, torch.float32)
+    logprob_L = (batch.sampler_logprob_L if old is None else old.logprob_L).to(dtype).clone().requires_grad_()
+    scores = Scores(logprob_L, torch.zeros_like(logprob_L), None)
+    return torch.autograd.grad(loss_of(objective_inputs(prepared, scores)), logprob_L)[0]
+
+
+def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor | None = None) -> Scores:
+    """Score the tokens under the current policy, with gradient where gradients are on."""
+    exact = forward.reference if forward.objective.needs_full_kl else None
+    return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, exact, predicted_L)
+
+
+def objective_inputs(prepared: FrozenScores, scores: Scores) -> ObjectiveInputs:
+    """Return everything the objective reads, as rows.
+
+    Before the first update the old policy is the current one.
+    """
+    batch = prepared.batch
+    old_L = prepared.old.logprob_L if prepared.old is not None else scores.logprob_L.detach()
+    dtype = scores.logprob_L.dtype
+
+    def rows(values_L: Tensor) -> Tensor:
+        return unflatten(values_L.to(dtype), batch)
+
+    return ObjectiveInputs(
+        log_probs_NT=rows(scores.logprob_L),
+        old_log_probs_NT=rows(old_L),
+        sampler_log_probs_NT=rows(batch.sampler_logprob_L),
+        advantages=rows(batch.advantage_L),
+        mask_NT=unflatten(torch.ones_like(batch.target_L, dtype=torch.bool), batch),
+        ref_log_probs_NT=None if prepared.reference_logprob_L is None else rows(prepared.reference_logprob_L),
+        entropy_NT=rows(scores.entropy_L),
+        full_kl_NT=None if scores.full_kl_L is None else rows(scores.full_kl_L),
+    )
+
+
+def gather_rows(own: ObjectiveInputs | None, device: torch.device) -> list[ObjectiveInputs | None]:
+    """Return the rows of every rank, in rank order, on this rank's device, None for one without rows.
+
+    They travel through host memory: a pickled tensor of a GPU comes back on the GPU of its sender.
+    """
+    if not collectives.is_distributed():
+        return [own]
+    of_ranks: list[ObjectiveInputs | None] = collectives.all_gather(None if own is None else own.to(HOST))
+    return [None if rows is None else rows.to(device) for rows in of_ranks]
+
+
+def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:
+    """Stack the rows of several micro-batches as one batch, detached and padded to the longest."""
+    width = max(part.mask_NT.shape[1] for part in parts)
+
+    def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        given = [t.detach() for t in tensors if t is not None]
+        if not given:
+            return None
+        return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in given])
+
+    def required(tensors: Sequence[Tensor]) -> Tensor:
+        joined = join(tensors)
+        assert joined is not None
+        return joined
+
+    return ObjectiveInputs(
+        log_probs_NT=required([p.log_probs_NT for p in parts]),
+        old_log_probs_NT=required([p.old_log_probs_NT for p in parts]),
+        sampler_log_probs_NT=required([p.sampler_log_probs_NT for p in parts]),
+        advantages=required([p.advantages for p in parts]),
+        mask_NT=required([p.mask_NT for p in parts]),
+        ref_log_probs_NT=join([p.ref_log_probs_NT for p in parts]),
+        entropy_NT=join([p.entropy_NT for p in parts]),
+        full_kl_NT=join([p.full_kl_NT for p in parts]),
+    )

@@ -1,0 +1,118 @@
+"""`GRPO.update(batch)`: the interface of the machine-design document, on the objective that training uses.
+
+    loss = GRPO().update(batch)
+    loss.backward()
+
+A response counts as one token whose log-probability is the sequence's, which is what the document's formulas are made
+of. To train, take `covey train`: it works on tokens, and against the policy that sampled.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.aggregation import count_totals
+from covey.algorithm.build import build_objective
+from covey.algorithm.credit.advantages import ADVANTAGES
+from covey.algorithm.credit.scores import scores
+from covey.algorithm.credit.selection import clip_advantages
+from covey.algorithm.objective import ObjectiveInputs
+from covey.algorithm.settings import AlgorithmConfig
+
+
+class DocumentBatch(TypedDict):
+    """Lists of one length, an entry for each of N responses.
+
+    >>> {"prompts": ["Build a car."] * 2, "responses": ["[...]", "[...]"], "rewards": [3.0, 1.0],
+    ...  "logprobs": torch.tensor([-20.0, -25.0], requires_grad=True), "ref_logprobs": [-20.1, -24.0],
+    ...  "prompt_ids": [0, 0]}
+    """
+
+    prompts: Sequence[str]
+    responses: Sequence[str]
+    rewards: Sequence[float]
+    logprobs: Sequence[float] | Tensor
+    """Of whole responses under the policy, nats; a tensor with a gradient to train, a list to look at the loss."""
+    ref_logprobs: Sequence[float] | Tensor
+    """Of whole responses under the pretrained model."""
+    prompt_ids: Sequence[Hashable]
+    """Responses with equal ids form a group."""
+
+
+def machines_document() -> AlgorithmConfig:
+    """Return the document's formulas verbatim, as algorithm=machines_document has them."""
+    return AlgorithmConfig(
+        advantage="group_center",
+        advantage_clip=0.2,
+        loss="clip",
+        loss_options={"eps_low": 0.2, "eps_high": 0.2},
+        ratio="sequence",
+        ratio_denominator="reference",
+        aggregation="seq_mean",
+        kl_coef=0.001,
+        kl_estimator="k1",
+        kl_gradient="naive",
+        kl_aggregation="seq_mean_token_sum",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GRPO:
+    """Group-relative policy optimisation of whole responses."""
+
+    algorithm: AlgorithmConfig = field(default_factory=machines_document)
+    """Another one changes the formulas; its ratio is of whole responses all the same."""
+
+    def update(self, batch: DocumentBatch) -> Tensor:
+        """Return the loss of a batch, a scalar to be minimised.
+
+        ValueError for a batch that `check` refuses.
+        """
+        advantages_N = self.advantages(batch)
+        log_probs_N = _values(batch["logprobs"])
+        column_NT = log_probs_N[:, None]
+        inputs = ObjectiveInputs(
+            log_probs_NT=column_NT,
+            old_log_probs_NT=column_NT.detach(),
+            sampler_log_probs_NT=column_NT.detach(),
+            advantages=advantages_N.to(log_probs_N),
+            mask_NT=torch.ones_like(column_NT, dtype=torch.bool),
+            ref_log_probs_NT=_values(batch["ref_logprobs"]).detach().to(log_probs_N)[:, None],
+        )
+        objective = build_objective(self.algorithm, norm_length=1)
+        loss, _ = objective(inputs, count_totals(inputs.mask_NT), self.algorithm.kl_coef)
+        return loss
+
+    def advantages(self, batch: DocumentBatch) -> Tensor:
+        """Return the advantage of each response, in float64.
+
+        ValueError for a batch that `check` refuses.
+        """
+        check(batch)
+        estimator = ADVANTAGES[self.algorithm.advantage]
+        found_N = estimator(scores(batch["rewards"], batch["prompt_ids"]), **self.algorithm.advantage_options)
+        return clip_advantages(found_N, self.algorithm.advantage_clip)
+
+
+def check(batch: DocumentBatch) -> None:
+    """Raise ValueError for lists that are empty or of several lengths, numbers that are not finite, mixed groups."""
+    lengths = {name: len(values) for name, values in batch.items()}  # type: ignore[arg-type]
+    if len(set(lengths.values())) > 1 or 0 in lengths.values():
+        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise ValueError(f"the lists of a batch must have one length >= 1, got {shown}")
+    named: dict[Hashable, str] = {}
+    for prompt_id, prompt in zip(batch["prompt_ids"], batch["prompts"], strict=True):
+        if named.setdefault(prompt_id, prompt) != prompt:
+            raise ValueError(f"a group must have one prompt, got two with prompt_id {prompt_id}")
+    for name in ("rewards", "logprobs", "ref_logprobs"):
+        for index, value in enumerate(_values(batch[name]).tolist()):
+            if not math.isfinite(value):
+                raise ValueError(f"{name} of a batch must be finite, got {value} for response {index}")
+
+
+def _values(given: Sequence[float] | Tensor) -> Tensor:
+    return given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float64)

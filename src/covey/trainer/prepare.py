@@ -1,0 +1,91 @@
+"""Turn the groups of a step into what the trainer takes: one batch, with the counts of all ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from covey.policy.policy import Policy
+from covey.system import collectives
+from covey.trainer.batch import (
+    count,
+    drop_zero_advantage_rows,
+    make_batch,
+    make_rows,
+    mask_truncated,
+    pad_micro_batches,
+)
+from covey.trainer.credit import Credit, CreditAssigner
+from covey.trainer.layouts import Row
+from covey.trainer.trainer import Trainer
+from covey.types import Batch, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Say how rollouts become micro-batches. It changes memory and speed, never the update."""
+
+    layout: str
+    """A name of `LAYOUTS`: shared, packed or padded."""
+    micro_batch_tokens: int
+    """Most tokens of one forward/backward pass."""
+
+
+def make_training_batch(
+    groups: Sequence[Group], trainer: Trainer, assigner: CreditAssigner, packing: Packing
+) -> tuple[Batch, Credit]:
+    """Make the batch that this rank trains on, and the advantages that are in it.
+
+    Rollouts whose gradient is certainly 0 are left out of the work, never out of the counts. Collective.
+    """
+    # Advantages are of all rollouts: a masked one keeps its reward in its group.
+    credit = assigner.assign(groups, reward_penalty(groups, trainer, packing))
+    in_loss = mask_truncated(groups) if trainer.algorithm.mask_truncated else list(groups)
+    rows = make_rows(in_loss, credit.advantages, credit.keep)
+
+    # The denominators of the loss, counted once over all ranks.
+    num_loss_tokens, num_sequences = count(rows)
+    totals = collectives.all_sum_ints(num_loss_tokens, num_sequences, sum(map(sum, credit.keep)))
+
+    # Rows without gradient cost no pass.
+    if trainer.objective.zero_advantage_is_free:
+        rows = drop_zero_advantage_rows(rows)
+    return pack_rows(rows, trainer.policy, packing, totals), credit
+
+
+def make_measured_batch(groups: Sequence[Group], policy: Policy, packing: Packing) -> Batch:
+    """Make one micro-batch of groups that teach nothing, to measure a step without an update. Collective."""
+    return pack_rows(_rows_without_advantage(groups), policy, packing, totals=(1, 1, 1), limit=1)
+
+
+def reward_penalty(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> list[list[float]] | None:
+    """Return kl_coef x KL(policy || reference) of each rollout, None where it is not in the reward.
+
+    The KL is that of the whole rollout, in the loss or not.
+
+    Rewards are compared within their group, so all of them carry the penalty.
+    """
+    coef = trainer.controller.coef
+    if trainer.algorithm.kl_in != "reward" or coef == 0:
+        return None
+    rows = _rows_without_advantage(groups)
+    kl = iter(trainer.sequence_kl(pack_rows(rows, trainer.policy, packing, (1, 1, 1))))
+    return [[coef * next(kl) if r.num_loss_tokens else 0.0 for r in group.rollouts] for group in groups]
+
+
+def pack_rows(
+    rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Sequence[int], limit: int | None = None
+) -> Batch:
+    """Pack rows into micro-batches on the policy's device, at most the first `limit` of this rank. Collective."""
+    num_loss_tokens, num_sequences, num_rollouts = totals
+    batch = make_batch(
+        rows,
+        packing=packing.layout,
+        micro_batch_tokens=packing.micro_batch_tokens,
+        totals=(num_loss_tokens, num_sequences, num_rollouts),
+        device=policy.device,
+        attention=policy.attention,
+    )
+    return pad_micro_batches(replace(batch, micro_batches=batch.micro_batches[:limit]), policy)
+
+
+def _rows_without_advantage(groups: Sequence[Group]) -> list[list[Row]]:
+    return make_rows(groups, [[0.0] * len(group.rollouts) for group in groups])

@@ -1,0 +1,54 @@
+"""Settings of the optimiser."""
+
+from dataclasses import dataclass
+
+from covey.policy.settings import IN_DDP
+from covey.system.section import Section
+from covey.system.setting import Needs, setting
+
+ADAM = Needs("optimizer.name = adamw or adamw8bit", ("optimizer.name",), lambda name: name != "sgd")
+
+
+@dataclass
+class OptimizerConfig(Section):
+    """The optimiser and its schedule."""
+
+    name: str = setting(
+        "adamw",
+        choices=("adamw", "adamw8bit", "sgd"),
+        packages={"adamw8bit": ("bitsandbytes", "quantization")},
+        needs=IN_DDP.for_value("adamw8bit"),
+    )
+    """adamw, adamw8bit (bitsandbytes) or sgd."""
+    lr: float = setting(1e-6, gt=0)
+    """Peak learning rate."""
+    betas: list[float] = setting([0.9, 0.999], needs=ADAM)
+    """Decay rates of the AdamW moments."""
+    eps: float = setting(1e-8, gt=0, needs=ADAM)
+    """Added to the AdamW denominator."""
+    weight_decay: float = setting(0.0, ge=0)
+    """Decoupled weight decay, on weight matrices only."""
+    schedule: str = setting(
+        "constant",
+        choices=("constant", "linear", "cosine"),
+        needs=Needs(
+            "optimizer.warmup_steps < num_steps",
+            ("optimizer.warmup_steps", "num_steps"),
+            lambda warmup_steps, num_steps: warmup_steps < num_steps,
+            remedy="a run this short takes optimizer.warmup_steps=0",
+        ),
+    )
+    """constant, linear or cosine, over num_steps."""
+    warmup_steps: int = setting(0, ge=0)
+    """Steps over which the rate rises linearly to lr; the first takes lr / warmup_steps."""
+    min_lr_ratio: float = setting(
+        0.0,
+        ge=0,
+        le=1,
+        needs=Needs("optimizer.schedule = linear or cosine", ("optimizer.schedule",), lambda name: name != "constant"),
+    )
+    """Share of lr towards which linear and cosine fall; the step after the last would have it."""
+    max_grad_norm: float = setting(1.0, ge=0)
+    """Gradients are scaled down to this norm; 0 does not clip."""
+    max_nonfinite_steps: int = setting(5, ge=1)
+    """Stop after so many steps in a row were skipped for a loss or gradient that is not finite."""

@@ -1,0 +1,400 @@
+"""Run one optimiser phase: score the batch, forward and backward over its micro-batches, clip, step.
+
+The loss of a micro-batch is divided by the counts of the whole batch, so micro-batch losses add up and the update does
+not depend on how the batch was split, packed or spread over ranks.
+"""
+
+import logging
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.algorithm import controllers
+from covey.algorithm.aggregation import Totals
+from covey.algorithm.metrics import LOSS_TERMS, Sums, combine, largest, over_updates, summarise
+from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
+from covey.algorithm.settings import AlgorithmConfig
+from covey.policy import sharding
+from covey.policy.logprobs import Scoring
+from covey.policy.policy import Policy, inference
+from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
+from covey.system import collectives
+from covey.system.waits.timer import PhaseTimer
+from covey.trainer.forward import (
+    FrozenScores,
+    ScoringContext,
+    gather_rows,
+    objective_inputs,
+    precompute_logprob_grad,
+    score,
+    score_frozen,
+    stack,
+)
+from covey.trainer.optimizer import build_optimizer, learning_rate
+from covey.trainer.settings import OptimizerConfig
+from covey.types import Batch, RunStopped, Sampling
+
+LOGGER = logging.getLogger(__name__)
+ALARM = 0.1
+"""Mean gap of sampler and trainer, in nats, that is no rounding in any precision."""
+NOT_TRAINED = "what is sampled is not what is trained, or sampled long before (covey check finds where they come apart)"
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Say how to train, in plain values and pure functions."""
+
+    objective: Objective
+    algorithm: AlgorithmConfig
+    optimizer: OptimizerConfig
+    num_steps: int
+    """Length of the learning-rate schedule."""
+    sampling: Sampling
+    """The distribution rollouts were drawn from: log-probs are taken under it."""
+    logprob_chunk: int
+    updates_per_batch: int = 1
+    seed: int = 0
+    are_sampled: bool = True
+    """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
+
+
+class Trainer:
+    """Own what changes in training: weights, optimiser, loss scale, KL coefficient, entropy coefficient."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: TrainerSettings,
+        reference: Reference | None = None,
+        timer: PhaseTimer | None = None,
+    ) -> None:
+        self.policy = policy
+        self.reference = reference
+        self.timer = timer or PhaseTimer()
+        self.controller = controllers.kl_controller(settings.algorithm)
+        self.entropy = controllers.EntropyControl(settings.algorithm.entropy_coef, active=True)
+        self._settings = settings
+        scoring = Scoring(settings.sampling, settings.logprob_chunk, self.objective.needs_entropy_gradient)
+        self._forward = ScoringContext(policy, reference, settings.objective, scoring)
+        sharding.reshard(policy)  # else the parameters below would be the whole ones that a pass has left behind
+        self._optimizer = build_optimizer(policy.model, settings.optimizer)
+        self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        # One scaler for the whole run: a fresh one would forget the scale it had found.
+        self._scaler = torch.amp.GradScaler(policy.device.type, enabled=policy.precision == torch.float16)
+        # Its scale is made at the first use, which a rank without rows would not come to.
+        self._scaler.scale(torch.zeros((), device=policy.device))
+        self._nonfinite_in_a_row = 0
+        self._is_alarmed = False
+
+    def step(self, batch: Batch, step: int, on_before_update: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Make all updates on one batch and return what to log of them (`over_updates`).
+
+        A batch without rows changes nothing. `on_before_update` is called just before weights or optimiser change for
+        the first time.
+
+        Raises RunStopped, naming prompts, when too many updates in a row were not finite.
+        """
+        rate = learning_rate(step, self._settings.num_steps, self._settings.optimizer)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        with self.timer.phase("logprobs"):
+            prepared = self._prepare(batch)
+        seeds = range(step * self._settings.updates_per_batch, (step + 1) * self._settings.updates_per_batch)
+        updates = []
+        for seed in seeds:
+            updates.append(self._update(prepared, batch, seed, on_before_update))
+            prepared = [replace(part, is_current=False) for part in prepared]
+        metrics = over_updates(updates)
+        self._update_controllers({**updates[-1], "skipped": metrics["skipped"]}, batch, step)
+        steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
+        # Rows without gradient may have been left out of the work: where that are all, the loss of the batch is 0.
+        unmeasured = {"loss": 0.0, "policy_loss": 0.0} if batch.num_loss_tokens > 0 else {}
+        return {**unmeasured, **metrics, "learning_rate": rate, **steered, **_counts(batch)}
+
+    def measure(self, batch: Batch, seed: int) -> dict[str, float]:
+        """Return what `step` logs of the log-probs of a batch, loss terms apart, without making an update."""
+        with self.timer.phase("logprobs"):
+            prepared = [score_frozen(self._forward, m, several=False, keep_old=False) for m in batch.micro_batches]
+            statistics = self._batch_statistics(prepared, seed)
+            sums: list[Sums] = []
+            maxima: list[Mapping[str, float]] = []
+            with inference(self.policy.model):
+                for part, chosen in zip(prepared, statistics, strict=True):
+                    scores = score(self._forward, part)
+                    if part.batch.num_rows > 0:
+                        inputs = objective_inputs(part, scores)
+                        sums.append(self._loss(inputs, batch, chosen)[1])
+                        maxima.append(self._maxima(inputs))
+            found = summarise(combine(collectives.all_sum_pairs(sums))) | collectives.all_max(largest(maxima))
+        return {name: value for name, value in found.items() if name not in LOSS_TERMS}
+
+    @property
+    def objective(self) -> Objective:
+        return self._settings.objective
+
+    @property
+    def algorithm(self) -> AlgorithmConfig:
+        return self._settings.algorithm
+
+    @property
+    def loss_scale(self) -> float:
+        """Return what gradients are multiplied by until the optimiser's step: 1 but in float16."""
+        return float(self._scaler.get_scale())
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield named weights, for engines that hold a copy."""
+        yield from self.policy.model.named_parameters()
+
+    def sequence_kl(self, batch: Batch) -> list[float]:
+        """Return the KL to the reference of each row, summed over its tokens: a penalty on the reward."""
+        values: list[float] = []
+        with self.timer.phase("logprobs"):
+            for micro_batch in batch.micro_batches:
+                prepared = score_frozen(self._forward, micro_batch, several=False, keep_old=True)
+                assert prepared.old is not None
+                if micro_batch.num_rows > 0:
+                    inputs = objective_inputs(prepared, prepared.old)
+                    values.extend(self.objective.kl_values(inputs).sum(dim=1).tolist())
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the weights, the same whether they are sharded or not. Collective where they are."""
+        return {
+            "optimizer": self._optimizer_state(),
+            "scaler": self._scaler.state_dict(),
+            "kl_coef": self.controller.coef,
+            "entropy": (self.entropy.coef, self.entropy.active),
+            "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "reference": self._refreshed_reference(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load everything but the weights, as `state_dict` gave it at any number of ranks."""
+        if self.policy.sharded:
+            sharding.load_whole_state(self._optimizer, state["optimizer"])
+        else:
+            self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        self.controller = replace(self.controller, coef=float(state["kl_coef"]))
+        coef, active = state["entropy"]
+        self.entropy = controllers.EntropyControl(float(coef), bool(active))
+        self._nonfinite_in_a_row = int(state["nonfinite_in_a_row"])
+        if self.reference is not None:
+            load_refreshed(self.reference, state["reference"])
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return sharding.whole_state(self._optimizer) if self.policy.sharded else self._optimizer.state_dict()
+
+    def _refreshed_reference(self) -> dict[str, Tensor]:
+        """Return the reference's own weights where training has moved them, else nothing."""
+        if self.reference is None or self._settings.algorithm.reference_refresh_every is None:
+            return {}
+        return refreshed_weights(self.reference)
+
+    def _prepare(self, batch: Batch) -> list[FrozenScores]:
+        objective = self.objective
+        several = self._settings.updates_per_batch > 1
+        keep_old = several and objective.needs_old
+        return [score_frozen(self._forward, m, several=several, keep_old=keep_old) for m in batch.micro_batches]
+
+    def _update(
+        self, prepared: Sequence[FrozenScores], batch: Batch, seed: int, on_before_update: Callable[[], None]
+    ) -> dict[str, float]:
+        """Run backward over all micro-batches, then one optimiser step unless something is not finite."""
+        statistics = self._batch_statistics(prepared, seed)
+        self._optimizer.zero_grad(set_to_none=True)
+        self.policy.model.train()
+        sums: list[Sums] = []
+        maxima: list[Mapping[str, float]] = []
+        with self.timer.phase("backward"), self._dropout_of(seed):
+            for part, chosen in zip(prepared, statistics, strict=True):
+                part_sums, part_maxima = self._backward(part, batch, chosen)
+                sums.append(part_sums)
+                maxima.append(part_maxima)
+            if not self.policy.sharded:  # else the backward passes have done it
+                collectives.sum_gradients(self._parameters)
+        on_before_update()
+        with self.timer.phase("optimizer"):
+            metrics = summarise(combine(collectives.all_sum_pairs(sums)))
+            # Later updates on a batch have moved away themselves.
+            if self._settings.are_sampled and seed % self._settings.updates_per_batch == 0:
+                self._watch_mismatch(metrics.get("mismatch", 0.0))
+            metrics |= collectives.all_max(largest(maxima)) | self._optimizer_step(metrics)
+        if metrics["skipped"] and not self._is_overflow(metrics):
+            self._count_nonfinite(prepared, batch, statistics)
+        elif "loss" in metrics:
+            self._nonfinite_in_a_row = 0
+        return metrics
+
+    @contextmanager
+    def _dropout_of(self, update: int) -> Iterator[None]:
+        """Draw dropout by seed, update and rank, leaving global generators as they are."""
+        device = self.policy.device
+        name = f"{self._settings.seed}/dropout/{update}/{collectives.rank()}"
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(random.Random(name).getrandbits(63))
+            yield
+
+    def _backward(
+        self, part: FrozenScores, batch: Batch, statistics: BatchStatistics | None
+    ) -> tuple[Sums, dict[str, float]]:
+        self.timer.watchdog.progress()
+        predicted_L = precompute_logprob_grad(
+            self._forward, part, lambda inputs: self._loss(inputs, batch, statistics)[0]
+        )
+        scores = score(self._forward, part, predicted_L)
+        if part.batch.num_rows == 0:  # made so that other ranks are not left waiting in theirs
+            scores.logprob_L.sum().backward()
+            return {}, {}
+        inputs = objective_inputs(part, scores)
+        loss, sums = self._loss(inputs, batch, statistics)
+        loss.backward()
+        return sums, self._maxima(inputs)
+
+    def _loss(self, inputs: ObjectiveInputs, batch: Batch, statistics: BatchStatistics | None) -> tuple[Tensor, Sums]:
+        """Return this micro-batch's share of the loss, times the loss scale, and what to log of it."""
+        totals = Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
+        loss, sums = self.objective(inputs, totals, self.controller.coef, self.entropy.applied, statistics)
+        return self._scaler.scale(loss), sums
+
+    def _maxima(self, inputs: ObjectiveInputs) -> dict[str, float]:
+        return {name: float(value) for name, value in self.objective.maxima(inputs).items()}
+
+    def _batch_statistics(self, prepared: Sequence[FrozenScores], seed: int) -> list[BatchStatistics | None]:
+        """Decide rules over the whole batch, all ranks, before the first backward pass."""
+        if not self.objective.needs_batch_selection:
+            return [None] * len(prepared)
+        with self.timer.phase("logprobs"), inference(self.policy.model):
+            scored = [(p, score(self._forward, p)) for p in prepared]
+        parts = [objective_inputs(p, scores) for p, scores in scored if p.batch.num_rows > 0]
+        of_ranks = gather_rows(stack(parts) if parts else None, self.policy.device)
+        filled = [inputs for inputs in of_ranks if inputs is not None]
+        if not filled:
+            return [None] * len(prepared)
+        whole = self.objective.batch_statistics(stack(filled), self._settings.seed + seed)
+        start = sum(len(i.mask_NT) for i in of_ranks[: collectives.rank()] if i is not None)
+        fillers = [None] * (len(prepared) - len(parts))
+        return [*_split_statistics(whole, parts, start), *fillers]
+
+    def _optimizer_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Step with the gradients there are, unless the loss or one of them is not finite."""
+        if "loss" not in metrics:
+            return {"grad_norm": 0.0, "grad_clipped": 0.0, "skipped": 0.0}
+        self._scaler.unscale_(self._optimizer)
+        limit = self._settings.optimizer.max_grad_norm
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        # Whole before it is used: torch 2.9 adds to a sharded norm on each rank, and clips by another factor.
+        norm = sharding.whole(norm) if self.policy.sharded else norm
+        torch.nn.utils.clip_grads_with_norm_(self._parameters, limit if limit > 0 else torch.inf, norm)
+        finite = bool(torch.isfinite(norm)) and math.isfinite(metrics["loss"])
+        if finite:
+            self._scaler.step(self._optimizer)
+        else:
+            self._optimizer.zero_grad(set_to_none=True)
+        self._scaler.update()
+        return {
+            "grad_norm": float(norm),
+            "grad_clipped": float(limit > 0 and bool(norm > limit)),
+            "skipped": float(not finite),
+        }
+
+    def _watch_mismatch(self, found: float) -> None:
+        """Warn once where sampler and trainer come apart, and stop where they are further apart than is allowed."""
+        limit = self._settings.algorithm.max_mismatch
+        said = f"log-probs of sampler and trainer differ by {found:.3g} nats a token"
+        if limit is not None and found > limit:
+            raise RunStopped(f"{said}, algorithm.max_mismatch={limit:g}: {NOT_TRAINED}")
+        if found > ALARM and not self._is_alarmed:
+            LOGGER.warning("%s, more than rounding: %s; algorithm.max_mismatch stops the run", said, NOT_TRAINED)
+        self._is_alarmed = found > ALARM
+
+    def _is_overflow(self, metrics: Mapping[str, float]) -> bool:
+        """float16 gradients beyond its range are the loss scale's search, while the scale has room to fall."""
+        return self._scaler.is_enabled() and math.isfinite(metrics["loss"]) and self._scaler.get_scale() >= 1
+
+    def _count_nonfinite(
+        self, prepared: Sequence[FrozenScores], batch: Batch, statistics: Sequence[BatchStatistics | None]
+    ) -> None:
+        self._nonfinite_in_a_row += 1
+        limit = self._settings.optimizer.max_nonfinite_steps
+        if self._nonfinite_in_a_row >= limit:
+            found = collectives.all_gather(self._nonfinite_prompts(prepared, batch, statistics))
+            culprits = ", ".join([name for names in found for name in names][:4]) or "none on its own"
+            raise RunStopped(
+                f"loss or gradient was not finite {limit} times in a row (optimizer.max_nonfinite_steps); "
+                f"prompts that cause it: {culprits}"
+            )
+
+    def _nonfinite_prompts(
+        self, prepared: Sequence[FrozenScores], batch: Batch, statistics: Sequence[BatchStatistics | None]
+    ) -> list[str]:
+        """Name the prompts of this rank's first micro-batch whose loss or gradient alone is not finite.
+
+        Every pass is made, also after one was found: passes may be collective.
+        """
+        found: list[str] = []
+        for part, chosen in zip(prepared, statistics, strict=True):
+            self._optimizer.zero_grad(set_to_none=True)
+            names = self._unscored_prompts(part)
+            sums, _ = self._backward(part, batch, chosen)
+            if not names and not math.isfinite(summarise(sums).get("loss", 0.0)):
+                names = list(part.batch.prompt_ids)
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            # A sharded gradient is already that of all ranks: it tells nothing of this one's prompts.
+            if not names and not self.policy.sharded and not all(bool(g.isfinite().all()) for g in gradients):
+                names = list(part.batch.prompt_ids)
+            found = found or names
+        return list(dict.fromkeys(found))[:4]
+
+    def _unscored_prompts(self, part: FrozenScores) -> list[str]:
+        """Name the prompts of the rows with a log-prob or an advantage that is not finite."""
+        with inference(self.policy.model):
+            scores = score(self._forward, part)
+        if part.batch.num_rows == 0:
+            return []
+        inputs = objective_inputs(part, scores)
+        read = (inputs.log_probs_NT, inputs.sampler_log_probs_NT, inputs.advantages)
+        bad_N = ~torch.stack([values.isfinite().all(dim=1) for values in read]).all(dim=0)
+        return [name for name, bad in zip(part.batch.prompt_ids, bad_N.tolist(), strict=True) if bad]
+
+    def _update_controllers(self, metrics: Mapping[str, float], batch: Batch, step: int) -> None:
+        """Move coefficients and reference, once per batch."""
+        algorithm = self._settings.algorithm
+        measured = metrics["skipped"] == 0
+        kl, limit = metrics.get("kl_sequence_mean"), algorithm.max_kl
+        if measured and kl is not None and limit is not None and kl > limit:
+            raise RunStopped(
+                f"KL to the reference is {kl:.3g} nats a token, algorithm.max_kl={limit:g}: it explodes; "
+                "raise algorithm.kl_coef or lower optimizer.lr"
+            )
+        if measured and kl is not None:
+            self.controller = controllers.update_kl_controller(self.controller, kl, batch.num_sequences)
+        if measured and algorithm.target_entropy is not None and "entropy" in metrics:
+            seen, target = metrics["entropy"], algorithm.target_entropy
+            self.entropy = controllers.update_entropy_control(self.entropy, entropy=seen, target=target)
+        if (every := algorithm.reference_refresh_every) and self.reference is not None and (step + 1) % every == 0:
+            refresh_reference(self.reference, self.policy, algorithm.reference_refresh_alpha)
+
+
+def _counts(batch: Batch) -> dict[str, float]:
+    """Count the rollouts of all ranks that were trained on, and their micro-batches."""
+    filled = [micro_batch.num_rows for micro_batch in batch.micro_batches if micro_batch.num_rows > 0]
+    trained, micro_batches = collectives.all_sum_ints(sum(filled), len(filled))
+    return {"num_rollouts_trained": float(trained), "num_micro_batches": float(micro_batches)}
+
+
+def _split_statistics(
+    whole: BatchStatistics, parts: Sequence[ObjectiveInputs], start: int
+) -> Iterator[BatchStatistics]:
+    """Yield the rows of each micro-batch, those of this rank beginning at `start`."""
+    for part in parts:
+        num_rows, num_columns = part.mask_NT.shape
+        rows = torch.arange(start, start + num_rows, device=part.mask_NT.device)
+        yield whole.rows(rows, num_columns)
+        start += num_rows

@@ -1,0 +1,61 @@
+"""Figures are what the command draws from the data that are committed, and every page has one."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures.__main__ import FIGURES, FOLDER
+from benchmarks.figures.front import ROOT
+from benchmarks.figures.shapes import Box, box
+from benchmarks.figures.svg import DARK, LIGHT, Drawing
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_committed_figure_is_what_is_drawn_from_the_committed_data(name: str) -> None:
+    assert (FOLDER / f"{name}.svg").read_text(encoding="utf-8") == str(FIGURES[name]()), "run `make figures`"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_a_picture_with_a_title_that_loads_nothing(name: str) -> None:
+    text = str(FIGURES[name]())
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "<image" not in text
+    assert name == "panel" or root.find("{http://www.w3.org/2000/svg}title") is not None
+
+
+def test_text_that_does_not_fit_into_its_box_is_refused() -> None:
+    with pytest.raises(ValueError, match="wider than its box"):
+        box(Drawing(100, 100, "a figure"), (0, 0), (60, 40), Box("much too long for it"))
+
+
+def test_every_colour_of_text_can_be_read_on_its_ground_in_light_and_dark() -> None:
+    for palette in (LIGHT, DARK):
+        assert set(palette) == set(LIGHT)
+        for ground in ("page", "panel", "warm-soft", "cool-soft", "good-soft", "bad-soft"):
+            assert contrast(palette["ink"], palette[ground]) > 7
+            assert contrast(palette["muted"], palette[ground]) > 4
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of WCAG 2."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_every_page_of_the_documentation_shows_a_figure_and_no_figure_is_left_over() -> None:
+    pages = [*(ROOT / "docs").glob("*/*.md"), ROOT / "README.md", *(ROOT / "benchmarks").glob("*.md")]
+    shown: set[Path] = set()
+    for page in pages:
+        pictures = re.findall(r"(?:!\[[^\]]*\]\(|src=\")([^)\"\s]+\.(?:svg|png|gif))", page.read_text(encoding="utf-8"))
+        shown |= {(page.parent / picture).resolve() for picture in pictures}
+        assert pictures or page.parent.name == "benchmarks", page
+    assert {path.resolve() for path in FOLDER.iterdir()} <= shown

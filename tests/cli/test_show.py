@@ -1,0 +1,176 @@
+"""`covey show`: the result of a run again, its best and worst answers, runs side by side."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli.main import main
+from covey.cli.show import last_answers
+
+SUMMARY = {
+    "status": "completed",
+    "steps": 30,
+    "skipped_steps": 0,
+    "dropped_groups": 0,
+    "confidence": 0.95,
+    "seconds": 61.0,
+    "phases": {"sampling": {"seconds": 61.0, "share": 1.0}},
+    "tokens": 1000,
+    "tokens_per_second": 16.4,
+    "peak_memory_bytes": 1 << 30,
+    "environment": {},
+}
+
+
+def look(accuracy: float, reward: float) -> dict[str, Any]:
+    def near(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - 0.1, "high": value + 0.1}
+
+    facts = {"pass_at_k": {}, "num_prompts": 100, "num_samples": 8, "parts": {}, "reward_parts": {}}
+    return {"accuracy": near(accuracy), "reward_mean": near(reward), **facts}
+
+
+def answer(step: int, name: str, reward: float, **more: Any) -> dict[str, Any]:
+    asked = {"prompt_id": name, "prompt": f"{name}?", "columns": {}, "completion": f"of {name}", "num_tokens": 3}
+    return {"step": step, **asked, "reward": reward, "parts": {}, "finish_reason": "stop", **more}
+
+
+def evaluated(step: int, name: str, reward: float, greedy: bool = True) -> dict[str, Any]:
+    return answer(step, name, reward, greedy=greedy, correct=reward >= 1)
+
+
+def write_run(folder: Path, **files: Sequence[Mapping[str, Any]]) -> Path:
+    """A run folder with these files of rows."""
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder named run below the working directory, of a run with two evaluations."""
+    monkeypatch.chdir(tmp_path)
+    last = [
+        evaluated(30, name, reward) for name, reward in zip("abcdefgh", (1, 0.5, 0, 1, 0.25, 1, 0.75, 1), strict=True)
+    ]
+    first = [evaluated(0, "z", 0.0)]
+    folder = write_run(Path("run"), evaluations=[*first, *last, evaluated(30, "a", 9.0, greedy=False)])
+    content = SUMMARY | {"before": look(0.2, 0.3), "after": look(0.5, 0.6)}
+    gains = {
+        "accuracy": {"value": 0.3, "low": 0.1, "high": 0.4},
+        "reward_mean": {"value": 0.3, "low": 0.2, "high": 0.4},
+    }
+    content |= {"gain": gains | {"parts": {}, "reward_parts": {}}}
+    (folder / "summary.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_run_is_shown_with_its_table_its_best_and_its_worst_answers(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "run", "--answers", "2"]) == 0
+    out = capsys.readouterr().out
+    (accuracy,) = [line.split("%")[1].split() for line in out.splitlines() if line.startswith("accuracy")]
+    assert accuracy == ["20.0", "[10.0,", "30.0]", "50.0", "[40.0,", "60.0]", "+30.0", "[10.0,", "40.0]"]
+    asked = [line.strip() for line in out.splitlines() if line.startswith("  prompt")]
+    assert asked == ["prompt  a?", "prompt  d?", "prompt  c?", "prompt  e?"]
+    assert "best answers (of 8 kept, step 30)" in out
+    assert "step 30, c: reward 0.000, greedy, wrong, 3 tokens" in out
+    assert out.splitlines()[-1] == "run folder: run"
+
+
+def test_no_answer_is_shown_twice(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "--answers=5", "run"]) == 0
+    asked = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  prompt")]
+    assert asked == ["a?", "d?", "f?", "h?", "g?", "c?", "e?", "b?"]
+
+
+def test_a_run_without_a_summary_shows_how_far_it_got_and_what_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = [{"step": 7, "kind": "train", "time": "2026-11-22T09:41:44.123+00:00", "sampled_reward_mean": 0.5}]
+    rollouts = [answer(6, "x", 1.0), answer(7, "y", 0.0, advantage=-1.0, dropped=None)]
+    folder = write_run(Path("run"), metrics=steps, rollouts=rollouts)
+    with (folder / "rollouts.jsonl").open("a") as file:
+        file.write('{"step": 8, "torn')
+    assert main(["show", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "step 7, 2026-11-22T09:41:44.123+00:00: reward 0.5; the run goes on, or was killed\n" in out
+    assert "step 7, y: reward 0.000, advantage -1.00, 3 tokens" in out
+    assert "x?" not in out
+    assert [row["prompt_id"] for row in last_answers(folder)] == ["y"]
+
+
+def test_several_runs_stand_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(Path("other"))
+    assert main(["show", "run", "other"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "run: completed, 30 steps",
+        "  accuracy, %    20.0 ->   50.0  gain +30.0 [10.0, 40.0]",
+        "  mean reward   0.300 ->  0.600  gain +0.300 [0.200, 0.400]",
+        "other: no summary",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "covey show needs a run folder, such as covey show outputs/DATE/TIME"),
+        (["run", "nowhere"], "nowhere is no run folder (it has no config.yaml)"),
+        (["run", "--best", "3"], 'no flag "--best"; flags: --answers N'),
+        (["run", "--answers"], "--answers needs a number"),
+        (["run", "--answers", "many"], "--answers must be a number >= 0, got many"),
+    ],
+)
+def test_words_that_name_no_run_are_one_line(
+    words: list[str], line: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", *words]) == 2
+    assert capsys.readouterr().err == f"covey: {line}\n"
+
+
+def test_looking_at_a_run_does_not_wait_for_torch() -> None:
+    code = "import sys, covey.cli.show; print({'torch', 'transformers', 'hydra'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "set()\n"
+
+
+ODD = ("[]", "3", "null", "{}", '{"step": "x"}', '{"step": null, "kind": "train"}', "[" * 100_000, "\\0")
+
+
+@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "evaluations.jsonl", "rollouts.jsonl"])
+def test_what_a_run_does_not_write_is_one_line(
+    run: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("evaluations.jsonl", "rollouts.jsonl", "summary.json"):
+        (run / file).unlink(missing_ok=True)
+    (run / name).write_text(f"{text}\n")
+    assert main(["show", "run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("covey: run/")
+    assert (error.count("\n"), error.count("Traceback")) == (1, 0)
+    assert len(error) < 300
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["summary.json", "versions.json"])
+def test_a_pipe_or_a_link_in_their_place_is_not_waited_for_or_followed(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, put in enumerate((os.mkfifo, lambda path: path.symlink_to("/etc/passwd"))):
+        folder = write_run(Path(f"run{number}"))
+        put(folder / name)
+        status = main(["show", str(folder)])
+        printed = capsys.readouterr()
+        assert "root:" not in printed.out + printed.err
+        assert (status, printed.err.count("\n")) == ((2, 1) if name == "summary.json" else (0, 0)), printed.err

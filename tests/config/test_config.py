@@ -1,0 +1,431 @@
+"""What may be set, what is refused and with which words."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from covey.cli.errors import explain
+from covey.cli.help import all_settings, group_choices
+from covey.cli.main import main
+from covey.config import compose as settings
+from covey.config.checks import walk
+from covey.config.names import OTHER_NAMES, REMOVED, RENAMED, RENAMED_VALUES, current_name
+from covey.config.schema import Config, setting_names
+from covey.config.validate import validate
+from covey.environments.infill.settings import InfillConfig
+from covey.environments.math.settings import Gsm8kConfig
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.environments.settings import ArithmeticConfig
+from covey.run.plan import derived, report
+
+RESOLVED = Path(__file__).parents[1] / "data" / "resolved_default.yaml"
+REGENERATE = "COVEY_CACHE=.cache/covey covey config > tests/data/resolved_default.yaml"
+ROWS = ["data.path=rows.jsonl"]
+MY_REWARDS = ["environment=reward_functions", *ROWS, "rewards=[my_module:my_reward]"]
+
+
+def composed(*overrides: str, folder: Path | None = None, name: str = "config") -> Config:
+    """The config that `covey config OVERRIDES` would show."""
+    settings.register()
+    extra = [f"hydra.searchpath=[file://{folder}]"] if folder else []
+    with initialize_config_dir(str(settings.CONF), version_base="1.3"):
+        return settings.to_config(compose(name, overrides=[*overrides, *extra]))
+
+
+def refusal(*overrides: str) -> str:
+    """The line a user sees."""
+    with pytest.raises(Exception) as caught:
+        composed(*overrides)
+    return explain(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ the default
+
+
+def test_every_changed_default_is_a_visible_decision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COVEY_CACHE", ".cache/covey")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert main(["config"]) == 0
+    assert capsys.readouterr().out == RESOLVED.read_text(), f"if this change is meant: {REGENERATE}"
+
+
+def test_the_default_config_of_the_dataclasses_is_that_of_the_yaml() -> None:
+    assert composed() == Config()
+
+
+def test_the_default_config_is_valid() -> None:
+    validate(Config())
+
+
+def test_every_setting_is_explained_in_one_line() -> None:
+    documented = {setting.name for found in all_settings().values() for setting in found}
+    names = {name.rpartition(".")[2] for name in setting_names()}
+    sections = {"model", "data", "engine", "sampling", "algorithm", "optimizer", "cold_start", "evaluation", "output"}
+    sections |= {"parallel", "preflight", "timeouts", "curriculum"}
+    entries = {"step"}  # of group_size_schedule
+    assert names - sections == documented - sections - entries  # timeouts.sampling is called like a section
+
+
+# ------------------------------------------------------------------------------------------------ composing
+
+
+NEEDED = {
+    **dict.fromkeys(("gsm8k", "gsm8k_lora", "math"), ROWS),
+    **dict.fromkeys(("my_rewards", "trl_document"), MY_REWARDS[1:]),
+    "code_mbpp": ROWS,
+}
+"""What a recipe leaves to its user."""
+
+
+@pytest.mark.parametrize("name", group_choices()["recipe"])
+def test_every_recipe_composes_with_the_model_that_needs_no_download(name: str) -> None:
+    model = "nano-masked" if name.startswith("infill") else "nano"
+    config = composed(f"recipe={name}", f"model={model}", *NEEDED.get(name, []))
+    assert config.model.name == model
+
+
+@pytest.mark.parametrize("group", ["model", "engine", "algorithm", "optimizer"])
+def test_every_choice_of_a_group_is_valid(group: str) -> None:
+    for choice in group_choices()[group]:
+        chosen = OmegaConf.load(settings.CONF / group / f"{choice}.yaml")
+        assert isinstance(chosen, DictConfig)
+        chosen.pop("defaults", None)
+        whole = chosen if group in chosen else {group: chosen}  # one that says something of other sections too
+        merged = OmegaConf.merge(OmegaConf.structured(Config), whole)
+        for name, value in MASKED.get(choice, {}).items():
+            OmegaConf.update(merged, name, value)
+        config = OmegaConf.to_object(merged)
+        assert isinstance(config, Config)
+        if choice in MASKED:
+            config.environment = InfillConfig()
+        validate(config)
+
+
+MASKED: dict[str, dict[str, str]] = {
+    "nano-masked": {"engine.name": "fill"},
+    "fill": {"model.name": "nano-masked", "model.kind": "masked", "model.nano_architecture": "bert"},
+}
+"""What a masked policy and its engine need of each other."""
+
+
+def test_each_environment_brings_its_own_settings() -> None:
+    assert composed().environment == ArithmeticConfig()
+    assert composed("environment=gsm8k", *ROWS, "environment.scheme=trl").environment == Gsm8kConfig(scheme="trl")
+    assert isinstance(composed(*MY_REWARDS).environment, RewardFunctionsConfig)
+
+
+def test_the_command_line_wins_over_the_recipe() -> None:
+    config = composed("recipe=arithmetic", "seed=3", "optimizer.lr=0.5", "cold_start.enabled=false")
+    assert (config.seed, config.optimizer.lr, config.cold_start.enabled) == (3, 0.5, False)
+
+
+def test_rewards_are_named_by_module_and_function() -> None:
+    assert composed(*MY_REWARDS, "reward_weights=[2.0]").rewards == ["my_module:my_reward"]
+
+
+def test_options_of_functions_are_set_like_any_other_key() -> None:
+    config = composed("algorithm.advantage_options.ddof=0", "algorithm.shaping.repetition.ngram=4")
+    assert config.algorithm.advantage_options == {"ddof": 0}
+    assert config.algorithm.shaping == {"repetition": {"ngram": 4}}
+
+
+def test_a_users_own_recipe_is_found_in_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /optimizer: sgd\nnum_steps: 7\n"
+    )
+    config = composed("recipe=mine", folder=tmp_path)
+    assert (config.num_steps, config.optimizer.name) == (7, "sgd")
+
+
+def test_the_cache_folder_follows_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVEY_CACHE", "/data/cache")
+    assert Config().cold_start.cache_dir == "/data/cache"
+    monkeypatch.delenv("COVEY_CACHE")
+    assert Config().cold_start.cache_dir == str(Path.home() / ".cache" / "covey")
+
+
+def test_the_printed_config_can_be_read_back(tmp_path: Path) -> None:
+    config = composed("recipe=arithmetic", "seed=3")
+    path = tmp_path / "config.yaml"
+    path.write_text(report(config))
+    schema = OmegaConf.structured(Config)
+    schema.environment = OmegaConf.structured(ArithmeticConfig)
+    assert OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(path))) == config
+
+
+def test_derived_numbers_follow_from_the_settings() -> None:
+    config = Config(num_steps=10, groups_per_step=6, group_size=4, updates_per_batch=2)
+    config.evaluation.every = 3
+    config.sampling.max_tokens = 100
+    numbers = derived(config, num_ranks=4)
+    assert numbers["rollouts_per_step"] == 24
+    assert numbers["rollouts_in_all"] == 240
+    assert numbers["groups_per_rank"] == 2
+    assert (numbers["rollouts_per_rank"], numbers["micro_batches_per_rank"]) == (8, 1)
+    assert numbers["optimizer_steps"] == 20
+    assert numbers["buffer_groups"] == 6
+    assert numbers["most_completion_tokens_per_step"] == 2400
+    assert numbers["evaluations"] == 5  # before, after steps 3, 6 and 9, after
+    assert numbers["completions_per_evaluation"] == 128 * 5
+
+
+# ------------------------------------------------------------------------------------------------ refusing
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ("sed=3", "unknown setting sed; did you mean seed?"),
+        ("algorithm.kl_cof=1", "unknown setting algorithm.kl_cof; did you mean algorithm.kl_coef?"),
+        ("lr=3", "unknown setting lr; did you mean cold_start.lr or optimizer.lr?"),
+        ("modle=nano", "unknown setting modle; did you mean model?"),
+        ("optimizer.learning_rate=1e-4", "unknown setting optimizer.learning_rate; did you mean optimizer.lr?"),
+        ("cold_start.max_steps=9", "unknown setting cold_start.max_steps; did you mean cold_start.num_steps?"),
+        ("num_generations=4", "unknown setting num_generations; did you mean group_size?"),
+        ("+beta=0.04", "unknown setting beta; did you mean algorithm.kl_coef?"),
+        ("+bar=3", "unknown setting bar"),
+        ("+model.foo=3", "unknown setting model.foo"),
+        ("environment.scheme=trl", "the chosen environment has no setting environment.scheme; another environment has"),
+        ("~seed", "seed cannot be deleted; every setting has a value"),
+        ("seed=abc", "seed: Value 'abc' of type 'str' could not be converted to Integer"),
+        (
+            "environment.levels=[1,a]",
+            "environment.levels[1]: Value 'a' of type 'str' could not be converted to Integer",
+        ),
+        ("rewards=mine:good", "rewards is a list: write rewards=[mine:good]"),
+        ("recipe", 'cannot read the override "recipe": settings are written name=value, such as recipe=arithmetic'),
+        ("seed==", "cannot read the override \"seed==\": extraneous input '='"),
+        (
+            "environment=gsm9k",
+            'environment has no choice "gsm9k"; did you mean gsm8k? '
+            f"choices: {', '.join(group_choices()['environment'])}",
+        ),
+    ],
+)
+def test_a_slip_is_one_line_with_the_nearest_name(overrides: str, line: str) -> None:
+    assert refusal(overrides) == line
+
+
+def test_names_of_other_libraries_are_answered_with_settings_that_are_there() -> None:
+    known = {*setting_names(), "algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"}
+    assert {own for names in OTHER_NAMES.values() for own in names} <= known
+    assert not {name for name in OTHER_NAMES if name in {other.rpartition(".")[2] for other in known}}
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("deadlines", "timeouts"),
+        ("distribution", "parallel"),
+        ("environment.tier", "environment.isolation"),
+        ("environment.wall_seconds", "environment.timeout"),
+        ("output.grace_seconds", "output.shutdown_timeout"),
+    ],
+)
+def test_a_setting_of_an_earlier_version_is_answered_with_its_name_of_today(old: str, now: str) -> None:
+    assert current_name(old) == now
+    typed = {"deadlines": "deadlines.scoring=1", "distribution": "distribution.strategy=fsdp"}.get(old, f"{old}=1")
+    assert refusal(typed) == f"unknown setting {old}; did you mean {now}?"
+
+
+def test_renamed_settings_are_gone_and_their_new_names_are_there() -> None:
+    known = set(setting_names())
+    assert set(RENAMED.values()) <= known
+    assert not (set(RENAMED) | REMOVED) & known
+    choices = {found.name: found.bounds.choices for found in walk(Config())}
+    for name, values in RENAMED_VALUES.items():
+        assert set(values.values()) <= set(choices[name])
+        assert not set(values) & set(choices[name])
+
+
+def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\nmodel:\n  lora_ranck: 3\n")
+    with pytest.raises(Exception) as caught:
+        composed("recipe=mine", folder=tmp_path)
+    assert (
+        explain(caught.value) == "unknown setting model.lora_ranck in recipe/mine.yaml; did you mean model.lora_rank?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["group_size=1"], "group_size must be >= 2, got 1"),
+        (["num_steps=0"], "num_steps must be >= 1, got 0"),
+        (["updates_per_batch=0"], "updates_per_batch must be >= 1, got 0"),
+        (["sampling.temperature=0"], "sampling.temperature must be > 0, got 0.0"),
+        (["sampling.top_p=1.5"], "sampling.top_p must be <= 1, got 1.5"),
+        (["packing=tight"], "packing must be one of shared, packed, padded, got tight"),
+        (["output.trackers=[neptune]"], "output.trackers must be one of tensorboard, wandb, got neptune"),
+        (["max_staleness=2"], "max_staleness must be 0 with source=local (groups are sampled between updates), got 2"),
+        (["source=ray"], "source must be local, got ray"),
+        (
+            ["micro_batch_tokens=100"],
+            "micro_batch_tokens=100 needs sampling.max_tokens <= that, got sampling.max_tokens=256",
+        ),
+        (
+            ["evaluation.k=[1,16]"],
+            "evaluation.k=16 needs evaluation.num_samples >= that, got evaluation.num_samples=4",
+        ),
+        (
+            ["recipe=infill_nano", "num_steps=5"],
+            "optimizer.schedule=cosine needs optimizer.warmup_steps < num_steps, got optimizer.warmup_steps=5, "
+            "num_steps=5; a run this short takes optimizer.warmup_steps=0",
+        ),
+        (["optimizer.betas=[0.9]"], "optimizer.betas must be two numbers in [0, 1), got [0.9]"),
+        (
+            ["model=qwen2.5-0.5b", "model.load_in_4bit=true"],
+            "model.load_in_4bit=true needs model.lora_rank > 0, got model.lora_rank=0",
+        ),
+        (
+            ["environment=gsm8k"],
+            "environment=gsm8k needs data.path (a file, a folder or a hub name), got data.path=null",
+        ),
+        (["data.path=x"], "data.path=x needs an environment that reads rows, got environment=arithmetic"),
+        (["rewards=[a:b]"], "rewards=[a:b] needs environment=reward_functions, got environment=arithmetic"),
+        (
+            [*MY_REWARDS[:2], "rewards=[think_format,{function:soft_overlong,args:{max_lenght:9,cache:3}}]"],
+            "reward function soft_overlong has no argument 'max_lenght'; did you mean max_length?; "
+            "it takes max_length, cache",
+        ),
+        (
+            [*MY_REWARDS, "data.path=my_rows:posts", "data.subset=main"],
+            "data.subset=main needs data.path = a folder or a hub name, got data.path=my_rows:posts",
+        ),
+        (
+            [*MY_REWARDS, "data.path=my_rows:posts", "data.train_split=dev"],
+            "data.train_split=dev needs data.path = a folder or a hub name, got data.path=my_rows:posts",
+        ),
+        (
+            ["environment=reward_functions", *ROWS],
+            "environment=reward_functions needs rewards=[module:function], got rewards=[]",
+        ),
+        ([*MY_REWARDS, "reward_weights=[1,2]"], "reward_weights must have one weight for each of 1 rewards, got 2"),
+        (
+            [*MY_REWARDS, *ROWS, "data.answer_column=gold", "data.prefill=true"],
+            "data.answer_column=gold needs data.prefill=false: an answer at the end of a prompt is moved into a column "
+            "or gone on from, not both",
+        ),
+        (
+            [*MY_REWARDS, *ROWS, "data.answer_column=prompt"],
+            "data.answer_column must be another column than data.prompt_column=prompt",
+        ),
+        (
+            [*MY_REWARDS, *ROWS, "data.test_fraction=0"],
+            "data.test_fraction must be above 0 and at most 0.9, got 0: a run is measured on rows that it does not "
+            "train on; to train on all rows of a file, give a test split: data.path=FOLDER with train.* and test.* "
+            "files",
+        ),
+        (
+            ["environment=gsm8k", *ROWS, "data.prefill=true"],
+            "data.prefill=true needs environment=reward_functions, got environment=gsm8k",
+        ),
+        (
+            ["environment=gsm8k", *ROWS, "data.prompt_column=text"],
+            "data.prompt_column=text needs environment=reward_functions, got environment=gsm8k",
+        ),
+        (
+            ["preflight.max_tokens=8", "preflight.enabled=false"],
+            "preflight.max_tokens=8 needs preflight.enabled = true, got preflight.enabled=false",
+        ),
+        (
+            ["algorithm.target_kl=0.1"],
+            "algorithm.target_kl=0.1 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0",
+        ),
+        (
+            ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=full"],
+            "algorithm.kl_estimator=full needs algorithm.kl_in = loss, got algorithm.kl_in=reward",
+        ),
+        (
+            ["algorithm.reference_refresh_every=5"],
+            "algorithm.reference_refresh_every=5 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0, "
+            "algorithm.ratio_denominator=old",
+        ),
+        (
+            [
+                "algorithm.kl_coef=0.1",
+                "model.lora_rank=8",
+                "algorithm.reference_refresh_every=5",
+                "algorithm.reference_refresh_alpha=0.5",
+            ],
+            "algorithm.reference_refresh_alpha=0.5 needs model.lora_rank = 0 (adapters can only be copied), "
+            "got model.lora_rank=8",
+        ),
+    ],
+)
+def test_settings_in_conflict_are_named_both(overrides: Sequence[str], line: str) -> None:
+    assert refusal(*overrides) == line
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("algorithm.kl_estimator=k1", "algorithm.kl_coef > 0, got algorithm.kl_coef=0.0"),
+        ("algorithm.kl_horizon=5", "algorithm.target_kl set, got algorithm.target_kl=null"),
+        ("algorithm.correction_max=3.0", "algorithm.correction = truncate or mask, got algorithm.correction=none"),
+        ("algorithm.rejection_thresholds=2", "algorithm.rejection set, got algorithm.rejection=null"),
+        ("algorithm.selection_options={k: 2}", "algorithm.selection set, got algorithm.selection=null"),
+        ("algorithm.group_filter_rounds=9", "algorithm.group_filter set, got algorithm.group_filter=null"),
+        (
+            "algorithm.norm_length=9",
+            "algorithm.aggregation to end in _norm, got algorithm.aggregation=token_mean, "
+            "algorithm.kl_aggregation=null",
+        ),
+        ("model.lora_dropout=0.1", "model.lora_rank > 0, got model.lora_rank=0"),
+        ("model.revision=abc", "model.name = a hub name, got model.name=nano"),
+        ("optimizer.min_lr_ratio=0.1", "optimizer.schedule = linear or cosine, got optimizer.schedule=constant"),
+        ("output.wandb_project=mine", "output.trackers with wandb, got output.trackers=[]"),
+    ],
+)
+def test_a_setting_that_nothing_would_read_is_refused(override: str, reason: str) -> None:
+    assert refusal(override).endswith(f"needs {reason}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["algorithm.advantage=zscore"], "algorithm.advantage must be one of "),
+        (
+            ["algorithm.advantage_options.dof=0"],
+            "algorithm.advantage_options must be among ddof, eps, eps_mode, singleton",
+        ),
+        (["algorithm.advantage=my_missing_module:f"], "my_missing_module:f needs module my_missing_module"),
+        (["algorithm.loss_options.foo=1"], "got foo"),
+        (["algorithm.loss=ppo"], "algorithm.loss must be one of "),
+        (["algorithm.loss=clipp"], "or module:function, got clipp; did you mean clip?"),
+        (["algorithm.advantage=zscore"], "or module:function, got zscore; did you mean group_zscore?"),
+        (["algorithm.aggregation=mean"], "aggregation must be one of "),
+        (["algorithm.shaping.repetition.size=3"], "algorithm.shaping.repetition must be among ngram, max_penalty"),
+        (["algorithm.selection=top_k"], "algorithm.selection_options must set k"),
+        (["algorithm.group_filter=zero"], "algorithm.group_filter must be one of zero_std, mean_bounds"),
+        (
+            ["algorithm.advantage=passk", "algorithm.advantage_options.k=8"],
+            "algorithm.advantage_options.k=8 needs group_size >= 9 for passk, got group_size=8",
+        ),
+        (
+            ["algorithm.selection=top_k", "algorithm.selection_options.k=9"],
+            "algorithm.selection_options.k=9 needs group_size >= that, got 8",
+        ),
+    ],
+)
+def test_functions_and_their_options_are_checked_before_the_run(overrides: Sequence[str], part: str) -> None:
+    assert part in refusal(*overrides)
+
+
+def test_one_completion_is_enough_for_an_advantage_without_a_group_baseline() -> None:
+    assert composed("group_size=1", "algorithm.advantage=reinforce_plus_plus").group_size == 1
+
+
+def test_a_missing_extra_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.config.checks.find_spec", lambda package: None)
+    assert refusal("optimizer=adamw8bit") == (
+        "optimizer.name=adamw8bit needs bitsandbytes: pip install 'covey[quantization]'"
+    )
+    assert refusal("output.trackers=[wandb]") == "output.trackers=[wandb] needs wandb: pip install 'covey[wandb]'"

@@ -1,0 +1,123 @@
+"""Values of a preset or a recipe give way to what is typed, and only those."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from covey.cli.main import main
+from covey.config import compose as settings
+from covey.config.checks import read
+from covey.config.giving_way import give_way
+from covey.config.schema import Config
+from covey.config.validate import validate
+
+
+def composed(*words: str) -> tuple[Config, list[str]]:
+    """Return the settings of `covey train WORDS`, and what gave way."""
+    settings.register()
+    with initialize_config_dir(str(settings.CONF), version_base="1.3"):
+        config = settings.to_unchecked(compose("config", overrides=list(words)))
+    notices = give_way(config, {word.partition("=")[0] for word in words} - {"recipe"})
+    validate(config)
+    return config, notices
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (
+            ["algorithm=torchrl_document", "algorithm.kl_coef=0"],
+            {"algorithm.kl_gradient": "straight_through_k2"},
+        ),
+        (
+            ["algorithm=torchrl_document", "algorithm.kl_in=reward"],
+            {"algorithm.kl_gradient": "straight_through_k2"},
+        ),
+        (
+            ["algorithm=torchrl_document", "algorithm.loss=reinforce"],
+            {"algorithm.loss_options": {}},
+        ),
+        (
+            ["algorithm=torchrl_document", "algorithm.advantage=leave_one_out"],
+            {"algorithm.advantage_options": {}},
+        ),
+        (
+            ["algorithm=gspo", "algorithm.loss=reinforce"],
+            {"algorithm.ratio": "token", "algorithm.loss_options": {}},
+        ),
+        (["algorithm=gspo", "algorithm.ratio=token"], {"algorithm.loss_options": {}}),
+        (["recipe=infill_nano", "environment.judge=."], {"environment.judge_num_steps": 300}),
+        (["recipe=infill_nano", "num_steps=3"], {"optimizer.warmup_steps": 0}),
+        (["recipe=tldr", "environment=arithmetic"], {"data.path": None, "data.max_rows": None, "rewards": []}),
+        (
+            ["recipe=tldr", "model.lora_rank=0"],
+            {"model.load_in_4bit": False, "model.lora_dropout": 0.0, "model.lora_targets": ["all-linear"]},
+        ),
+        (["recipe=arithmetic", "evaluation.num_samples=1"], {"evaluation.k": [1]}),
+        (["recipe=arithmetic", "evaluation.k=[16]"], {"evaluation.num_samples": 16}),
+        (["sampling.max_tokens=20000"], {"micro_batch_tokens": 20000}),
+    ],
+    ids=" ".join,
+)
+def test_values_of_a_preset_give_way_to_what_is_typed(words: list[str], changed: dict[str, Any]) -> None:
+    config, notices = composed(*words)
+    assert {name: read(config, name) for name in changed} == changed
+    assert {line.partition("=")[0] for line in notices} == {*changed}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["recipe=arithmetic", "algorithm.kl_estimator=k1"],
+            "algorithm.kl_estimator=k1 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0",
+        ),
+        (
+            ["algorithm=torchrl_document", "algorithm.kl_coef=0", "algorithm.kl_gradient=naive"],
+            "algorithm.kl_gradient=naive needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0",
+        ),
+        (
+            ["recipe=tldr", "environment=arithmetic", "data.path=rows.jsonl"],
+            "data.path=rows.jsonl needs an environment that reads rows, got environment=arithmetic",
+        ),
+        (
+            ["algorithm=torchrl_document", "algorithm.loss=reinforce", "algorithm.loss_options.eps_low=0.1"],
+            "loss_options must be empty for reinforce, got eps_low",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_what_is_typed_is_refused_where_nothing_reads_it(words: list[str], line: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        composed(*words)
+    assert str(refusal.value) == line
+
+
+def test_settings_that_contradict_each_other_with_nothing_typed_stay() -> None:
+    config = Config()
+    config.algorithm.kl_estimator = "k1"
+    assert give_way(config, {"num_steps"}) == []
+    assert config.algorithm.kl_estimator == "k1"
+
+
+def takes_anything(inputs: Any, **options: Any) -> Any:
+    return -inputs.ratio * inputs.advantages_NT * options["eps_low"]
+
+
+def test_options_stay_for_a_function_that_takes_any() -> None:
+    config, notices = composed("algorithm=gspo", f"algorithm.loss={__name__}:takes_anything")
+    assert notices == []
+    assert config.algorithm.loss_options == {"eps_low": 3e-4, "eps_high": 4e-4}
+    assert config.algorithm.ratio == "sequence_mean"
+
+
+def test_what_gave_way_is_said_in_one_line_each(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "recipe=infill_nano", "num_steps=3"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "optimizer.warmup_steps=0 in place of 5: the run has num_steps=3\n"
+    assert "  warmup_steps: 0\n" in shown.out

@@ -1,0 +1,72 @@
+"""The pages for a model of one's own: a run on conversations with adapters, its result merged, asked and measured."""
+
+import runpy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from covey.cli.main import main
+
+from ..support.saved_models import qwen, save_model
+from ..support.small import logging_as_it_was, rows
+from .test_docs import command_lines, example_files
+
+SMALL = ["num_steps=2", "groups_per_step=2", "group_size=4", "sampling.max_tokens=6", "environment.num_workers=1"]
+SMALL += ["evaluation.num_samples=1", "evaluation.k=[1]", "optimizer.warmup_steps=0", "optimizer.lr=0.05"]
+SMALL += ["model.precision=float32", "model.chat_template_kwargs.enable_thinking=false", "hydra.run.dir=first"]
+SMALL += ["rewards=[sizes:size]"]  # untrained, the policy never says an answer that the page's function would reward
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The current folder, with a run of an own model and the examples of the page on results."""
+    made = tmp_path_factory.mktemp("results")
+    with pytest.MonkeyPatch.context() as patch, logging_as_it_was():
+        patch.chdir(made)
+        patch.syspath_prepend(made)
+        page = "docs/use/using_results.md"
+        for name, content in example_files(page).items():
+            Path(name).write_text(content, encoding="utf-8")
+        Path("sizes.py").write_text(
+            "def size(completions, **columns):\n    return [len(str(c)) for c in completions]\n"
+        )
+        save_model(made / "FOLDER", qwen())
+        (words,) = [words for words in command_lines(page) if words[:1] == ["train"] and "chat_rewards" in str(words)]
+        assert main([*words, *SMALL]) == 0
+        yield made
+
+
+def test_the_command_of_the_page_trains_adapters_on_conversations(folder: Path) -> None:
+    asked = rows(folder / "first" / "rollouts.jsonl")[0]["prompt"]
+    assert [message["role"] for message in asked] == ["user"]
+    saved = {path.name for path in (folder / "first" / "checkpoints" / "step-000002" / "policy").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= saved
+
+
+def test_the_adapters_are_merged_as_the_page_says_and_the_result_is_a_model_like_any_other(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = folder / "first" / "checkpoints" / "step-000002" / "policy"
+    runpy.run_path("merge_it.py")["merge"](str(adapter), "merged")
+    ids = torch.tensor([qwen()("12 + 30 = ")["input_ids"]])
+    merged, own = (AutoModelForCausalLM.from_pretrained(name)(ids).logits for name in ("merged", str(adapter)))
+    torch.testing.assert_close(merged, own, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(merged, AutoModelForCausalLM.from_pretrained("FOLDER")(ids).logits, atol=1e-3)
+    assert AutoTokenizer.from_pretrained("merged").chat_template == AutoTokenizer.from_pretrained(adapter).chat_template
+    ask = runpy.run_path("ask_it.py")["ask"]
+    assert ask("merged", "12 + 30 = ?", max_new_tokens=4) == ask(str(adapter), "12 + 30 = ?", max_new_tokens=4)
+
+
+def test_a_merged_model_is_measured_and_trained_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = folder / "first" / "checkpoints" / "step-000002" / "policy"
+    runpy.run_path("merge_it.py")["merge"](str(adapter), "again")
+    shutil.rmtree(folder / "first")
+    task = ["recipe=my_rewards", "model.name=again", "data.path=chats.jsonl", "rewards=[chat_rewards:contains]"]
+    little = ["evaluation.num_samples=1", "evaluation.k=[1]", "sampling.max_tokens=4", "model.precision=float32"]
+    assert main(["evaluate", *task, *little, "hydra.run.dir=measured"]) == 0, capsys.readouterr().err
+    more = [*SMALL, "num_steps=1", "hydra.run.dir=second"]
+    assert main(["train", *task, *more]) == 0, capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""The cache: two rectangles within one budget."""
+
+import torch
+
+from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape, Need
+
+SHAPE = CacheShape((LayerShape(2, 4, 4), LayerShape(1, 8, 4)), torch.float32, torch.device("cpu"))
+SLOT_BYTES = 4 * (2 * 8 + 12)
+
+
+def marked(num_holders: int, length: int) -> Block:
+    """A block in which every slot holds 100 * holder + slot."""
+    block = Block(SHAPE)
+    block.resize(num_holders, length)
+    mark = 100 * torch.arange(num_holders)[:, None] + torch.arange(length)
+    for tensor in (*block.keys, *block.values):
+        tensor[:] = mark[:, None, :, None]
+    return block
+
+
+def test_a_slot_costs_keys_and_values_of_all_layers() -> None:
+    assert SHAPE.slot_bytes == SLOT_BYTES
+    # One tensor (at most 8 numbers wide a slot) exists twice while it is resized.
+    assert SHAPE.max_slots(10 * (SLOT_BYTES + 4 * 8)) == 10
+
+
+def test_resizing_keeps_what_lies_in_both_rectangles() -> None:
+    block = marked(3, 5)
+    block.resize(2, 7)
+    for tensor in (*block.keys, *block.values):
+        assert tensor.shape[::2] == (2, 7)
+        assert tensor[1, 0, :, 0].tolist() == [100, 101, 102, 103, 104, 0, 0]
+
+
+def test_moving_copies_whole_holders() -> None:
+    block = marked(4, 3)
+    block.move([(3, 0), (2, 1)], length=2)
+    for tensor in (*block.keys, *block.values):
+        assert tensor[:2, -1, :, -1].tolist() == [[300, 301, 2], [200, 201, 102]]
+
+
+def test_rows_grow_up_to_their_reservation_and_memory_is_given_back() -> None:
+    cache = Cache(SHAPE, max_slots=10_000)
+    lengths = []
+    for longest_row in (1, 16, 17, 64, 80, 90):
+        cache.fit(Need(num_groups=1, longest_prompt=6, num_rows=4, longest_row=longest_row, reserved=100))
+        lengths.append(cache.rows.length)
+    assert lengths == [16, 16, 32, 79, 99, 99]
+    assert cache.num_bytes == (6 + 396) * SLOT_BYTES
+    cache.drop()
+    assert cache.num_bytes == 0
+
+
+def test_blocks_become_shorter_when_what_was_long_has_left() -> None:
+    cache = Cache(SHAPE, max_slots=10_000)
+    cache.fit(Need(num_groups=2, longest_prompt=200, num_rows=4, longest_row=300, reserved=400))
+    cache.fit(Need(num_groups=2, longest_prompt=20, num_rows=4, longest_row=30, reserved=400))
+    assert (cache.prompts.length, cache.rows.length) == (20, 45)
+
+
+def test_a_tight_budget_is_met_by_giving_up_idle_holders() -> None:
+    cache = Cache(SHAPE, max_slots=1000)
+    cache.fit(Need(num_groups=1, longest_prompt=40, num_rows=9, longest_row=100, reserved=100))
+    cache.fit(Need(num_groups=5, longest_prompt=40, num_rows=6, longest_row=80, reserved=100))
+    assert (cache.prompts.num_holders, cache.prompts.length) == (5, 40)
+    assert (cache.rows.num_holders, cache.rows.length) == (6, 100)
+
+
+def test_bytes_stay_within_the_budget_while_one_block_shrinks_and_the_other_grows() -> None:
+    max_slots = 1000
+    cache = Cache(SHAPE, max_slots)
+    few_long_rows = Need(num_groups=1, longest_prompt=10, num_rows=9, longest_row=100, reserved=110)
+    many_prompts = Need(num_groups=9, longest_prompt=100, num_rows=1, longest_row=1, reserved=100)
+    for need in (few_long_rows, many_prompts, few_long_rows):
+        cache.fit(need)
+        assert cache.num_bytes <= max_slots * SLOT_BYTES
+    assert (cache.prompts.num_holders, cache.rows.num_holders) == (1, 9)
+    assert cache.peak_bytes <= max_slots * (SLOT_BYTES + 4 * 8)

@@ -1,0 +1,150 @@
+"""Fused layers: the log-probs of transformers' layers, the weights as they are, and never for another form of layer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from covey.engine.native.decode_weights import build_decode_policy, is_wanted
+from covey.engine.native.engine import NativeEngine
+from covey.engine.native.fused import FusedModel
+from covey.engine.native.panels import CompiledLinear, has_half
+from covey.engine.native.runner import detect_capabilities
+from covey.policy.attention.base import DENSE
+from covey.policy.kernels.linear import use_onednn
+from covey.policy.policy import Policy, inference
+from covey.types import Sampling
+
+from ...support.builders import make_policy
+from ..tiny import tiny_policy
+from .test_decode_weights import with_adapters
+from .test_engine import GENEROUS, one
+
+IDS = tuple(range(5, 25))
+FAMILY = ["llama", "qwen2", "qwen3", "mistral"]
+
+
+def through_onednn() -> Policy:
+    policy = make_policy("qwen2")
+    use_onednn(policy.model)
+    return policy
+
+
+KINDS: dict[str, Callable[[], Policy]] = {
+    **{name: lambda name=name: make_policy(name) for name in FAMILY},
+    **{f"{name}, window": lambda name=name: tiny_policy(f"{name}-window") for name in ("qwen2", "mistral")},
+    "adapters": lambda: with_adapters("float32"),
+    "onednn": through_onednn,
+}
+
+
+def fused_twin(policy: Policy) -> Policy:
+    return build_decode_policy(policy, detect_capabilities(policy).rules)
+
+
+def is_fused(policy: Policy) -> bool:
+    return isinstance(policy.causal_lm.base_model, FusedModel)
+
+
+def logprobs(policy: Policy) -> Tensor:
+    """Of one pass over a sequence, which is causal attention without any cache."""
+    ids = torch.tensor([IDS])
+    with inference(policy.model):
+        return policy.logits(ids, torch.arange(len(IDS))[None], DENSE).log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_is_fused_and_the_log_probs_stay(kind: str) -> None:
+    policy = KINDS[kind]()
+    twin = fused_twin(policy)
+    assert is_fused(twin)
+    assert not is_fused(policy)
+    assert (logprobs(twin) - logprobs(policy)).abs().max() < 2e-5
+    assert not torch.equal(logprobs(twin), logprobs(policy))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_samples_from_the_weights_as_they_are_when_it_begins(kind: str) -> None:
+    policy, sampling = KINDS[kind](), Sampling(max_tokens=8, temperature=0.0)
+    engine = NativeEngine(policy, GENEROUS, 4)
+    before = one(engine, IDS, 1, sampling)[0]
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(-1.5)
+    after = one(engine, IDS, 1, sampling)[0]
+    assert after == one(NativeEngine(policy, GENEROUS, 4), IDS, 1, sampling)[0]
+    assert after.logprobs != before.logprobs
+
+
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_whatever_weight_changes_changes_a_fused_layer_as_it_changes_the_layer(architecture: str) -> None:
+    policy = make_policy(architecture)
+    before = logprobs(fused_twin(policy))
+    for name, parameter in policy.model.named_parameters():
+        if ".layers.1." not in name or name.endswith("k_proj.bias"):  # the same for all keys: softmax takes it away
+            continue
+        with torch.no_grad():
+            kept = parameter.clone()
+            parameter.mul_(1.5).add_(0.05)
+            changed = logprobs(fused_twin(policy))
+            assert (changed - logprobs(policy)).abs().max() < 2e-5, name
+            assert (changed - before).abs().max() > 1e-4, name
+            parameter.copy_(kept)
+
+
+def test_layers_of_another_form_are_left_alone() -> None:
+    gelu = make_policy("llama")
+    for layer in gelu.causal_lm.base_model.layers:
+        layer.mlp.act_fn = torch.nn.GELU()
+    for policy in (gelu, tiny_policy("gpt2")):
+        assert not is_fused(fused_twin(policy))
+        assert not is_wanted(policy, detect_capabilities(policy).rules)
+
+
+def test_without_rules_nothing_is_fused() -> None:
+    policy = make_policy("llama")
+    assert not is_wanted(policy)
+    assert is_wanted(policy, detect_capabilities(policy).rules)
+    assert not is_fused(build_decode_policy(policy))
+
+
+@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_in_half_precision_it_is_no_further_from_float32_than_autocast_is(architecture: str) -> None:
+    exact = make_policy(architecture)
+    half = replace(exact, precision=torch.bfloat16)
+    twin = build_decode_policy(half, detect_capabilities(half).rules)
+    assert is_fused(twin)
+    mine, theirs = ((logprobs(policy) - logprobs(exact)).abs().max() for policy in (twin, half))
+    assert 0 < mine < 1.5 * theirs
+
+
+def test_in_half_precision_widths_that_do_not_pair_are_left_alone() -> None:
+    odd = make_policy("llama")
+    for layer in odd.causal_lm.base_model.layers:
+        layer.mlp = LlamaMLP(LlamaConfig(hidden_size=odd.causal_lm.config.hidden_size, intermediate_size=33))
+    assert is_fused(fused_twin(odd))
+    assert not is_fused(fused_twin(replace(odd, precision=torch.bfloat16)))
+
+
+def test_adapters_are_not_merged_into_weights_of_half_precision() -> None:
+    policy = with_adapters("bfloat16")
+    assert not is_fused(fused_twin(policy))
+    assert not [module for module in fused_twin(policy).model.modules() if isinstance(module, CompiledLinear)]
+
+
+@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+def test_an_engine_in_half_precision_samples_through_c_what_the_trainer_scores() -> None:
+    half = replace(make_policy("qwen2"), precision=torch.bfloat16)
+    engine = NativeEngine(half, GENEROUS, 4)
+    assert engine.kernels == "compiled"
+    completion = one(engine, IDS, 1, Sampling(max_tokens=8, seed=1))[0]
+    ids = torch.tensor([[*IDS, *completion.token_ids]])
+    with inference(half.model):
+        scored = half.logits(ids, torch.arange(ids.shape[1])[None], DENSE).float().log_softmax(-1)
+    for at, (token, logprob) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True), len(IDS) - 1):
+        assert logprob == pytest.approx(float(scored[at, token]), abs=0.05)

@@ -1,0 +1,112 @@
+"""Which program a completion hands in."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from covey.environments.code.extract import MAX_COMPLETION, defines, extract_program, fenced_blocks
+
+F = "def f(n):\n    return n\n"
+USE = "print(f(3))\n"
+G = "def f(n):\n    return 2 * n\n"
+
+
+def fence(code: str, language: str = "python") -> str:
+    return f"```{language}\n{code}```\n"
+
+
+@pytest.mark.parametrize("language", ["python", "py", "Python", "", "python   ", "{.python}"])
+def test_a_fenced_block_is_the_program_whatever_it_is_called(language: str) -> None:
+    assert extract_program(f"Sure!\n{fence(F, language)}\nThat is it.", "f") == F
+
+
+def test_the_last_block_that_defines_the_function_is_the_program() -> None:
+    assert extract_program(f"First try:\n{fence(F)}\nBetter:\n{fence(G)}", "f") == G
+    assert extract_program(f"{fence(G)}\nTry it:\n{fence(USE)}", "f") == G
+    assert extract_program(fence("f = len\n") + fence("def g(): pass\n"), "f") == "f = len\n"
+
+
+def test_where_no_block_defines_it_the_last_one_counts() -> None:
+    assert extract_program(fence("x = 1\n") + fence("y = 2\n"), "f") == "y = 2\n"
+
+
+def test_thoughts_hand_nothing_in() -> None:
+    assert extract_program(f"<think>\n{fence(F)}</think>\n\n{fence(G)}", "f") == G
+    assert extract_program(f"<think>\n{fence(F)}", "f") == ""
+    assert extract_program(f"<think>{fence(F)}</think>", "f") == ""
+
+
+def test_a_fence_that_is_never_closed_ends_with_the_text() -> None:
+    assert extract_program(f"Here:\n```python\n{F}", "f") == F
+
+
+def test_a_fence_is_closed_by_one_of_its_own_kind_and_no_shorter() -> None:
+    inside = 'def f(n):\n    """\n```\n"""\n'
+    assert fenced_blocks(f"````\n{inside}````\n") == [inside]
+    assert fenced_blocks(f"~~~\n{inside}~~~\n") == [inside]
+
+
+def test_an_indented_block_loses_the_indentation_of_its_fence() -> None:
+    indented = "".join(f"   {line}\n" for line in ("```python", "def f(n):", "    return n", "```"))
+    assert extract_program(f"1. So:\n{indented}", "f") == F
+
+
+def test_lines_may_end_as_on_windows() -> None:
+    assert extract_program(fence(F).replace("\n", "\r\n"), "f") == F
+
+
+def test_text_without_a_fence_is_the_program() -> None:
+    assert extract_program(F, "f") == F
+    assert extract_program(f"<answer>{F}</answer> done", "f") == F
+    assert extract_program("", "f") == ""
+    assert extract_program(" \n", "f") == ""
+
+
+def test_a_text_of_megabytes_hands_nothing_in() -> None:
+    assert extract_program("#" * MAX_COMPLETION, "f") != ""
+    assert extract_program("#" * (MAX_COMPLETION + 1), "f") == ""
+
+
+OPENING = 'import math\n\ndef f(n):\n    """Twice n."""\n'
+
+
+def test_the_rest_of_a_program_follows_its_beginning() -> None:
+    assert extract_program("    return 2 * n\n", "f", OPENING) == OPENING + "    return 2 * n\n"
+    assert extract_program(fence("    return 2 * n\n"), "f", OPENING) == OPENING + "    return 2 * n\n"
+    assert extract_program("return 2 * n\n", "f", OPENING) == OPENING + "    return 2 * n\n"
+
+
+def test_a_whole_program_does_not_follow_its_beginning() -> None:
+    assert extract_program(fence(G), "f", OPENING) == G
+    assert extract_program("", "f", OPENING) == ""
+
+
+@pytest.mark.parametrize("text", ["def f(n): pass", "async def f(): pass", "class f: pass", "f = len", "f: int = 3"])
+def test_a_name_is_defined_at_the_top_level(text: str) -> None:
+    assert defines(f"import os\n{text}\n", "f")
+
+
+@pytest.mark.parametrize(
+    "text", ["    def f(n): pass", "def ff(n): pass", "f == 3", "print(f)", "# def f(n)", "f(x)=1"]
+)
+def test_what_only_looks_like_a_definition_is_none(text: str) -> None:
+    assert not defines(text, "f")
+
+
+@pytest.mark.shared
+def test_every_right_program_of_the_shared_completions_is_found_whole(shared: Path) -> None:
+    rows = [json.loads(line) for line in (shared / "data/code/completions.jsonl").read_text().splitlines()]
+    problems: dict[str, dict[str, str]] = {}
+    for name in ("humaneval", "mbpp_sanitized"):
+        for line in (shared / f"data/code/{name}.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            problems[row["task_id"]] = row
+    found = 0
+    for row in rows:
+        problem = problems[row["task_id"]]
+        program = extract_program(row["completion"], problem["entry_point"])
+        if row["expected"] == 1.0:
+            assert problem["canonical_solution"].replace("\r\n", "\n").strip()[-40:] in program, row["id"]
+            found += 1
+    assert found == 30

@@ -1,0 +1,153 @@
+"""Rows of programming data sets become problems."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.environments.code.formats import call_test, plain_value, problem_of, problems_of, split_tests
+from covey.environments.code.problems import Problem
+from covey.sandbox.types import AssertTest, CallTest
+
+HUMANEVAL = {
+    "task_id": "HumanEval/1",
+    "prompt": "import math\n\ndef half(n):\n    return n / 2\n\n"
+    'def f(n):\n    """Twice n.\n    >>> f(3)\n    6\n    """\n',
+    "entry_point": "f",
+    "canonical_solution": "    return 2 * n\n",
+    "test": "META = {}\n\ndef check(candidate):\n    assert candidate(3) == 6, 'three'\n    assert candidate(0) == 0\n",
+}
+MBPP = {
+    "text": "Write a function to double a number.",
+    "code": "def twice(n):\n    return 2 * n",
+    "test_setup_code": "import math",
+    "test_list": ["assert twice(3) == 6", "assert math.isclose(twice(0.5), 1.0)"],
+}
+
+
+def test_a_humaneval_row_as_it_is_published() -> None:
+    problem = problem_of(HUMANEVAL)
+    assert problem.entry_point == "f"
+    assert problem.solution == HUMANEVAL["prompt"] + HUMANEVAL["canonical_solution"]
+    assert problem.opening == HUMANEVAL["prompt"]
+    assert "Complete this Python function" in problem.statement
+    assert ">>> f(3)" in problem.statement
+    first, second = problem.tests
+    assert isinstance(first, AssertTest)
+    assert isinstance(second, AssertTest)
+    assert "candidate(3) == 6, 'three'" in first.source
+    assert "candidate(0)" not in first.source
+    assert "candidate(0)" in second.source
+    assert all(text in first.source for text in ("META = {}", "check(f)"))
+    assert "def half(n):" in first.setup
+
+
+def test_an_mbpp_row_as_it_is_published() -> None:
+    problem = problem_of(MBPP)
+    assert (problem.entry_point, problem.solution, problem.opening) == ("twice", MBPP["code"], "")
+    assert problem.tests == tuple(AssertTest(test, "import math") for test in MBPP["test_list"])
+    assert "Write a function to double a number." in problem.statement
+    assert "assert twice(3) == 6" in problem.statement
+    assert "twice(0.5)" not in problem.statement
+    assert "`twice`" in problem.statement
+
+
+def test_a_row_of_your_own_with_calls() -> None:
+    row = {
+        "prompt": "Add two numbers.",
+        "entry_point": "add",
+        "difficulty": 2,
+        "tests": [
+            {"args": [1, 2], "expected": 3},
+            {"args": [0.1], "kwargs": {"b": 0.2}, "expected": 0.3, "tol": {"rel": 1e-6}},
+        ],
+    }
+    problem = problem_of(row)
+    assert (problem.family, problem.difficulty, problem.solution) == ("rows", 2, None)
+    assert problem.tests == (
+        CallTest((1, 2), expected=3),
+        CallTest((0.1,), {"b": 0.2}, expected=0.3, rel=1e-6),
+    )
+    assert problem.statement.startswith("Add two numbers.\n\nName the function `add`.")
+
+
+def test_a_file_of_asserts_is_as_many_tests() -> None:
+    assert split_tests("assert f(1) == 1\nassert f(2) == (\n    3)\n", "f") == ["assert f(1) == 1", "assert f(2) == 3"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 3\nassert f(1) == x\n",
+        "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n\n",
+        "def check(candidate):\n    x = candidate(3)\n    assert x == 6\n    assert x > 0\n",
+        "def check(candidate):\n    assert candidate(1)\n    assert candidate(2)\n\ncheck(f)\ncheck(lambda n: f(n))\n",
+    ],
+)
+def test_test_code_whose_parts_hang_together_stays_whole(source: str) -> None:
+    assert split_tests(source, "f") == [source]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"prompt": None}, "has no column 'prompt' or 'text' (has: prompt, entry_point, tests)"),
+        ({"prompt": 3}, "prompt must be text, got 3"),
+        ({"tests": []}, "has no column 'tests' or 'test' or 'test_list'"),
+        ({"tests": "assert f(1) =="}, "tests are not Python code"),
+        ({"tests": [{"args": 3, "expected": 3}]}, 'a test must be {"args": [...], "expected": ...}'),
+        ({"tests": [{"args": [3]}]}, 'a test must be {"args": [...], "expected": ...}'),
+        ({"tests": [{"args": [{"$int": "zz"}], "expected": 3}]}, "is not a value: invalid literal"),
+        ({"entry_point": None, "tests": "x = 1"}, "has no column 'entry_point', and no assert that calls a function"),
+        ({"entry_point": None, "tests": "assert len([])"}, "calls no function of the program"),
+        ({"difficulty": "hard"}, "difficulty must be a whole number, got 'hard'"),
+        ({"test_imports": "import math"}, "test_imports must be a list of import lines"),
+    ],
+)
+def test_a_row_that_is_no_problem_is_refused_by_its_number(change: dict[str, Any], line: str) -> None:
+    good = {"prompt": "Double it.", "entry_point": "f", "tests": "assert f(1) == 2"}
+    with pytest.raises(ValueError) as refused:
+        problems_of({"train": [good, good | change], "test": []})
+    assert str(refused.value).startswith("train row 1: ")
+    assert line in str(refused.value)
+
+
+def test_tags_stand_for_what_json_lacks() -> None:
+    told = {
+        "$dict": [[{"$tuple": [1, 2]}, {"$set": [3]}], [{"$frozenset": [4]}, {"$bytes": "00ff"}]],
+    }
+    assert plain_value(told) == {(1, 2): {3}, frozenset({4}): b"\x00\xff"}
+    assert plain_value([{"$int": "0xff"}, {"$float": "inf"}, {"a": 1, "$int": "0x1"}]) == [
+        255,
+        float("inf"),
+        {"a": 1, "$int": "0x1"},
+    ]
+    assert call_test({"args": [], "expected": {"$float": "-inf"}}).expected == float("-inf")
+
+
+def shared_rows(shared: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (shared / f"data/code/{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.shared
+def test_all_shared_problems_are_read(shared: Path) -> None:
+    humaneval = [problem_of(row) for row in shared_rows(shared, "humaneval")]
+    mbpp = [problem_of(row) for row in shared_rows(shared, "mbpp_sanitized")]
+    assert (len(humaneval), len(mbpp)) == (82, 214)
+    assert all(problem.opening for problem in humaneval)
+    assert sum(len(problem.tests) > 1 for problem in humaneval) == 79
+    assert not any(problem.opening for problem in mbpp)
+    assert [len(problem.tests) for problem in mbpp] == [
+        len(r["test_list"]) for r in shared_rows(shared, "mbpp_sanitized")
+    ]
+
+
+@pytest.mark.shared
+def test_the_function_is_found_in_the_asserts_where_no_column_names_it(shared: Path) -> None:
+    def found(row: dict[str, Any]) -> Problem:
+        return problem_of({name: value for name, value in row.items() if name != "entry_point"})
+
+    rows = shared_rows(shared, "mbpp_sanitized")
+    other = [row["task_id"] for row in rows if found(row).entry_point != row["entry_point"]]
+    assert other == []

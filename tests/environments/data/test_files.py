@@ -1,0 +1,264 @@
+"""The formats that people have on disk: the same rows come out of all of them, and what is broken is named."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from covey.environments.data.rows import RowSettings, load_rows
+
+Rows = list[dict[str, Any]]
+datasets.disable_progress_bars()
+
+
+def rows(count: int, start: int = 0) -> Rows:
+    return [{"prompt": f'question "{i}",\nsaid ä', "answer": str(i)} for i in range(start, start + count)]
+
+
+def as_lines(given: Rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in given)
+
+
+def write_lines(path: Path, given: Rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_lines(given), encoding="utf-8")
+    return path
+
+
+def write_table(path: Path, given: Rows, **how: Any) -> Path:
+    with path.open("w", encoding=how.pop("encoding", "utf-8"), newline="") as file:
+        writer = csv.DictWriter(file, list(given[0]), **how)
+        writer.writeheader()
+        writer.writerows(given)
+    return path
+
+
+def write_parquet(path: Path, given: Rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given), path)
+    return path
+
+
+def write_arrow(path: Path, given: Rows) -> None:
+    table = pyarrow.Table.from_pylist(given)
+    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_stream(path: Path, given: Rows) -> None:
+    table = pyarrow.Table.from_pylist(given)
+    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_zstandard(path: Path, given: Rows) -> None:
+    with pyarrow.output_stream(str(path), compression="zstd") as file:
+        file.write(as_lines(given).encode())
+
+
+WRITERS: dict[str, Callable[[Path, Rows], Any]] = {
+    "rows.jsonl": write_lines,
+    "rows.ndjson": write_lines,
+    "rows.JSONL": write_lines,
+    "rows.json": lambda path, given: path.write_text(json.dumps(given, indent=1)),
+    "one_line.json": lambda path, given: path.write_text(json.dumps(given)),
+    "lines.json": write_lines,
+    "rows.csv": write_table,
+    "excel.csv": lambda path, given: write_table(path, given, encoding="utf-8-sig", delimiter=";"),
+    "rows.tsv": lambda path, given: write_table(path, given, delimiter="\t"),
+    "rows.parquet": write_parquet,
+    "rows.arrow": write_arrow,
+    "stream.arrow": write_stream,
+    "rows.jsonl.gz": lambda path, given: path.write_bytes(gzip.compress(as_lines(given).encode())),
+    "members.jsonl.gz": lambda path, given: path.write_bytes(
+        gzip.compress(as_lines(given[:3]).encode()) + gzip.compress(as_lines(given[3:]).encode())
+    ),
+    "rows.json.gz": lambda path, given: path.write_bytes(gzip.compress(json.dumps(given).encode())),
+    "rows.jsonl.bz2": lambda path, given: path.write_bytes(bz2.compress(as_lines(given).encode())),
+    "rows.jsonl.xz": lambda path, given: path.write_bytes(lzma.compress(as_lines(given).encode())),
+    "rows.jsonl.zst": write_zstandard,
+}
+
+
+def message(path: Path | str, settings: RowSettings | None = None) -> str:
+    with pytest.raises(ValueError) as error:
+        load_rows(str(path), settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    usual = load_rows(str(write_lines(tmp_path / "usual.jsonl", rows(20))))
+    WRITERS[name](tmp_path / name, rows(20))
+    assert load_rows(str(tmp_path / name)) == usual
+
+
+@pytest.mark.parametrize("name", ["jsonl", "json", "csv", "parquet", "jsonl.gz"])
+def test_a_folder_may_hold_a_file_of_any_format_for_each_split(name: str, tmp_path: Path) -> None:
+    for split, given in (("train", rows(4)), ("test", rows(2, start=4))):
+        WRITERS[f"rows.{name}"](tmp_path / f"{split}.{name}", given)
+    assert load_rows(str(tmp_path)).splits == {"train": rows(4), "test": rows(2, start=4)}
+
+
+# ------------------------------------------------------------------------------------------------ broken files
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl.bz2", "rows.jsonl.xz", "rows.jsonl.zst"])
+def test_a_compressed_file_that_was_cut_is_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    WRITERS[name](path, rows(2000))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert message(path).startswith(f"{path} cannot be read: ")
+    path.write_bytes(b"this is plain text")
+    assert message(path).startswith(f"{path} cannot be read: ")
+
+
+def test_a_placeholder_of_git_lfs_says_how_to_fetch_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "train-00000-of-00001.parquet"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n")
+    assert message(path) == f"{path} is a placeholder of Git LFS, not the file: `git lfs pull` fetches it"
+
+
+TABLES = [
+    (b"prompt,answer\na,1\nb,2,3\nc,3\n", "line 3 has 3 cells, the header 2"),
+    (b'prompt,answer\na,1\n"b"x,2\nc,3\n', "line 3 is not a line of a table"),
+    (b"prompt,answer\na,1\n\xff,2\nc,3\n", "line 3 is not UTF-8"),
+    (b"prompt,answer\na,1\n,2\nc,3\n", "line 3 column 'prompt' is null"),
+    (b'prompt,answer\n"a\na",1\n,2\nc,3\n', "line 4 column 'prompt' is null"),
+]
+
+
+@pytest.mark.parametrize(("content", "problem"), TABLES, ids=range(len(TABLES)))
+def test_a_broken_row_of_a_table_is_named_by_its_line_or_skipped(content: bytes, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    line = message(path, RowSettings(columns=("prompt",)))
+    assert line.startswith(f"{path} {problem}")
+    assert line.endswith("; data.bad_rows=skip leaves such rows out")
+    found = load_rows(str(path), RowSettings(columns=("prompt",), bad_rows="skip"))
+    assert (found.num_skipped, sum(map(len, found.splits.values()))) == (1, 2)
+
+
+def test_cells_of_a_table_are_text_and_empty_ones_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("prompt,answer,note\n007,1.10,NA\n\n1,None\n")
+    (tmp_path / "test.csv").write_text(f"prompt,answer\n{'long ' * 50_000},\n")
+    found = load_rows(str(tmp_path)).splits
+    assert found["train"] == [
+        {"prompt": "007", "answer": "1.10", "note": "NA"},
+        {"prompt": "1", "answer": "None", "note": None},
+    ]
+    assert found["test"] == [{"prompt": "long " * 50_000, "answer": None}]
+
+
+def test_a_table_without_a_usable_header_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes("prompt,answer\na,1\n".encode("utf-16"))
+    assert message(path) == f"{path} line 1 is not UTF-8; save the table as UTF-8"
+    path.write_text("prompt,answer,answer\na,1,2\n")
+    assert message(path) == f"{path} has several columns 'answer'"
+    path.write_text("prompt,answer\n")
+    assert message(path) == f"{path} has no usable rows for split train (0 broken)"
+
+
+# ------------------------------------------------------------------------------------------------ folders
+
+
+def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
+    alone = datasets.Dataset.from_list(rows(10))
+    alone.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": alone, "test": datasets.Dataset.from_list(rows(2, start=20))}).save_to_disk(
+        str(tmp_path / "both")
+    )
+    assert load_rows(str(tmp_path / "one")) == load_rows(str(write_lines(tmp_path / "usual.jsonl", rows(10))))
+    assert load_rows(str(tmp_path / "both")).splits == {"train": rows(10), "test": rows(2, start=20)}
+    (tmp_path / "one" / "data-00000-of-00001.arrow").write_text("nothing")
+    assert message(tmp_path / "one").startswith(f"{tmp_path}/one cannot be read as what save_to_disk wrote: ")
+
+
+@pytest.mark.parametrize("below", ["", "data"])
+def test_shards_and_clones_of_a_hub_are_read_by_split(
+    below: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / below
+    write_parquet(folder / "train-00000-of-00002.parquet", rows(2))
+    write_parquet(folder / "train-00001-of-00002.parquet", rows(2, start=2))
+    write_parquet(folder / "validation-00000-of-00001.parquet", rows(2, start=4))
+    (tmp_path / "README.md").write_text("# Sums\n")
+    (tmp_path / ".gitattributes").write_text("*.parquet filter=lfs\n")
+    of_validation = RowSettings(test_split="validation")
+    assert load_rows(str(tmp_path), of_validation).splits == {"train": rows(4), "test": rows(2, start=4)}
+    assert sum(map(len, load_rows(str(tmp_path)).splits.values())) == 4
+    write_parquet(folder / "test-00000-of-00001.parquet", rows(1, start=9))
+    assert load_rows(str(tmp_path)).splits == {"train": rows(4), "test": rows(1, start=9)}
+    assert caplog.messages == []
+
+
+def test_folders_named_like_splits_and_files_of_any_name_are_read(tmp_path: Path) -> None:
+    write_lines(tmp_path / "split" / "train" / "a.jsonl", rows(2))
+    write_lines(tmp_path / "split" / "test" / "b.jsonl", rows(2, start=2))
+    write_lines(tmp_path / "flat" / "first.jsonl", rows(5))
+    write_lines(tmp_path / "flat" / "second.jsonl", rows(5, start=5))
+    assert load_rows(str(tmp_path / "split")).splits == {"train": rows(2), "test": rows(2, start=2)}
+    assert sum(map(len, load_rows(str(tmp_path / "flat")).splits.values())) == 10
+
+
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/train-*}
+---
+# Sums
+"""
+
+
+def test_a_data_card_names_the_subsets_of_a_folder(tmp_path: Path) -> None:
+    write_lines(tmp_path / "main" / "train-0.jsonl", rows(3))
+    write_lines(tmp_path / "main" / "test-0.jsonl", rows(2, start=3))
+    write_lines(tmp_path / "socratic" / "train-0.jsonl", rows(5, start=5))
+    (tmp_path / "README.md").write_text(CARD)
+    assert load_rows(str(tmp_path), RowSettings(subset="main")).splits == {"train": rows(3), "test": rows(2, start=3)}
+    assert sum(map(len, load_rows(str(tmp_path), RowSettings(subset="socratic")).splits.values())) == 5
+    needs = f"{tmp_path} needs data.subset=NAME with one of main, socratic, got "
+    assert message(tmp_path) == f"{needs}none"
+    assert message(tmp_path, RowSettings(subset="other")) == f"{needs}other"
+    (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
+    assert message(tmp_path).startswith(f"{tmp_path} is no data set: ")
+
+
+def test_a_folder_without_a_card_has_no_subsets(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", rows(3))
+    assert message(tmp_path, RowSettings(subset="main")) == (
+        f"{tmp_path} needs data.subset=NAME with one of default, got main"
+    )
+
+
+def test_a_pattern_takes_all_files_that_match(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "shards" / "part-0.parquet", rows(6))
+    write_parquet(tmp_path / "shards" / "part-1.parquet", rows(4, start=6))
+    pattern = str(tmp_path / "shards" / "*.parquet")
+    assert load_rows(pattern) == load_rows(str(write_lines(tmp_path / "usual.jsonl", rows(10))))
+    assert load_rows(str(tmp_path / "**" / "part-[01].parquet")) == load_rows(pattern)
+    write_parquet(tmp_path / "shards" / "test-0.parquet", rows(2, start=20))
+    assert load_rows(pattern).splits == {"train": rows(10), "test": rows(2, start=20)}
+    assert sum(map(len, load_rows(str(tmp_path / "shards" / "test*.parquet")).splits.values())) == 2
+
+
+def test_rows_of_shards_are_named_by_their_file(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", rows(2))
+    (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n{"prompt"\n')
+    assert message(tmp_path).startswith(f"{tmp_path}/b.jsonl line 2 is not JSON (")

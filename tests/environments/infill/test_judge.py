@@ -1,0 +1,149 @@
+"""Judges: trained from corrupted text, kept by content, batched without a difference."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from covey.environments.infill.corruption import Corruption
+from covey.environments.infill.judge import Judge, JudgeSettings
+from covey.environments.infill.judge_training import JudgeTraining, Pair, accuracy, ensure_judge
+from covey.environments.infill.masking import MASKINGS
+from covey.environments.infill.ngram import NgramModel
+from covey.policy.models.nano_masked import nano_masked_tokenizer
+
+CPU = JudgeSettings(device="cpu")
+TINY = JudgeTraining(hidden_size=16, num_layers=1, num_heads=2, num_steps=2, batch_size=2)
+TEXTS = ["a cat.", "a much longer text than that.", "", "dogs"]
+
+
+def letters(count: int, chance: random.Random) -> list[Pair]:
+    """Real texts are all a; corrupted ones have a b."""
+    return [("a" * 8, "a" * place + "b" + "a" * (7 - place)) for place in (chance.randrange(8) for _ in range(count))]
+
+
+def classifier(folder: Path, num_labels: int) -> str:
+    tokenizer = nano_masked_tokenizer()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(tokenizer), num_labels=num_labels, max_position_embeddings=64, **shape)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_judge_learns_to_rank_real_above_corrupted_text(tmp_path: Path) -> None:
+    training = JudgeTraining(hidden_size=16, num_layers=1, num_heads=2, num_steps=60, batch_size=16, lr=1e-2)
+    judge = Judge(str(ensure_judge(training, letters, [], tmp_path)), CPU)
+    assert accuracy(judge, letters(64, random.Random(1))) > 0.95
+    assert judge.is_frozen
+
+
+def test_a_trained_judge_is_kept_by_all_that_it_follows_from(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def counted(count: int, chance: random.Random) -> list[Pair]:
+        asked.append(count)
+        return letters(count, chance)
+
+    first = ensure_judge(TINY, counted, ["texts"], tmp_path)
+    assert asked == [2, 2]
+    assert ensure_judge(TINY, counted, ["texts"], tmp_path) == first
+    assert asked == [2, 2]
+    assert ensure_judge(TINY, counted, ["other texts"], tmp_path) != first
+    assert sorted(path.name for path in tmp_path.iterdir() if ".tmp" in path.name) == []
+
+
+def test_the_same_seed_makes_the_same_judge(tmp_path: Path) -> None:
+    scores = [Judge(str(ensure_judge(TINY, letters, [], tmp_path / n)), CPU).score(TEXTS) for n in "ab"]
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_scores_do_not_depend_on_what_is_scored_beside_them(batch_size: int, tmp_path: Path) -> None:
+    name = classifier(tmp_path, 1)
+    alone = [Judge(name, CPU).score([text])[0] for text in TEXTS[:2]]
+    judge = Judge(name, JudgeSettings(device="cpu", batch_size=batch_size))
+    assert judge.score(TEXTS[:2] * 3) == pytest.approx(alone * 3, abs=1e-6)
+
+
+def test_calls_at_the_same_time_share_a_pass_and_each_gets_its_own(tmp_path: Path) -> None:
+    judge = Judge(classifier(tmp_path, 1), CPU)
+    passes: list[int] = []
+    judge._loaded.model.register_forward_pre_hook(
+        lambda module, given, named: passes.append(len(named["input_ids"])), with_kwargs=True
+    )
+
+    async def run() -> list[list[float]]:
+        return list(await asyncio.gather(judge.scores(TEXTS[:1]), judge.scores(TEXTS[1:2]), judge.scores([])))
+
+    found = asyncio.run(run())
+    assert passes == [2]
+    assert [len(own) for own in found] == [1, 1, 0]
+    assert found[0] == pytest.approx(judge.score(TEXTS[:1]), abs=1e-6)
+
+
+def test_a_score_is_the_probability_or_the_logit_of_a_label(tmp_path: Path) -> None:
+    name = classifier(tmp_path, 3)
+    logits = [Judge(name, JudgeSettings("cpu", output="logit", label=label)).score(["a cat."])[0] for label in range(3)]
+    found = [Judge(name, JudgeSettings("cpu", label=label)).score(["a cat."])[0] for label in range(3)]
+    assert found == pytest.approx(torch.tensor(logits).softmax(0).tolist(), abs=1e-6)
+    with pytest.raises(ValueError, match=r"^label must be < 3 for the judge .*, got 3$"):
+        Judge(name, JudgeSettings("cpu", label=3))
+
+
+def test_what_is_no_judge_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no directory or reachable hub reward model"):
+        Judge(str(tmp_path / "none"), CPU)
+
+
+# ------------------------------------------------------------------------------------------------ corrupted text
+
+
+def corruption(pool: Sequence[Sequence[int]] = ((1, 2, 3, 1, 2, 4), (5, 6, 7))) -> Corruption:
+    return Corruption(pool, lambda n, count, chance: MASKINGS["random"](n, count, 4, chance), (0.5,), 20)
+
+
+def test_corrupted_text_differs_in_one_token_to_the_largest_share() -> None:
+    corrupt, real = corruption(), [1, 2, 3, 1, 2, 4, 5, 6]
+    numbers = []
+    for seed in range(300):
+        found = corrupt(real, random.Random(seed))
+        assert len(found) == len(real)
+        numbers.append(sum(a != b for a, b in zip(real, found, strict=True)))
+    assert set(numbers) == {1, 2, 3, 4}
+    assert corrupt(real, random.Random(1)) == corrupt(real, random.Random(1))
+
+
+def test_what_is_put_in_mostly_stands_between_the_same_neighbours_elsewhere() -> None:
+    pool = [[1, middle, 2] for middle in (7, 8, 9)] + [[3, 4]] * 50
+    corrupt = Corruption(pool, lambda n, count, chance: [1], (0.1,), 20)
+    put_in = [corrupt([1, 7, 2], random.Random(seed))[1] for seed in range(300)]
+    assert sum(token_id in (8, 9) for token_id in put_in) > 100
+    assert 0 < sum(token_id not in (1, 2, 3, 4, 7, 8, 9) for token_id in put_in) < 30
+
+
+# ------------------------------------------------------------------------------------------------ counted characters
+
+
+def test_counted_characters_give_a_distribution_and_prefer_what_was_seen() -> None:
+    model = NgramModel(["abab", "abac"], order=3)
+    total = sum(
+        2.718281828459045 ** (2 * model.log_prob("a" + chr(value)) - model.log_prob("a")) for value in range(256)
+    )
+    assert total == pytest.approx(1.0, abs=1e-9)
+    assert model.log_prob("abab") > model.log_prob("acab") > model.log_prob("zzzz")
+    assert model.log_prob("") == 0.0
+
+
+def test_two_letters_by_hand() -> None:
+    # Of "aa": after nothing a was seen twice, one kind; after a once, one kind.
+    model = NgramModel(["aa"], order=2)
+    first = (2 + 1 / 256) / (2 + 1)
+    second = (1 + first) / (1 + 1)
+    expected = torch.tensor([first, second], dtype=torch.float64).log().mean()
+    assert model.log_prob("aa") == pytest.approx(float(expected), abs=1e-12)

@@ -1,0 +1,158 @@
+"""Which answer a completion gives, and whether it equals the reference answer."""
+
+import json
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from covey.environments.math.answers import Answer, compare, find_answer, is_correct, without_thoughts
+from covey.environments.math.numerals import read_last, read_values
+from covey.environments.math.symbolic import symbolic_equal
+
+CASES = [json.loads(line) for line in Path(__file__).with_name("answer_cases.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["completion"][:40] for case in CASES])
+def test_a_completion_is_right_exactly_where_its_answer_is(case: dict) -> None:
+    assert is_correct(case["completion"], case["gold"]) is case["right"]
+    by_value = case.get("value", case["right"])
+    assert is_correct(case["completion"], case["gold"], computed=False) is by_value
+
+
+def test_the_last_mark_decides_and_says_its_form() -> None:
+    assert find_answer("\\boxed{7} no, \\boxed{8}") == Answer("8", "box")
+    assert find_answer("#### 17\nbut with the tip:\n#### 18") == Answer(" 18", "hash")
+    assert find_answer("so she has 42 apples") == Answer("so she has 42 apples", "none")
+    assert find_answer("") is None
+
+
+def test_a_list_of_alternatives_is_reported_as_a_list() -> None:
+    answer = find_answer("#### 40 #### 41 #### 42")
+    assert answer == Answer("40, 41, 42", "hash")
+    assert compare("#### 40 #### 41 #### 42", "42") is False
+
+
+def test_thoughts_are_cut_out_whoever_opened_them() -> None:
+    assert without_thoughts("<think>a</think>b") == "b"
+    assert without_thoughts("a</think>b") == "b"
+    assert without_thoughts("a<think>b").strip() == "a"
+    assert without_thoughts("<think>a<think>b</think>c</think>d") == "d"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,230", [Fraction(1230)]),
+        ("$1,234.50.", [Fraction(2469, 2)]),
+        ("3 1/2", [Fraction(7, 2)]),
+        ("\u2212$3", [Fraction(-3)]),
+        ("50 - 8 = 42", [Fraction(42)]),
+        ("40 or 41", [Fraction(40), Fraction(41)]),
+        ("10:30", []),
+        ("1.2.3", []),
+        ("5x", []),
+        ("3x+5", []),
+        ("9^9^9^9", []),
+        ("9^99999", []),
+        ("6 x 7", [Fraction(42)]),
+        ("3 x 10^8", [Fraction(300000000)]),
+        ("1" * 200, []),
+    ],
+)
+def test_values_are_read_exactly_or_not_at_all(text: str, values: list[Fraction]) -> None:
+    assert read_values(text) == [frozenset({value}) for value in values]
+
+
+def test_a_percentage_has_two_readings() -> None:
+    assert read_values("25%") == [frozenset({Fraction(25), Fraction(1, 4)})]
+
+
+@pytest.mark.parametrize("text", ["(x-1)^2", "[2,5)", "2\\sqrt{3}", "9\\pi", "\\binom{5}{2}", "|-5|", "x > 5", "1,4"])
+def test_what_is_not_one_number_is_not_read_strictly(text: str) -> None:
+    assert read_values(text, strict=True) == []
+
+
+def test_the_last_number_keeps_its_sign_and_its_fraction() -> None:
+    assert read_last("3-10 = -7.") == [frozenset({Fraction(-7)})]
+    assert read_last("It takes 5-7 days.") == [frozenset({Fraction(7)})]
+    assert read_last("It is 1/2.") == [frozenset({Fraction(1, 2)})]
+    assert read_last("It is 3 x 10^8.") == [frozenset({Fraction(300000000)})]
+    assert read_last("He comes at 10:30.") == []
+
+
+def test_symbolic_answers_are_left_to_the_caller() -> None:
+    assert compare("\\boxed{\\binom{5}{2}}", "10", computed=False) == Answer("\\binom{5}{2}", "box")
+    assert compare("\\boxed{x+1}", "1+x") == Answer("x+1", "box")
+    assert symbolic_equal("x+1", "1+x")
+
+
+@pytest.mark.parametrize("tower", ["9^{9^{9}}", "99999!", "2^{100000}", "((9!)!)!!"])
+def test_towers_are_refused_before_they_are_evaluated(tower: str) -> None:
+    began = time.monotonic()
+    assert symbolic_equal(tower, "\\sqrt{2}") is False
+    assert time.monotonic() - began < 5
+
+
+UNITS = (
+    *("1", "1,", "1.", "1 or ", "(", ")", "-", "= ", "a-", "x ", "^", "a ", "$", " ", "\n", "{", "}"),
+    *(
+        "#### ",
+        "\\boxed{",
+        "\\frac",
+        "\\text{",
+        "the answer is ",
+        "answer ",
+        "<think>",
+        "<answer>",
+        "or ",
+        "A:",
+        "not ",
+    ),
+)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("start", ["", "#### ", "the answer is ", "\\boxed{", "42 "])
+def test_long_repetitive_completions_take_no_time(start: str, unit: str) -> None:
+    began = time.monotonic()
+    compare(start + unit * (30_000 // len(unit)), "42")
+    assert time.monotonic() - began < 1.0
+
+
+def test_comparing_imports_neither_torch_nor_sympy() -> None:
+    code = "import sys, covey.environments.math.answers; print({'torch', 'sympy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.shared
+def test_labels_agree_where_values_are_compared_and_else_but_for_four_answers_that_compute_nothing(
+    shared: Path,
+) -> None:
+    rows = _rows(shared / "data" / "math_answers.jsonl")
+    assert (len(rows), sum(row["debatable"] for row in rows)) == (138, 39)
+    by_value = [row for row in rows if is_correct(row["completion"], row["gold"], computed=False) != row["correct"]]
+    assert by_value == []
+    different = [row for row in rows if is_correct(row["completion"], row["gold"]) != row["correct"]]
+    assert [(row["gold"], row["form"], row["debatable"]) for row in different] == [
+        ("\\frac{3}{4}", "boxed_unreduced", True),
+        ("2\\sqrt{3}", "boxed_sqrt_unsimplified", True),
+        ("1024", "boxed_power", False),
+        ("10", "boxed_binomial", True),
+    ]
+
+
+@pytest.mark.shared
+def test_labels_of_real_model_solutions_agree(shared: Path) -> None:
+    rows = _rows(shared / "data" / "gsm8k" / "model_solutions.jsonl")
+    wrong = [row for row in rows if is_correct(row["completion"], row["gold"]) != row["is_correct"]]
+    assert len(rows) == 400
+    assert wrong == []
+
+
+def _rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

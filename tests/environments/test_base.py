@@ -1,0 +1,102 @@
+"""The base class of environments: two methods are enough, and the others are found where an object has them."""
+
+import asyncio
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from covey.environments.arithmetic import Arithmetic
+from covey.environments.base import Environment, Split, adapt
+from covey.system.waits.watchdog import Watchdog
+from covey.train import train
+from covey.types import Failure, Prompt, Reward
+
+from ..support.small import rows, small_config, use, varied
+
+
+class TwoMethods:
+    """Inherits nothing and knows nothing of covey but its types."""
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [Prompt(f"{split}-{index}", "two", f"{index}+1=", {}) for index in range(4)]
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return [Reward(varied(prompt, text), {"value": 1.0}) for text in completions]
+
+
+class Inheriting(TwoMethods, Environment):
+    """The same with the base class."""
+
+
+class Gifted(TwoMethods):
+    """Has some of the other methods, a property among them."""
+
+    closed = False
+
+    def gold(self, prompt: Prompt) -> str | None:
+        return prompt.id
+
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        return {"value": 2.0}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("environment", [adapt(TwoMethods()), Inheriting()], ids=["duck", "subclass"])
+def test_every_other_method_has_a_default_that_does_nothing(environment: Environment) -> None:
+    (prompt, *_) = environment.prompts("train")
+    judged = asyncio.run(environment.score_tokens(prompt, ["a"], [[1]]))
+    assert judged == asyncio.run(environment.score(prompt, ["a"]))
+    assert asyncio.run(environment.reply(prompt, [])) is None
+    assert [environment.gold(prompt), environment.difficulty(prompt), environment.dry_run(prompt)] == [None] * 3
+    assert [environment.judge_summary(), environment.demonstrations("train")] == [None, ()]
+    assert environment.metrics() == environment.facts() == {}
+    assert environment.part_weights == environment.sampling_weights == {}
+    environment.follow(1, 2, 0.5)
+    environment.watched_by(Watchdog())
+    environment.close()
+
+
+def test_an_object_keeps_the_methods_that_it_has() -> None:
+    gifted = Gifted()
+    adapted = adapt(gifted)
+    assert adapted.gold(adapted.prompts("train")[0]) == "train-0"
+    assert adapted.part_weights == {"value": 2.0}
+    adapted.close()
+    assert gifted.closed
+
+
+def test_an_environment_is_wrapped_once() -> None:
+    adapted = adapt(TwoMethods())
+    own = Arithmetic([1], 4, 2)
+    assert adapt(adapted) is adapted
+    assert adapt(own) is own
+
+
+def test_a_wrapped_object_can_be_sent_to_another_process() -> None:
+    sent = pickle.loads(pickle.dumps(adapt(Gifted())))
+    assert sent.part_weights == {"value": 2.0}
+
+
+def test_a_subclass_without_score_says_so_when_it_is_made() -> None:
+    class Mute(Environment):
+        def prompts(self, split: Split) -> list[Prompt]:
+            return []
+
+    with pytest.raises(TypeError, match="score"):
+        Mute()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("environment", [TwoMethods(), Inheriting()], ids=["duck", "subclass"])
+def test_two_methods_are_enough_to_train(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, environment)
+    train(small_config(), tmp_path)
+    steps = rows(tmp_path / "metrics.jsonl", "train")
+    assert len(steps) == small_config().num_steps
+    assert any(step["grad_norm"] > 0 for step in steps)

@@ -1,0 +1,149 @@
+"""Going on with other settings, other code, other processes, or beside another run: refused, or said loudly."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from covey.run.checkpoints.checkpoint import newest_valid
+from covey.run.checkpoints.manifest import MANIFEST
+from covey.run.checkpoints.resume import run_lock, truncate_jsonl
+from covey.train import train
+
+from ...support.small import equal, rewrite, saved_weights, scripted, small_config, use
+from ..runs import fingerprint, finish, finish_well, kill, new_run, num_trained, resume, saved_step, wait_until
+
+# --------------------------------------------------------------------------------------------- other settings or code
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(reference: Path) -> None:
+    before = fingerprint(reference / "whole")
+    status, output = finish(resume(reference, "whole"))
+    assert status == 2
+    assert "covey: whole is finished (40 of 40 steps): there is nothing to resume\n" in output
+    assert fingerprint(reference / "whole") == before
+
+
+def test_resuming_with_another_setting_is_refused_by_name(reference: Path) -> None:
+    status, output = finish(resume(reference, "whole", "optimizer.lr=0.5"))
+    assert status == 2
+    assert "optimizer.lr=0.5 differs from optimizer.lr=0.01 of whole" in output
+    assert "resume_changes=[optimizer.lr]" in output
+
+
+def half_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of two steps of which the first is saved, as a kill would leave it; the path of its manifest."""
+    use(monkeypatch, scripted())
+    train(small_config(num_steps=2, output__save_every=1), folder)
+    found = folder / "checkpoints" / "step-000002"
+    for path in sorted(found.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    found.rmdir()
+    saved = newest_valid(folder / "checkpoints")
+    assert saved is not None
+    return saved / MANIFEST
+
+
+def go_on(folder: Path) -> None:
+    train(small_config(num_steps=2, output__save_every=1, resume=str(folder)), folder)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"versions": {"torch": "1.0"}}, "torch was 1.0 and is "),
+        ({"versions": {"git_commit": "0123456789"}}, "git_commit was 0123456789 and is "),
+        ({"num_ranks": 4}, "processes was 4 and is 1"),
+    ],
+    ids=["another torch", "another commit", "fewer processes"],
+)
+def test_a_run_goes_on_with_other_code_or_processes_and_says_loudly_that_it_is_no_longer_exact(
+    facts: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    manifest = half_way(tmp_path, monkeypatch)
+    for name, value in facts.items():
+        rewrite(manifest, lambda old, name=name, new=value: {name: old[name] | new if isinstance(new, dict) else new})
+    go_on(tmp_path)
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.startswith(said) for line in warnings] == [True]
+    assert warnings[0].endswith(": from here on the run is no longer bit for bit what it would have been")
+
+
+def test_a_run_that_goes_on_as_it_was_says_nothing_and_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    half_way(tmp_path / "stopped", monkeypatch)
+    go_on(tmp_path / "stopped")
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+    train(small_config(num_steps=2, output__save_every=1), tmp_path / "whole")
+    assert equal(saved_weights(tmp_path / "stopped"), saved_weights(tmp_path / "whole"))
+
+
+# ------------------------------------------------------------------------------------------------ two runs, one folder
+
+
+@pytest.mark.slow
+def test_a_second_run_of_a_folder_is_refused_while_the_first_lives_and_free_when_it_is_killed(reference: Path) -> None:
+    run = reference / "shared"
+    process = new_run(reference, run.name, environment={"REWARD_SECONDS": 0.05})
+    assert wait_until(lambda: saved_step(run) > 0, process)
+    process.send_signal(signal.SIGSTOP)  # it lives, and does not come to its end meanwhile
+    before = num_trained(run)
+    status, output = finish(resume(reference, run.name))
+    assert status == 2
+    assert f"covey: {run.name} is in use by process {process.pid}, started 20" in output
+    status, output = finish(new_run(reference, run.name))
+    assert status == 2
+    assert "already holds a run" in output
+    assert process.poll() is None
+    assert num_trained(run) == before
+    kill(process)
+    finish_well(resume(reference, run.name))
+    assert fingerprint(run) == fingerprint(reference / "whole")
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
+    refusal = pytest.raises(ValueError, match=f"is in use by process {os.getpid()}, started")
+    with run_lock(tmp_path), refusal, run_lock(tmp_path):
+        pass
+    with run_lock(tmp_path):  # free again
+        pass
+
+
+def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with run_lock(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    with run_lock(tmp_path):
+        pass
+
+
+# ----------------------------------------------------------------------------------------------------- rows of the log
+
+PAST = (
+    '{"step": 0, "kind": "evaluate"}\n{"step": 1, "kind": "train"}\n{"step": 2, "kind": "train"}\n'
+    '{"step": 2, "kind": "evaluate"}\n'
+)
+ENDS = {
+    "later rows": b'{"step": 3, "kind": "train"}\n{"step": 4, "kind": "train"}\n',
+    "a row cut off": b'{"step": 3, "kind": "train"}\n{"step": 4, "ki',
+    "a character cut off": '{"step": 3, "text": "é'.encode()[:-1],
+    "zeros of a power cut": b"\0" * 100 + b'\n{"step": 4}\n' + b"\0" * 100,
+}
+
+
+@pytest.mark.parametrize("name", list(ENDS))
+def test_rows_of_steps_that_will_be_done_again_leave_the_log(name: str, tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(PAST.encode() + ENDS[name])
+    truncate_jsonl(log, 2)
+    assert log.read_text() == PAST
+    truncate_jsonl(log, 2, evaluated=False)
+    assert log.read_text() == PAST.replace('{"step": 2, "kind": "evaluate"}\n', "")

@@ -1,0 +1,429 @@
+"""For each setting another value, what that value changes, and beside which settings it means something."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.config.schema import Config
+from covey.environments.data.settings import DataConfig
+from covey.environments.math.settings import Gsm8kConfig
+from covey.environments.settings import ArithmeticConfig
+from covey.rollouts.settings import GroupSizeStep
+
+from . import settings_code as code
+from . import settings_ifeval as ifeval
+from . import settings_infill as infill
+from . import settings_machines as machines
+from . import settings_observed as see
+from . import settings_watched as watch
+
+Settings = Mapping[str, Any]
+Observation = Callable[[Config], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`observe` returns something else where the setting has this value."""
+
+    observe: Observation
+    value: Any
+    context: Settings = field(default_factory=dict)
+    """What both runs have."""
+    along: Settings = field(default_factory=dict)
+    """What only the changed run has: settings that the value asks for."""
+    keeps: Observation | None = None
+    """What must stay the same nevertheless: the promise of settings about speed and memory."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The setting has one value; another is refused with a line that names it."""
+
+    value: Any
+    line: str
+
+
+def trains(value: Any, **changes: Any) -> Case:
+    """A setting that changes the update. Plain SGD: AdamW and clipping would hide the size of a gradient."""
+    along = changes.pop("along", {})
+    return Case(see.update, value, SGD | {name.replace("__", "."): v for name, v in changes.items()}, along)
+
+
+def optimizes(value: Any, **changes: Any) -> Case:
+    """A setting of the optimizer, with the default one."""
+    return Case(see.update, value, {"num_steps": 4} | {f"optimizer.{name}": v for name, v in changes.items()})
+
+
+def steers(value: Any, **changes: Any) -> Case:
+    """A setting that moves a coefficient."""
+    context = {"num_steps": 3, **STEERED} | {f"algorithm.{name}": v for name, v in changes.items()}
+    return Case(see.coefficients, value, context)
+
+
+def judges(value: Any, reward: str, **changes: Any) -> Case:
+    """A setting of environment=reward_functions."""
+    rewards = {"rewards": [f"observed_rewards:{reward}"]}
+    return Case(see.verdicts, value, MY_ROWS | rewards | {name.replace("__", "."): v for name, v in changes.items()})
+
+
+SGD = {"optimizer.name": "sgd", "optimizer.lr": 0.5, "optimizer.max_grad_norm": 0.0}
+KL = {"algorithm__kl_coef": 1.0}
+STEERED = {"algorithm.kl_coef": 0.5, "algorithm.target_kl": 1e-9}
+TIS = {"algorithm__correction": "truncate"}
+MY_ROWS = {"environment.name": "reward_functions", "data.path": "rows.jsonl", "rewards": ["observed_rewards:varied"]}
+HERE = MY_ROWS | {"environment.in_process": True}
+ONE_WORKER = MY_ROWS | {"rewards": ["observed_rewards:process"], "environment.num_workers": 1}
+WORDS = {"environment.name": "gsm8k", "data.path": "words.jsonl"}
+MATHEMATICS = {"environment.name": "math", "data.path": "mathematics.jsonl"}
+WORKED = MATHEMATICS | {"environment.answer_column": "none"}
+COUNTDOWN = {"environment.name": "countdown", "environment.num_train": 16, "environment.num_test": 8}
+SMALL_SUMS = ArithmeticConfig(num_train=8, num_test=4)
+MIXED = {"environment.name": "mixture", "environment.parts": {"sums": SMALL_SUMS, "more": SMALL_SUMS}}
+CUSTOM = {"environment.name": "custom", "environment.factory": "observed_environments:Numbers"}
+MIXED_WORDS = {
+    "environment.name": "mixture",
+    "environment.parts": {"words": Gsm8kConfig(), "more": Gsm8kConfig()},
+    "data.path": "words.jsonl",
+}
+NEAR = {"curriculum.name": "success", "environment.levels": [1, 2, 3]}
+CLIMBING = NEAR | {"curriculum.name": "difficulty", "curriculum.promotion_groups": 4, "curriculum.promote_at": 0.5}
+COLD = {
+    "cold_start.num_steps": 4,
+    "cold_start.check_every": 2,
+    "cold_start.num_check_prompts": 4,
+    "cold_start.batch_size": 4,
+    "cold_start.cache_dir": "cache",
+}
+LORA = {"model.lora_rank": 2}
+PREFLIGHT = {"preflight.enabled": True}
+SAVING = HERE | {"num_steps": 3, "output.save_every": 1}
+
+CASES: dict[str, Case | Refused] = {
+    **{name: Case(*given) for name, given in infill.CHANGES.items()},
+    "seed": Case(see.rollouts, 1),
+    "num_steps": Case(see.run_folder, 3),
+    "groups_per_step": Case(see.rollouts, 3),
+    "group_size": Case(see.rollouts, 3),
+    "group_size_schedule": Case(see.run_folder, [GroupSizeStep(step=1, group_size=3)]),
+    "updates_per_batch": trains(2),
+    "micro_batch_tokens": Case(see.work, 12, keeps=see.update),
+    "packing": Case(see.work, "padded", keeps=see.update),
+    "logprob_chunk": Case(see.work, 3, keeps=see.update),
+    "max_staleness": Refused(
+        1, "max_staleness must be 0 with source=local (groups are sampled between updates), got 1"
+    ),
+    "source": Refused("ray", "source must be local, got ray"),
+    "shuffle": Case(see.rollouts, False),
+    "curriculum.name": Case(see.order, "difficulty", {"environment.levels": [1, 2, 3]}),
+    "curriculum.options": Case(see.order, {"position": 2}, {"curriculum.name": "covey.rollouts.source:PromptStream"}),
+    "curriculum.window": Case(see.order, [0.8, 1.0], NEAR),
+    "curriculum.per": Case(see.order, "difficulty", NEAR),
+    "curriculum.decay": Case(see.order, 0.9, NEAR),
+    "curriculum.explore": Case(see.order, 0.9, NEAR),
+    "curriculum.promote_at": Case(see.order, 0.9, CLIMBING),
+    "curriculum.promotion_groups": Case(see.order, 3, CLIMBING),
+    "curriculum.demote_below": Case(see.order, 0.45, CLIMBING),
+    "curriculum.earlier_share": Case(see.order, 0.5, CLIMBING),
+    "resume": Case(see.resumed_from, "stopped", {"num_steps": 4}),
+    "resume_changes": Case(see.resumed_rate, ["optimizer.lr"], {"resume": "stopped"}),
+    "trust_run": Case(see.followed_links, True, {"resume": "stopped"}),
+    "rewards": Case(see.rollouts, ["observed_rewards:length"], HERE),
+    "reward_weights": Case(see.rollouts, [0.5], HERE),
+    # ---------------------------------------------------------------------------------------------- model
+    "model.name": Case(see.policy, "policy"),
+    "model.kind": Refused("masked", "model.name=nano needs model.kind=causal, got model.kind=masked"),
+    "model.revision": Case(see.policy, "other", {"model.name": "some/one"}),
+    "model.precision": Case(see.policy, "bfloat16"),
+    "model.chat_template_kwargs": Refused(
+        {"enable_thinking": False},
+        "model.chat_template_kwargs.enable_thinking is set, but the chat template of nano never reads it; "
+        "it reads none",
+    ),
+    "model.load_in_4bit": Case(see.policy, True, {"model.name": "policy", **LORA}),
+    "model.lora_rank": Case(see.policy, 2),
+    "model.lora_alpha": trains(64.0, model__lora_rank=2),
+    "model.lora_dropout": trains(0.5, model__lora_rank=2),
+    "model.lora_targets": Case(see.policy, ["q_proj"], LORA),
+    "model.kernels": Case(see.kernels, "torch", {"model.nano_num_heads": 1}),
+    "model.gradient_checkpointing": Case(see.work, True, keeps=see.update),
+    "model.attention": Case(see.attention, "sdpa", {"model.nano_num_heads": 1}),
+    "model.activation_offload": Refused(True, "model.activation_offload=true needs a GPU, got model.device=cpu"),
+    "model.device": Refused("nowhere", "model.device must be auto, cpu, cuda or cuda:N, got nowhere"),
+    "model.nano_architecture": Case(see.policy, "llama"),
+    "model.nano_hidden_size": Case(see.policy, 32),
+    "model.nano_num_layers": Case(see.policy, 2),
+    "model.nano_num_heads": Case(see.policy, 1),
+    # ---------------------------------------------------------------------------------------------- environment
+    "environment.name": Case(see.prompts, "reward_functions", along=MY_ROWS),
+    "environment.levels": Case(see.prompts, [1]),
+    "environment.num_train": Case(see.prompts, 17),
+    "environment.num_test": Case(see.prompts, 9),
+    "environment.problem_seed": Case(see.prompts, 1),
+    "environment.scheme": Case(see.verdicts, "verl_strict", WORDS),
+    "environment.format_reward": Case(see.verdicts, 0.3, WORDS),
+    "environment.factory": Case(see.prompts, "observed_environments:Squares", CUSTOM),
+    "environment.options": Case(see.prompts, {"count": 3}, CUSTOM),
+    "environment.parts": Case(see.prompts, {"sums": SMALL_SUMS, "others": SMALL_SUMS}, MIXED),
+    "environment.weights": Case(see.order, {"sums": 2.0}, MIXED),
+    "environment.data": Case(see.prompts, {"more": DataConfig("words.jsonl", max_rows=3)}, MIXED_WORDS),
+    "environment.instruction": Case(see.prompts, "", WORDS),
+    "environment.problem_column": Case(see.prompts, "other", MATHEMATICS),
+    "environment.answer_column": Case(see.prompts, "other", MATHEMATICS),
+    "environment.solution_column": Case(see.prompts, "other", WORKED),
+    "environment.num_numbers": Case(see.prompts, [2], COUNTDOWN),
+    "environment.max_number": Case(see.prompts, 9, COUNTDOWN),
+    "environment.max_target": Case(see.prompts, 20, COUNTDOWN),
+    "environment.operators": Case(see.prompts, ["+"], COUNTDOWN),
+    "environment.uses": Case(see.prompts, "at_most", COUNTDOWN),
+    "environment.answer_form": Case(see.prompts, "plain", COUNTDOWN),
+    "environment.timeout": judges(0.2, "slow", environment__num_workers=1),
+    "environment.num_workers": Case(see.processes, 1, MY_ROWS),
+    "environment.start_timeout": judges(1e-3, "varied", environment__num_workers=1),
+    "environment.worker_calls": Case(see.workers_needed, 1, ONE_WORKER),
+    "environment.worker_bytes": Case(see.workers_needed, 1, ONE_WORKER),
+    "environment.in_process": judges(True, "process"),
+    "environment.max_failure_rate": judges(0.9, "half", environment__in_process=True),
+    "environment.measure_weights": Case(ifeval.rewards, [1.0, 0.0, 0.0, 0.0], ifeval.TORCHRL),
+    "environment.answer_bonus": Case(ifeval.rewards, 0.0, ifeval.TORCHRL),
+    "environment.think_bonus": Case(ifeval.rewards, 0.0, ifeval.TORCHRL),
+    "environment.min_words": Case(ifeval.rewards, 12, ifeval.IFEVAL),
+    "environment.benchmark": Case(see.prompts, "instructions.jsonl", ifeval.ROWS | {"data.path": None}),
+    "environment.style": Case(see.prompts, "short", ifeval.FEW),
+    "environment.kinds": Case(see.prompts, ["startend:quotation"], ifeval.IFEVAL),
+    "environment.max_instructions": Case(see.prompts, 2, {"environment.name": "ifeval"}),
+    "environment.problem": Case(see.prompts, "steps", code.CODE),
+    "environment.difficulty": Case(see.prompts, 4, code.CODE | {"environment.problem": "fizzbuzz"}),
+    "environment.partial_weight": Case(code.rewards, 1.0, code.CODE),
+    "environment.second_turn": Case(code.told, True, code.CODE),
+    "environment.isolation": Case(code.isolation, "unsafe_no_isolation", code.CODE),
+    "environment.num_slots": Case(see.processes, 1, code.CODE),
+    "environment.total_seconds": Case(code.slow, 1.0, code.HASTY),
+    "environment.cpu_seconds": Case(code.busy, 1, code.PATIENT),
+    "environment.memory_bytes": Case(code.large, 64 << 20, code.CODE),
+    "environment.output_bytes": Case(code.told, 1000, code.CODE | {"environment.second_turn": True}),
+    "environment.cache_size": Case(code.counts, 0, code.CODE),
+    "environment.recheck_rate": Case(code.counts, 1.0, code.CODE),
+    "environment.remote_url": Case(code.rewards, code.REMOTE_URL, code.CODE),
+    "environment.remote_margin": Case(
+        code.patience, 0.1, code.HASTY | {"environment.total_seconds": 1.0, "environment.remote_url": code.REMOTE_URL}
+    ),
+    "environment.stages": Case(see.prompts, ["valid"], machines.MACHINES),
+    "environment.form": Case(see.prompts, "global", machines.MACHINES),
+    "environment.score": Case(machines.throws, "paper", machines.THROWING),
+    "environment.transform": Case(machines.rewards, "sqrt", machines.COMPACT),
+    "environment.file_reward": Case(machines.rewards, 0.5, machines.COMPACT),
+    "environment.placed_reward": Case(machines.rewards, 0.5, machines.COMPACT),
+    "environment.max_blocks": Case(see.prompts, 6, machines.MACHINES),
+    "environment.num_demonstrations": Case(machines.demonstrations, 11, machines.COMPACT),
+    "environment.family_share": Case(machines.demonstrations, 0.0, machines.COMPACT),
+    "environment.demonstration_cap": Case(machines.demonstrations, 0.5, machines.COMPACT),
+    "data.path": Case(see.prompts, "more.jsonl", HERE),
+    "data.subset": Case(see.prompts, "small", HERE | {"data.path": "some/rows"}),
+    "data.train_split": Case(see.prompts, "extra", HERE | {"data.path": "splits"}),
+    "data.test_split": Case(see.prompts, "extra", HERE | {"data.path": "splits"}),
+    "data.test_fraction": Case(see.prompts, 0.5, HERE),
+    "data.prompt_column": Case(see.prompts, "other", HERE),
+    "data.answer_column": Case(
+        see.prompts, "gold", HERE | {"data.path": "begun.jsonl", "data.prefill": True}, {"data.prefill": False}
+    ),
+    "data.prefill": Case(
+        see.prompts,
+        True,
+        HERE | {"data.path": "begun.jsonl", "data.answer_column": "gold"},
+        {"data.answer_column": None},
+    ),
+    "data.max_rows": Case(see.prompts, 3, HERE),
+    "data.shuffle_rows": Case(see.prompts, False, HERE | {"data.max_rows": 3}),
+    "data.bad_rows": Case(see.prompts, "skip", HERE | {"data.path": "broken.jsonl"}),
+    # ---------------------------------------------------------------------------------------------- sampling
+    "engine.name": Case(see.rollouts, "fake"),
+    "engine.cache_bytes": Case(see.rows_at_once, 4000, keeps=see.rollouts),
+    "engine.max_rows": Case(see.rows_at_once, 3, keeps=see.rollouts),
+    "sampling.temperature": Case(see.rollouts, 0.5),
+    "sampling.top_k": Case(see.rollouts, 2),
+    "sampling.top_p": Case(see.rollouts, 0.5),
+    "sampling.min_p": Case(see.rollouts, 0.5),
+    "sampling.max_tokens": Case(see.rollouts, 3),
+    "sampling.stop": Case(see.rollouts, [chr(code) for code in range(32, 127)]),
+    # ---------------------------------------------------------------------------------------------- algorithm
+    "algorithm.advantage": trains("group_center"),
+    "algorithm.advantage_options": trains({"ddof": 0}),
+    "algorithm.advantage_clip": trains(0.1),
+    "algorithm.shaping": trains({"soft_overlong": {"max_len": 6, "cache": 4}}),
+    "algorithm.selection": trains("top_k", along={"algorithm.selection_options": {"k": 2}}),
+    "algorithm.selection_options": trains(
+        {"k": 3}, algorithm__selection="top_k", algorithm__selection_options={"k": 2}
+    ),
+    "algorithm.length_normalizer": trains(1.0),
+    "algorithm.group_filter": Case(see.rollouts, "zero_std"),
+    "algorithm.group_filter_options": Case(see.rollouts, {"low": -1.0}, {"algorithm.group_filter": "mean_bounds"}),
+    "algorithm.group_filter_rounds": Case(see.rollouts, 1, {"algorithm.group_filter": "zero_std"}),
+    "algorithm.loss": trains("cispo", updates_per_batch=3),
+    "algorithm.loss_options": trains({"eps_low": 1e-3, "eps_high": 1e-3}, updates_per_batch=3),
+    "algorithm.ratio": trains("sequence"),
+    "algorithm.ratio_denominator": trains("behaviour"),
+    "algorithm.log_ratio_clamp": trains(1e-3, updates_per_batch=3),
+    "algorithm.aggregation": trains("seq_mean"),
+    "algorithm.norm_length": trains(9, algorithm__aggregation="seq_mean_token_sum_norm"),
+    "algorithm.count_empty": trains(True, algorithm__aggregation="seq_mean"),
+    "algorithm.kl_coef": trains(1.0),
+    "algorithm.kl_estimator": trains("k1", **KL, algorithm__kl_gradient="naive"),
+    "algorithm.kl_gradient": trains("naive", **KL),
+    "algorithm.kl_in": trains("reward", **KL, algorithm__kl_estimator="k1"),
+    "algorithm.kl_aggregation": trains("seq_sum", **KL),
+    "algorithm.kl_clamp": trains(1e-3, **KL, algorithm__kl_gradient="naive"),
+    "algorithm.sampler_kl_coef": trains(1.0),
+    "algorithm.sampler_kl_estimator": trains("k1_forward", algorithm__sampler_kl_coef=1.0),
+    "algorithm.target_kl": Case(see.coefficients, 1e-9, {"algorithm.kl_coef": 0.5}),
+    "algorithm.kl_controller": steers("doubling"),
+    "algorithm.kl_horizon": steers(100),
+    "algorithm.kl_coef_min": steers(0.6, kl_coef_max=0.7),
+    "algorithm.kl_coef_max": steers(0.6, kl_controller="doubling"),
+    "algorithm.reference_refresh_every": trains(1, **KL, num_steps=3),
+    "algorithm.reference_refresh_alpha": trains(0.5, **KL, num_steps=3, algorithm__reference_refresh_every=1),
+    "algorithm.correction": trains("truncate"),
+    "algorithm.correction_level": trains("sequence", **TIS),
+    "algorithm.correction_min": trains(0.95, **TIS),
+    "algorithm.correction_max": trains(1.05, **TIS),
+    "algorithm.correction_self_normalize": trains(True, **TIS),
+    "algorithm.rejection": trains("token_k1", along={"algorithm.rejection_thresholds": "0.9_1.1"}),
+    "algorithm.rejection_thresholds": trains(
+        "0.9_1.1", algorithm__rejection="token_k1", algorithm__rejection_thresholds="0.8_1.2"
+    ),
+    "algorithm.off_policy_mask_delta": trains(0.01),
+    "algorithm.m2po_threshold": trains(0.01),
+    "algorithm.entropy_coef": trains(1.0),
+    "algorithm.target_entropy": Case(see.coefficients, 10.0),
+    "algorithm.mask_truncated": trains(True),
+    "algorithm.high_entropy_fraction": trains(0.3),
+    # ---------------------------------------------------------------------------------------------- optimizer
+    "optimizer.name": optimizes("sgd"),
+    "optimizer.lr": optimizes(2e-2),
+    "optimizer.betas": optimizes([0.5, 0.9]),
+    "optimizer.eps": optimizes(1e-2),
+    "optimizer.weight_decay": optimizes(0.5),
+    "optimizer.schedule": optimizes("linear"),
+    "optimizer.warmup_steps": optimizes(3),
+    "optimizer.min_lr_ratio": optimizes(0.5, schedule="cosine"),
+    "optimizer.max_grad_norm": optimizes(1e-3, name="sgd"),
+    "optimizer.max_nonfinite_steps": Case(see.steps_until_stopped, 3),
+    # ---------------------------------------------------------------------------------------------- cold start
+    "cold_start.enabled": Case(see.run_folder, True, COLD),
+    "cold_start.num_steps": Case(see.warm_up, 5, COLD),
+    "cold_start.target_accuracy": Case(see.warm_up, 0.0, COLD),
+    "cold_start.check_every": Case(see.warm_up, 3, COLD),
+    "cold_start.num_check_prompts": Case(see.warm_up, 5, COLD),
+    "cold_start.batch_size": Case(see.warm_up, 5, COLD),
+    "cold_start.lr": Case(see.warm_up, 1e-2, COLD),
+    "cold_start.warmup_steps": Case(see.warm_up, 1, COLD),
+    "cold_start.cache_dir": Case(see.warm_up, "another", COLD),
+    # ---------------------------------------------------------------------------------------------- evaluation, output
+    "evaluation.every": Case(see.run_folder, 1),
+    "evaluation.num_prompts": Case(see.evaluation, 3),
+    "evaluation.num_samples": Case(see.evaluation, 3),
+    "evaluation.k": Case(see.evaluation, [2]),
+    "evaluation.correct_above": Case(see.evaluation, 0.25, HERE),
+    "evaluation.confidence": Case(see.evaluation, 0.5),
+    "output.save_every": Case(see.run_folder, 1),
+    "output.keep_last": Case(see.run_folder, 1, SAVING),
+    "output.keep_best": Case(
+        see.run_folder,
+        False,
+        SAVING | {"rewards": ["observed_rewards:fading"], "evaluation.every": 1, "output.keep_last": 1},
+    ),
+    "output.rollouts_per_step": Case(see.run_folder, 1),
+    "output.answers_per_evaluation": Case(see.run_folder, 1),
+    "output.show_rollouts": Case(see.run_folder, 1),
+    "output.max_rollout_rows": Case(see.run_folder, 3),
+    "output.trackers": Case(see.run_folder, ["tensorboard"]),
+    "output.wandb_project": Case(see.wandb_project, "mine", {"output.trackers": ["wandb"]}),
+    "output.progress": Case(see.run_folder, True),
+    "output.on_write_error": Case(watch.lost_file, "continue"),
+    "output.shutdown_timeout": Case(watch.end_of_a_stop, 0.2),
+    # ---------------------------------------------------------------------------------------------- around a run
+    "parallel.strategy": Case(watch.layout_of_weights, "fsdp"),
+    "preflight.enabled": Case(see.run_folder, True, {"preflight.enabled": False}),
+    "preflight.num_prompts": Case(watch.checks, 3, PREFLIGHT),
+    "preflight.max_tokens": Case(watch.checks, 2, PREFLIGHT),
+    "preflight.logprob_tolerance": Case(watch.checks, 1e-3, PREFLIGHT),
+    "preflight.gradient_tolerance": Case(watch.checks, 1e-3, PREFLIGHT),
+    "timeouts.loading": Case(watch.waits, 3000.0),
+    "timeouts.cold_start": Case(watch.waits, 3000.0, COLD | {"cold_start.enabled": True}),
+    "timeouts.sampling": Case(watch.waits, 3000.0),
+    "timeouts.scoring": Case(watch.waits, 3000.0),
+    "timeouts.update": Case(watch.waits, 3000.0),
+    "timeouts.saving": Case(watch.waits, 3000.0),
+    "timeouts.ranks": Case(watch.patience_with_ranks, 3000.0),
+    "timeouts.tracker": Case(watch.patience_with_trackers, 0.1, {"output.trackers": ["tensorboard"]}),
+}
+
+SECOND_READERS: dict[str, Case] = {
+    "environment.scheme": Case(see.verdicts, "verl", MATHEMATICS),
+    "environment.instruction": Case(see.prompts, "", COUNTDOWN),
+    "environment.timeout of code": Case(code.slow, 0.1, code.CODE),
+    "environment.timeout of machines": Case(machines.rewards, 1e-4, machines.COMPACT),
+    "environment.cache_size": Case(machines.simulated, 0, machines.COMPACT),
+    "environment.num_workers": Case(see.processes, 1, MATHEMATICS | {"environment.scheme": "math_verify"}),
+    "algorithm.kl_aggregation": trains("seq_sum", algorithm__sampler_kl_coef=1.0),
+    "algorithm.kl_clamp": trains(1e-3, algorithm__sampler_kl_coef=1.0),
+    "algorithm.log_ratio_clamp": trains(1e-3, **TIS, algorithm__loss="reinforce"),
+    "algorithm.count_empty": trains(True, **KL, algorithm__kl_aggregation="seq_mean", algorithm__kl_gradient="naive"),
+}
+"""Settings that another part reads too: they are no less accepted, and read, where only that part is there."""
+
+OFF: dict[str, Settings] = {
+    "parallel.strategy = ddp": {"parallel.strategy": "fsdp", "model.name": "policy", **LORA},
+    "data.path set": {"environment.name": "countdown"},
+    "environment=reward_functions": WORDS,
+    "model.lora_rank = 0 (adapters can only be copied)": {
+        **LORA,
+        "algorithm.kl_coef": 1.0,
+        "algorithm.reference_refresh_every": 5,
+    },
+    "packing = shared or packed": {"packing": "padded"},
+    "algorithm.kl_in = loss": {"algorithm.kl_coef": 1.0, "algorithm.kl_in": "reward", "algorithm.kl_estimator": "k1"},
+    "a sampled algorithm.kl_estimator such as k3": {"algorithm.kl_coef": 1.0, "algorithm.kl_estimator": "full"},
+    "a KL penalty with an exponential (k3 or is_weighted)": {
+        "algorithm.kl_coef": 1.0,
+        "algorithm.kl_estimator": "k1",
+        "algorithm.sampler_kl_coef": 1.0,
+        "algorithm.sampler_kl_estimator": "k1_forward",
+    },
+    "algorithm.kl_controller = proportional": {**STEERED, "algorithm.kl_controller": "doubling"},
+    "algorithm.loss = clip, cispo, sapo or module:function": {"algorithm.loss": "reinforce"},
+    "a loss with an importance ratio": {"algorithm.loss": "reinforce"},
+    "a loss with an importance ratio, or a correction": {
+        "algorithm.loss": "dro",
+        "algorithm.loss_options": {"beta": 0.1},
+    },
+    "a loss that reads advantages": {"algorithm.loss": "nll"},
+    "a loss that reads advantages, or a selection": {
+        "algorithm.loss": "nll",
+        "algorithm.kl_coef": 1.0,
+        "algorithm.kl_estimator": "k1",
+    },
+    "model.name = nano": {"model.name": "policy"},
+    "saved weights, or a cold start that saves some": LORA,
+    "an engine that samples": {"engine.name": "fake"},
+    **infill.OFF,
+    "data.path = a folder or a hub name": HERE,
+    "data.max_rows set": HERE,
+    "optimizer.warmup_steps < num_steps": {"optimizer.warmup_steps": 2},
+    "optimizer.name = adamw or adamw8bit": {"optimizer.name": "sgd"},
+    "output.rollouts_per_step > 0 or output.answers_per_evaluation > 0": {
+        "output.rollouts_per_step": 0,
+        "output.answers_per_evaluation": 0,
+    },
+    "environment.scheme = covey or values": WORDS | {"environment.scheme": "trl"},
+    "a scheme that asks math-verify": MATHEMATICS | {"environment.scheme": "verl"},
+    "data.path = null": {"environment.name": "countdown", "data.path": "targets.jsonl"},
+    "environment.in_process = false": HERE,
+    "environment.scheme = torchrl": ifeval.IFEVAL,
+    "a scheme other than torchrl": ifeval.TORCHRL,
+    "data.path = null, so that prompts are generated": ifeval.ROWS,
+    "environment.benchmark = null": {"environment.name": "ifeval", "environment.benchmark": "instructions.jsonl"},
+    "problems made up, data.path = null": {"environment.name": "code", "data.path": "words.jsonl"},
+    "environment.remote_url = null": {"environment.name": "code", "environment.remote_url": code.REMOTE_URL},
+    "environment.remote_url set": {"environment.name": "code"},
+}
+"""Where a condition beside a field does not hold; the others do not by default."""

@@ -1,0 +1,56 @@
+"""The gradient of a weight in C: the right numbers in every shape, with the same bits for any number of threads."""
+
+import pytest
+import torch
+
+from covey.policy.kernels.gradient import weight_gradient
+from covey.policy.kernels.layers import use_compiled
+from covey.policy.kernels.linear import OneDnnLinear, use_onednn
+
+from ...support.builders import make_policy, normal
+
+SHAPES = [(1, 1, 1), (3, 8, 32), (7, 9, 33), (600, 16, 64), (513, 40, 31), (1100, 7, 100), (20, 2050, 33)]
+"""Tokens, outputs, inputs: beside and beyond tiles of 8 x 32, stretches of 512 tokens and 2048 outputs."""
+
+pytestmark = pytest.mark.usefixtures("own_threads")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_numbers_are_those_of_the_product(shape: tuple[int, int, int]) -> None:
+    tokens, outer, inner = shape
+    gradient, x = normal(tokens, outer), normal(tokens, inner, seed=1)
+    expected = gradient.double().T @ x.double()
+    assert weight_gradient(gradient, x).shape == (outer, inner)
+    assert (weight_gradient(gradient, x) - expected).abs().max() < 1e-6 * tokens**0.5 * 10
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    gradient, x = normal(700, 50), normal(700, 70, seed=1)
+    found = []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        found.append(weight_gradient(gradient, x))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_tensors_need_not_lie_side_by_side() -> None:
+    gradient, x = normal(40, 30), normal(50, 30, seed=1)
+    assert torch.equal(weight_gradient(gradient.T, x.T), weight_gradient(gradient.T.contiguous(), x.T.contiguous()))
+
+
+def test_a_model_takes_it_where_onednn_would_compute() -> None:
+    models = [make_policy("llama").model for _ in range(2)]
+    for model in models:
+        use_onednn(model)
+    use_compiled(models[1])
+    assert all(module.through_c for module in models[1].modules() if isinstance(module, OneDnnLinear))
+    assert not any(module.through_c for module in models[0].modules() if isinstance(module, OneDnnLinear))
+    layers = [model.get_submodule("model.layers.0.mlp.down_proj") for model in models]
+    x = normal(2, 9, layers[0].in_features)  # type: ignore[arg-type]
+    for layer in layers:
+        layer(x).square().sum().backward()
+    plain, compiled = (layer.weight.grad for layer in layers)
+    assert torch.allclose(plain, compiled, rtol=1e-5, atol=1e-6)  # type: ignore[arg-type]
+    out = layers[1](x).detach().flatten(0, 1)
+    assert torch.equal(compiled, weight_gradient(2 * out, x.flatten(0, 1)))  # type: ignore[arg-type]

@@ -1,0 +1,140 @@
+"""LoRA: which weights train, adapters of a run before, and what is refused in one line."""
+
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.policy.models.loading import load_policy
+from covey.policy.policy import Policy, is_adapted
+from covey.policy.settings import ModelConfig
+from covey.run.checkpoints.checkpoint import save_policy
+from covey.system import collectives
+
+from ...support.builders import SGD, byte_batch, make_trainer, nano, probe_logits, same, weights
+
+LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def trained_modules(policy: Policy) -> set[str]:
+    return {name.split(".lora")[0].split(".")[-1] for name, p in policy.model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_lora_trains_adapters_on_all_linear_layers_in_float32_and_nothing_else(precision: str) -> None:
+    policy = nano(lora_rank=4, precision=precision)
+    trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    assert is_adapted(policy.model)
+    assert all("lora_" in name for name in trained)
+    assert {p.dtype for p in trained.values()} == {torch.float32}
+    assert trained_modules(policy) == LINEAR
+    assert sum(p.numel() for p in trained.values()) == 2 * 4 * (4 * (32 + 32) + 3 * (32 + 80))
+    frozen = {p.dtype for name, p in policy.model.named_parameters() if "lora_" not in name}
+    assert frozen == {getattr(torch, precision)}
+
+
+def test_lora_trains_only_the_targets_listed() -> None:
+    policy = nano(lora_rank=4, lora_targets=["q_proj", "v_proj"])
+    assert trained_modules(policy) == {"q_proj", "v_proj"}
+
+
+def test_a_lora_target_that_is_not_there_is_one_line_that_says_so() -> None:
+    with pytest.raises(ValueError, match=r"^model.lora_targets must name linear layers of the model, got \[nope\]$"):
+        nano(lora_rank=4, lora_targets=["nope"])
+
+
+def test_adapters_begin_as_the_base_model_and_a_step_moves_nothing_but_them() -> None:
+    policy, base = nano(lora_rank=4), nano()
+    assert torch.equal(probe_logits(policy), probe_logits(base))
+    before = weights(policy)
+    make_trainer(policy, optimizer=SGD).step(byte_batch(), 0)
+    moved = {name for name, tensor in weights(policy).items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in before if "lora_B" in name}  # with B = 0, A has no gradient yet
+
+
+def test_adapters_are_a_function_of_the_seed() -> None:
+    assert same(weights(nano(seed=1, lora_rank=4)), weights(nano(seed=1, lora_rank=4)))
+    assert not same(weights(nano(seed=1, lora_rank=4)), weights(nano(seed=2, lora_rank=4)))
+
+
+def adapter_folder(folder: Path) -> tuple[Policy, str]:
+    """Trained adapters on a saved base model, saved in their turn."""
+    save_policy(nano(), folder / "base")
+    policy = load_policy(ModelConfig(name=str(folder / "base"), lora_rank=4), seed=0)
+    make_trainer(policy, optimizer=SGD).step(byte_batch(), 0)
+    save_policy(policy, folder / "adapters")
+    return policy, str(folder / "adapters")
+
+
+def test_saved_adapters_are_loaded_on_their_base_model_and_trained_further(tmp_path: Path) -> None:
+    policy, name = adapter_folder(tmp_path)
+    state = torch.random.get_rng_state()
+    again = load_policy(ModelConfig(name=name, lora_rank=4), seed=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert same(weights(again), weights(policy))
+    assert {n for n, p in again.model.named_parameters() if p.requires_grad} == {
+        n for n, p in policy.model.named_parameters() if p.requires_grad
+    }
+    for each in (policy, again):
+        make_trainer(each, optimizer=SGD).step(byte_batch(), 1)
+    assert same(weights(again), weights(policy))
+    save_policy(again, tmp_path / "further")
+    assert same(weights(load_policy(ModelConfig(name=str(tmp_path / "further"), lora_rank=4), seed=0)), weights(again))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "holds adapters and needs model.lora_rank=4, got model.lora_rank=0"),
+        ({"lora_rank": 8}, "holds adapters and needs model.lora_rank=4, got model.lora_rank=8"),
+        ({"lora_rank": 4, "lora_alpha": 8.0}, "needs model.lora_alpha=32.0, got model.lora_alpha=8.0"),
+        ({"lora_rank": 4, "lora_targets": ["q_proj"]}, "needs model.lora_targets=.*got model.lora_targets=.'q_proj'."),
+    ],
+)
+def test_saved_adapters_of_another_shape_than_asked_for_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    _, name = adapter_folder(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_policy(ModelConfig(name=name, **settings), seed=0)
+
+
+def test_saved_adapters_of_a_policy_that_was_built_from_nothing_have_no_base_to_be_loaded_on(tmp_path: Path) -> None:
+    save_policy(nano(lora_rank=4), tmp_path)
+    with pytest.raises(ValueError, match="holds adapters that do not name their base model"):
+        load_policy(ModelConfig(name=str(tmp_path), lora_rank=4), seed=0)
+
+
+def test_the_dropout_of_adapters_follows_the_seed_and_the_step_and_nothing_global() -> None:
+    def dropped(seed: int, step: int = 0) -> dict[str, Tensor]:
+        policy = nano(lora_rank=2, lora_dropout=0.5)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(random.randrange(2**32))
+            make_trainer(policy, optimizer=SGD, seed=seed).step(byte_batch(), step)
+        return weights(policy)
+
+    state = torch.random.get_rng_state()
+    assert same(dropped(seed=1), dropped(seed=1))
+    assert not same(dropped(seed=1), dropped(seed=2))
+    assert not same(dropped(seed=1), dropped(seed=1, step=1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_ranks_drop_other_parts_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+    for rank in range(2):
+        monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
+        policy = nano(lora_rank=2, lora_dropout=0.5)
+        make_trainer(policy, optimizer=SGD, seed=1).step(byte_batch(), 0)
+        trained.append(weights(policy))
+    assert not same(*trained)
+
+
+def test_adapters_under_checkpointing_warn_of_nothing_that_a_user_could_change() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nano(lora_rank=2, gradient_checkpointing=True)

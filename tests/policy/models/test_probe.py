@@ -1,0 +1,116 @@
+"""Architectures: what is trained as it was sampled, what is scored another way, what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from covey.algorithm.settings import AlgorithmConfig
+from covey.policy.logprobs import Scoring
+from covey.policy.models.loading import load_policy
+from covey.policy.policy import inference
+from covey.policy.settings import ModelConfig
+from covey.types import Sampling
+
+from ...support.builders import SGD, byte_batch, logprobs, make, make_trainer, probe_logits, random_groups, saved_model
+
+DROPOUT = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0},
+    "opt": {
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+    },
+    "gpt_neox": {"hidden_dropout": 0.1, "attention_dropout": 0.1},
+    "qwen2": {"attention_dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("architecture", sorted(DROPOUT))
+def test_the_policy_that_is_trained_is_the_one_that_was_sampled_in_spite_of_dropout(
+    architecture: str, tmp_path: Path
+) -> None:
+    policy = load_policy(ModelConfig(name=saved_model(tmp_path, architecture, **DROPOUT[architecture])), seed=0)
+    policy.model.train()
+    in_training = probe_logits(policy)
+    with inference(policy.model):
+        assert torch.equal(probe_logits(policy), in_training)
+    groups = byte_batch()
+    sampler = logprobs(policy, groups.micro_batches, Scoring(Sampling(), 0))
+    metrics = make_trainer(policy, AlgorithmConfig(), SGD, updates_per_batch=1).step(groups, 0)
+    assert metrics["mismatch"] == pytest.approx(float(-sampler.mean()), rel=1e-4)  # the recorded ones are 0
+    assert metrics["ratio_max"] == 1.0
+
+
+def test_an_architecture_with_noise_in_training_is_refused(tmp_path: Path) -> None:
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "router_jitter_noise": 0.5}
+    name = saved_model(tmp_path, "mixtral", **experts)
+    with pytest.raises(ValueError, match="without noise in training mode, MixtralForCausalLM has it"):
+        load_policy(ModelConfig(name=name), seed=0)
+
+
+def test_noise_that_is_too_rare_to_be_seen_in_a_few_tokens_is_refused(tmp_path: Path) -> None:
+    """PhiMoE takes another expert at random where two are within a hundredth of each other."""
+    name = saved_model(tmp_path, "phimoe", num_local_experts=4, router_jitter_noise=1e-6, sliding_window=None)
+    with pytest.raises(ValueError, match="without noise in training mode, PhimoeForCausalLM has it"):
+        load_policy(ModelConfig(name=name), seed=0)
+
+
+PLAIN = {"gemma": {}, "phi3": {}, "olmo2": {}, "gpt_neox": {}}
+
+
+OTHER_HEADS = {
+    "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5},
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25, "sliding_window": 4},
+}
+
+
+@pytest.mark.parametrize("architecture", [*PLAIN, *OTHER_HEADS])
+def test_a_head_that_scales_its_logits_is_noticed_and_scored_right(architecture: str, tmp_path: Path) -> None:
+    name = saved_model(tmp_path, architecture, **{**PLAIN, **OTHER_HEADS}[architecture])
+    policy = load_policy(ModelConfig(name=name), seed=0)
+    assert policy.head_is_linear == (architecture in PLAIN)
+    groups = random_groups(vocabulary=250)
+    expected = _plain_logprobs(AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager"))
+    for packing, budget, chunk in (("shared", 20, 3), ("padded", 10_000, 0)):
+        got = logprobs(policy, make(groups, packing, budget).micro_batches, Scoring(Sampling(temperature=0.7), chunk))
+        assert float((got - expected).abs().max()) < 1e-4
+    assert make_trainer(policy, AlgorithmConfig(), SGD, logprob_chunk=3).step(byte_batch(), 0)["grad_norm"] > 0
+
+
+@torch.no_grad()
+def _plain_logprobs(model: PreTrainedModel) -> Tensor:
+    pieces = []
+    for rollout in (r for g in random_groups(vocabulary=250) for r in g.rollouts):
+        logprobs_TV = (model(input_ids=torch.tensor([rollout.input_ids])).logits[0] / 0.7).log_softmax(-1)
+        chosen = logprobs_TV.gather(1, torch.tensor(rollout.target_ids)[:, None])[:, 0]
+        pieces.append(chosen[torch.tensor(rollout.loss_mask)])
+    return torch.cat(pieces)
+
+
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+
+
+OWN = "model.name needs attention that transformers lets others compute, {} has its own"
+REFUSED = {
+    "bloom": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, OWN.format("BloomForCausalLM")),
+    "mamba": ({}, OWN.format("MambaForCausalLM")),
+    "codegen": (GPT, OWN.format("CodeGenForCausalLM")),
+    "gptj": (GPT, "needs attention that transformers lets others compute, this architecture has its own"),
+    "mpt": ({"d_model": 32, "n_layers": 2, "n_heads": 4, "n_embd": 32}, OWN.format("MptForCausalLM")),
+}
+
+
+@pytest.mark.parametrize("architecture", sorted(REFUSED))
+def test_an_architecture_whose_attention_a_layout_would_get_wrong_is_refused(architecture: str, tmp_path: Path) -> None:
+    config, message = REFUSED[architecture]
+    with pytest.raises(ValueError, match=message) as caught:
+        load_policy(ModelConfig(name=saved_model(tmp_path, architecture, **config)), seed=0)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,277 @@
+"""Which run is gone on with, with which settings, and what is said about it."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covey.cli.main import main
+from covey.config.compose import to_yaml
+from covey.config.schema import Config
+from covey.environments.code.settings import CodeConfig
+from covey.environments.settings import MixtureConfig
+from covey.run.checkpoints.resume import truncate_jsonl
+from covey.run.folder import newer_trainings
+from covey.run.saved_settings import find_run, settings_of, settings_to_measure
+from covey.train import train
+
+from ...support.small import logging_as_it_was, rewrite, rows, small_config, words
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "cache"))
+    with logging_as_it_was():
+        yield
+
+
+def begun(name: str, command: str, at: float = 0.0) -> Path:
+    """The folder of a run that was killed before its first checkpoint; `at` is the second it was begun."""
+    folder = Path("outputs") / name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(Config()))
+    os.utime(folder / "config.yaml", (at, at))
+    (folder / "versions.json").write_text(json.dumps({"command": command}))
+    return folder
+
+
+def saved(folder: Path) -> Path:
+    """The same with a checkpoint, as far as finding it goes."""
+    (folder / "checkpoints" / "step-000001").mkdir(parents=True)
+    (folder / "checkpoints" / "step-000001" / "manifest.json").write_text("{}")
+    return folder
+
+
+def test_newer_runs_are_those_of_train_that_were_begun_later_whatever_their_name() -> None:
+    older, run = begun("z/z/z", "covey train", 1), begun("2026-01-02/10-00-00", "covey train", 2)
+    newer = begun("mine", "covey train seed=3", 3)
+    begun("2026-01-02/12-00-00", "covey evaluate model.name=policy", 4)
+    (begun("2026-01-03/10-00-00", "covey train", 5) / "versions.json").unlink()
+    assert newer_trainings(run, Path("outputs")) == [newer]
+    assert newer_trainings(older, Path("outputs")) == [run, newer]
+
+
+@pytest.mark.parametrize("name", ["mine", "2026-01-01/10-00-00", "a/b/c/d"])
+def test_the_latest_run_is_the_one_begun_last_wherever_it_lies(name: str) -> None:
+    saved(begun("2026-01-02/10-00-00", "covey train", 1))
+    saved(begun("z/z", "covey train", 2))
+    latest = saved(begun(name, "covey train", 3))
+    begun("2026-01-02/12-00-00", "covey train", 4)
+    assert find_run("latest", Path("outputs")) == latest
+
+
+def test_resume_latest_names_the_newer_runs_it_passes_over(capsys: pytest.CaptureFixture[str]) -> None:
+    small = words(environment__num_train=16, environment__num_test=8, num_steps=1)
+    assert main(["train", *small, "hydra.run.dir=outputs/2026-01-01/10-00-00"]) == 0
+    passed_over = begun("2026-01-02/10-00-00", "covey train", time.time() + 60)
+    capsys.readouterr()
+    assert main(["train", "resume=latest", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+    assert capsys.readouterr().err == (
+        f"WARNING: resume=latest skips {passed_over}, which is newer and has no checkpoint\n"
+    )
+    folder = Path("outputs/2026-01-01/10-00-00")
+    assert f"skips {passed_over}" in (folder / "covey.log").read_text()
+    assert [row["step"] for row in rows(folder / "metrics.jsonl", "train")] == [1, 2]
+
+
+def under_old_names(run: Path) -> None:
+    """Rewrite the settings of a run as an earlier version wrote them."""
+    names = {"timeouts": "deadlines", "parallel": "distribution", "shutdown_timeout": "grace_seconds"}
+    names |= {"isolation": "tier", "timeout": "wall_seconds"}
+    text = (run / "config.yaml").read_text()
+    for now, then in names.items():
+        assert f"{now}:" in text
+        text = re.sub(rf"^( *){now}:", rf"\1{then}:", text, flags=re.MULTILINE)
+    (run / "config.yaml").write_text(text)
+
+
+def test_a_run_of_an_earlier_version_is_resumed_and_measured_under_the_names_of_today() -> None:
+    run = begun("old", "covey train")
+    config = Config(environment=CodeConfig(isolation="landlock", timeout=2.0))
+    config.timeouts.scoring, config.output.shutdown_timeout, config.parallel.strategy = 11.0, 12.0, "fsdp"
+    (run / "config.yaml").write_text(to_yaml(config))
+    under_old_names(run)
+    change = {"changes": {"deadlines.saving": {"from": 1.0, "to": 13.0}}, "after_step": 1}
+    (run / "changes.jsonl").write_text(json.dumps(change) + "\n")
+    for found in (settings_of(run, ["trust_run=true"]), settings_to_measure(run, "nano")):
+        assert (found.environment.isolation, found.environment.timeout) == ("landlock", 2.0)
+        assert (found.timeouts.scoring, found.timeouts.saving, found.output.shutdown_timeout) == (11.0, 13.0, 12.0)
+        assert found.parallel.strategy == "fsdp"
+
+
+@pytest.mark.parametrize(("attention", "kernels"), [("blocks", "torch"), ("compiled", "compiled"), ("flex", "auto")])
+def test_a_run_of_a_version_with_four_settings_of_kernels_is_resumed(attention: str, kernels: str) -> None:
+    run = begun("old", "covey train")
+    text = (run / "config.yaml").read_text()
+    then = re.sub(r"^  attention: .*", f"  attention: {attention}\n  linear: onednn", text, flags=re.MULTILINE)
+    then = re.sub(r"^  kernels: .*", f"  kernels: {kernels}", then, flags=re.MULTILINE)
+    then = re.sub(r"^engine:$", "engine:\n  kernels: auto", then, flags=re.MULTILINE)
+    assert then.count("kernels:") == 2
+    (run / "config.yaml").write_text(then)
+    found = settings_of(run, ["trust_run=true"]).model
+    assert found.attention == {"blocks": "sdpa", "compiled": "auto", "flex": "flex"}[attention]
+    assert found.kernels == {"torch": "torch", "compiled": "auto", "auto": "auto"}[kernels]
+
+
+def test_a_part_of_a_mixture_of_an_earlier_version_has_the_names_of_today() -> None:
+    run = begun("old", "covey train")
+    parts = {"mine": {"name": "code", "isolation": "namespace", "timeout": 2.0}}
+    (run / "config.yaml").write_text(to_yaml(Config(environment=MixtureConfig(parts=parts))))
+    under_old_names(run)
+    assert settings_of(run, ["trust_run=true"]).environment.parts == parts
+
+
+def test_resume_changes_names_settings() -> None:
+    folder = begun("2026-01-01/10-00-00", "covey train")
+    typed = ["optimizer.lr=0.5", "resume_changes=[optimizer,optimzer.lr]"]
+    with pytest.raises(ValueError, match=r"^resume_changes names no setting: optimzer\.lr$"):
+        settings_of(folder, typed)
+    assert settings_of(folder, [typed[0], "resume_changes=[optimizer]"]).optimizer.lr == 0.5
+
+
+def test_rows_may_hold_characters_that_look_like_the_end_of_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    written = [{"step": step, "completion": "a\x85b\u2028c\u2029d\x1ce\r"} for step in (1, 2, 3)]
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written), newline="\n")
+    truncate_jsonl(file, 2)
+    assert rows(file) == written[:2]
+
+
+def test_a_changed_setting_stays_changed_when_the_run_is_resumed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("outputs/2026-01-01/10-00-00")
+    small = words(environment__num_train=16, environment__num_test=8, num_steps=1)
+    assert main(["train", *small, f"hydra.run.dir={folder}"]) == 0
+    assert (
+        main(
+            ["train", f"resume={folder}", "num_steps=2", "optimizer.lr=0.25", "resume_changes=[num_steps,optimizer.lr]"]
+        )
+        == 0
+    )
+    capsys.readouterr()
+
+    assert main(["train", f"resume={folder}"]) == 2
+    assert "is finished (2 of 2 steps): there is nothing to resume" in capsys.readouterr().err
+    assert main(["train", f"resume={folder}", "num_steps=3", "resume_changes=[num_steps]"]) == 0
+    assert [row["learning_rate"] for row in rows(folder / "metrics.jsonl", "train")][1:] == [0.25, 0.25]
+    assert [row["after_step"] for row in rows(folder / "changes.jsonl")] == [1, 2]
+    assert rows(folder / "changes.jsonl")[1]["changes"] == {"num_steps": {"from": 2, "to": 3}}
+    assert "optimizer.lr was" in (folder / "covey.log").read_text()
+    assert len(json.loads((folder / "versions.json").read_text())["earlier_commands"]) == 3
+    with pytest.raises(ValueError, match=r"^optimizer\.lr=0\.5 differs from optimizer\.lr=0\.25 of "):
+        settings_of(folder, ["optimizer.lr=0.5"])
+
+
+def test_a_change_that_is_refused_is_not_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("outputs/2026-01-01/10-00-00")
+    small = words(environment__num_train=16, environment__num_test=8, num_steps=2)
+    assert main(["train", *small, f"hydra.run.dir={folder}"]) == 0
+    assert main(["train", f"resume={folder}", "num_steps=1", "resume_changes=[num_steps]"]) == 2
+    assert "is finished (2 of 1 steps)" in capsys.readouterr().err
+    assert main(["train", f"resume={folder}", "recipe=arithmetic"]) == 2
+    assert '"recipe=arithmetic" cannot change a run; resume takes' in capsys.readouterr().err
+    assert not (folder / "changes.jsonl").exists()
+
+
+ROWS = (
+    *words(num_steps=1),
+    *("environment=reward_functions", "environment.in_process=true", "rewards=[lengths:short]", "data.path=rows.jsonl"),
+    *("preflight.enabled=false", "output.progress=false"),
+)
+
+
+def rows_run(num_rows: int = 40, *typed: str) -> Path:
+    """A finished run over rows of a file, with a reward of the user's."""
+    write_rows(num_rows)
+    Path("lengths.py").write_text(
+        "def short(completions, **columns):\n    return [1 / len(c + '.') for c in completions]\n"
+    )
+    folder = Path("outputs/rows")
+    assert main(["train", *ROWS, *typed, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def write_rows(num_rows: int, word: str = "number") -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{word} {n}: "}) + "\n" for n in range(num_rows)))
+
+
+def test_a_run_that_could_not_go_on_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = rows_run()
+    before = (folder / "summary.json").read_text()
+    changed = ["num_steps=2", "rewards=[nomod:f]", "resume_changes=[num_steps,rewards]"]
+    assert main(["train", f"resume={folder}", *changed]) == 2
+    assert "nomod" in capsys.readouterr().err
+    assert not (folder / "changes.jsonl").exists()
+    assert (folder / "summary.json").read_text() == before
+    assert main(["train", f"resume={folder}", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+    assert rows(folder / "changes.jsonl")[0]["changes"] == {"num_steps": {"from": 1, "to": 2}}
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+
+
+def test_a_run_that_goes_on_with_fewer_rows_compares_the_prompts_of_both_evaluations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = rows_run(40, "evaluation.num_prompts=4")
+    write_rows(20)
+    changed = ["num_steps=2", "resume_changes=[num_steps,data.path]"]
+    assert main(["train", f"resume={folder}", *changed]) == 0
+    content = json.loads((folder / "summary.json").read_text())
+    assert (content["before"]["num_prompts"], content["after"]["num_prompts"]) == (4, 2)
+    print(content["gain"])
+    assert "gain computed on the 1 prompts common to both evaluations (4 and 2)" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_with_other_prompts_only_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = rows_run()
+    write_rows(40, "figure")
+    more = ["num_steps=2", "resume_changes=[num_steps]"]
+    assert main(["train", f"resume={folder}", *more]) == 2
+    assert capsys.readouterr().err == (
+        "covey: the prompts of data.path=rows.jsonl are not those that outputs/rows was trained on; "
+        "pass resume_changes=[data.path] to resume anyway (the run will not be bit-for-bit reproducible)\n"
+    )
+    assert not (folder / "changes.jsonl").exists()
+    more = ["num_steps=2", "resume_changes=[num_steps,data.path]"]
+    assert main(["train", f"resume={folder}", *more]) == 0
+    assert "no prompt is in both evaluations" in capsys.readouterr().err
+    assert json.loads((folder / "summary.json").read_text())["gain"] is None
+    (folder / "checkpoints/step-000002/manifest.json").unlink()  # as if it had been killed before it was whole
+    assert main(["train", f"resume={folder}"]) == 0
+
+
+def test_a_checkpoint_that_does_not_say_which_prompts_it_had_is_gone_on_with() -> None:
+    folder = rows_run()
+    manifest = folder / "checkpoints/step-000001/manifest.json"
+    rewrite(manifest, lambda old: {"prompts": None})
+    write_rows(40, "figure")
+    assert main(["train", f"resume={folder}", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+
+
+# ------------------------------------------------------------------------------------------------ from a program
+
+
+def test_a_folder_takes_one_run_and_the_command_goes_on_with_it() -> None:
+    config = small_config(environment__num_train=16, environment__num_test=8)
+    train(config, "outputs/twice")
+    folder = Path("outputs/twice")
+    before = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"^outputs/twice already holds a run \(config\.yaml\); name another "):
+        train(config, folder)
+    assert (folder / "metrics.jsonl").read_text() == before
+    assert "torch" in json.loads((folder / "versions.json").read_text())
+    assert main(["train", "resume=outputs/twice", "num_steps=3", "resume_changes=[num_steps]"]) == 0
+    assert [row["step"] for row in rows(folder / "metrics.jsonl", "train")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "row", ["[]", "3", "null", '"step"', "{}", '{"step": null}', '{"step": "1"}', '{"step": [1]}', "[" * 100_000]
+)
+def test_rows_that_no_run_writes_are_dropped_like_torn_ones(tmp_path: Path, row: str) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text(f'{{"step": 1}}\n{row}\n{{"step": 2}}\n{{"step": 3}}\n')
+    truncate_jsonl(file, 2)
+    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -1,0 +1,53 @@
+"""What is put back into a run that goes on."""
+
+import random
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from covey.run.checkpoints.state import generators, restore, restore_generators
+from covey.system import collectives
+
+
+class Forgetful:
+    """Takes any state."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _generators_as_they_were() -> Iterator[None]:
+    before = generators()
+    yield
+    restore_generators(before)
+
+
+def seeded(seed: int) -> dict[str, Any]:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return generators()
+
+
+def drawn() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_every_rank_goes_on_with_its_own_generators_and_one_too_many_with_those_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_two_ranks = [seeded(7), seeded(8)]
+    run = SimpleNamespace(trainer=Forgetful(), source=Forgetful(), credit=Forgetful())
+    parts: dict[str, Any] = {"trainer": {}, "source": {}, "credit": {}, "record": {}}
+    for rank, seed in ((0, 7), (1, 8), (2, 7)):
+        monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
+        seeded(seed)
+        expected = drawn()
+        seeded(9)
+        assert restore(run, Forgetful(), {**parts, "step": 5, "generators": of_two_ranks}) == 5
+        assert drawn() == expected

@@ -1,0 +1,233 @@
+"""What a run leaves behind and says, however it ends."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.algorithm.credit.scores import scores
+from covey.environments.base import Split
+from covey.policy.settings import ModelConfig
+from covey.run.records.record import RunRecorder
+from covey.run.records.step_metrics import rollout_metrics
+from covey.train import train
+from covey.trainer.credit import Credit
+from covey.types import Failure, Group, Prompt, Reward
+from tests.support.scripted import Scripted
+
+from ...support.small import group, rollout, rows, scripted, small_config, use, varied
+
+
+@dataclass
+class Held:
+    """An environment that logs numbers of its own and must be let go of."""
+
+    inner: Scripted
+    num_scored: int = 0
+    num_closed: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return self.inner.prompts(split)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        self.num_scored += len(completions)
+        return await self.inner.score(prompt, completions)
+
+    def metrics(self) -> Mapping[str, float]:
+        self.asked.append(self.num_scored)
+        return {"judge/calls": float(self.num_scored)}
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return content
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def test_metrics_of_rollouts_are_over_the_rollouts_of_the_step() -> None:
+    cut = rollout(0.0, num_tokens=6, finish_reason="length", correct=0.0)
+    made = Group(group().prompt, (rollout(1.0, num_tokens=2, correct=1.0, style=0.5), cut), (Failure("lost"),))
+    given = credit_of([made, group(1.0)])
+    assert rollout_metrics([made, group(1.0)], [group(0.0, 0.25)], given, version=3) == {
+        "completion_length_mean": 10 / 3,
+        "completion_length_max": 6.0,
+        "truncated_fraction": 1 / 3,
+        "staleness_max": 3.0,
+        "num_groups": 2.0,
+        "num_groups_sampled": 3.0,
+        "sampled_reward_mean": 2.25 / 5,
+        "reward/correct": 0.5,
+        "reward/style": 0.5,
+        "reward/value": 1.0,
+        "reward_std/correct": pytest.approx(math.sqrt(0.5)),
+        "reward_std/style": None,
+        "reward_std/value": None,
+        "reward_std": pytest.approx(math.sqrt(1 / 3)),
+        "advantage_mean": pytest.approx(1 / 6),
+        "advantage_std": pytest.approx(math.sqrt(1 / 3)),
+    }
+
+
+def test_rollouts_that_a_selection_left_out_are_not_in_the_metrics_of_advantages() -> None:
+    given = replace(credit_of([group(1.0, 0.0, 0.5)]), keep=[[True, False, True]])
+    found = rollout_metrics([group(1.0, 0.0, 0.5)], [], given, version=0)
+    assert (found["advantage_mean"], found["advantage_std"]) == (pytest.approx(0.25), pytest.approx(math.sqrt(0.125)))
+
+
+def test_a_step_without_groups_has_nulls_for_what_it_cannot_know() -> None:
+    found = rollout_metrics([], [], credit_of([]), version=3)
+    assert {name: value for name, value in found.items() if value is not None} == {
+        "num_groups": 0.0,
+        "num_groups_sampled": 0.0,
+    }
+    assert len(found) == 10
+
+
+def credit_of(groups: Sequence[Group]) -> Credit:
+    """Advantages as rewards less that of the group's middle, 0.5."""
+    labels = [(index, reward) for index, of_group in enumerate(groups) for reward in of_group.rewards]
+    return Credit(
+        advantages=[[reward - 0.5 for reward in of_group.rewards] for of_group in groups],
+        keep=[[True] * len(of_group.rollouts) for of_group in groups],
+        scores=scores([reward for _, reward in labels], [index for index, _ in labels]),
+    )
+
+
+def test_an_environment_that_logs_is_asked_for_every_row_and_closed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(scripted())
+    use(monkeypatch, held)
+    train(small_config(preflight__enabled=False), tmp_path)
+    evaluated = 2 * (1 + 2)
+    assert held.asked == [evaluated, evaluated + 8, evaluated + 16, 2 * evaluated + 16]
+    assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "train")] == [14.0, 22.0]
+    assert [row["environment/judge/calls"] for row in rows(tmp_path / "metrics.jsonl", "evaluate")] == [6.0, 28.0]
+    assert held.num_closed == 1
+
+
+def test_what_was_found_out_about_forged_rewards_is_added_up_for_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doubting(Held):
+        def metrics(self) -> Mapping[str, float]:
+            self.asked.append(0)
+            return {"part/rechecked": 10.0, "part/recheck_disagreements": float(len(self.asked) == 2)}
+
+        def facts(self) -> Mapping[str, Any]:
+            return {"tier": "paper"}
+
+    use(monkeypatch, Doubting(scripted()))
+    train(small_config(preflight__enabled=False), tmp_path)
+    content = summary_of(tmp_path)
+    assert content["reward_hacking"] == "1 of 40 full-score programs failed a re-check: see covey.log"
+    assert content["environment"] == {"tier": "paper"}
+    (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
+    assert json.loads(manifest.read_text())["environment"] == {"tier": "paper"}
+
+
+def test_what_is_said_is_shown_and_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), RunRecorder(small_config(), tmp_path) as record:
+        record.say("cold start: 12 steps [of 40]")
+    assert capsys.readouterr().out == "cold start: 12 steps [of 40]\n"
+    assert [entry.message for entry in caplog.records if entry.name == "covey.run.records.record"] == [
+        "cold start: 12 steps [of 40]"
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ endings
+
+
+def test_an_interrupted_run_keeps_what_it_has_and_says_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+
+    def verdict(prompt: Prompt, text: str) -> float:
+        seen.add(prompt.id)
+        if len([name for name in seen if name.startswith("train")]) > 4:
+            raise KeyboardInterrupt
+        return varied(prompt, text)
+
+    held = Held(scripted(verdict))
+    use(monkeypatch, held)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(num_steps=9), tmp_path)
+    content = summary_of(tmp_path)
+    assert (content["status"], content["steps"]) == ("interrupted", 2)
+    assert content["before"] is not None
+    assert (content["after"], content["gain"]) == (None, None)
+    assert len(rows(tmp_path / "metrics.jsonl", "train")) == 2
+    assert held.num_closed == 1
+
+
+def test_a_defect_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Held):
+        def metrics(self) -> Mapping[str, float]:
+            raise RuntimeError("shapes differ")
+
+    broken = Broken(scripted())
+    use(monkeypatch, broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        train(small_config(), tmp_path)
+    assert summary_of(tmp_path)["status"] == "failed"
+    assert broken.num_closed == 1
+
+
+def test_a_run_that_ends_before_its_first_step_has_a_summary_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    config = small_config()
+    (tmp_path / "nothing").mkdir()
+    config.model = ModelConfig(name=str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match=r"^model\.name="):
+        train(config, tmp_path)
+    content = summary_of(tmp_path)
+    assert (content["status"], content["steps"], content["before"]) == ("failed", 0, None)
+
+
+def test_an_interruption_of_the_cold_start_has_a_summary_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(prompt: Prompt, text: str) -> float:
+        raise KeyboardInterrupt
+
+    use(monkeypatch, scripted(interrupted))
+    warm = {"cold_start__enabled": True, "cold_start__num_check_prompts": 2, "cold_start__num_steps": 2}
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(**warm, cold_start__cache_dir=str(tmp_path / "cache")), tmp_path)
+    content = summary_of(tmp_path)
+    assert content["status"] == "interrupted"
+    assert content["phases"]["cold_start"]["seconds"] > 0
+
+
+def test_before_is_the_first_look_and_after_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, scripted())
+    train(small_config(num_steps=3, evaluation__every=1), tmp_path)
+    looks = rows(tmp_path / "metrics.jsonl", "evaluate")
+    content = summary_of(tmp_path)
+    assert [look["step"] for look in looks] == [0, 1, 2, 3]
+    assert content["before"]["reward_mean"]["value"] == looks[0]["reward_mean"]
+    assert content["after"]["reward_mean"]["value"] == looks[3]["reward_mean"]
+    assert content["gain"]["reward_mean"]["value"] == pytest.approx(looks[3]["reward_mean"] - looks[0]["reward_mean"])
+
+
+def test_an_evaluation_that_lost_scores_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(prompt: Prompt, text: str) -> Any:
+        return Failure("lost") if prompt.id == "test-0" else varied(prompt, text)
+
+    use(monkeypatch, replace(scripted(verdict)))
+    train(small_config(), tmp_path)
+    assert [row["num_unscored"] for row in rows(tmp_path / "metrics.jsonl", "evaluate")] == [3, 3]

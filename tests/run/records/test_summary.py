@@ -1,0 +1,290 @@
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from covey.cli.tables import print_summary
+from covey.run import evaluate as measured
+from covey.run.records.summary import (
+    Gain,
+    RunFacts,
+    paired_accuracy_gain,
+    paired_mean_gain,
+    peak_memory_bytes,
+    phase_shares,
+    read_summary,
+    restrict_to_common_prompts,
+    summary,
+    versions,
+    write_summary,
+)
+from covey.system.text.format import duration, memory
+
+
+@dataclass(frozen=True)
+class Estimate:
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The fields of covey.run.evaluate.Evaluation, without importing torch."""
+
+    correct_greedy: tuple[float, ...]
+    mean_reward: tuple[float, ...]
+    accuracy: Estimate = Estimate(0.25, 0.2, 0.3)
+    reward_mean: Estimate = Estimate(0.2, 0.15, 0.25)
+    pass_at_k: Mapping[int, Estimate] = field(default_factory=lambda: {1: Estimate(0.2, 0.1, 0.3)})
+    num_prompts: int = 4
+    num_samples: int = 8
+    parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
+    reward_parts: Mapping[str, Estimate] = field(default_factory=dict)
+    mean_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+BEFORE = Evaluation((0, 0, 0, 1), (0.1, 0.2, 0.3, 0.4))
+AFTER = Evaluation((1, 1, 0, 1), (0.2, 0.4, 0.6, 0.8), accuracy=Estimate(0.75, 0.7, 0.8))
+FACTS = RunFacts(
+    status="completed",
+    seed=3,
+    steps=10,
+    seconds=60.0,
+    phases={"sampling": 40.0, "backward": 15.0},
+    skipped_steps=1,
+    dropped_groups=2,
+    tokens=1200,
+    step_seconds=60.0,
+    peak_memory_bytes=3 * 2**30,
+    versions={"python": "3.11.7"},
+)
+
+
+def test_the_summary_has_what_a_program_needs_to_judge_a_run() -> None:
+    content = summary(FACTS, BEFORE, AFTER)
+    assert content["before"]["accuracy"] == {"value": 0.25, "low": 0.2, "high": 0.3}
+    assert content["after"]["accuracy"]["value"] == 0.75
+    assert content["after"]["pass_at_k"] == {"1": {"value": 0.2, "low": 0.1, "high": 0.3}}
+    assert content["after"]["num_prompts"] == 4
+    assert content["gain"]["accuracy"]["value"] == 0.5
+    assert content["gain"]["reward_mean"]["value"] == pytest.approx(0.25)
+    assert content["tokens_per_second"] == 20.0
+    assert {k: content[k] for k in ("status", "seed", "steps", "skipped_steps", "dropped_groups")} == {
+        "status": "completed",
+        "seed": 3,
+        "steps": 10,
+        "skipped_steps": 1,
+        "dropped_groups": 2,
+    }
+    assert json.loads(json.dumps(content)) == content
+
+
+def test_without_an_evaluation_there_is_neither_before_nor_gain() -> None:
+    content = summary(FACTS, None, AFTER)
+    assert content["before"] is None
+    assert content["gain"] is None
+    assert content["after"]["num_samples"] == 8
+
+
+def test_the_gain_in_accuracy_counts_prompts_won_and_lost() -> None:
+    # Agresti and Min: (won - lost) / (n + 2) +- z sqrt((won + lost + 1 - (won - lost)^2 / (n + 2)) / (n + 2)^2).
+    gain = paired_accuracy_gain((0, 0, 0, 1), (1, 1, 0, 1), 0.95)
+    half = 1.959963985 * math.sqrt((3 - 4 / 6) / 36)
+    assert gain.value == 0.5
+    assert (gain.low, gain.high) == (pytest.approx(2 / 6 - half), pytest.approx(2 / 6 + half))
+
+
+def test_an_interval_of_equal_looks_is_not_a_point() -> None:
+    gain = paired_accuracy_gain((1, 0, 1), (1, 0, 1), 0.95)
+    assert gain.value == 0.0
+    assert gain.low < -0.3
+    assert gain.high > 0.3
+
+
+def test_a_loss_is_the_mirror_image_of_a_gain() -> None:
+    up, down = paired_accuracy_gain((0, 0, 1), (1, 1, 1), 0.9), paired_accuracy_gain((1, 1, 1), (0, 0, 1), 0.9)
+    assert (down.value, down.low, down.high) == (-up.value, pytest.approx(-up.high), pytest.approx(-up.low))
+
+
+def test_the_gain_in_reward_is_paired_by_prompt() -> None:
+    gain = paired_mean_gain((0.0, 10.0), (1.0, 12.0), 0.95)
+    # Differences 1 and 2: mean 1.5, standard error sqrt(0.5) / sqrt(2) = 0.5.
+    assert gain == Gain(1.5, pytest.approx(1.5 - 0.979981992), pytest.approx(1.5 + 0.979981992))
+
+
+def test_evaluations_of_different_prompts_cannot_be_paired() -> None:
+    with pytest.raises(ValueError):
+        paired_mean_gain((0.0, 1.0), (1.0,), 0.95)
+
+
+def test_what_no_phase_claims_is_other_and_shares_add_up_to_one() -> None:
+    phases = phase_shares({"sampling": 40.0, "backward": 15.0}, 60.0)
+    assert phases["other"] == {"seconds": 5.0, "share": pytest.approx(5 / 60)}
+    assert sum(phase["share"] for phase in phases.values()) == pytest.approx(1.0)
+
+
+def test_phases_of_an_empty_run_have_no_share() -> None:
+    assert phase_shares({}, 0.0) == {"other": {"seconds": 0.0, "share": 0.0}}
+
+
+def test_a_written_summary_is_read_back_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    content = summary(FACTS, BEFORE, AFTER)
+    write_summary(tmp_path, content)
+    assert read_summary(tmp_path) == content
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert read_summary(tmp_path / "elsewhere") is None
+
+
+def test_a_summary_is_valid_json_even_where_a_number_is_not_finite(tmp_path: Path) -> None:
+    write_summary(tmp_path, {"kl": math.nan, "nested": [math.inf]})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"kl": None, "nested": [None]}
+
+
+def shown(content: Mapping[str, object], folder: Path) -> list[str]:
+    console = Console(file=io.StringIO(), width=80)
+    print_summary(content, folder, console)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_the_tables_fit_80_columns_and_end_with_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs" / "2026-01-02" / "03-04-05"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("seed: 3\n")
+    (folder / "rollouts.jsonl").touch()
+    lines = shown(summary(FACTS, BEFORE, AFTER), folder)
+    assert max(map(len, lines)) <= 80
+    assert "accuracy, %     25.0 [20.0, 30.0]     75.0 [70.0, 80.0]    +50.0 [-16.6, 83.2]" in lines
+    assert [line.split()[:4] for line in lines if line.startswith("sampling")] == [["sampling", "40", "s", "66.7"]]
+    assert "completed · 10 steps · 1,200 tokens · 20 tokens/s · 3.0 GiB at peak" in lines
+    assert "config.yaml       every setting of the run" in lines
+    assert not any(line.startswith("rollouts.jsonl") for line in lines)
+    assert lines[-1] == "run folder: outputs/2026-01-02/03-04-05"
+
+
+def test_what_could_not_be_measured_is_a_dash_in_the_tables(tmp_path: Path) -> None:
+    unknown = Evaluation((0,), (math.nan,), pass_at_k={1: Estimate(math.nan, math.nan, math.nan)})
+    write_summary(tmp_path, summary(FACTS, unknown, None))
+    content = read_summary(tmp_path)
+    assert content is not None
+    assert any(line.split() == ["pass@1,", "%", "-"] for line in shown(content, tmp_path))
+
+
+def test_a_single_look_has_one_column(tmp_path: Path) -> None:
+    lines = shown(summary(FACTS, BEFORE, None), tmp_path)
+    assert ["measured"] in [line.split() for line in lines]
+    assert "accuracy, %     25.0 [20.0, 30.0]" in lines
+
+
+def test_a_prompt_that_one_side_could_not_measure_is_in_no_paired_gain() -> None:
+    assert paired_mean_gain((0.0, 0.5, math.nan), (1.0, math.nan, 1.0), 0.95) == Gain(1.0, 1.0, 1.0)
+    among_others = paired_accuracy_gain((0.0, math.nan, 1.0, 0.0), (1.0, 1.0, 1.0, math.nan), 0.95)
+    assert among_others == paired_accuracy_gain((0.0, 1.0), (1.0, 1.0), 0.95)
+    for gain in (paired_mean_gain((math.nan,), (1.0,), 0.95), paired_accuracy_gain((math.nan,), (1.0,), 0.95)):
+        assert math.isnan(gain.value)
+
+
+def test_a_run_without_steps_is_not_said_to_have_done_any(tmp_path: Path) -> None:
+    facts = RunFacts(status="interrupted", seed=0, steps=0, seconds=1.0, phases={}, peak_memory_bytes=2**30)
+    assert "interrupted · 1.0 GiB at peak" in shown(summary(facts, None, None), tmp_path)
+
+
+def test_programs_that_fail_when_they_run_again_are_told_of_and_others_are_not(tmp_path: Path) -> None:
+    quiet = summary(replace(FACTS, rechecked=40), None, None)
+    assert quiet["reward_hacking"] is None
+    assert not any("hacking" in line for line in shown(quiet, tmp_path))
+    loud = summary(replace(FACTS, rechecked=40, recheck_disagreements=3), None, None)
+    note = "3 of 40 full-score programs failed a re-check: see covey.log"
+    assert loud["reward_hacking"] == note
+    assert f"reward hacking? {note}" in shown(loud, tmp_path)
+
+
+def test_a_long_run_folder_stays_on_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    assert shown(summary(FACTS, None, None), folder)[-1] == f"run folder: {folder}"
+
+
+def test_a_summary_with_only_one_evaluation_is_shown_too(tmp_path: Path) -> None:
+    lines = shown(summary(FACTS, BEFORE, None), tmp_path)
+    assert any(line.startswith("accuracy, %") and "25.0 [20.0, 30.0]" in line for line in lines)
+
+
+def test_peak_memory_is_at_least_what_this_test_holds() -> None:
+    block = bytearray(32 * 2**20)
+    assert 32 * 2**20 < peak_memory_bytes() < 2**44
+    assert len(block) == 32 * 2**20
+
+
+def test_versions_name_python_and_installed_packages_only() -> None:
+    found = versions()
+    assert found["covey"] == "0.1.0"
+    assert found["python"].count(".") == 2
+    assert all(found.values())
+
+
+def test_numbers_read_as_people_write_them() -> None:
+    assert [duration(s) for s in (0.42, 42.4, 3725)] == ["0.42 s", "42 s", "1:02:05"]
+    assert [memory(b) for b in (12, 1536 * 1024, 5 * 2**30)] == ["12 B", "1.5 MiB", "5.0 GiB"]
+
+
+def judged(gap: tuple[float, float, float]) -> Evaluation:
+    """A look at three prompts whose judge sees more, or less, in them than a grammar does."""
+    parts = {"grammar": (0.1, 0.2, 0.3), "gap": gap}
+    return replace(
+        BEFORE, reward_parts={name: Estimate(sum(v) / 3, 0, 1) for name, v in parts.items()}, mean_parts=parts
+    )
+
+
+@pytest.mark.parametrize(("after", "flattered"), [((0.5, 0.6, 0.7), True), ((0.1, 0.1, 0.1), False)])
+def test_a_judge_that_rises_above_what_watches_it_is_shown_and_said(
+    after: tuple[float, float, float], flattered: bool, tmp_path: Path
+) -> None:
+    facts = replace(FACTS, environment={"watch": ["grammar"], "gap_to": "grammar"})
+    content = summary(facts, judged((0.1, 0.1, 0.1)), judged(after))
+    shown = io.StringIO()
+    print_summary(content, tmp_path, Console(file=shown, width=200))
+    assert "gap (judge less grammar)" in shown.getvalue()
+    line = "reward hacking? the judge's score rose 0.500 [0.387, 0.613] more than grammar, which is not trained on"
+    assert (line in shown.getvalue()) == flattered
+    assert (content["reward_hacking"] is not None) == flattered
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (1, "1 held-out prompt, greedy and 8 samples; too few to tell\n"),
+        (19, "95 % intervals; too few to tell"),
+        (20, "95 % intervals\n"),
+    ],
+)
+def test_an_evaluation_on_a_handful_of_prompts_is_called_that(tmp_path: Path, number: int, said: str) -> None:
+    looks = replace(BEFORE, num_prompts=number), replace(AFTER, num_prompts=number)
+    assert said in "\n".join(shown(summary(FACTS, *looks), tmp_path))
+
+
+def test_one_held_out_prompt_has_values_and_no_intervals(tmp_path: Path) -> None:
+    looks = replace(BEFORE, num_prompts=1), replace(AFTER, num_prompts=1)
+    lines = shown(summary(FACTS, *looks), tmp_path)
+    (accuracy,) = [line.split() for line in lines if line.startswith("accuracy")]
+    assert accuracy == ["accuracy,", "%", "25.0", "75.0", "+50.0"]
+    assert not any("[" in line for line in lines)
+
+
+def test_looks_at_different_prompts_are_compared_over_those_that_both_saw() -> None:
+    def look(correct: tuple[float, ...], reward: tuple[float, ...]) -> measured.Evaluation:
+        unknown = measured.UNKNOWN
+        return measured.Evaluation(unknown, unknown, {}, len(correct), 1, 0, correct, reward)
+
+    before, after = look((0, 0, 1), (0.0, 0.25, 1.0)), look((1, 0), (0.75, 0.0))
+    first, last = [("sums", "a"), ("sums", "b"), ("sums", "c")], [("sums", "b"), ("sums", "d")]
+    pair = restrict_to_common_prompts(before, after, first, last)
+    assert pair is not None
+    assert [(side.correct_greedy, side.mean_reward) for side in pair] == [((0,), (0.25,)), ((1,), (0.75,))]
+    assert restrict_to_common_prompts(before, after, first, [("sums", "d"), ("words", "a")]) is None

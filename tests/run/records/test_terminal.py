@@ -1,0 +1,152 @@
+import io
+import math
+
+from rich.console import Console
+
+from covey.run.records.terminal import (
+    ROOMY,
+    EtaEstimator,
+    LiveProgress,
+    PlainProgress,
+    binned,
+    details_of,
+    evaluation_line,
+    make_progress,
+    sparkline,
+    time_left,
+)
+
+
+def plain_console() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), width=80, height=20, force_terminal=True, color_system=None)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_outside_a_terminal_every_step_is_one_line_with_its_numbers() -> None:
+    console = plain_console()
+    with make_progress(3, True, console) as progress:
+        progress.update(1, {"sampled_reward_mean": 0.25, "kl": 0.0, "entropy": 1.5, "tokens_per_second": 1234.4})
+        progress.update(2, {"sampled_reward_mean": 0.5})
+        progress.update(3, {"sampled_reward_mean": None, "entropy": 0.5})
+    first, second, third = written(console).splitlines()
+    assert first == "step 1/3  reward 0.250  kl 0.0000  entropy 1.500  tokens/s 1,234"
+    assert second.startswith("step 2/3  reward 0.500  ")
+    assert second.endswith(" s left")
+    assert third.startswith("step 3/3  reward -  entropy 0.500")
+
+
+def test_progress_that_is_switched_off_still_passes_messages_on() -> None:
+    console = plain_console()
+    with make_progress(3, False, console) as progress:
+        progress.update(1, {"sampled_reward_mean": 0.25})
+        progress.evaluation(1, {"accuracy": 0.5})
+        progress.message("cold start from the cache")
+    assert written(console) == "cold start from the cache\n"
+
+
+def test_the_kind_of_display_follows_the_terminal() -> None:
+    assert isinstance(make_progress(3, True, terminal()), LiveProgress)
+    assert isinstance(make_progress(3, True, plain_console()), PlainProgress)
+    assert isinstance(make_progress(3, False, terminal()), PlainProgress)
+
+
+def test_the_panel_shows_bar_trend_and_last_evaluation_within_80_columns() -> None:
+    console = terminal()
+    with make_progress(4, True, console) as progress:
+        progress.evaluation(0, {"accuracy": 0.125, "pass_at_8": 0.5})
+        for step, reward in enumerate([0.0, 0.5, 1.0], start=1):
+            progress.update(
+                step, {"sampled_reward_mean": reward, "kl": 2e-5, "entropy": 0.7, "tokens_per_second": 99.0}
+            )
+    last = written(console)[written(console).rindex("step 3/4") :]
+    assert "reward 1.000 ▁▅█  kl 2.0e-05  entropy 0.700  tokens/s 99" in last
+    assert "step 0 evaluated: accuracy 0.125  pass@8 0.500" in last
+    assert max(len(line) for line in last.splitlines()) <= 80
+
+
+def test_a_message_is_printed_above_the_panel_as_it_is() -> None:
+    console = terminal()
+    with make_progress(2, True, console) as progress:
+        progress.message("[cold start] 3 of 4")
+    assert "[cold start] 3 of 4" in written(console)
+
+
+def test_the_panel_survives_a_step_without_numbers() -> None:
+    console = terminal()
+    with make_progress(2, True, console) as progress:
+        progress.update(1, {})
+        progress.update(2, {"sampled_reward_mean": math.nan})
+        progress.update(2, {"sampled_reward_mean": None, "kl": None})
+    assert "step 2/2" in written(console)
+    assert "reward -   kl -" in written(console)
+
+
+def test_the_panel_shows_parts_and_lengths_where_there_is_room() -> None:
+    metrics = {"sampled_reward_mean": 0.5, "reward/correct": 0.25, "reward/form\x1b": None, "reward_std/correct": 0.1}
+    metrics |= {"completion_length_mean": 7.4, "truncated_fraction": 0.125}
+    line = r"correct 0.250  form\x1b -  length 7  cut off 12 %"
+    for height, shown in ((ROOMY, True), (ROOMY - 1, False)):
+        console = Console(file=io.StringIO(), width=80, height=height, force_terminal=True, color_system=None)
+        with make_progress(2, True, console) as progress:
+            progress.update(1, metrics)
+        assert (line in written(console)) == shown
+    assert details_of({"reward/correct": 0.25, "completion_length_mean": 7.6, "truncated_fraction": 0.0}) == "length 8"
+
+
+def test_a_message_is_taken_as_it_is() -> None:
+    for console in (terminal(), plain_console()):
+        with make_progress(2, True, console) as progress:
+            progress.message("[red]:smile: 1")
+        assert "[red]:smile: 1" in written(console)
+
+
+def test_the_pace_of_the_last_steps_predicts_the_time_left() -> None:
+    times = iter([0.0, 10.0, 20.0])
+    pace = EtaEstimator(5, lambda: next(times))
+    pace.mark(0)
+    assert pace.seconds_left is None
+    pace.mark(1)
+    assert pace.seconds_left == 40.0
+    pace.mark(2)
+    assert pace.seconds_left == 30.0
+
+
+def test_a_sparkline_spans_its_own_range_and_leaves_gaps_for_what_is_not_finite() -> None:
+    assert sparkline([2.0, 3.0, math.nan, 4.0]) == "▁▅ █"
+    assert sparkline([0.5, 0.5]) == "▁▁"
+    assert sparkline([math.nan]) == ""
+
+
+def test_the_trend_is_that_of_the_whole_run() -> None:
+    assert binned([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 3) == [0.5, 2.5, 4.5]
+    assert binned([1.0, 2.0], 16) == [1.0, 2.0]
+    assert sparkline(binned([math.nan, math.nan, 1.0, math.nan, 3.0, 3.0], 3)) == " ▁█"
+    assert binned([], 16) == []
+    console = terminal()
+    with make_progress(100, True, console) as progress:
+        for step in range(1, 101):
+            progress.update(step, {"sampled_reward_mean": step / 100})
+    assert "reward 1.000 ▁▁▂▂▃▃▄▄▅▅▆▆▇▇██" in written(console)
+
+
+def test_time_left_reads_in_seconds_minutes_or_hours() -> None:
+    assert [time_left(s) for s in (None, 0.4, 42.0, 90.0, 3725.0)] == [
+        "",
+        "0 s left",
+        "42 s left",
+        "1:30 left",
+        "1:02:05 left",
+    ]
+
+
+def test_an_evaluation_reads_as_a_sentence() -> None:
+    line = evaluation_line(10, {"accuracy": 0.41, "reward_mean": 0.2, "pass_at_8": 0.72})
+    assert line == "step 10 evaluated: accuracy 0.410  reward mean 0.200  pass@8 0.720"

@@ -1,0 +1,272 @@
+"""The supervised warm-up: it learns, is kept by content, and never leaves half a policy behind."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from covey.config.schema import Config
+from covey.environments.base import Environment, Split
+from covey.policy.models.loading import load_policy
+from covey.run import cold_start
+from covey.run.cold_start import demonstration_group, ensure
+from covey.types import Failure, Prompt, Reward
+from tests.support.scripted import Scripted
+
+from ..support.small import TOKENIZER, small_config, start_weights
+
+SEVEN = TOKENIZER("7")["input_ids"][0]
+ALWAYS_SEVEN = Scripted(
+    {"train": [f"{a}{b}:" for a in "abcdef" for b in "uvwxyz"], "test": ["zz:"]},
+    lambda prompt, text: float(text == "7"),
+    answer=lambda text: "7",
+)
+
+
+def config_for(tmp_path: Path, **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "cold_start__enabled": True,
+        "cold_start__num_steps": 12,
+        "cold_start__check_every": 4,
+        "cold_start__num_check_prompts": 6,
+        "cold_start__batch_size": 8,
+        "cold_start__lr": 1e-2,
+        "cold_start__warmup_steps": 2,
+        "cold_start__cache_dir": str(tmp_path / "cache"),
+    }
+    return small_config(**(settings | changes))
+
+
+def warmed(config: Config, environment: Any = ALWAYS_SEVEN) -> tuple[cold_start.ColdStart, list[str]]:
+    said: list[str] = []
+    return ensure(config, environment, said.append), said
+
+
+def folders(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache").iterdir())
+
+
+# ------------------------------------------------------------------------------------------------ learning
+
+
+def test_a_demonstration_is_learned_to_its_end_and_the_prompt_is_not() -> None:
+    policy = load_policy(small_config().model, seed=0)
+    prompt = Prompt("p", "scripted", "ab:", {})
+    (shown,) = demonstration_group(policy, prompt, "7").rollouts
+    assert shown.target_ids[-2:] == (SEVEN, TOKENIZER.eos_token_id)
+    assert shown.loss_mask == (False, False, True, True)
+
+
+def test_the_end_of_a_demonstration_may_be_named_by_the_generation_config_alone() -> None:
+    policy = load_policy(small_config().model, seed=0)
+    policy.tokenizer.eos_token = None
+    policy.causal_lm.generation_config.eos_token_id = [3, 1]
+    (shown,) = demonstration_group(policy, Prompt("p", "scripted", "a:", {}), "7").rollouts
+    assert shown.target_ids[-1] == 1
+    policy.causal_lm.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="needs a tokenizer with an eos_token, got none"):
+        demonstration_group(policy, Prompt("p", "scripted", "a:", {}), "7")
+
+
+def test_it_learns_what_is_demonstrated_and_says_how_far_it_is(tmp_path: Path) -> None:
+    start, said = warmed(config_for(tmp_path, cold_start__num_steps=40))
+    assert start.accuracy == 1.0
+    assert not start.cached
+    assert len(said) == 10
+    assert said[0].startswith("cold start 4/40  loss ")
+    assert said[-1].endswith("greedy accuracy 100.0%")
+    assert float(said[-1].split()[4]) < float(said[0].split()[4]) / 2
+
+
+def test_it_does_not_warn_of_log_probs_that_no_engine_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    warmed(config_for(tmp_path))
+    assert "sampler and trainer" not in caplog.text
+
+
+def test_it_stops_at_the_target_accuracy(tmp_path: Path) -> None:
+    start, said = warmed(config_for(tmp_path, cold_start__num_steps=400, cold_start__target_accuracy=0.9))
+    assert start.accuracy >= 0.9
+    assert start.num_steps < 100
+    assert said[-1].startswith(f"cold start {start.num_steps}/400")
+
+
+def test_it_is_measured_on_demonstrations_it_was_not_shown(tmp_path: Path) -> None:
+    scored: set[str] = set()
+
+    def verdict(prompt: Prompt, text: str) -> float:
+        scored.add(prompt.id)
+        return 0.0
+
+    shown: set[str] = set()
+    environment = replace(ALWAYS_SEVEN, verdict=verdict)
+
+    def watched(policy: Any, prompt: Prompt, text: str) -> Any:
+        shown.add(prompt.id)
+        return demonstration_group(policy, prompt, text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cold_start, "demonstration_group", watched)
+        warmed(config_for(tmp_path), environment)
+    assert len(scored) == 6
+    assert len(shown) == 30
+    assert not scored & shown
+    assert all(name.startswith("train-") for name in scored)
+
+
+# ------------------------------------------------------------------------------------------------ the cache
+
+
+def test_a_second_call_takes_the_policy_from_the_cache(tmp_path: Path) -> None:
+    first, _ = warmed(config_for(tmp_path))
+    again, said = warmed(config_for(tmp_path))
+    assert said == []
+    assert again == replace(first, cached=True)
+    assert again.summary_line.startswith("12 supervised steps, greedy accuracy ")
+    assert "taken from the cache" in again.summary_line
+    assert folders(tmp_path) == [first.path.name]
+
+
+def test_the_report_says_how_the_policy_came_to_be(tmp_path: Path) -> None:
+    start, _ = warmed(config_for(tmp_path))
+    report = json.loads((start.path / "cold_start.json").read_text())
+    assert report == {"num_steps": 12, "accuracy": start.accuracy}
+
+
+def test_the_warmed_policy_is_loaded_by_its_path_and_is_another_one_than_at_the_start(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    start, _ = warmed(config)
+    loaded = load_policy(replace(config.model, name=str(start.path)), seed=0)
+    before = start_weights(config)
+    assert loaded.tokenizer.decode([SEVEN]) == "7"
+    assert all(not torch.equal(w, before[name]) for name, w in loaded.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"cold_start__lr": 2e-2},
+        {"cold_start__num_steps": 8},
+        {"model__nano_num_layers": 2},
+        {"sampling__max_tokens": 5},
+        {"sampling__stop": ["x"]},
+        {"evaluation__correct_above": 0.5},
+    ],
+)
+def test_a_setting_the_policy_depends_on_makes_another_one(tmp_path: Path, change: dict[str, Any]) -> None:
+    first, _ = warmed(config_for(tmp_path))
+    second, said = warmed(config_for(tmp_path, **change))
+    assert said != []
+    assert second.path != first.path
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_steps": 9}, {"model__lora_rank": 2}, {"optimizer__lr": 1e-4}, {"cold_start__enabled": False}]
+)
+def test_a_setting_it_does_not_depend_on_takes_the_same_policy(tmp_path: Path, change: dict[str, Any]) -> None:
+    first, _ = warmed(config_for(tmp_path))
+    second, said = warmed(config_for(tmp_path, **change))
+    assert (said, second.path) == ([], first.path)
+
+
+def test_other_demonstrations_make_another_policy(tmp_path: Path) -> None:
+    first, _ = warmed(config_for(tmp_path))
+    second, _ = warmed(config_for(tmp_path), replace(ALWAYS_SEVEN, answer=lambda text: "8"))
+    assert second.path != first.path
+
+
+def test_another_model_at_the_same_path_makes_another_policy(tmp_path: Path) -> None:
+    start, _ = warmed(config_for(tmp_path))
+    local = config_for(tmp_path, model__name=str(start.path))
+    first, _ = warmed(local)
+    os.utime(start.path / "model.safetensors", ns=(1, 1))
+    second, said = warmed(local)
+    assert said != []
+    assert len({start.path, first.path, second.path}) == 3
+
+
+# ------------------------------------------------------------------------------------------------ interruptions
+
+
+def test_a_maker_that_dies_while_it_saves_leaves_no_half_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(policy: Any, folder: Path, weights: object) -> None:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cold_start, "save_policy", dies)
+    with pytest.raises(KeyboardInterrupt):
+        warmed(config_for(tmp_path))
+    assert folders(tmp_path) == []
+    monkeypatch.undo()
+    start, said = warmed(config_for(tmp_path))
+    assert said != []
+    assert folders(tmp_path) == [start.path.name]
+
+
+def test_a_folder_that_a_killed_maker_left_is_not_taken_for_a_policy(tmp_path: Path) -> None:
+    """Killed between two files of its temporary folder: the name that is looked for does not exist yet."""
+    start, _ = warmed(config_for(tmp_path))
+    start.path.rename(start.path.with_name(f"{start.path.name}.tmp-1"))
+    (start.path.with_name(f"{start.path.name}.tmp-1") / "cold_start.json").unlink()
+    again, said = warmed(config_for(tmp_path))
+    assert said != []
+    assert not again.cached
+
+
+def test_what_killed_makers_left_a_day_ago_is_removed_and_what_may_be_under_way_stays(tmp_path: Path) -> None:
+    for name, age in (("cold-start-0.tmp-old", 90_000), ("cold-start-0.tmp-young", 80_000), ("mine.tmp-old", 90_000)):
+        (tmp_path / "cache" / name / "cold-start-0").mkdir(parents=True)
+        os.utime(tmp_path / "cache" / name, (time.time() - age,) * 2)
+    start, _ = warmed(config_for(tmp_path))
+    assert folders(tmp_path) == sorted([start.path.name, "cold-start-0.tmp-young", "mine.tmp-old"])
+
+
+def test_makers_of_the_same_policy_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: warmed(config_for(tmp_path))[0], range(2))
+    assert first.path == second.path
+    assert folders(tmp_path) == [first.path.name]
+    config = config_for(tmp_path, model__name=str(first.path))
+    assert load_policy(config.model, seed=0).tokenizer.decode([SEVEN]) == "7"
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+
+@dataclass(frozen=True)
+class Silent(Environment):
+    """An environment without demonstrations."""
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [Prompt("p", "silent", "?", {})]
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return [Reward(0.0, {}) for _ in completions]
+
+
+def test_an_environment_without_demonstrations_is_one_line(tmp_path: Path) -> None:
+    line = r"^cold_start.enabled=true needs an environment with demonstrations, got environment=arithmetic$"
+    with pytest.raises(ValueError, match=line):
+        warmed(config_for(tmp_path), Silent())
+
+
+def test_held_back_prompts_must_leave_something_to_show(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^cold_start.num_check_prompts=36 leaves none of 36 demonstrations; set it below 36$"
+    ):
+        warmed(config_for(tmp_path, cold_start__num_check_prompts=36))
+
+
+def test_the_cache_is_where_the_environment_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "mine"))
+    assert Config().cold_start.cache_dir == str(tmp_path / "mine")

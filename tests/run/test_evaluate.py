@@ -1,0 +1,201 @@
+"""Measuring a policy: intervals, pass@k, pairing, and what a missing score does."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from covey.config.schema import EvaluationConfig
+from covey.engine.native.engine import NativeEngine
+from covey.policy.models.loading import load_policy
+from covey.rollouts.rollout import Sampler
+from covey.rollouts.source import LocalSource, PromptStream
+from covey.run.evaluate import Estimate, Evaluation, evaluate, mean_interval, share_interval, wilson
+from covey.run.records.summary import gains
+from covey.types import Failure, Group, Prompt, Sampling
+
+from ..support.small import rollout, scripted, small_config
+
+PROMPTS = [Prompt(f"test-{index}", "test", "?", {}) for index in range(4)]
+Answer = Callable[[int, bool], Sequence[float | None]]
+
+
+@dataclass
+class Answers:
+    """A source whose rewards a test says: (prompt index, greedy) -> rewards, None for a failure."""
+
+    answer: Answer
+    asked: list[tuple[int, Sampling]] = field(default_factory=list)
+
+    def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+        self.asked.append((group_size, sampling))
+        made = []
+        for index, prompt in enumerate(prompts):
+            rewards = self.answer(index, sampling.temperature == 0)
+            assert len(rewards) == group_size
+            failures = (Failure("lost"),) * sum(r is None for r in rewards)
+            made.append(Group(prompt, tuple(rollout(r) for r in rewards if r is not None), failures))
+        return made
+
+    def take(self, n: int) -> list[Group]:
+        raise AssertionError("an evaluation takes nothing from the training stream")
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        raise AssertionError("an evaluation publishes nothing")
+
+    def take_drops(self) -> dict[str, int]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        return
+
+
+def look(answer: Answer, **settings: Any) -> Evaluation:
+    asked = EvaluationConfig(**{"num_samples": 4, "k": [1, 2, 4], **settings})
+    return evaluate(Answers(answer), PROMPTS, Sampling(), asked)
+
+
+def rounded(estimate: Estimate, digits: int = 4) -> tuple[float, ...]:
+    return tuple(round(x, digits) for x in (estimate.value, estimate.low, estimate.high))
+
+
+# ------------------------------------------------------------------------------------------------ intervals
+
+
+def test_wilson_intervals_are_the_published_ones() -> None:
+    """Newcombe, Statistics in Medicine 17:857 (1998), Table I, method 3."""
+    assert rounded(wilson(81, 263, 0.95))[1:] == (0.2553, 0.3662)
+    assert rounded(wilson(15, 148, 0.95))[1:] == (0.0624, 0.1605)
+    assert rounded(wilson(0, 20, 0.95))[1:] == (0.0, 0.1611)
+    assert rounded(wilson(1, 29, 0.95))[1:] == (0.0061, 0.1718)
+
+
+def test_a_higher_confidence_makes_a_wider_interval() -> None:
+    assert wilson(5, 10, 0.99).high > wilson(5, 10, 0.95).high > wilson(5, 10, 0.5).high > 0.5
+
+
+def test_the_interval_of_a_mean_is_1_96_standard_errors() -> None:
+    assert rounded(mean_interval([1.0, 2.0, 3.0, 4.0], 0.95)) == (2.5, 1.2348, 3.7652)
+    assert rounded(mean_interval([3.0], 0.95)) == (3.0, 3.0, 3.0)
+
+
+def test_the_interval_of_shares_is_wilsons_where_they_are_0_or_1() -> None:
+    shares = [1.0] * 15 + [0.0] * 133
+    assert rounded(share_interval(shares, 0.95)) == rounded(wilson(15, 148, 0.95))
+
+
+def test_shares_that_differ_less_than_coins_have_a_narrower_interval_inside_0_and_1() -> None:
+    steady = share_interval([0.9, 1.0, 0.95, 1.0, 0.9, 1.0], 0.95)
+    coins = share_interval([1.0, 1.0, 1.0, 1.0, 1.0, 0.75], 0.95)
+    assert steady.high - steady.low < coins.high - coins.low
+    assert 0 < coins.low < coins.value < coins.high <= 1
+
+
+def test_no_success_at_all_leaves_room_for_some() -> None:
+    assert rounded(share_interval([0.0] * 20, 0.95)) == (0.0, 0.0, 0.1611)
+    assert rounded(share_interval([1.0] * 20, 0.95)) == (1.0, 0.8389, 1.0)
+
+
+def test_nothing_measured_is_not_a_number_instead_of_0() -> None:
+    for estimate in (wilson(0, 0, 0.95), mean_interval([], 0.95), share_interval([], 0.95)):
+        assert all(math.isnan(x) for x in (estimate.value, estimate.low, estimate.high))
+
+
+# ------------------------------------------------------------------------------------------------ an evaluation
+
+
+def some_right(index: int, greedy: bool) -> Sequence[float]:
+    """Greedily right on prompts 0 and 1; of 4 samples 4, 2, 1 and 0 are right."""
+    return [float(index < 2)] if greedy else [1.0] * (4, 2, 1, 0)[index] + [0.5] * (0, 2, 3, 4)[index]
+
+
+def test_accuracy_is_greedy_and_pass_at_k_is_unbiased() -> None:
+    found = look(some_right)
+    assert rounded(found.accuracy) == (0.5, 0.15, 0.85)
+    assert found.pass_at_k[1].value == (1 + 2 / 4 + 1 / 4) / 4
+    assert found.pass_at_k[2].value == pytest.approx((1 + 5 / 6 + 1 / 2) / 4)
+    assert found.pass_at_k[4].value == 3 / 4
+    assert found.correct_greedy == (1.0, 1.0, 0.0, 0.0)
+    assert found.mean_reward == (1.0, 0.75, 0.625, 0.5)
+    assert found.reward_mean.value == pytest.approx(0.71875)
+    assert (found.num_prompts, found.num_samples, found.num_unscored) == (4, 4, 0)
+
+
+def test_what_counts_as_correct_is_a_setting() -> None:
+    found = look(some_right, correct_above=0.5)
+    assert found.pass_at_k[1].value == 1.0
+    assert look(some_right, correct_above=1.01).accuracy.value == 0.0
+
+
+def test_greedy_completions_are_not_cut_by_the_filters_of_sampling() -> None:
+    source = Answers(some_right)
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_tokens=9, stop=("\n",), seed=3)
+    evaluate(source, PROMPTS, sampling, EvaluationConfig(num_samples=4, k=[1]))
+    assert source.asked == [(1, Sampling(temperature=0.0, max_tokens=9, stop=("\n",), seed=3)), (4, sampling)]
+
+
+def test_two_looks_can_be_paired_prompt_by_prompt() -> None:
+    before = look(some_right)
+    after = look(lambda index, greedy: [1.0] if greedy else [1.0] * 4)
+    found = gains(before, after, 0.95)
+    assert found is not None
+    assert found["accuracy"]["value"] == 0.5
+    assert found["reward_mean"]["value"] == pytest.approx(0.28125)
+    assert found["reward_mean"]["low"] > 0
+
+
+# ------------------------------------------------------------------------------------------------ missing scores
+
+
+def one_lost(index: int, greedy: bool) -> Sequence[float | None]:
+    """Nothing of prompt 3 could be scored, and one sample of prompt 0."""
+    if index == 3:
+        return [None] * (1 if greedy else 4)
+    return [1.0] if greedy else [1.0, 1.0, 0.0, None if index == 0 else 0.0]
+
+
+def test_samples_that_could_not_be_scored_are_counted_and_are_no_zeros() -> None:
+    found = look(one_lost)
+    assert found.num_unscored == 6
+    assert found.mean_reward[:3] == (pytest.approx(2 / 3), 0.5, 0.5)
+    assert math.isnan(found.mean_reward[3])
+    assert found.reward_mean.value == pytest.approx((2 / 3 + 0.5 + 0.5) / 3)
+    assert found.pass_at_k[1].value == pytest.approx((2 / 3 + 0.5 + 0.5) / 3)
+
+
+def test_pass_at_k_leaves_out_prompts_with_fewer_than_k_scored_samples() -> None:
+    assert look(one_lost).pass_at_k[4].value == 1.0
+    none_whole = look(lambda index, greedy: [1.0] if greedy else [1.0, 1.0, 1.0, None])
+    assert none_whole.pass_at_k[2].value == 1.0
+    assert math.isnan(none_whole.pass_at_k[4].value)
+
+
+def test_a_greedy_completion_that_could_not_be_scored_is_not_correct() -> None:
+    assert look(one_lost).correct_greedy == (1.0, 1.0, 1.0, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------ the real source
+
+
+def test_every_look_uses_the_same_random_numbers() -> None:
+    """Differences between two looks are the policy's, not those of luck."""
+    policy = load_policy(small_config().model, seed=0)
+    environment = scripted()
+    sampler = Sampler(NativeEngine(policy, 1 << 24, 8), environment, policy.tokenizer)
+    source = LocalSource(sampler, PromptStream(environment.prompts("train"), 0, True), 2, Sampling(max_tokens=4))
+    settings = EvaluationConfig(num_samples=4, k=[1])
+    tests = environment.prompts("test")
+    first = evaluate(source, tests, Sampling(max_tokens=4, seed=1), settings)
+    source.take(2)
+    again = evaluate(source, tests, Sampling(max_tokens=4, seed=1), settings)
+    other = evaluate(source, tests, Sampling(max_tokens=4, seed=2), settings)
+    source.close()
+    assert first == again
+    assert other.mean_reward != first.mean_reward
+    assert other.correct_greedy == first.correct_greedy

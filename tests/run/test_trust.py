@@ -1,0 +1,465 @@
+"""A run folder of somebody else runs nothing and writes nowhere; one of your own needs no word for it."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli.main import main
+from covey.config.compose import to_yaml
+from covey.config.schema import Config
+from covey.config.validate import validate
+from covey.environments.code.settings import CodeConfig
+from covey.environments.data.rows import load_rows
+from covey.environments.data.settings import DataConfig
+from covey.environments.math.settings import Gsm8kConfig
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.environments.reward_functions.specs import load_reward
+from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.run import trust
+from covey.run.folder import create_run_folder
+from covey.system.lookup import resolve
+from covey.train import train
+
+from ..support.small import logging_as_it_was, small_config, words
+
+POLICY = "checkpoints/step-000002/policy"
+MARK = """
+from pathlib import Path
+
+def f(*values, **more):
+    Path("PWNED").touch()
+    return []
+
+f()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder beside modules that leave a mark when they are imported, and a home of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("evil", "evil two"):
+        Path(f"{name}.py").write_text(MARK)
+    with logging_as_it_was():
+        yield
+    for name in ("evil", "own"):
+        sys.modules.pop(name, None)
+
+
+def foreign(config: Config, name: str = "theirs") -> Path:
+    """A run folder as it came from elsewhere: settings, a checkpoint, a policy."""
+    run = Path(name)
+    (run / POLICY).mkdir(parents=True)
+    (run / POLICY / "config.json").write_text("{}")
+    (run / POLICY / "../manifest.json").write_text("{}")
+    (run / "config.yaml").write_text(to_yaml(config))
+    return run
+
+
+def with_rows(**changes: Any) -> Config:
+    config = Config(environment=RewardFunctionsConfig(), rewards=["accuracy"], data=DataConfig(path="rows.jsonl"))
+    vars(config).update(changes)
+    return config
+
+
+def with_algorithm(**changes: Any) -> Config:
+    config = Config()
+    vars(config.algorithm).update(changes)
+    return config
+
+
+NAMING: dict[str, tuple[Config, str]] = {
+    "a reward": (with_rows(rewards=["evil:f"]), "rewards=evil:f"),
+    "a reward with arguments": (
+        with_rows(rewards=["accuracy", {"function": "evil:f", "args": {"args": ["touch", "PWNED"]}}]),
+        "rewards.function=evil:f",
+    ),
+    "an attribute of a module": (with_rows(rewards=["evil:os.system"]), "rewards=evil:os.system"),
+    "a module with a blank in its name": (with_rows(rewards=["evil two:f"]), "rewards=evil two:f"),
+    "the standard library": (with_rows(rewards=["subprocess:Popen"]), "rewards=subprocess:Popen"),
+    "covey itself": (
+        Config(environment=CustomConfig(factory="covey.cli.main:main", options={"argv": ["train"]})),
+        "environment.factory=covey.cli.main:main",
+    ),
+    "an environment": (Config(environment=CustomConfig(factory="evil:f")), "environment.factory=evil:f"),
+    "data": (with_rows(data=DataConfig(path="evil:f")), "data.path=evil:f"),
+    "a part of a mixture": (
+        Config(environment=MixtureConfig(parts={"one": CustomConfig(factory="evil:f")})),
+        "environment.parts.one.factory=evil:f",
+    ),
+    "data of a part": (
+        Config(environment=MixtureConfig(parts={"one": Gsm8kConfig()}, data={"one": DataConfig(path="evil:f")})),
+        "environment.data.one.path=evil:f",
+    ),
+    "an advantage": (with_algorithm(advantage="evil:f"), "algorithm.advantage=evil:f"),
+    "a loss": (with_algorithm(loss="evil:f"), "algorithm.loss=evil:f"),
+    "a shaping": (with_algorithm(shaping={"evil:f": {}}), "algorithm.shaping=evil:f"),
+    "a selection": (with_algorithm(selection="evil:f"), "algorithm.selection=evil:f"),
+    "a filter": (with_algorithm(group_filter="evil:f"), "algorithm.group_filter=evil:f"),
+    "no sandbox": (
+        Config(environment=CodeConfig(isolation="unsafe_no_isolation")),
+        "isolation=unsafe_no_isolation",
+    ),
+    "a server": (
+        Config(environment=CodeConfig(remote_url="http://evil.example")),
+        "remote_url=http://evil.example",
+    ),
+    "a variable of the environment": (
+        with_rows(reward_weights=[1.0], data=DataConfig(path="x")),
+        "path=${oc.env:HOME}",
+    ),
+}
+COMMANDS: dict[str, list[str]] = {
+    "evaluate": ["evaluate", f"model.name=theirs/{POLICY}"],
+    "resume": ["train", "resume=theirs"],
+    "config": ["config", "resume=theirs"],
+    "again": ["train", "--config", "theirs/config.yaml"],
+    "evaluate again": ["evaluate", "--config=theirs/config.yaml", f"model.name=theirs/{POLICY}"],
+    "a file": ["train", "--config", "saved.yaml"],
+}
+
+
+def assert_nothing_happened(capsys: pytest.CaptureFixture[str], source: str, risk: str) -> None:
+    printed = capsys.readouterr()
+    assert printed.err == (
+        f"covey: {source} is not a run that you made here, and its settings act for you: {risk}; read them, then "
+        "trust_run=true takes them, or type settings of your own in their place\n"
+    )
+    assert not Path("PWNED").exists()
+    assert "evil" not in sys.modules
+    assert not list(Path().glob("outputs/*"))
+
+
+@pytest.mark.parametrize("what", NAMING)
+def test_what_a_foreign_run_names_is_not_loaded(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config, risk = NAMING[what]
+    run = foreign(config)
+    if "${" in risk:
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("path: x\n", "path: ${oc.env:HOME}\n"))
+    for command in ("evaluate", "resume"):
+        assert main(COMMANDS[command]) == 2
+        assert_nothing_happened(capsys, "theirs", risk)
+
+
+@pytest.mark.parametrize(
+    ("command", "source"),
+    [
+        ("config", "theirs"),
+        ("again", "theirs/config.yaml"),
+        ("evaluate again", "theirs/config.yaml"),
+        ("a file", "saved.yaml"),
+    ],
+)
+def test_no_way_of_naming_its_settings_loads_it(command: str, source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = foreign(with_rows(rewards=["evil:f"]))
+    shutil.copy(run / "config.yaml", "saved.yaml")
+    assert main(COMMANDS[command]) == 2
+    assert_nothing_happened(capsys, source, "rewards=evil:f")
+
+
+UNUSUAL = (
+    "evil:1",
+    "evil:f-x",
+    "evil:f x",
+    "evil: f",
+    "evil:",
+    "evil:f:",
+    "evil:f\n",
+    "ev\nil:f",
+    "evil:\nf",
+    "evil::f",
+)
+"""Names that look like no function, of modules that are there."""
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_no_other_spelling_of_a_name_is_imported(name: str) -> None:
+    Path("ev\nil.py").write_text(MARK)
+    loaders: list[Callable[[], object]] = [
+        lambda: resolve(name, {}),
+        lambda: load_reward(name),
+        lambda: load_reward({"function": name, "args": {}}),
+        lambda: validate(with_rows(rewards=[name])),
+        lambda: validate(Config(environment=CustomConfig(factory=name))),
+        lambda: validate(with_algorithm(advantage=name)),
+        lambda: validate(with_algorithm(shaping={name: {}})),
+        lambda: load_rows(name),
+    ]
+    for load in loaders:
+        with pytest.raises(ValueError):
+            load()
+        assert not Path("PWNED").exists()
+        assert not {"evil", "ev\nil"} & set(sys.modules)
+
+
+def test_nor_is_it_where_a_foreign_run_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    foreign(with_rows(rewards=["evil:1"], data=DataConfig(path="evil:1")))
+    for command in ("evaluate", "resume"):
+        assert main(COMMANDS[command]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert not Path("PWNED").exists()
+
+
+def test_nor_is_what_it_names_among_later_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    run = foreign(with_rows())
+    change = {"after_step": 1, "changes": {"rewards": {"from": ["accuracy"], "to": ["evil:f"]}}}
+    (run / "changes.jsonl").write_text(json.dumps(change) + "\n")
+    for command in ("evaluate", "resume", "config"):
+        assert main(COMMANDS[command]) == 2
+        assert_nothing_happened(capsys, "theirs", "rewards=evil:f")
+
+
+def test_a_foreign_run_cannot_trust_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    run = foreign(with_rows(rewards=["evil:f"], trust_run=True))
+    assert "trust_run: true" in (run / "config.yaml").read_text()
+    for seal in (None, "", "0" * 64, "x" * 5000):
+        if seal is not None:
+            (run / trust.SEAL).write_text(seal)
+        for command in ("evaluate", "resume", "again"):
+            assert main(COMMANDS[command]) == 2
+            assert "is not a run that you made here" in capsys.readouterr().err
+    assert not Path("PWNED").exists()
+
+
+def test_a_seal_of_another_run_or_of_another_person_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = create_run_folder(Path("mine"), to_yaml(Config()), exact=True)
+    assert trust.is_own(mine)
+    run = foreign(with_rows(rewards=["evil:f"]))
+    shutil.copy(mine / trust.SEAL, run)
+    assert not trust.is_own(run)
+    monkeypatch.setenv("XDG_STATE_HOME", "theirs_at_home")
+    trust.seal(run)
+    assert trust.is_own(run)
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert not trust.is_own(run)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660])
+def test_a_key_that_others_can_read_is_none(mode: int) -> None:
+    run = create_run_folder(Path("mine"), to_yaml(Config()), exact=True)
+    trust.key_file().chmod(mode)
+    assert not trust.is_own(run)
+
+
+def test_a_home_that_cannot_be_written_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/no")
+    assert not trust.is_own(create_run_folder(Path("mine"), to_yaml(Config()), exact=True))
+
+
+# ------------------------------------------------------------------------------------------------ your own
+
+
+OWN = (
+    *words(num_steps=1),
+    *("environment=reward_functions", "environment.in_process=true", "rewards=[own:short]", "data.path=rows.jsonl"),
+    *("preflight.enabled=false", "output.progress=false"),
+)
+
+
+def own_run(folder: str = "mine") -> Path:
+    body = "(completions, **more):\n    return [1.0 / len(c + '.') for c in completions]\n"
+    Path("own.py").write_text(f"def short{body}\n\ndef long{body}")
+    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"number {n}: "}) + "\n" for n in range(20)))
+    assert main(["train", *OWN, f"hydra.run.dir={folder}"]) == 0
+    return Path(folder)
+
+
+def test_runs_of_your_own_are_resumed_measured_and_started_again_with_what_they_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own_run()
+    shutil.move("mine", "elsewhere")
+    capsys.readouterr()
+    more = ["num_steps=2", "resume_changes=[num_steps]"]
+    assert main(["train", "resume=elsewhere", *more]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "imports rewards=own:short"
+    assert main(["evaluate", "model.name=elsewhere/checkpoints/step-000002/policy", "hydra.run.dir=look"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "imports rewards=own:short"
+    assert main(["train", "--config", "elsewhere/config.yaml", "seed=1", "num_steps=1", "hydra.run.dir=again"]) == 0
+    assert "\nseed: 1\n" in "\n" + Path("again/config.yaml").read_text()
+    assert trust.is_own(Path("again"))
+
+
+def test_a_run_that_was_changed_needs_a_word_once(capsys: pytest.CaptureFixture[str]) -> None:
+    run = own_run()
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("own:short", "own:long"))
+    more = ["num_steps=2", "resume_changes=[num_steps]"]
+    assert main(["train", "resume=mine", *more]) == 2
+    assert "its settings act for you: rewards=own:long; read them" in capsys.readouterr().err
+    assert main(["train", "resume=mine", "trust_run=true", *more]) == 0
+    assert trust.is_own(run)
+    assert main(["train", "resume=mine", "num_steps=3", "resume_changes=[num_steps]"]) == 0
+
+
+def test_what_you_type_is_trusted(capsys: pytest.CaptureFixture[str]) -> None:
+    foreign(with_algorithm(advantage="evil:f"))
+    for word in ("algorithm.advantage=evil:f", "algorithm.advantage=group_center", "trust_run=true"):
+        trusted = ["resume_changes=[algorithm]"] if word.endswith("center") else []
+        assert main(["config", "resume=theirs", word, *trusted]) == 0, capsys.readouterr().err
+    assert main(["config", "trust_run=true"]) == 2
+    assert capsys.readouterr().err == (
+        "covey: trust_run=true needs resume=RUN, --config FILE or the policy of a run, got none of them\n"
+    )
+
+
+def test_caches_of_somebody_else_are_not_written() -> None:
+    config = Config()
+    config.cold_start.cache_dir = "/home/somebody/cache"
+    run = foreign(config)
+    assert main(["train", "--config", str(run / "config.yaml"), "num_steps=0"]) == 2
+    from covey.run.saved_settings import settings_of
+
+    assert settings_of(run, ["resume=theirs"]).cold_start.cache_dir == Config().cold_start.cache_dir
+    assert settings_of(run, ["trust_run=true"]).cold_start.cache_dir == "/home/somebody/cache"
+
+
+# ------------------------------------------------------------------------------------------------ links
+
+
+FILES = ("rollouts.jsonl", "metrics.jsonl", "covey.log", "run.lock", "versions.json", "summary.json", "tensorboard/x")
+
+
+def linked(run: Path, name: str) -> Path:
+    victim = Path("victim.txt")
+    victim.write_text("precious\n")
+    file = run / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    file.symlink_to(victim.absolute())
+    return victim
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_links_of_a_foreign_run_are_not_followed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = foreign(small_config())
+    victim = linked(run, name)
+    assert main(["train", "resume=theirs"]) == 2
+    assert capsys.readouterr().err == (
+        f"covey: theirs is not a run that you made here, and links lead out of it: theirs/{name} -> "
+        f"{victim.absolute()}; trust_run=true follows them\n"
+    )
+    with pytest.raises(ValueError, match="links lead out of it"):
+        train(small_config(resume="theirs"), run)
+    assert victim.read_text() == "precious\n"
+
+
+def test_nor_are_links_that_somebody_put_into_a_run_of_yours(capsys: pytest.CaptureFixture[str]) -> None:
+    run = own_run()
+    victim = linked(run, "rollouts.jsonl")
+    more = ["num_steps=2", "resume_changes=[num_steps]"]
+    assert main(["train", "resume=mine", *more]) == 2
+    assert victim.read_text() == "precious\n"
+    assert main(["train", "resume=mine", "trust_run=true", *more]) == 0
+    assert victim.read_text() != "precious\n"
+    assert trust.is_own(run)
+
+
+def test_links_inside_a_run_lead_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    run = own_run()
+    (run / "newest").symlink_to("checkpoints/step-000001")
+    assert main(["train", "resume=mine", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+
+
+def test_a_policy_whose_files_are_elsewhere_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    run = foreign(Config())
+    secret = Path("secret.json").absolute()
+    secret.write_text("{}")
+    (run / POLICY / "tokenizer.json").symlink_to(secret)
+    for verb in ("evaluate", "train", "check"):
+        assert main([verb, f"model.name=theirs/{POLICY}"]) == 2
+        assert f"links lead out of it: theirs/{POLICY}/tokenizer.json -> {secret}" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["covey.log", "metrics.jsonl", "run.lock", "x/y"])
+def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = foreign(Config())
+    (run / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(run / name)
+    assert main(["train", "resume=theirs", "trust_run=true"]) == 2
+    assert capsys.readouterr().err == f"covey: theirs/{name} is neither a file nor a folder; remove it\n"
+
+
+# ------------------------------------------------------------------------------------------------ broken settings
+
+
+def spoiled(text: str) -> Callable[[Path], object]:
+    return lambda file: file.write_text(text)
+
+
+def behind_a_link(file: Path) -> None:
+    file.rename("elsewhere.yaml")
+    file.symlink_to(Path("elsewhere.yaml").absolute())
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a bracket": (spoiled("seed: [1\nnum_steps: 3\n"), "cannot be read: line 2: expected ',' or ']'"),
+    "a tab": (spoiled("seed:\n\t- 1\n"), "cannot be read: line 2: found character '\\t'"),
+    "text": (spoiled("nothing"), "holds no settings of a run"),
+    "a list": (spoiled("- seed\n"), "holds no settings of a run"),
+    "nothing": (spoiled(""), "holds no settings of a run"),
+    "two documents": (spoiled("seed: 1\n---\nseed: 2\n"), "cannot be read: line 2: but found another document"),
+    "deep": (spoiled("[" * 20_000), "cannot be read: "),
+    "a bomb": (spoiled("a: &a [x, x]\nb: &b [*a, *a]\nenvironment: {name: *b}\n"), "cannot be read: it uses aliases"),
+    "not UTF-8": (lambda file: file.write_bytes(b"seed: \xff\n"), "cannot be read: 'utf-8' codec can't decode"),
+    "a control character": (spoiled("seed: \x07\n"), "cannot be read: unacceptable character #x0007"),
+    "an object": (spoiled("seed: !!python/object/apply:os.system [touch PWNED]\n"), "cannot be read: line 1: could"),
+    "huge": (lambda file: os.truncate(file, 1 << 30), "cannot be read: config.yaml has 1073741824 bytes"),
+    "a link": (behind_a_link, "cannot be read: config.yaml is a link"),
+    "another environment": (spoiled("environment: {name: nowhere}\n"), "is not from this version of covey: 'nowhere'"),
+    "an unknown setting": (
+        lambda file: file.write_text(file.read_text() + "sed: 3\n"),
+        "is not from this version of covey: Key 'sed' not in 'Config'",
+    ),
+    "another type": (
+        lambda file: file.write_text(file.read_text().replace("num_steps: 100\n", "num_steps: many\n", 1)),
+        "is not from this version of covey: Value 'many' of type 'str' could not be converted to Integer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", BROKEN)
+def test_broken_settings_of_a_run_are_one_line(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil, line = BROKEN[how]
+    run = foreign(Config())
+    spoil(run / "config.yaml")
+    for command in ("resume", "evaluate", "again") if how == "a bracket" else ("resume",):
+        assert main(COMMANDS[command]) == 2
+        printed = capsys.readouterr().err
+        assert printed.startswith(f"covey: theirs/config.yaml {line}")
+        assert printed.count("\n") == 1
+        assert len(printed) < 500
+    assert not Path("PWNED").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["[]\n", "no JSON\n", '{"changes": []}\n', '{"after_step": 1, "changes": {"seed": 3}}\n', "[" * 9999]
+)
+def test_broken_changes_of_a_run_are_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = foreign(Config())
+    (run / "changes.jsonl").write_text(text)
+    assert main(["train", "resume=theirs"]) == 2
+    assert capsys.readouterr().err.startswith("covey: theirs/changes.jsonl is damaged (")
+
+
+def test_a_change_of_a_setting_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    run = foreign(Config())
+    (run / "changes.jsonl").write_text('{"after_step": 1, "changes": {"sed": {"to": 3}}}\n')
+    assert main(["train", "resume=theirs"]) == 2
+    assert capsys.readouterr().err == "covey: unknown setting sed; did you mean seed?\n"
+
+
+def test_settings_that_name_nothing_are_fine() -> None:
+    validate(Config())
+    assert list(trust.named_code({"kinds": ["punctuation:no_comma"], "path": "rows.jsonl", "url": "hf://x/y"})) == []
+    assert list(trust.named_code({"instruction": "Answer: yes", "stop": ["\n\n", ":"], "name": "org/model"})) == []

@@ -1,0 +1,116 @@
+"""Layouts, micro-batches and counts."""
+
+import pytest
+import torch
+
+from covey.trainer.batch import count, make_batch, make_rows, mask_truncated, unflatten
+from covey.types import Batch, Group, Prompt, Reward, Rollout
+
+PROMPT = (5, 6, 7)
+
+
+def rollout(completion: tuple[int, ...], finish_reason: str = "stop", prompt: tuple[int, ...] = PROMPT) -> Rollout:
+    ids = (*prompt, *completion)
+    context = len(prompt) - 1
+    return Rollout(
+        input_ids=ids[:-1],
+        target_ids=ids[1:],
+        loss_mask=(False,) * context + (True,) * len(completion),
+        sampler_logprobs=(0.0,) * context + tuple(-0.1 * t for t in completion),
+        reward=Reward(0.0, {}),
+        text="",
+        finish_reason=finish_reason,  # type: ignore[arg-type]
+        policy_version=0,
+    )
+
+
+def group(name: str, *rollouts: Rollout) -> Group:
+    return Group(Prompt(name, "test", name, {}), rollouts, ())
+
+
+def batch(groups: list[Group], packing: str, budget: int = 1000) -> Batch:
+    rows = make_rows(groups, [[float(i + 1) for i in range(len(g.rollouts))] for g in groups])
+    tokens, sequences = count(rows)
+    return make_batch(
+        rows,
+        packing=packing,
+        micro_batch_tokens=budget,
+        totals=(tokens, sequences, sequences),
+        device=torch.device("cpu"),
+    )
+
+
+def test_a_shared_prompt_is_in_the_stream_once() -> None:
+    (micro,) = batch([group("a", rollout((8, 2)), rollout((9, 9, 2)))], "shared").micro_batches
+    assert micro.input_ids_BT.tolist() == [[5, 6, 7, 8, 9, 9]]
+    assert micro.position_ids_BT.tolist() == [[0, 1, 2, 3, 3, 4]]
+    assert micro.source_L.tolist() == [2, 3, 2, 4, 5]
+    assert micro.target_L.tolist() == [8, 2, 9, 9, 2]
+    assert micro.row_L.tolist() == [0, 0, 1, 1, 1]
+    assert micro.column_L.tolist() == [0, 1, 0, 1, 2]
+    assert micro.advantage_L.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
+
+
+def test_packing_repeats_the_prompt_and_padding_makes_a_rectangle() -> None:
+    groups = [group("a", rollout((8, 2)), rollout((9, 9, 2)))]
+    (packed,) = batch(groups, "packed").micro_batches
+    assert packed.input_ids_BT.tolist() == [[5, 6, 7, 8, 5, 6, 7, 9, 9]]
+    (padded,) = batch(groups, "padded").micro_batches
+    assert padded.input_ids_BT.tolist() == [[5, 6, 7, 8, 5], [5, 6, 7, 9, 9]]
+    assert padded.source_L.tolist() == [2, 3, 7, 8, 9]
+
+
+@pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
+def test_every_loss_token_is_in_exactly_one_micro_batch_whatever_the_budget(packing: str) -> None:
+    groups = [group(name, *(rollout((8,) * n) for n in (1, 5, 3, 2))) for name in ("a", "b", "c")]
+    whole = batch(groups, packing)
+    for budget in (1, 7, 10, 20):
+        parts = batch(groups, packing, budget)
+        assert len(parts.micro_batches) > 1
+        assert sum(len(m.target_L) for m in parts.micro_batches) == whole.num_loss_tokens == 33
+        for micro in parts.micro_batches:
+            assert micro.input_ids_BT.numel() <= max(budget, 7)
+
+
+def test_the_stop_token_is_a_loss_token() -> None:
+    (micro,) = batch([group("a", rollout((8, 2)))], "shared").micro_batches
+    assert micro.target_L.tolist()[-1] == 2
+
+
+def test_tokens_of_the_environment_in_the_middle_are_read_but_not_trained() -> None:
+    turns = Rollout(
+        input_ids=(5, 6, 8, 30, 31, 9),
+        target_ids=(6, 8, 30, 31, 9, 2),
+        loss_mask=(False, True, False, False, True, True),
+        sampler_logprobs=(0.0, -1.0, 0.0, 0.0, -2.0, -3.0),
+        reward=Reward(1.0, {}),
+        text="",
+        finish_reason="stop",
+        policy_version=0,
+    )
+    (micro,) = batch([group("a", turns)], "shared").micro_batches
+    assert micro.input_ids_BT.tolist() == [[5, 6, 8, 30, 31, 9]]
+    assert micro.source_L.tolist() == [1, 4, 5]
+    assert micro.target_L.tolist() == [8, 9, 2]
+    assert micro.sampler_logprob_L.tolist() == [-1.0, -2.0, -3.0]
+
+
+def test_a_rollout_longer_than_the_budget_gets_a_micro_batch_of_its_own() -> None:
+    parts = batch([group("a", rollout((8,) * 50), rollout((8, 2)))], "shared", budget=10)
+    assert [len(m.target_L) for m in parts.micro_batches] == [50, 2]
+
+
+def test_truncated_completions_leave_the_loss_and_its_counts() -> None:
+    groups = mask_truncated([group("a", rollout((8, 2)), rollout((8, 8, 8), "length"))])
+    rows = make_rows(groups, [[1.0, -1.0]])
+    assert count(rows) == (2, 1)
+
+
+def test_unflatten_puts_loss_tokens_into_rows() -> None:
+    (micro,) = batch([group("a", rollout((8, 2)), rollout((9, 9, 2)))], "shared").micro_batches
+    assert unflatten(micro.target_L, micro).tolist() == [[8, 2, 0], [9, 9, 2]]
+
+
+def test_rollouts_of_one_group_with_different_prompts_are_refused() -> None:
+    with pytest.raises(AssertionError, match="differ in their prompt"):
+        batch([group("a", rollout((8, 2)), rollout((8, 2), prompt=(5, 6, 1)))], "shared")

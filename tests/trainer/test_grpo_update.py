@@ -1,0 +1,106 @@
+"""The machine-design document's `GRPO.update(batch)`, against the formulas worked out by hand."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import covey
+from covey.algorithm.settings import AlgorithmConfig
+from covey.trainer.grpo_update import GRPO, DocumentBatch, machines_document
+
+REWARDS = [3.0, 1.0, 0.1, 0.0]
+LOG_PROBS = [-20.0, -25.0, -10.0, -10.0]
+REFERENCE = [-20.1, -24.0, -10.05, -10.0]
+
+
+def batch(**changes: Any) -> DocumentBatch:
+    made: dict[str, Any] = {
+        "prompts": ["car", "car", "catapult", "catapult"],
+        "responses": ["a", "b", "c", "d"],
+        "rewards": REWARDS,
+        "logprobs": torch.tensor(LOG_PROBS, dtype=torch.float64, requires_grad=True),
+        "ref_logprobs": REFERENCE,
+        "prompt_ids": [0, 0, 7, 7],
+    }
+    return made | changes  # type: ignore[return-value]
+
+
+def test_the_loss_is_the_documents_formula() -> None:
+    # Group means 2 and 0.05: advantages 1, -1, 0.05, -0.05, clamped to +-0.2.
+    first = min(math.exp(0.1) * 0.2, 1.2 * 0.2)
+    second = min(math.exp(-1.0) * -0.2, 0.8 * -0.2)  # below the range, with a negative advantage: clipped
+    third = math.exp(0.05) * 0.05
+    fourth = 1.0 * -0.05
+    surrogate = (first + second + third + fourth) / 4
+    kl = (0.1 - 1.0 + 0.05 + 0.0) / 4
+    assert GRPO().update(batch()).item() == pytest.approx(-surrogate + 0.001 * kl, rel=1e-12)
+
+
+def test_its_gradient_is_the_formulas_too() -> None:
+    log_probs = torch.tensor(LOG_PROBS, dtype=torch.float64, requires_grad=True)
+    GRPO().update(batch(logprobs=log_probs)).backward()
+    assert log_probs.grad is not None
+    by_hand = [-math.exp(0.1) * 0.2, 0.0, -math.exp(0.05) * 0.05, 0.05]
+    assert log_probs.grad.tolist() == pytest.approx([(g + 0.001) / 4 for g in by_hand], rel=1e-12)
+
+
+def test_advantages_are_centred_in_each_group_and_clamped() -> None:
+    assert GRPO().advantages(batch()).tolist() == pytest.approx([0.2, -0.2, 0.05, -0.05])
+
+
+def test_floats_will_do_where_nothing_is_trained() -> None:
+    assert GRPO().update(batch(logprobs=LOG_PROBS)).item() == pytest.approx(GRPO().update(batch()).item())
+
+
+def test_groups_are_told_by_their_ids_wherever_they_stand() -> None:
+    order = [2, 0, 3, 1]
+    mixed = {name: [list(values)[i] for i in order] for name, values in batch(logprobs=LOG_PROBS).items()}  # type: ignore[call-overload]
+    assert GRPO().update(mixed).item() == pytest.approx(GRPO().update(batch()).item())  # type: ignore[arg-type]
+
+
+def test_another_algorithm_changes_the_advantages() -> None:
+    best = AlgorithmConfig(advantage="best_minus_second", advantage_options={"scale": "none"})
+    assert GRPO(best).advantages(batch()).tolist() == pytest.approx([2.0, 0.0, 0.1, 0.0])
+
+
+def test_its_formulas_are_those_of_the_preset() -> None:
+    file = Path(covey.__file__).parent / "config" / "conf" / "algorithm" / "machines_document.yaml"
+    chosen = OmegaConf.load(file)
+    del chosen["defaults"]  # type: ignore[union-attr]
+    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AlgorithmConfig), chosen)) == machines_document()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"rewards": [1.0]}, "the lists of a batch must have one length >= 1, got prompts 4, responses 4, rewards 1"),
+        ({name: [] for name in batch()}, "one length >= 1, got prompts 0"),
+        ({"prompt_ids": [0, 0, 0, 0]}, "a group must have one prompt, got two with prompt_id 0"),
+    ],
+)
+def test_lists_that_do_not_fit_together_are_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        GRPO().update(batch(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"rewards": [3.0, math.nan, 0.1, 0.0]}, "rewards of a batch must be finite, got nan for response 1"),
+        ({"logprobs": [-20.0, -25.0, -math.inf, -10.0]}, "logprobs of a batch must be finite, got -inf for response 2"),
+        (
+            {"ref_logprobs": torch.tensor([math.inf, 0, 0, 0])},
+            "ref_logprobs of a batch must be finite, got inf for",
+        ),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_by_name_and_place(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        GRPO().update(batch(**changes))
+    if "rewards" in changes:
+        with pytest.raises(ValueError, match=line):
+            GRPO().advantages(batch(**changes))
