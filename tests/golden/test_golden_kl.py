@@ -92,13 +92,17 @@ def check_nested(got: dict[str, Any], case: Case) -> None:
             torch.testing.assert_close(actual.detach(), tensor(expected), rtol=case.rtol, atol=case.atol)
 
 
-@golden("kl_in_reward")
+def is_paid_by_covey(case: Case) -> bool:
+    """Return whether covey runs a case: it pays no reward token by token, but shares the KL that a controller sees."""
+    return case.params["level"] != "token" or "controller_kl" in case.expected
+
+
+@golden("kl_in_reward", where=is_paid_by_covey)
 def test_a_kl_in_the_reward_is_golden(case: Case) -> None:
     mask_NT, rewards_N = tensor(case.inputs["mask"]) > 0, tensor(case.inputs["rewards"])
     options, coef = KLOptions(case.params["estimator"], "naive"), case.params["coef"]
     kl_NT = kl_penalty(tensor(case.inputs["old_log_probs"]), tensor(case.inputs["ref_log_probs"]), mask_NT, options)
     if case.params["level"] == "token":
-        # covey pays no reward token by token; what it shares with those who do is the KL that a controller sees.
         check(value(sequence_mean(kl_NT, mask_NT)), case, "controller_kl")
         return
     shaped_N = rewards_N - coef * kl_NT.sum(1)
