@@ -37,6 +37,18 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of a completion, start up to and without end, sampled on the weights of one version.
+
+    >>> Span(version=3, start=0, end=83)
+    """
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """Tokens the policy sampled in one call.
 
@@ -52,6 +64,8 @@ class Completion:
     """Optimiser steps behind the weights that produced the oldest token."""
     passes: tuple[int, ...] = ()
     """Of a masked policy's fill in several passes: the pass in which each token was filled in, 0 first."""
+    spans: tuple[Span, ...] = ()
+    """The version of each token, where weights changed while it was sampled; empty: all are of `policy_version`."""
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs), f"{len(self.token_ids)} tokens, {len(self.logprobs)} logprobs"

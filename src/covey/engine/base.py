@@ -1,12 +1,19 @@
 """The engine seam: how tokens are sampled."""
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
 
 from torch import Tensor
 
 from covey.types import Completion, Sampling
+
+UpdateMode = Literal["keep", "wait", "abort"]
+"""What happens to completions under way when weights change: `keep` continues each on the new weights, its prefix
+encoded again; `wait` finishes them on the old weights first; `abort` starts them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +48,60 @@ class Engine(Protocol):
     def take_stats(self) -> EngineStats:
         """Return what was done since the last call."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A fixed text and the log-probs that the pushed weights give it: the proof that an engine runs on them."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of token_ids[1:], natural, at temperature 1 and unfiltered."""
+    tolerance: float
+    """Most nats by which an engine may differ on a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSet:
+    """Weights on their way from the trainer to an engine: one named, versioned, hashed set."""
+
+    version: int
+    tensors: Mapping[str, Tensor]
+    """By parameter name of the policy's model, on the CPU; the trained ones only. May be read-only memory."""
+    digest: str
+    """`digest_of(tensors)`."""
+    probe: Probe
+
+
+class PushRefused(ValueError):
+    """Raised where pushed weights are not taken: the engine samples on the version it had, whole."""
+
+
+class EngineLost(RuntimeError):
+    """Raised where an engine can no longer be trusted or reached and must be made anew."""
+
+
+@runtime_checkable
+class UpdatableEngine(Engine, Protocol):
+    """An engine on weights of its own, which change while completions are under way."""
+
+    version: int
+    """Of the weights it samples on."""
+
+    async def update(self, weights: WeightSet, how: UpdateMode) -> None:
+        """Take new weights as one transaction: names, shapes and digest first, the probe after, then the version.
+
+        Completions under way carry the version of each token (`Completion.spans`). PushRefused where the old version
+        stays, EngineLost where nothing whole is left.
+        """
+        ...
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash over names, types, shapes and bytes, in the order of the names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+    return digest.hexdigest()
