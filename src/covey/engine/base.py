@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
-
 from torch import Tensor
 
 from covey.types import Completion, Sampling
