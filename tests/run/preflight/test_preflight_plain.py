@@ -14,7 +14,9 @@ from covey.policy.models import loading
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.run.preflight.plain import reachable_tokens
+from covey.run.preflight.policy import made_up_rows
 from covey.run.preflight.preflight import run_checks
+from covey.run.preflight.rounding import explained_error
 from covey.run.preflight.slope import _slope
 from covey.run.preflight.subject import PreflightContext
 
@@ -82,6 +84,51 @@ def test_steps_are_so_short_that_no_token_comes_to_another_expert(
 def test_a_loss_that_jumps_at_every_step_has_no_slope() -> None:
     assert _slope(lambda step: 1.0, 0.01) is None
     assert _slope(lambda step: 2 * (3 * step + step**3), 0.01) == pytest.approx(3, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ a sharp policy
+
+SHARP: dict[str, Any] = {"sampling__max_tokens": 12, "model__nano_hidden_size": 64, "model__nano_num_layers": 2}
+
+
+def sharpen(subject: PreflightContext, factor: float) -> PreflightContext:
+    """Multiply the logits: nearly every token then has a probability of nearly 0 or 1."""
+    norm: Any = subject.run.policy.causal_lm.base_model.norm
+    with torch.no_grad():
+        norm.weight.mul_(factor)
+    return subject
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_policy_that_is_sure_of_its_tokens_is_held_to_what_float32_rounds(kernels: str, build: Build) -> None:
+    subject = sharpen(build(**SHARP, model__kernels=kernels), 100.0)
+    assert finding(subject, "gradient").passed
+    found = finding(subject, "true gradient")
+    assert found.values["gradient"] > 1e-5
+    assert found.passed
+
+
+def test_rounding_explains_nothing_within_the_tolerance_beyond_a_twentieth_or_against_a_typed_one(build: Build) -> None:
+    subject = sharpen(build(**SHARP), 300.0)
+    rows = made_up_rows(subject.groups, 1.0)
+    asked = (subject.run.policy, rows, subject.run.source.sampling)
+    assert explained_error(subject.config, *asked, error=1e-6, limit=1e-5) == 1e-5
+    assert 1e-4 < explained_error(subject.config, *asked, error=2e-5, limit=1e-5) <= 0.05
+    typed = replace(subject.config, preflight=replace(subject.config.preflight, gradient_tolerance=1e-5))
+    assert explained_error(typed, *asked, error=2e-5, limit=1e-5) == 1e-5
+    blunt = build(**SHARP)
+    assert explained_error(blunt.config, blunt.run.policy, *asked[1:], error=2e-5, limit=1e-5) < 2e-5
+
+
+def test_a_wrong_factor_in_the_backward_pass_of_a_sharp_policy_is_refused(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(policy: Policy) -> None:
+        for layer in policy.causal_lm.base_model.layers:  # type: ignore[union-attr]
+            layer.mlp.register_full_backward_hook(lambda m, inner, outer: tuple(1.5 * g for g in inner))
+
+    load_with(monkeypatch, spoil)
+    assert not finding(sharpen(build(**SHARP, model__kernels="torch"), 100.0), "true gradient").passed
 
 
 # ------------------------------------------------------------------------------------------------ planted mistakes

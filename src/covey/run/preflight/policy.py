@@ -18,6 +18,7 @@ from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.run.build import trainer_settings
+from covey.run.preflight.rounding import explained_error
 from covey.run.preflight.subject import Finding, PreflightContext
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
@@ -93,11 +94,12 @@ def check_gradient(subject: PreflightContext) -> Finding:
             compute_gradient_only(trainer, laid_out(subject, rows, packing, budget))
             pieces = zip(entries(policy.model), expected, strict=True)
             errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
-    return _gradient_finding(config, policy, errors)
+        limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
+        limit = explained_error(config, policy, rows, trainer_settings(config).sampling, max(errors.values()), limit)
+    return _gradient_finding(config, limit, errors)
 
 
-def _gradient_finding(config: Config, policy: Policy, errors: dict[tuple[str, int], float]) -> Finding:
-    limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
+def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int], float]) -> Finding:
     # A NaN is the worst of all, which max() alone would not see.
     (packing, budget), worst = max(errors.items(), key=lambda found: (math.isnan(found[1]), found[1]))
     figure = (
@@ -109,7 +111,7 @@ def _gradient_finding(config: Config, policy: Policy, errors: dict[tuple[str, in
     remedy = f"the model mixes tokens of different rollouts or its arithmetic depends on the shape: {_ways(config)}"
     passed = worst <= limit
     values = {f"{packing}/{budget}": error for (packing, budget), error in errors.items()}
-    return Finding(passed, figure, f"{limit:g}", "" if passed else remedy, values)
+    return Finding(passed, figure, f"{limit:.3g}", "" if passed else remedy, values)
 
 
 def _ways(config: Config) -> str:

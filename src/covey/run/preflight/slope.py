@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
-from covey.policy.plain import Plain, chosen_logprobs, plain_model, rollout_logits
+from covey.policy.plain import Plain, plain_model
 from covey.policy.policy import Policy
-from covey.policy.sampling import allowed_with
 from covey.run.build import trainer_settings
 from covey.run.preflight.policy import (
     GRADIENT_TOLERANCE,
@@ -31,6 +30,7 @@ from covey.run.preflight.policy import (
     probe_trainer,
     without_dropout,
 )
+from covey.run.preflight.rounding import allowed_tokens, explained_error, plain_gradient, plain_loss
 from covey.run.preflight.subject import Finding, PreflightContext
 from covey.system import collectives
 from covey.trainer.layouts import Row
@@ -78,10 +78,12 @@ def check_slope(subject: PreflightContext) -> Finding:
     with without_dropout(policy.model):
         compute_gradient_only(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))
         flat = [row for group in rows for row in group]
-        errors = gradient_errors(policy, flat, trainer_settings(config).sampling, trainer.loss_scale)
-    # Eager attention takes its softmax in float32, so float64 helps no further.
-    default = max(gradient_tolerance(config.model, policy), GRADIENT_TOLERANCE["float32"])
-    limit = config.preflight.gradient_tolerance or default
+        sampling = trainer_settings(config).sampling
+        errors = gradient_errors(policy, flat, sampling, trainer.loss_scale)
+        # Eager attention takes its softmax in float32, so float64 helps no further.
+        default = max(gradient_tolerance(config.model, policy), GRADIENT_TOLERANCE["float32"])
+        limit = config.preflight.gradient_tolerance or default
+        limit = explained_error(config, policy, rows, sampling, errors.gradient, limit)
     slope = "the loss jumps, and differences say nothing"
     if errors.slope is not None:
         slope = f"{errors.slope:.2g} against differences of the loss"
@@ -93,7 +95,7 @@ def check_slope(subject: PreflightContext) -> Finding:
     )
     passed = errors.gradient <= limit and (errors.slope is None or errors.slope <= SLOPE_TOLERANCE[kind])
     values = {"gradient": errors.gradient} | ({} if errors.slope is None else {"slope": errors.slope})
-    return Finding(passed, figure, f"{limit:g}, {SLOPE_TOLERANCE[kind]:g}", "" if passed else remedy, values)
+    return Finding(passed, figure, f"{limit:.3g}, {SLOPE_TOLERANCE[kind]:g}", "" if passed else remedy, values)
 
 
 def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float) -> Errors:
@@ -111,8 +113,7 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
         weights = dict(policy.model.named_parameters())
         plain = plain_model(policy)
         kept = allowed_tokens(plain, rows, sampling)
-        loss = plain_loss(plain, rows, sampling, kept)
-        wanted = torch.autograd.grad(loss, [weights[name] for name in trained], allow_unused=True)
+        wanted = plain_gradient(policy, plain, rows, sampling, kept)
         along: dict[Tensor, Tensor] = {weights[name]: moved for name, moved in direction.items()}
         # A slope that should be 0 is measured over the longest step.
         reach = REACH * _norm([weights[name].detach() for name in direction])
@@ -122,31 +123,6 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
     errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
     apart = None if slope is None else abs(slope - expected) / max(abs(slope), abs(expected), TINY)
     return Errors(_relative_error(errors), apart)
-
-
-def plain_loss(plain: Plain, rows: Sequence[Row], sampling: Sampling, kept: Sequence[Tensor | None]) -> Tensor:
-    """Return -A log pi, averaged over the loss tokens of all rows.
-
-    `kept` are the entries that filters leave in each.
-    """
-    total = torch.zeros((), dtype=torch.float64, device=plain.device)
-    for row, kept_LV in zip(rows, kept, strict=True):
-        advantage_L = torch.tensor(row.advantages, dtype=torch.float64, device=plain.device)
-        logprob_L = chosen_logprobs(*rollout_logits(plain, row.rollout), sampling, kept_LV)
-        total = total - (advantage_L * logprob_L.double()).sum()
-    return total / sum(row.rollout.num_loss_tokens for row in rows)
-
-
-def allowed_tokens(plain: Plain, rows: Sequence[Row], sampling: Sampling) -> list[Tensor | None]:
-    """Return the entries that filters leave of each row's loss tokens, with the current weights.
-
-    While weights move they stay the same, as in an update: a token that a step brings into top-p would make the loss
-    jump.
-    """
-    if not sampling.filters:
-        return [None] * len(rows)
-    with torch.no_grad():
-        return [allowed_with(*rollout_logits(plain, row.rollout), sampling) for row in rows]
 
 
 def _few(left: Mapping[str, Tensor]) -> list[str]:
@@ -241,14 +217,14 @@ def _slope(rise: Callable[[float], float], step: float, agreement: float = AGREE
     return None
 
 
-def _relative_error(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> float:
+def _relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     """Return the error of the first of each pair against the second, NaN where that is 0.
 
     It is over all entries of all ranks.
     """
     apart, size = 0.0, 0.0
     for left, whole in pairs:
-        wanted = torch.zeros_like(left) if whole is None else sharding.placed_like(whole.to(left.dtype), left)
+        wanted = sharding.placed_like(whole.to(left.dtype), left)
         apart += _square(local(left) - local(wanted))
         size += _square(local(wanted))
     apart, size = collectives.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()
