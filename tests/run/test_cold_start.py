@@ -199,7 +199,6 @@ def test_a_maker_that_dies_while_it_saves_leaves_no_half_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(policy: Any, folder: Path, weights: object) -> None:
-        folder.mkdir(parents=True)
         (folder / "config.json").write_text("{")
         raise KeyboardInterrupt
 

@@ -1,6 +1,5 @@
 """What the command does besides `train`: the cold start, an evaluation or the preflight alone."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from covey.run.preflight import preflight
 from covey.run.records.record import RunRecorder
 from covey.run.stages import evaluate_and_log, load_environment, load_run
 from covey.system import collectives
+from covey.system.jsonl import write_json
 from covey.system.text.cleaning import CleanConsole
 from covey.system.text.masking import mask
 from covey.system.waits.signals import Stopper
@@ -46,7 +46,7 @@ def run_judge(config: Config, output_dir: Path) -> None:
         raise ValueError(f"covey judge needs environment=infill, got environment={config.environment.name}")
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
-        (record.folder / "judge.json").write_text(json.dumps(mask(environment.facts()), indent=2) + "\n")
+        write_json(record.folder / "judge.json", mask(environment.facts()))
 
 
 def run_check(config: Config, output_dir: Path) -> None:

@@ -100,14 +100,19 @@ def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, 
 
 
 def _cell(estimate: Mapping[str, float], form: Form, look: Mapping[str, Any], *, sign: bool = False) -> str:
-    """Format an estimate with its interval, a dash where nothing was measured (null).
+    """Format an estimate with its interval, a dash where nothing was measured.
 
     One prompt has no interval.
     """
-    if None in estimate.values():
+    if not all(map(_is_measured, estimate.values())):
         return "-"
     value = ("+" if sign and estimate["value"] > 0 else "") + form(estimate["value"])
     return f"{value} [{form(estimate['low'])}, {form(estimate['high'])}]" if look["num_prompts"] > 1 else value
+
+
+def _is_measured(value: float | str | None) -> bool:
+    """Tell numbers from the text that stands for what could not be measured; earlier versions wrote null there."""
+    return isinstance(value, int | float)
 
 
 def _percent(share: float) -> str:
@@ -170,7 +175,7 @@ def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
 def _compared(content: Mapping[str, Any], key: str, form: Form) -> str:
     """Format before and after as values, and the gain with its interval."""
     looks = [content["before"], content["after"]]
-    before, after = ("-" if look is None or look[key]["value"] is None else form(look[key]["value"]) for look in looks)
+    before, after = (form(v) if _is_measured(v := look and look[key]["value"]) else "-" for look in looks)
     gain = "-" if content["gain"] is None else _cell(content["gain"][key], form, content["after"], sign=True)
     return f"{before:>6} -> {after:>6}  gain {gain}"
 

@@ -5,13 +5,8 @@ A warmed policy is kept by content: the key is everything it depends on, so a se
 
 import hashlib
 import json
-import os
 import random
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -33,14 +28,11 @@ from covey.run.build import distributed
 from covey.run.checkpoints.base_model import COLD_START_REPORT as REPORT
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.system import collectives
-from covey.system.disk import catch_write_errors
+from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors
 from covey.trainer.batch import count, make_batch, make_rows, pad_micro_batches
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer, TrainerSettings
 from covey.types import Batch, Completion, Group, Prompt, Reward, Sampling
-
-LEFTOVER_SECONDS = 86400.0
-"""Age at which a half-written policy is nobody's."""
 
 
 @dataclass(frozen=True)
@@ -98,27 +90,13 @@ def _train_into(
 
 def _keep(folder: Path, policy: Policy, weights: Mapping[str, Tensor] | None, report: str) -> None:
     """Put the whole folder into the cache, or nothing."""
-    _remove_leftovers(folder.parent)
-    with (
-        catch_write_errors(folder),
-        tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as made,
-    ):
-        aside = Path(made) / folder.name
-        save_policy(policy, aside, weights)
-        (aside / REPORT).write_text(report)
-        try:
-            os.rename(aside, folder)
-        except OSError:
-            if not (folder / REPORT).is_file():  # else another run made the same policy in the meantime
-                raise
-
-
-def _remove_leftovers(cache: Path) -> None:
-    """Remove what killed processes left half written, sparing young files that may still be written."""
-    for path in cache.glob("cold-start-*.tmp-*"):
-        with suppress(OSError):  # another process may be removing it too
-            if time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
-                shutil.rmtree(path)
+    try:
+        with atomic_folder(folder, family="cold-start-*", max_age=LEFTOVER_SECONDS) as aside:
+            save_policy(policy, aside, weights)
+            (aside / REPORT).write_text(report)
+    except OSError:
+        if not (folder / REPORT).is_file():  # else another run made the same policy in the meantime
+            raise
 
 
 def full_precision(model: ModelConfig) -> ModelConfig:

@@ -15,6 +15,7 @@ from covey.run import trust
 from covey.run.records.summary import read_summary, versions
 from covey.system import ranks
 from covey.system.disk import cannot_write, catch_write_errors, read_regular, sync
+from covey.system.jsonl import write_json
 from covey.system.text.cleaning import CleanRecords
 from covey.system.text.masking import without
 
@@ -121,8 +122,7 @@ def write_versions(folder: Path, secrets: tuple[str, ...] = ()) -> None:
         before = earlier.get("earlier_commands")
         facts["earlier_commands"] = [*(before if isinstance(before, list) else []), earlier["command"]]
     facts |= versions()
-    with catch_write_errors(folder / VERSIONS):
-        (folder / VERSIONS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / VERSIONS, facts)
 
 
 def _terminal() -> logging.Handler:

@@ -7,13 +7,20 @@ import re
 import shutil
 import stat
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from covey.system.text.format import memory
 
 LOGGER = logging.getLogger(__name__)
+
+
+LEFTOVER_SECONDS = 86400.0
+"""Age at which a half-written folder in a cache is nobody's: younger ones may still be written."""
 
 
 def cache_folder() -> str:
@@ -71,6 +78,58 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def atomic_folder(
+    final: Path, *, family: str | None = None, max_age: float = 0.0, replaces: bool = False
+) -> Iterator[Path]:
+    """Yield a new folder that becomes `final` once the block ends: synced and renamed, so it is whole or not there.
+
+    What killed processes left half written is removed first: {family}.tmp-* beside it (the default is its own name)
+    that was not written to for `max_age` seconds. An older `final` stays, and is an OSError, unless this one `replaces`
+    it. A disk that fails is a WriteError.
+    """
+    with catch_write_errors(final):
+        for left in final.parent.glob(f"{family or final.name}.tmp-*"):
+            with suppress(OSError):  # another process may be removing it too
+                if time.time() - left.stat().st_mtime >= max_age:
+                    shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f"{final.name}.tmp-", dir=final.parent, ignore_cleanup_errors=True
+        ) as made:
+            aside = Path(made) / final.name
+            aside.mkdir()
+            yield aside
+            # Sync files before the folders that name them, so that a power cut after the rename loses nothing.
+            for folder, _, files in os.walk(aside, topdown=False):
+                for name in sorted(files):
+                    sync(Path(folder, name))
+                sync(Path(folder))
+            if replaces and final.exists():
+                os.rename(final, Path(made) / "before")
+            os.rename(aside, final)
+            sync(final.parent)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[TextIO]:
+    """Yield a text file that takes the place of `path` once the block ends: at any moment one of them is there, whole.
+
+    A disk that fails is a WriteError, and leaves the file as it was.
+    """
+    aside = path.with_name(f"{path.name}.partial")
+    with catch_write_errors(path):
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink()
+            raise
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:

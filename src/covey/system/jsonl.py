@@ -1,4 +1,4 @@
-"""Files of JSON objects, one a line, that a run adds to: no row is lost without a word, whatever the disk does."""
+"""JSON files of a run: whole ones, and those that rows are added to, of which none is lost silently."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.system.disk import WriteError, cannot_write
+from covey.system.disk import WriteError, atomic_file, cannot_write
 from covey.system.text.escaping import is_visible
 
 LOGGER = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ class JsonlWriter:
         self._failed = False
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write a row, with numbers that JSON cannot hold as the strings "nan", "inf" and "-inf"."""
-        self._left += (_one_line(json.dumps(_finite(row), ensure_ascii=False, allow_nan=False)) + "\n").encode()
+        """Write a row, with numbers that JSON cannot hold as in `finite`."""
+        self._left += (_one_line(json.dumps(finite(row), ensure_ascii=False, allow_nan=False)) + "\n").encode()
         try:
             self._flush()
         except OSError as error:
@@ -81,10 +81,19 @@ def _one_line(text: str) -> str:
     return "".join(c if is_visible(c) else json.dumps("\ufffd" if "\ud800" <= c <= "\udfff" else c)[1:-1] for c in text)
 
 
-def _finite(value: Any) -> Any:
-    """Return the same structure with non-finite floats as strings."""
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file in the place of an older one, whole or not at all, with numbers as in `finite`.
+
+    WriteError where the disk fails. Objects that JSON does not know are written as text.
+    """
+    with atomic_file(path) as file:
+        file.write(json.dumps(finite(content), indent=2, default=str, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Return the same structure with numbers that JSON cannot hold as the strings "nan", "inf" and "-inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -15,9 +15,9 @@ from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import ARCHITECTURES
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
-from covey.run.checkpoints import base_model
 from covey.run.checkpoints.base_model import COLD_START_REPORT
 from covey.run.checkpoints.checkpoint import save_checkpoint, save_policy
+from covey.system import disk
 
 from ...support.builders import OptimizerConfig, byte_batch, make_trainer, nano, same, weights
 
@@ -73,7 +73,7 @@ def test_the_base_model_is_written_once_and_whole(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(base_model.os, "rename", killed)
+        patched.setattr(disk.os, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
             saved(policy, tmp_path / "run")
     assert not list((tmp_path / "run").glob("base*"))

@@ -7,9 +7,7 @@ above its corrupted version is measured before it may be used, for judges from e
 import hashlib
 import json
 import logging
-import os
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from covey.environments.infill.judge import Judge
 from covey.policy.models.nano import NanoShape
 from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
+from covey.system.disk import LEFTOVER_SECONDS, atomic_folder
 
 LOGGER = logging.getLogger(__name__)
 NANO_JUDGE = "nano-judge"
@@ -69,18 +68,16 @@ def ensure_judge(
     tokenizer = nano_masked_tokenizer()
     model, loss = train_judge(training, tokenizer, draw)
     say(f"judge: {training.num_steps} steps done, loss {loss:.3f}")
-    # Write it aside, then rename: a folder is whole or not there.
+    # Put it into the cache.
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=cache) as made:
-        aside = Path(made) / folder.name
-        model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        (aside / REPORT).write_text(json.dumps({"num_steps": training.num_steps, "loss": loss}))
-        try:
-            os.rename(aside, folder)
-        except OSError:
-            if not (folder / REPORT).is_file():  # else another run made the same judge in the meantime
-                raise
+    try:
+        with atomic_folder(folder, family="judge-*", max_age=LEFTOVER_SECONDS) as aside:
+            model.save_pretrained(aside)
+            tokenizer.save_pretrained(aside)
+            (aside / REPORT).write_text(json.dumps({"num_steps": training.num_steps, "loss": loss}))
+    except OSError:
+        if not (folder / REPORT).is_file():  # else another run made the same judge in the meantime
+            raise
     return folder
 
 

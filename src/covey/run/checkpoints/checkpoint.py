@@ -9,9 +9,7 @@ There is no pointer to the newest checkpoint: it is the newest one that verifies
 """
 
 import logging
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +31,7 @@ from covey.run.checkpoints.manifest import (
     render,
     step_of,
 )
-from covey.system.disk import catch_write_errors, sync
+from covey.system.disk import atomic_folder, catch_write_errors, sync
 
 LOGGER = logging.getLogger(__name__)
 
@@ -77,44 +75,16 @@ def save_checkpoint(
     with catch_write_errors(final):
         checkpoints.mkdir(exist_ok=True)  # never its parents: a run folder that is gone must not come back as a stump
         sync(checkpoints.parent)
-        _remove_leftovers(checkpoints)
-        aside = Path(tempfile.mkdtemp(prefix=f"{final.name}.tmp-", dir=checkpoints))
-        try:
-            if is_adapted(policy.model):
-                save_base_model(policy, checkpoints.parent / BASE, weights)
-            save_policy(policy, aside / POLICY, weights)
-            _write(aside, step, state, facts)
-            if final.exists():  # an earlier attempt at this step, which did not verify or lacks its evaluation
-                os.rename(final, aside.with_name(f"{aside.name}-before"))
-            os.rename(aside, final)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        sync(checkpoints)
-        _remove_leftovers(checkpoints)
+    # Leftovers of any step go, as their room may be needed: no other process writes here (`resume.run_lock`). What is
+    # replaced is an earlier attempt at this step, which did not verify or lacks its evaluation.
+    with atomic_folder(final, family="step-*", replaces=True) as aside:
+        if is_adapted(policy.model):
+            save_base_model(policy, checkpoints.parent / BASE, weights)
+        save_policy(policy, aside / POLICY, weights)
+        with (aside / STATE).open("wb") as file:  # given a path, torch would not say why a write failed
+            torch.save(dict(state), file)
+        (aside / MANIFEST).write_text(render(step, facts, file_digests(aside)), encoding="utf-8")
     return final
-
-
-def _write(aside: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write the rest of a checkpoint. All files are synced, and the manifest comes last."""
-    with (aside / STATE).open("wb") as file:  # given a path, torch would not say why a write failed
-        torch.save(dict(state), file)
-    files = file_digests(aside)
-    for name in files:
-        sync(aside / name)
-    (aside / MANIFEST).write_text(render(step, facts, files), encoding="utf-8")
-    sync(aside / MANIFEST)
-    sync(aside / POLICY)
-    sync(aside)
-
-
-def _remove_leftovers(checkpoints: Path) -> None:
-    """Remove what killed saves left, as their room may be needed.
-
-    No other process writes here (`resuming.run_lock`).
-    """
-    for path in checkpoints.glob("step-*.tmp-*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def prune_checkpoints(checkpoints: Path, retention: Retention) -> None:

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +21,7 @@ from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, create_run_
 from covey.run.records.summary import versions
 from covey.run.saved_settings import CHANGES, changes_of, differences, saved_settings
 from covey.system import collectives
-from covey.system.disk import catch_write_errors
+from covey.system.disk import atomic_file, catch_write_errors
 from covey.system.text.masking import secrets_in
 
 LOGGER = logging.getLogger(__name__)
@@ -76,7 +76,8 @@ def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts:
     path, is_own = folder / CHANGES, trust.is_own(folder)
     earlier = path.read_text(encoding="utf-8") if path.is_file() else ""
     line = {"after_step": step, "changes": changes} | ({"prompts": prompts} if is_other else {})
-    _replace(path, [earlier, json.dumps(line) + "\n"])
+    with atomic_file(path) as file:
+        file.write(earlier + json.dumps(line) + "\n")
     if is_own:
         trust.seal(folder)
 
@@ -133,18 +134,8 @@ def truncate_jsonl(path: Path, step: int, *, evaluated: bool = True) -> None:
     # Not splitlines(): completions may hold other characters that it takes for the end of a line.
     with path.open(encoding="utf-8", errors="replace", newline="\n") as rows:
         kept = [line for line in rows if _is_past(line, step, evaluated)]
-    _replace(path, kept)
-
-
-def _replace(path: Path, lines: Sequence[str]) -> None:
-    """Put a file in the place of another: whenever the process is killed, one of them is there, whole."""
-    aside = path.with_name(f"{path.name}.partial")
-    with catch_write_errors(path):
-        with aside.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+    with atomic_file(path) as file:
+        file.writelines(kept)
 
 
 def resume_point(config: Config, folder: Path) -> Path | None:

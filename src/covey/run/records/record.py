@@ -1,6 +1,5 @@
 """What a run leaves behind: metrics, rollouts, checkpoints, the summary; and what it shows while it goes on."""
 
-import json
 import logging
 import math
 import time
@@ -40,6 +39,7 @@ from covey.run.records.terminal import NullProgress, Progress, make_progress
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.system import collectives
 from covey.system.disk import WriteError, catch_write_errors, sync
+from covey.system.jsonl import write_json
 from covey.system.ranks import log_name
 from covey.system.text.masking import mask
 from covey.system.waits.timer import PhaseTimer
@@ -310,7 +310,7 @@ class RunRecorder:
 
     def cold_start(self, facts: Mapping[str, object]) -> None:
         """Write what a cold start resulted in to cold_start.json."""
-        (self._folder / "cold_start.json").write_text(json.dumps(facts, default=str, indent=2) + "\n")
+        write_json(self._folder / "cold_start.json", facts)
 
     def _summarise(self, status: str) -> None:
         """Write summary.json, for programs and for the tables at the end.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.policy.kernels.compiler import compiler_version
 from covey.system.disk import as_written, read_regular
+from covey.system.jsonl import write_json
 
 if TYPE_CHECKING:  # covey.run.evaluate imports torch; reading a summary must not
     from covey.run.evaluate import Estimate, Evaluation
@@ -285,14 +286,9 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
-    """Write summary.json in `folder`, whole or not at all.
-
-    Non-finite numbers become null.
-    """
+    """Write summary.json in `folder`, whole or not at all."""
     path = folder / "summary.json"
-    aside = folder / "summary.json.partial"
-    aside.write_text(json.dumps(_finite(content), indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    write_json(path, content)
     return path
 
 
@@ -307,11 +303,3 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     with as_written(path):
         found = json.loads(read_regular(path, MAX_BYTES))
         return dict(found)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

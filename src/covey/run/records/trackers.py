@@ -53,8 +53,7 @@ class JsonLines:
     """One JSON object a line: {"step": 3, "kind": "train", "time": ..., "reward_mean": 0.5}. Each is written through.
 
     Numbers go to metrics.jsonl, answers to rollouts.jsonl or evaluations.jsonl. What could not be measured is null.
-    Numbers that JSON cannot hold are written as the strings "nan", "inf" and "-inf", so that a row always parses and a
-    divergence stays visible.
+    Numbers that JSON cannot hold are strings (`jsonl.finite`), so that a row parses and a divergence stays visible.
     """
 
     def __init__(self, folder: Path, max_answers: int, *, wait: bool = False) -> None:
