@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_type_hints
 
-from covey.config.schema import Config
+from covey.config.schema import GROUPS, Config
 from covey.rollouts.settings import GroupSizeStep
 from covey.system.section import Section
 from covey.system.setting import bounds_of
@@ -149,9 +149,10 @@ def _machines_help() -> str:
 
 
 def group_choices() -> dict[str, list[str]]:
-    """Return the groups under conf/ with the choices of each."""
-    folders = sorted(path for path in (CONF).iterdir() if path.is_dir())
-    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+    """Return the groups that a word can choose from (recipe=NAME), with the choices of each."""
+    folders = [path for path in CONF.iterdir() if path.is_dir()]
+    files = {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+    return dict(sorted((files | GROUPS).items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +230,7 @@ def section_of(class_name: str) -> str:
     ColdStartConfig is cold_start, an environment's own class is environment=NAME.
     """
     words = "".join(f"_{c.lower()}" if c.isupper() else c for c in class_name.removesuffix("Config")).strip("_")
-    environments = {file.stem for file in (CONF / "environment").glob("*.yaml")}
-    return f"environment={words}" if words in environments else words
+    return f"environment={words}" if words in GROUPS["environment"] else words
 
 
 def _columns(rows: dict[str, str], width: int) -> str:

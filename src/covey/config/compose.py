@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.environments import ENVIRONMENT_SETTINGS
 from covey.config.names import with_current_names
-from covey.config.schema import Config
+from covey.config.schema import GROUPS, Config
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.settings import CustomConfig, MixtureConfig
@@ -36,10 +36,12 @@ OPTION_FIELDS = ("advantage_options", "shaping", "selection_options", "group_fil
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
 FREE_FIELDS: Mapping[Any, tuple[str, ...]] = {MixtureConfig: ("parts", "weights", "data"), CustomConfig: ("options",)}
 """Settings of environments whose keys their users choose."""
+FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
+"""What engine=fill sets besides: masked tokens are drawn as the infill document draws them."""
 
 
 def register() -> None:
-    """Put the dataclasses where YAML finds them: schema_config, schema_algorithm and schema_ENVIRONMENT."""
+    """Put into Hydra's store what needs no file: schema_config, schema_algorithm, environments, engines, optimisers."""
     store = ConfigStore.instance()
     root = OmegaConf.structured(Config)
     root.environment = MISSING
@@ -51,7 +53,12 @@ def register() -> None:
     _open_options(algorithm)
     store.store(group="algorithm", name="schema_algorithm", node=algorithm)
     for name, schema in ENVIRONMENT_SETTINGS.items():
-        store.store(group="environment", name=f"schema_{name}", node=_opened(schema))
+        store.store(group="environment", name=name, node=_opened(schema))
+    for name in GROUPS["optimizer"]:
+        store.store(group="optimizer", name=name, node={"name": name})
+    for name in GROUPS["engine"]:
+        node = {"engine": {"name": name}, "sampling": FILL_SAMPLING if name == "fill" else {}}
+        store.store(group="engine", name=name, node=node, package="_global_")
 
 
 def _open_options(algorithm: DictConfig) -> None:

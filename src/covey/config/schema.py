@@ -18,7 +18,7 @@ from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.system import section
 from covey.system.disk import cache_folder
 from covey.system.section import Section
-from covey.system.setting import Needs, is_set, setting
+from covey.system.setting import Needs, choices_of, is_set, setting
 from covey.trainer.settings import OptimizerConfig
 
 ENABLED = Needs("preflight.enabled = true", ("preflight.enabled",), bool)
@@ -209,6 +209,14 @@ class Config(Section):
     output: OutputConfig = field(default_factory=OutputConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+
+
+GROUPS: dict[str, list[str]] = {
+    "engine": choices_of(EngineConfig, "name"),
+    "environment": sorted(ENVIRONMENT_SETTINGS),
+    "optimizer": choices_of(OptimizerConfig, "name"),
+}
+"""Groups of settings whose choices stand in the schema; those of the others are files under conf/."""
 
 
 def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 _KEY = "covey"
@@ -93,6 +93,11 @@ def bounds_of(described: "Field[Any]") -> Bounds:
     """Return the bounds of a dataclass field, none for a field without."""
     found: Bounds = described.metadata.get(_KEY, NO_BOUNDS)
     return found
+
+
+def choices_of(section: Any, name: str) -> list[str]:
+    """Return the values that a field of a settings class may have, sorted."""
+    return sorted(next(bounds_of(found).choices for found in fields(section) if found.name == name))
 
 
 def is_set(value: Any) -> bool:
