@@ -67,28 +67,17 @@ def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
 
 def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None) -> Job:
     """Return what a job does. ValueError, in one line, for whatever is wrong with its settings."""
+    # Take the settings of the run or file that it begins with
     resume = composed.get("resume")
     run = _run_below(verb, typed, file)
-    source: Path | None = file or run
-    if resume is not None:
-        if verb not in ("train", "config") or file is not None:
-            needed = "no --config" if file is not None else f"covey train, got covey {verb}"
-            raise ValueError(f"resume={resume} needs {needed}")
-        source = saved_settings.find_run(resume, ROOT)
-        composed = saved_settings.settings_of(source, typed)
-    elif source is not None:
-        base = (
-            saved_settings.saved_in(source) if file else saved_settings.settings_to_measure(source, composed.model.name)
-        )
-        composed = saved_settings.apply_overrides(source, base, composed, typed)
-    elif composed.get("trust_run") and run_folder.run_of(composed.model.name) is None:
-        raise ValueError("trust_run=true needs resume=RUN, --config FILE or the policy of a run, got none of them")
+    source, composed = _over_saved(verb, composed, typed, file, run)
     warnings: list[str] = []
 
     def look(config: Config) -> None:
         if verb != "config":
             warnings.extend(check_early(config, loads_model=verb != "judge"))
 
+    # Check them, once what nobody typed has given way
     config = settings.to_unchecked(composed)
     names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"}
     # What a resumed run was begun with may not change behind its back.
@@ -99,6 +88,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     accelerate_launch.check(config.model.precision, config.model.device)
     if saved := run_folder.run_of(config.model.name):
         trust.check_links(Path(config.model.name), saved, trusted=config.trust_run)
+    # Say what is about to happen
     first = [measuring.first_line(config, typed, run or file)] if verb == "evaluate" else []
     imported = [f"{key}={value}" for key, value in trust.named_code(asdict(config))]
     if source is not None and imported:
@@ -108,6 +98,26 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     notes = (*_notes(verb, config, typed), *warnings)
     lines = tuple(escape(line) for line in changed)
     return Job(config, source if resume is not None else None, lines, tuple(first), notes)
+
+
+def _over_saved(
+    verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None, run: Path | None
+) -> tuple[Path | None, DictConfig]:
+    """Return the run or file that the job begins with, if any, and the composed settings over those saved there."""
+    source = file or run
+    if (resume := composed.get("resume")) is not None:
+        if verb not in ("train", "config") or file is not None:
+            needed = "no --config" if file is not None else f"covey train, got covey {verb}"
+            raise ValueError(f"resume={resume} needs {needed}")
+        resumed = saved_settings.find_run(resume, ROOT)
+        return resumed, saved_settings.settings_of(resumed, typed)
+    if source is not None:
+        name = composed.model.name
+        base = saved_settings.saved_in(source) if file else saved_settings.settings_to_measure(source, name)
+        return source, saved_settings.apply_overrides(source, base, composed, typed)
+    if composed.get("trust_run") and run_folder.run_of(composed.model.name) is None:
+        raise ValueError("trust_run=true needs resume=RUN, --config FILE or the policy of a run, got none of them")
+    return None, composed
 
 
 def _loading(verb: str, config: Config, source: Path | None) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
+    from covey.cli.job import Job
     from covey.config.schema import Config
 
 EXIT_USER_ERROR, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
@@ -166,7 +167,6 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
 
     from covey.cli import job as composing
     from covey.run import folder as run_folder
-    from covey.run.plan import report as settings_report
     from covey.system.text.masking import secrets_in
 
     hydra_config = HydraConfig.get()
@@ -177,8 +177,7 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
         try:
             job = composing.compose(verb, composed, typed, given.file)
             if verb == "config":
-                print("".join(f"{line}\n" for line in job.changed), end="", file=sys.stderr, flush=True)
-                print(settings_report(job.config), end="", flush=True)
+                _print_settings(job)
                 return []
             for line in (*job.changed, *job.first_lines) if ranks.rank() == 0 else ():
                 print(line, flush=True)
@@ -198,6 +197,14 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
             print(f"job {hydra_config.job.num}: {' '.join(typed)}", flush=True)
         _work(verb, job.config, folder, is_new=job.old is None and not given.was_there)
     return [folder]
+
+
+def _print_settings(job: "Job") -> None:
+    """Print every setting of a job, and to stderr what gave way to what was typed."""
+    from covey.run.plan import report
+
+    print("".join(f"{line}\n" for line in job.changed), end="", file=sys.stderr, flush=True)
+    print(report(job.config), end="", flush=True)
 
 
 def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:

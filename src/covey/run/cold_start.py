@@ -121,19 +121,18 @@ def warm_up(
     # Hold demonstrations back for validation
     settings = config.cold_start
     shuffled = random.Random(f"{config.seed}/cold-start").sample(list(demonstrations), len(demonstrations))
-    held_back, shown = shuffled[: settings.num_check_prompts], shuffled[settings.num_check_prompts :]
+    num_held_back = settings.num_check_prompts
+    held_back, shown = shuffled[:num_held_back], shuffled[num_held_back:]
     if not shown:
-        raise ValueError(
-            f"cold_start.num_check_prompts={settings.num_check_prompts} leaves none of {len(shuffled)} demonstrations; "
-            f"set it below {len(shuffled)}"
-        )
+        found = f"cold_start.num_check_prompts={num_held_back} leaves none of {len(shuffled)} demonstrations"
+        raise ValueError(f"{found}; set it below {len(shuffled)}")
     # Build the trainer and the engine that validates
     trainer = Trainer(policy, _trainer_settings(config))
-    sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
-    limits = config.engine
-    engine = sampling_engine(policy, limits.cache_bytes, limits.max_rows, config.model.kernels)
+    prompts = [prompt for prompt, _ in held_back]
+    engine = sampling_engine(policy, config.engine.cache_bytes, config.engine.max_rows, config.model.kernels)
     sampler = Sampler(engine, environment, policy.tokenizer, mask_id=policy.mask_id)
-    source = LocalSource(sampler, PromptStream([p for p, _ in held_back], 0, False), 1, sampling)
+    sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
+    source = LocalSource(sampler, PromptStream(prompts, 0, False), 1, sampling)
     # Train, and validate now and then
     groups = [demonstration_group(policy, p, text) for p, text in shown]
     order = random.Random(f"{config.seed}/cold-start/order")
@@ -145,7 +144,7 @@ def warm_up(
             continue
         engine.load_weights([], step + 1)
         with sharding.gathered(policy):
-            accuracy = _accuracy(source, [p for p, _ in held_back], sampling, config.evaluation.correct_above)
+            accuracy = _accuracy(source, prompts, sampling, config.evaluation.correct_above)
         say(f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}  greedy accuracy {accuracy:.1%}")
         if settings.target_accuracy is not None and accuracy >= settings.target_accuracy:
             return step + 1, accuracy

@@ -132,18 +132,17 @@ def _listed(found: Sequence[str]) -> str:
 
 def _odd_entries(folder: Path, run: Path) -> Iterator[tuple[Path, Path | None]]:
     """Yield links out of `run`, with their target, and what is neither file nor folder, with None."""
-    for parent, folders, files in os.walk(folder):
-        for path in (Path(parent) / name for name in sorted([*folders, *files])):
-            try:
-                mode = path.lstat().st_mode
-            except FileNotFoundError:  # of a save in flight
-                continue
-            if stat.S_ISLNK(mode):
-                target = Path(os.path.realpath(path))
-                if not target.is_relative_to(run):
-                    yield path, target
-            elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                yield path, None
+    walked = ((parent, sorted([*folders, *files])) for parent, folders, files in os.walk(folder))
+    for path in (Path(parent) / name for parent, names in walked for name in names):
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:  # of a save in flight
+            continue
+        target = Path(os.path.realpath(path)) if stat.S_ISLNK(mode) else None
+        if target is not None and not target.is_relative_to(run):
+            yield path, target
+        if target is None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            yield path, None
 
 
 def _mac(run: Path, key: bytes) -> str:

@@ -90,26 +90,29 @@ def atomic_folder(
     that was not written to for `max_age` seconds. An older `final` stays, and is an OSError, unless this one `replaces`
     it. A disk that fails is a WriteError.
     """
-    with catch_write_errors(final):
-        for left in final.parent.glob(f"{family or final.name}.tmp-*"):
-            with suppress(OSError):  # another process may be removing it too
-                if time.time() - left.stat().st_mtime >= max_age:
-                    shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f"{final.name}.tmp-", dir=final.parent, ignore_cleanup_errors=True
-        ) as made:
-            aside = Path(made) / final.name
-            aside.mkdir()
-            yield aside
-            # Sync files before the folders that name them, so that a power cut after the rename loses nothing.
-            for folder, _, files in os.walk(aside, topdown=False):
-                for name in sorted(files):
-                    sync(Path(folder, name))
-                sync(Path(folder))
-            if replaces and final.exists():
-                os.rename(final, Path(made) / "before")
-            os.rename(aside, final)
-            sync(final.parent)
+    _remove_leftovers(final.parent, f"{family or final.name}.tmp-*", max_age)
+    with (
+        catch_write_errors(final),
+        tempfile.TemporaryDirectory(prefix=f"{final.name}.tmp-", dir=final.parent, ignore_cleanup_errors=True) as made,
+    ):
+        aside = Path(made) / final.name
+        aside.mkdir()
+        yield aside
+        # Sync files before the folders that name them, so that a power cut after the rename loses nothing
+        for folder, _, files in os.walk(aside, topdown=False):
+            for path in (*(Path(folder, name) for name in files), Path(folder)):
+                sync(path)
+        if replaces and final.exists():
+            os.rename(final, Path(made) / "before")
+        os.rename(aside, final)
+        sync(final.parent)
+
+
+def _remove_leftovers(folder: Path, pattern: str, max_age: float) -> None:
+    for left in folder.glob(pattern):
+        with suppress(OSError):  # another process may be removing it too
+            if time.time() - left.stat().st_mtime >= max_age:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager

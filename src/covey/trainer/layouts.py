@@ -124,10 +124,9 @@ def shared_inputs(part: Part) -> Stream:
     for group in part:
         known: dict[Input, int] = {}
         for row in group:
-            for each in _inputs(row):
-                if each not in known:
-                    known[each] = len(inputs)
-                    inputs.append(each)
+            new = [each for each in dict.fromkeys(_inputs(row)) if each not in known]
+            known |= {each: len(inputs) + index for index, each in enumerate(new)}
+            inputs += new
             places.append([known[each] for each in _inputs(row)])
     return _stream(inputs, places)
 

@@ -127,10 +127,11 @@ class Trainer:
             with inference(self.policy.model):
                 for part, chosen in zip(prepared, statistics, strict=True):
                     scores = score(self._forward, part)
-                    if part.batch.num_rows > 0:
-                        inputs = objective_inputs(part, scores)
-                        sums.append(self._loss(inputs, batch, chosen)[1])
-                        maxima.append(self._maxima(inputs))
+                    if part.batch.num_rows == 0:
+                        continue
+                    inputs = objective_inputs(part, scores)
+                    sums.append(self._loss(inputs, batch, chosen)[1])
+                    maxima.append(self._maxima(inputs))
             found = summarise(combine(collectives.all_sum_pairs(sums))) | collectives.all_max(largest(maxima))
         return {name: value for name, value in found.items() if name not in LOSS_TERMS}
 

@@ -77,14 +77,12 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool) -> Policy:
             wrapped = load_adapters(model, settings, saved)
         elif settings.lora_rank > 0 and trainable:
             wrapped = add_adapters(model, settings, seed)
-    offload = settings.activation_offload and trainable
+    if not trainable:
+        wrapped.requires_grad_(False)
     attention = bare.attention
     if bare.mask_id is None:
         attention = choose_attention(settings.attention, settings.kernels, bare.heads)
-    policy = replace(bare, model=wrapped, offload=offload, attention=attention)
-    if not trainable:
-        wrapped.requires_grad_(False)
-    return policy
+    return replace(bare, model=wrapped, offload=settings.activation_offload and trainable, attention=attention)
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:

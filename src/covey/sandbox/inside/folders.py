@@ -97,12 +97,13 @@ def remove(folder: str) -> None:
                 below.append(_clear(at))
                 continue
             below.pop()
-            if path:
-                name, above = path.pop()
-                at = _exchange(at, "..")
-                if not os.path.samestat(os.fstat(at), above):
-                    raise OSError(errno.ESTALE, f"{folder} changes while it is removed")
-                os.rmdir(name, dir_fd=at)
+            if not path:
+                break
+            name, above = path.pop()
+            at = _exchange(at, "..")
+            if not os.path.samestat(os.fstat(at), above):
+                raise OSError(errno.ESTALE, f"{folder} changes while it is removed")
+            os.rmdir(name, dir_fd=at)
     finally:
         os.close(at)
     os.rmdir(folder)

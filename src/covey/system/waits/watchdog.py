@@ -214,11 +214,13 @@ def _kill_children() -> None:
 
     Threads may end meanwhile, and their files with them.
     """
+    found: list[str] = []
     for children in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
-            for child in children.read_text().split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(child), signal.SIGKILL)
+            found += children.read_text().split()
+    for child in found:
+        with suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
 
 
 class ScoringTimeout(Exception):
