@@ -16,7 +16,7 @@ from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache
 from covey.engine.native.compiled import is_compiled
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
 from covey.engine.native.runner import Runner, detect_capabilities
-from covey.engine.native.scheduler import Limits, Request, Scheduler
+from covey.engine.native.scheduler import Admission, Limits, Request, Scheduler
 from covey.policy.policy import Policy, inference
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Sampling
@@ -53,6 +53,8 @@ class NativeEngine:
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
         self._watchdog = Watchdog()
+        self._admits = True
+        """Whether rows that wait may begin."""
         self._reset()
 
     def watched_by(self, watchdog: Watchdog) -> None:
@@ -130,8 +132,7 @@ class NativeEngine:
     async def _drive(self) -> None:
         """Step while there is work. A failure is handed to every waiting call: none waits for ever."""
         try:
-            if self._policy is not self._trained:
-                refresh(self._policy, self._trained)
+            self._take_weights()
             while self._scheduler.has_work:
                 self._turn()
                 await asyncio.sleep(0)
@@ -144,14 +145,21 @@ class NativeEngine:
             if not isinstance(error, Exception):
                 raise
 
+    def _take_weights(self) -> None:
+        """Bring the weights that decoding reads up to date: training may have changed the policy's since."""
+        if self._policy is not self._trained:
+            refresh(self._policy, self._trained)
+
     def _turn(self) -> None:
         """Step until a call is answered, or for TURN_SECONDS: entering `inference` has its price."""
         started = time.perf_counter()
         answered = False
         waiting = self._watchdog.deadline("the engine to sample a token", "timeouts.sampling")
         with waiting, inference(self._policy.model):
-            while self._scheduler.has_work and not answered and time.perf_counter() - started < TURN_SECONDS:
+            while self._scheduler.has_work and not answered:
                 answered = self._step()
+                if time.perf_counter() - started >= TURN_SECONDS:
+                    break
         self._stats = replace(
             self._stats,
             seconds=self._stats.seconds + time.perf_counter() - started,
@@ -165,7 +173,7 @@ class NativeEngine:
         """
         scheduler, runner = self._scheduler, self._runner
         answered = self._depart()
-        admission = scheduler.admit()
+        admission = scheduler.admit() if self._admits else Admission((), ())
         if admission.rows:
             self._count(sum(len(request.prompt_ids) for request in admission.prompts), len(admission.rows))
             scheduler.advance(admission.rows, *runner.start(scheduler, admission))
@@ -197,9 +205,13 @@ class NativeEngine:
     def _reset(self) -> None:
         """Clear all requests and the cache."""
         self._scheduler = Scheduler(self._limits)
+        self._runner = self._new_runner()
+
+    def _new_runner(self) -> Runner:
+        """Return a runner with an empty cache."""
         is_compiled = self.kernels == "compiled"
         cache = Cache(self._shape, self._limits.max_slots, COMPILED_GROWTH if is_compiled else TORCH_GROWTH)
-        self._runner = Runner(self._policy, cache, is_compiled)
+        return Runner(self._policy, cache, is_compiled)
 
 
 def _fail(future: "asyncio.Future[list[Completion]]", error: BaseException) -> None:

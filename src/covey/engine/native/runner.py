@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.native import compiled
-from covey.engine.native.cache import Cache, CacheShape, Need
+from covey.engine.native.cache import Block, Cache, CacheShape, Need
 from covey.engine.native.compiled import CompiledDecodeLayout
 from covey.engine.native.layouts import DecodeLayout, Grid, PrefillLayout, ProbeLayout
 from covey.engine.native.scheduler import Admission, Departure, Request, Row, Scheduler
@@ -59,7 +59,7 @@ class Runner:
             pieces.insert(0, self._held[1][None])
         logits_NV = torch.cat(pieces)
         last = requests[-1]
-        self._held = (last, logits_NV[-1].clone()) if last.num_started < last.n else None
+        self._held = (last, logits_NV[-1].clone()) if last.to_start else None
         index_of = {request: index for index, request in enumerate(requests)}
         source_R = torch.tensor([index_of[row.request] for row in rows], device=logits_NV.device)
         position_R = torch.zeros_like(source_R)
@@ -76,6 +76,35 @@ class Runner:
         every_R = torch.arange(len(rows), device=device)
         logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)
         return self._draw(logits_RV, draws, torch.tensor(lengths, device=device))
+
+    def encode_again(self, scheduler: Scheduler) -> None:
+        """Cache keys and values anew, on the weights there are now.
+
+        Each prompt and each row is encoded alone, so its numbers do not depend on what else is under way.
+        """
+        self.cache.drop()
+        self.cache.fit(_need(scheduler))
+        for request in scheduler.groups:
+            logits_1V = self._encode([request])
+            if self._held is not None and self._held[0] is request:
+                self._held = (request, logits_1V[-1].clone())
+        for slot, row in enumerate(scheduler.rows):
+            # The newest token is not cached yet: the next pass feeds it.
+            self._encode_row(slot, row.request.prompt_ids, row.token_ids[:-1])
+
+    def _encode_row(self, slot: int, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Write the keys and values of a row's own tokens, read after its prompt."""
+        if not token_ids:
+            return
+        first, length = len(prompt_ids), len(prompt_ids) + len(token_ids)
+        block = Block(self.cache.shape)
+        block.resize(1, length)
+        layout = PrefillLayout(block, 0, [length])
+        input_ids_1T = torch.tensor([[*prompt_ids, *token_ids]], device=self._policy.device)
+        self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
+        rows = self.cache.rows
+        for target, encoded in zip((*rows.keys, *rows.values), (*block.keys, *block.values), strict=True):
+            target[slot, :, : len(token_ids)] = encoded[0, :, first:length]
 
     def apply(self, departure: Departure, scheduler: Scheduler) -> None:
         """Move cached keys and values along with the rows and groups that moved."""
@@ -139,6 +168,6 @@ def _need(scheduler: Scheduler) -> Need:
         num_groups=len(scheduler.groups),
         longest_prompt=scheduler.longest_prompt,
         num_rows=len(scheduler.rows),
-        longest_row=max(len(row.token_ids) for row in scheduler.rows),
+        longest_row=max((len(row.token_ids) for row in scheduler.rows), default=0),
         reserved=scheduler.longest_row,
     )

@@ -8,11 +8,12 @@ max_tokens, and a row is admitted only if both fit at their worst.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from covey.engine.native.stops import Decode, StopText
 from covey.policy.sampling import row_key
-from covey.types import Completion, FinishReason, Sampling
+from covey.types import Completion, FinishReason, Sampling, Span
 
 Move = tuple[int, int]
 """What lies in the first slot goes to the second, which is free."""
@@ -39,18 +40,30 @@ class Request:
     stop_ids: frozenset[int]
     decode: Decode
     version: int
-    num_started: int = 0
+    """Of the weights that rows begin with now."""
+    to_start: deque[int] = field(default_factory=deque)
+    """Sample indices of rows that have not begun; all n of them at first."""
     num_running: int = 0
     slot: int = -1
     """Of its prompt in the cache; -1 before."""
+    number: int = -1
+    """Place in the order in which requests came."""
     cancelled: bool = False
     completions: dict[int, Completion] = field(default_factory=dict)
     """By sample index."""
 
+    def __post_init__(self) -> None:
+        self.to_start.extend(range(self.n))
+
     @property
     def done(self) -> bool:
         """Nothing of it runs and nothing more will."""
-        return self.num_running == 0 and (self.cancelled or self.num_started == self.n)
+        return self.num_running == 0 and (self.cancelled or not self.to_start)
+
+    def start_again(self) -> None:
+        """Forget the rows under way: all that are not finished are still to start."""
+        self.to_start = deque(index for index in range(self.n) if index not in self.completions)
+        self.num_running, self.slot = 0, -1
 
 
 @dataclass(eq=False, slots=True)
@@ -63,8 +76,19 @@ class Row:
     stop_text: StopText | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    """(version, number of tokens before it) of each version that tokens were sampled on, the oldest first."""
     left: bool = False
     """Finished or cancelled."""
+
+    def __post_init__(self) -> None:
+        self.changes.append((self.request.version, 0))
+
+    def continue_on(self, version: int) -> None:
+        """Label the tokens from here on with a new version."""
+        if self.changes[-1][1] == len(self.token_ids):
+            self.changes.pop()
+        self.changes.append((version, len(self.token_ids)))
 
     def take(self, token_id: int, logprob: float) -> None:
         """Append a sampled token. The row leaves if it was the last."""
@@ -75,9 +99,17 @@ class Row:
             return
         self.left = True
         self.request.num_running -= 1
+        oldest, spans = self.changes[0][0], self._spans()
         self.request.completions[self.sample_index] = Completion(
-            tuple(self.token_ids), tuple(self.logprobs), reason, self.request.version
+            tuple(self.token_ids), tuple(self.logprobs), reason, oldest, spans=spans
         )
+
+    def _spans(self) -> tuple[Span, ...]:
+        """Return the version of each token, empty where it is one for all."""
+        if len(self.changes) == 1:
+            return ()
+        ends = [start for _, start in self.changes[1:]] + [len(self.token_ids)]
+        return tuple(Span(version, start, end) for (version, start), end in zip(self.changes, ends, strict=True))
 
     def _finish_reason(self, token_id: int) -> FinishReason | None:
         if token_id in self.request.stop_ids:
@@ -119,10 +151,17 @@ class Scheduler:
         self.changes = 0
         """Grows whenever rows or groups enter, leave or move."""
         self._waiting: deque[Request] = deque()
+        self._numbers = count()
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self.rows or self.groups)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Return what is not done, in the order in which it came."""
+        inside = sorted(self.groups, key=lambda request: request.number)
+        return [*inside, *(request for request in self._waiting if request.slot < 0)]
 
     @property
     def reserved_slots(self) -> int:
@@ -137,6 +176,7 @@ class Scheduler:
                 f"a prompt of {len(request.prompt_ids)} tokens with max_tokens={request.sampling.max_tokens} needs "
                 f"{needed} cached tokens, cache_bytes has room for {self.limits.max_slots}"
             )
+        request.number = next(self._numbers)
         self._waiting.append(request)
 
     def cancel(self, request: Request) -> None:
@@ -166,8 +206,8 @@ class Scheduler:
             if is_new:
                 request.slot = len(self.groups)
                 self.groups.append(request)
-            self._start_rows(request, min(room, request.n - request.num_started))
-            if request.num_started < request.n:
+            self._start_rows(request, min(room, len(request.to_start)))
+            if request.to_start:
                 break
             self._waiting.popleft()
         self.changes += len(self.rows) > first_row
@@ -202,10 +242,10 @@ class Scheduler:
 
     def _start_rows(self, request: Request, num_rows: int) -> None:
         sampling = request.sampling
-        for sample_index in range(request.num_started, request.num_started + num_rows):
+        for _ in range(num_rows):
+            sample_index = request.to_start.popleft()
             stop_text = StopText(sampling.stop, request.decode) if sampling.stop else None
             self.rows.append(Row(request, sample_index, row_key(sampling.seed, sample_index), stop_text))
-        request.num_started += num_rows
         request.num_running += num_rows
         self.longest_prompt = max(self.longest_prompt, len(request.prompt_ids))
         self.longest_row = max(self.longest_row, sampling.max_tokens)

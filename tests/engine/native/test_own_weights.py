@@ -1,0 +1,187 @@
+"""The native engine on weights of its own: every token is of the version that it is labelled with."""
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from covey.engine.base import PushRefused, UpdateMode, WeightSet, digest_of
+from covey.engine.native.own_weights import OwnWeightsEngine
+from covey.engine.weights import make_weight_set, trained_tensors
+from covey.policy.policy import Policy
+from covey.types import Completion, Sampling
+
+from ..tiny import plain_logprobs, tiny_policy
+
+PROMPTS = [[5, 9, 200], [17, 3, 44, 101, 7, 250, 31, 30, 29, 12, 64], [99], [1, 2, 3, 4, 5, 6, 7]]
+SAMPLING = Sampling(temperature=0.8, max_tokens=24, seed=4)
+ROOM = 1 << 26
+
+
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the event loop after each step, so that a push comes at the token it is meant for."""
+    monkeypatch.setattr("covey.engine.native.engine.TURN_SECONDS", 0.0)
+
+
+def moved(policy: Policy, version: int) -> tuple[Policy, WeightSet]:
+    """Return the policy with weights that noise has moved, far enough to be seen in every log-prob, and the set."""
+    other = replace(policy, model=copy.deepcopy(policy.model))
+    generator = torch.Generator().manual_seed(version)
+    with torch.no_grad():
+        for tensor in trained_tensors(other).values():
+            tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+    return other, make_weight_set(other, version)
+
+
+class Pushes:
+    """Samples while weights are pushed after so many turns of the engine."""
+
+    def __init__(self, policy: Policy, how: UpdateMode, max_rows: int = 64, kernels: str = "auto") -> None:
+        self.policies = {0: copy.deepcopy(policy)}
+        self.engine = OwnWeightsEngine(policy, ROOM, max_rows, kernels)
+        self._how: UpdateMode = how
+
+    def sample(self, n: int, at: Sequence[int]) -> list[list[Completion]]:
+        """Sample n completions of each prompt, pushing a version when so many tokens were sampled."""
+
+        async def push() -> None:
+            for version, tokens in enumerate(at, start=1):
+                while self.engine._stats.sampled_tokens < tokens:
+                    await asyncio.sleep(0)
+                self.policies[version], weights = moved(self.policies[0], version)
+                await self.engine.update(weights, self._how)
+
+        async def run() -> list[list[Completion]]:
+            calls = [self.engine.generate(ids, n, SAMPLING) for ids in PROMPTS]
+            *groups, _ = await asyncio.gather(*calls, push())
+            return groups  # type: ignore[return-value]
+
+        return asyncio.run(run())
+
+    def largest_gap(self, groups: list[list[Completion]]) -> float:
+        """Return the most nats between a token's log-prob and that of its version on the whole prefix."""
+        gaps = [0.0]
+        for prompt_ids, group in zip(PROMPTS, groups, strict=True):
+            for completion in group:
+                for version, start, end in spans_of(completion):
+                    model = self.policies[version].model.eval()
+                    wanted = plain_logprobs(model, prompt_ids, completion, SAMPLING)
+                    found = completion.logprobs[start:end]
+                    gaps += [abs(a - float(b)) for a, b in zip(found, wanted[start:end], strict=True)]
+        return max(gaps)
+
+
+def spans_of(completion: Completion) -> list[tuple[int, int, int]]:
+    if not completion.spans:
+        return [(completion.policy_version, 0, len(completion.token_ids))]
+    return [(span.version, span.start, span.end) for span in completion.spans]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-window", "gpt2"])
+def test_every_token_is_of_the_version_of_its_span(architecture: str, kernels: str) -> None:
+    pushes = Pushes(tiny_policy(architecture), "keep", kernels=kernels)
+    groups = pushes.sample(3, at=[30, 60, 130])
+    versions = {version for group in groups for c in group for version, _, _ in spans_of(c)}
+    assert versions == {0, 1, 2, 3}
+    assert any(len(c.spans) == 4 for group in groups for c in group)
+    assert pushes.largest_gap(groups) < 1e-4
+
+
+def test_spans_cover_each_completion_without_a_gap() -> None:
+    for group in Pushes(tiny_policy("llama"), "keep").sample(3, at=[30, 60, 61]):
+        for completion in group:
+            spans = spans_of(completion)
+            assert [start for _, start, _ in spans] == [0, *(end for _, _, end in spans[:-1])]
+            assert spans[-1][2] == len(completion.token_ids)
+            assert completion.policy_version == spans[0][0] == min(version for version, _, _ in spans)
+            assert all(start < end for _, start, end in spans)
+
+
+def test_rows_that_wait_for_room_begin_on_the_new_version() -> None:
+    pushes = Pushes(tiny_policy("llama"), "keep", max_rows=4)
+    groups = pushes.sample(3, at=[20])
+    assert {c.policy_version for group in groups for c in group} == {0, 1}
+    assert pushes.largest_gap(groups) < 1e-4
+
+
+@pytest.mark.parametrize("how", ["wait", "abort"])
+def test_no_completion_mixes_versions_unless_it_is_kept(how: UpdateMode) -> None:
+    pushes = Pushes(tiny_policy("qwen2"), how, max_rows=5)
+    groups = pushes.sample(3, at=[20, 150])
+    assert all(not completion.spans for group in groups for completion in group)
+    assert len({c.policy_version for group in groups for c in group}) > 1
+    assert pushes.largest_gap(groups) < 1e-4
+
+
+def test_waiting_finishes_what_is_under_way_on_the_old_weights() -> None:
+    groups = Pushes(tiny_policy("qwen2"), "wait").sample(2, at=[40])
+    assert {c.policy_version for group in groups for c in group} == {0}
+
+
+def test_aborting_samples_what_is_under_way_anew() -> None:
+    pushes = Pushes(tiny_policy("qwen2"), "abort")
+    groups = pushes.sample(2, at=[9])
+    alone = OwnWeightsEngine(pushes.policies[1], ROOM, 64)
+
+    async def again() -> list[list[Completion]]:
+        return list(await asyncio.gather(*(alone.generate(ids, 2, SAMPLING) for ids in PROMPTS)))
+
+    again_groups = asyncio.run(again())
+    assert {c.policy_version for group in groups for c in group} == {1}
+    assert [[c.token_ids for c in g] for g in groups] == [[c.token_ids for c in g] for g in again_groups]
+
+
+def refused(weights: WeightSet, policy: Policy) -> str:
+    engine = OwnWeightsEngine(policy, ROOM, 8)
+    before = {name: tensor.clone() for name, tensor in trained_tensors(policy).items()}
+    with pytest.raises(PushRefused) as error:
+        asyncio.run(engine.update(weights, "keep"))
+    assert engine.version == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trained_tensors(policy).items())
+    return str(error.value)
+
+
+def test_part_of_the_weights_is_refused_and_the_old_version_stays() -> None:
+    policy = tiny_policy("llama")
+    _, weights = moved(policy, 1)
+    part = dict(list(weights.tensors.items())[:3])
+    assert "lacks" in refused(replace(weights, tensors=part, digest=digest_of(part)), policy)
+
+
+def test_a_tensor_of_another_shape_is_refused_and_the_old_version_stays() -> None:
+    policy = tiny_policy("llama")
+    _, weights = moved(policy, 1)
+    name = next(name for name, tensor in weights.tensors.items() if tensor.dim() == 2)
+    bent = {**weights.tensors, name: weights.tensors[name][:-1]}
+    assert "shape" in refused(replace(weights, tensors=bent, digest=digest_of(bent)), policy)
+
+
+def test_weights_that_changed_on_their_way_are_refused() -> None:
+    policy = tiny_policy("llama")
+    _, weights = moved(policy, 1)
+    next(iter(weights.tensors.values())).view(-1)[0].add_(1e-3)
+    assert "digest" in refused(weights, policy)
+
+
+def test_weights_that_the_probe_does_not_prove_are_put_back() -> None:
+    policy = tiny_policy("llama")
+    _, first = moved(policy, 1)
+    _, second = moved(policy, 2)
+    assert "probe" in refused(replace(first, probe=second.probe), policy)
+
+
+def test_a_row_has_the_same_bits_alone_and_beside_others_that_come_and_go() -> None:
+    policy = tiny_policy("llama")
+    together = OwnWeightsEngine(policy, ROOM, 5)
+
+    async def of(engine: OwnWeightsEngine, prompts: Sequence[Sequence[int]]) -> list[list[Completion]]:
+        return list(await asyncio.gather(*(engine.generate(ids, 3, SAMPLING) for ids in prompts)))
+
+    groups = asyncio.run(of(together, PROMPTS))
+    for ids, group in zip(PROMPTS, groups, strict=True):
+        assert asyncio.run(of(OwnWeightsEngine(policy, ROOM, 64), [ids]))[0] == group
