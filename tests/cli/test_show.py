@@ -104,7 +104,7 @@ def test_a_run_without_a_summary_shows_how_far_it_got_and_what_it_wrote(
         file.write('{"step": 8, "torn')
     assert main(["show", "run"]) == 0
     out = capsys.readouterr().out
-    assert "step 7, 2026-11-22T09:41:44.123+00:00: reward 0.5; the run goes on, or was killed\n" in out
+    assert "step 7, 2026-11-22T09:41:44.123+00:00: reward 0.5; the run continues, or was killed\n" in out
     assert "step 7, y: reward 0.000, advantage -1.00, 3 tokens" in out
     assert "x?" not in out
     assert [row["prompt_id"] for row in last_answers(folder)] == ["y"]

@@ -80,7 +80,7 @@ def test_a_conversation_that_ends_with_the_answer_is_refused_by_its_line(tmp_pat
         prompts_of(rows, tmp_path, prompt_column="messages")
     assert str(refusal.value) == (
         f"{tmp_path}/rows.jsonl line 2 has a prompt that ends with the assistant's message (data.answer_column=NAME "
-        "moves it into a column, data.prefill=true has the policy go on from it); data.bad_rows=skip leaves such rows "
+        "moves it into a column, data.prefill=true has the policy continue it); data.bad_rows=skip leaves such rows "
         "out"
     )
 

@@ -97,7 +97,9 @@ def _state(folder: Path) -> str:
     if not steps:
         return "no step is finished yet"
     last = steps[-1]
-    return f"step {last['step']}, {last['time']}: reward {last['sampled_reward_mean']}; the run goes on, or was killed"
+    return (
+        f"step {last['step']}, {last['time']}: reward {last['sampled_reward_mean']}; the run continues, or was killed"
+    )
 
 
 def _read(words: Sequence[str]) -> tuple[list[Path], int]:

@@ -70,7 +70,7 @@ def before_after(content: Mapping[str, Any]) -> Table:
         table.add_row(shown, *_row(of_looks, gain.get("reward_parts", {}), name, _number))
     # Add the measures of each environment
     for name in looks[-1].get("parts", {}):
-        if any(name not in look["parts"] for look in looks):  # the run went on with an environment more
+        if any(name not in look["parts"] for look in looks):  # the run was resumed with an environment more
             continue
         of_looks, of_gain = [look["parts"][name] for look in looks], gain["parts"].get(name) or {} if gain else {}
         table.add_row(f"{name}, %", *_row(of_looks, of_gain, "accuracy", _percent))

@@ -50,7 +50,7 @@ def read(config: Config, name: str) -> Any:
     return value
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Write a value as on the command line."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
@@ -84,15 +84,17 @@ def check_packages(config: Config) -> None:
         for value, (package, extra) in (found.bounds.packages or {}).items():
             used = value in found.value if isinstance(found.value, list) else found.value == value
             if used and find_spec(package) is None:
-                raise ValueError(f"{found.name}={shown(found.value)} needs {package}: pip install 'covey[{extra}]'")
+                raise ValueError(
+                    f"{found.name}={format_value(found.value)} needs {package}: pip install 'covey[{extra}]'"
+                )
 
 
 def check_needs(config: Config) -> None:
     """Refuse a setting that differs from its default while nothing would read it."""
     for found, need in unmet(config):
-        got = ", ".join(f"{as_typed(name)}={shown(read(config, name))}" for name in need.partners)
+        got = ", ".join(f"{as_typed(name)}={format_value(read(config, name))}" for name in need.partners)
         remedy = f"; {need.remedy}" if need.remedy else ""
-        raise ValueError(f"{found.name}={shown(found.value)} needs {need.condition}, got {got}{remedy}")
+        raise ValueError(f"{found.name}={format_value(found.value)} needs {need.condition}, got {got}{remedy}")
 
 
 def unmet(config: Config) -> Iterator[tuple[Found, Needs]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.config.checks import read, shown, unmet
+from covey.config.checks import format_value, read, unmet
 from covey.config.rules.options import unread_options
 from covey.config.schema import Config
 from covey.system.lookup import option_names, resolve
@@ -39,7 +39,7 @@ class _Change:
         section, _, last = name.rpartition(".")
         before = read(self.config, name)
         setattr(read(self.config, section) if section else self.config, last, value)
-        self.notices[name] = f"{name}={shown(value)} in place of {shown(before)}: {reason}"
+        self.notices[name] = f"{name}={format_value(value)} in place of {format_value(before)}: {reason}"
 
 
 def give_way(config: Config, typed: Collection[str]) -> list[str]:
@@ -57,7 +57,7 @@ def give_way(config: Config, typed: Collection[str]) -> list[str]:
             if not change.is_typed(found.name) and change.is_moved(need.partners)
         ]
         for found, need in idle:
-            change.put(found.name, found.default, f"{shown(found.value)} needs {need.condition}")
+            change.put(found.name, found.default, f"{format_value(found.value)} needs {need.condition}")
         if not idle:
             break
     _drop_options(change)
@@ -87,7 +87,7 @@ def _fit_numbers(change: _Change) -> None:
             fitting = [k for k in wanted if k <= samples] or [samples]
             change.put("evaluation.k", fitting, f"there are evaluation.num_samples={samples}")
         elif change.is_typed("evaluation.k") and not change.is_typed("evaluation.num_samples"):
-            change.put("evaluation.num_samples", max(wanted), f"evaluation.k={shown(wanted)} needs as many")
+            change.put("evaluation.num_samples", max(wanted), f"evaluation.k={format_value(wanted)} needs as many")
 
 
 def _drop_options(change: _Change) -> None:

@@ -153,7 +153,7 @@ class TimeoutsConfig(Section):
     ranks: float = setting(1800.0, gt=0)
     """For the other ranks, where several processes train together."""
     tracker: float = setting(60.0, gt=0, needs=Needs("output.trackers set", ("output.trackers",), bool))
-    """For TensorBoard or W&B; the run then goes on without it."""
+    """For TensorBoard or W&B; the run then continues without it."""
 
 
 @dataclass

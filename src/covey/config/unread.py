@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.checks import read, shown
+from covey.config.checks import format_value, read
 from covey.config.schema import ColdStartConfig, Config
 from covey.environments.machines.settings import MachinesConfig
 from covey.rollouts.settings import CurriculumConfig
@@ -19,7 +19,7 @@ def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: 
     names = [word.lstrip("+").partition("=")[0] for word in typed]
     idle = [name for name in names if name in COLD_START_SETTINGS]
     if verb not in ("evaluate", "cold-start", "judge") and idle and not config.cold_start.enabled:
-        value = shown(read(config, idle[0]))
+        value = format_value(read(config, idle[0]))
         raise ValueError(f"{idle[0]}={value} needs cold_start.enabled=true, got cold_start.enabled=false")
     unread = (*UNREAD.get(verb, ()), *(RANK_SETTINGS if num_processes == 1 else ()))
     return [name for name in names if any(name == other or name.startswith(f"{other}.") for other in unread)]

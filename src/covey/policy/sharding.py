@@ -81,7 +81,7 @@ def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(example.device), example.device_mesh, example.placements)
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of a sharded model with whole tensors, on the CPU. Tied weights stay tied. Collective."""
     identity = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     found: dict[int, Tensor] = {}
@@ -94,7 +94,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def full_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimiser's state dict as one process alone would have it. Collective where it is sharded."""
     state = optimizer.state_dict()
     gathered_state = {
@@ -104,8 +104,8 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {**state, "state": gathered_state}
 
 
-def load_whole_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put back what `whole_state` gave, at whatever number of ranks."""
+def load_full_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Put back what `full_optimizer_state` gave, at whatever number of ranks."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     placed = {
         index: {name: _placed(value, parameters[index]) for name, value in moments.items()}

@@ -82,7 +82,7 @@ def _train_into(
     policy = load_policy(full_precision(config.model), seed=config.seed)
     policy, _ = distributed(policy, None, config.parallel.strategy)
     num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
-    weights = sharding.whole_weights(policy.model) if policy.sharded else None
+    weights = sharding.full_state_dict(policy.model) if policy.sharded else None
     report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})
     collectives.run_on_rank0(lambda: _keep(folder, policy, weights, report))
     return ColdStart(folder, num_steps, accuracy, cached=False)

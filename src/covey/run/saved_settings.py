@@ -20,7 +20,7 @@ from covey.system.disk import cache_folder, read_regular
 from covey.system.text.masking import MASK, mask
 
 CHANGES = "changes.jsonl"
-"""Settings that resumed runs went on with; config.yaml stays as the run was begun."""
+"""Settings that runs were resumed with; config.yaml stays as the run was begun."""
 CONTROL = ("resume", "resume_changes", "trust_run")
 """Settings that say how to resume; they are no part of the run's own settings."""
 ORIGIN = ("name", "revision", *(field for field in vars(ModelConfig()) if field.startswith("nano_")))

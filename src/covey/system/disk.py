@@ -68,7 +68,7 @@ def ignore_stdout_errors() -> Iterator[None]:
     except (OSError, SystemExit) as error:  # rich leaves the program where a pipe is broken
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, OSError):
-            LOGGER.warning("standard output cannot be written (%s); the run goes on without it", error.strerror)
+            LOGGER.warning("standard output cannot be written (%s); the run continues without it", error.strerror)
 
 
 def sync(path: Path) -> None:
@@ -204,6 +204,6 @@ REMEDIES: dict[int, str] = {
     errno.EROFS: WRITABLE,
     errno.EACCES: WRITABLE,
     errno.EPERM: WRITABLE,
-    errno.ENOENT: "it was moved or deleted while the run went on; put it back",
-    errno.ENOTDIR: "it was moved or deleted while the run went on; put it back",
+    errno.ENOENT: "it was moved or deleted while the run was going; put it back",
+    errno.ENOTDIR: "it was moved or deleted while the run was going; put it back",
 }

@@ -57,7 +57,7 @@ class JsonlWriter:
         if not self._wait:
             raise found from cause
         if first:
-            LOGGER.warning("%s; the run goes on (output.on_write_error=continue), rows wait in memory", found)
+            LOGGER.warning("%s; the run continues (output.on_write_error=continue), rows wait in memory", found)
 
     def _flush(self) -> None:
         if not self._left:

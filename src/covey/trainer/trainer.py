@@ -178,7 +178,7 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load everything but the weights, as `state_dict` gave it at any number of ranks."""
         if self.policy.sharded:
-            sharding.load_whole_state(self._optimizer, state["optimizer"])
+            sharding.load_full_optimizer_state(self._optimizer, state["optimizer"])
         else:
             self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
@@ -190,7 +190,7 @@ class Trainer:
             load_refreshed(self.reference, state["reference"])
 
     def _optimizer_state(self) -> dict[str, Any]:
-        return sharding.whole_state(self._optimizer) if self.policy.sharded else self._optimizer.state_dict()
+        return sharding.full_optimizer_state(self._optimizer) if self.policy.sharded else self._optimizer.state_dict()
 
     def _refreshed_reference(self) -> dict[str, Tensor]:
         """Return the reference's own weights where training has moved them, else nothing."""

@@ -449,7 +449,7 @@ def test_weights_must_match_the_functions() -> None:
         (
             {"prompt": [*CHAT["prompt"], {"role": "assistant", "content": "4"}]},  # type: ignore[misc]
             "train row 0 has a prompt that ends with the assistant's message (data.answer_column=NAME moves it into a "
-            "column, data.prefill=true has the policy go on from it)",
+            "column, data.prefill=true has the policy continue it)",
         ),
         ({"prompt": "?", "completions": 1}, "columns completions have names that reward functions get as arguments"),
     ],

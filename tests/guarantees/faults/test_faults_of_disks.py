@@ -69,7 +69,7 @@ def test_a_full_disk_of_checkpoints_stops_the_run_with_one_line_and_the_run_goes
         status, output = finish(new_run(reference, run.name))
         assert status == 2
         assert f"cannot write {run}/checkpoints/step-000010: {NO_SPACE}" in line_of(output)
-        assert f"covey train resume={run.name} goes on after step {SAVE_EVERY}" in line_of(output)
+        assert f"covey train resume={run.name} continues after step {SAVE_EVERY}" in line_of(output)
         assert saved_step(run) == SAVE_EVERY
         assert_undamaged(run)
         make_room()
@@ -86,7 +86,7 @@ def test_a_run_that_is_to_go_on_over_a_full_disk_of_checkpoints_trains_to_its_en
     with small_disk(run / "checkpoints", checkpoint_size * 3 // 2) as make_room:
         status, output = finish(new_run(reference, run.name, "output.on_write_error=continue"))
         assert status == 2
-        assert output.count("the run goes on (output.on_write_error=continue) without this checkpoint") == 6
+        assert output.count("the run continues (output.on_write_error=continue) without this checkpoint") == 6
         assert f"cannot write {run}/checkpoints/step-000040: {NO_SPACE}" in line_of(output)
         assert num_trained(run) == NUM_STEPS
         assert saved_step(run) == SAVE_EVERY
@@ -113,7 +113,7 @@ def test_a_full_disk_of_rows_stops_the_run_with_one_line_and_no_row_is_missing_a
         assert_undamaged(run)
         step = saved_step(run)
         assert 0 < step < NUM_STEPS
-        assert f"covey train resume={run.name} goes on after step {step}" in line_of(output)
+        assert f"covey train resume={run.name} continues after step {step}" in line_of(output)
         make_room()
         finish_well(resume(reference, run.name))
         assert (run / name).is_symlink()
@@ -260,7 +260,7 @@ def test_checkpoints_that_find_no_room_any_more_stop_the_run_also_where_nothing_
     before = saved_step(run)
     assert 0 < before < NUM_STEPS
     assert f"cannot write {run}/checkpoints/step-{before + SAVE_EVERY:06}: File too large" in line_of(output)
-    assert f"raise the limit of file sizes (ulimit -f); covey train resume=limited goes on after step {before}" in (
+    assert f"raise the limit of file sizes (ulimit -f); covey train resume=limited continues after step {before}" in (
         line_of(output)
     )
     assert_undamaged(run)
@@ -277,7 +277,7 @@ def test_checkpoints_that_become_read_only_stop_the_run_and_are_as_they_were(ref
         assert status == 2
         assert "Read-only file system; make its folder writable; covey train resume=read-only" in line_of(output)
         before = saved_step(run)
-        assert f"goes on after step {before}" in line_of(output)
+        assert f"continues after step {before}" in line_of(output)
         assert 0 < before < NUM_STEPS
         assert_undamaged(run)
         status, output = finish(resume(reference, run.name))
@@ -298,7 +298,7 @@ def test_a_run_that_is_to_go_on_saves_again_once_its_checkpoints_are_writable_ag
         words = ("output.on_write_error=continue", "output.save_every=1")
         slowly = {"STRIKE_AT": STRIKE_AT, "REWARD_SECONDS": 0.1}
         output = finish_well(new_run(reference, run.name, *words, environment=slowly))
-        assert "the run goes on (output.on_write_error=continue) without this checkpoint" in output
+        assert "the run continues (output.on_write_error=continue) without this checkpoint" in output
         assert fingerprint(run) == fingerprint(reference / "whole")
 
 
@@ -308,7 +308,7 @@ def test_a_run_folder_that_is_moved_away_stops_the_run_and_once_it_is_back_nothi
     status, output = struck(reference, run.name, "mv moved elsewhere")
     assert status == 2
     assert f"cannot write {run}/metrics.jsonl: No such file or directory; it was moved or deleted" in line_of(output)
-    assert "covey train resume=moved goes on when it is back" in line_of(output)
+    assert "covey train resume=moved continues when it is back" in line_of(output)
     assert not run.exists(), "no stump of a folder"
     (reference / "elsewhere").rename(run)
     assert_undamaged(run)
@@ -329,5 +329,5 @@ def test_a_run_folder_that_is_deleted_stops_the_run(reference: Path) -> None:
 def test_checkpoints_that_are_deleted_are_missed_and_the_next_is_saved_all_the_same(reference: Path) -> None:
     status, output = struck(reference, "bereft", "rm -r bereft/checkpoints")
     assert status == 0
-    assert f"the checkpoints in {reference}/bereft/checkpoints were deleted while the run went on" in output
+    assert f"the checkpoints in {reference}/bereft/checkpoints were deleted while the run was going" in output
     assert fingerprint(reference / "bereft") == fingerprint(reference / "whole")

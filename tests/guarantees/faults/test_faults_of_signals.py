@@ -70,7 +70,7 @@ def stop_and_resume(folder: Path, name: str, signals: list[signal.Signals], seed
     done = saved_step(run)
     assert done >= step
     assert [row["step"] for row in rows(run) if row["kind"] == "train"] == list(range(1, done + 1))
-    assert f"covey train resume={name} goes on after step {done}\n" in output
+    assert f"covey train resume={name} continues after step {done}\n" in output
     assert "Traceback" not in output
     assert f"covey: stopped by {signals[0].name}\n" in output
     finish_well(resume(folder, name))
@@ -139,7 +139,7 @@ def test_a_signal_after_a_resume_but_before_a_new_step_keeps_the_checkpoint_ther
     process.send_signal(signal.SIGTERM)
     status, output = finish(process)
     assert status == 143, output
-    assert f"covey train resume={name} goes on after step {done}\n" in output
+    assert f"covey train resume={name} continues after step {done}\n" in output
     assert saved_step(run) == done
     assert len(list((run / "checkpoints").iterdir())) <= KEEP_LAST
 

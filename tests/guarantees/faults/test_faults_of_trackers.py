@@ -70,7 +70,7 @@ def hang(*arguments: object) -> Tracker:
 
 FAULTS: dict[str, tuple[Callable[..., Tracker], str]] = {
     "refuses": (refuse, "wandb could not start (connection refused); metrics.jsonl has every row"),
-    "fails": (lambda *_: Failing(), "wandb stopped logging (500 Internal Server Error); metrics.jsonl goes on"),
+    "fails": (lambda *_: Failing(), "wandb stopped logging (500 Internal Server Error); metrics.jsonl continues"),
     "hangs at its start": (hang, "wandb has not answered for 0.5 s (timeouts.tracker); metrics.jsonl has every row"),
     "hangs at a row": (lambda *_: HangingAtRow(), "wandb has not answered for 0.5 s (timeouts.tracker)"),
     "hangs at its end": (lambda *_: HangingAtClose(), "wandb has not answered for 0.5 s (timeouts.tracker)"),

@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.config.checks import shown
+from covey.config.checks import format_value
 from covey.config.schema import Config
 from covey.environments.base import Environment
 from covey.policy import head as heads
@@ -321,7 +321,7 @@ def resumed_from(config: Config) -> str | None:
 
 def resumed_rate(config: Config) -> float | str:
     """The learning rate with which a run goes on for which another was asked."""
-    changes = shown(config.resume_changes)
+    changes = format_value(config.resume_changes)
     try:
         found = settings_of(Path("stopped"), ["resume=stopped", "optimizer.lr=0.5", f"resume_changes={changes}"])
     except ValueError as error:

@@ -12,7 +12,7 @@ import covey
 from covey.algorithm.kl import ESTIMATORS
 from covey.algorithm.settings import WITHOUT_CLAMP
 from covey.cli.main import main
-from covey.config.checks import as_typed, shown, walk
+from covey.config.checks import as_typed, format_value, walk
 from covey.config.environments import ENVIRONMENT_SETTINGS
 from covey.config.schema import Config, setting_names
 from covey.config.unread import UNREAD, check_typed
@@ -129,7 +129,7 @@ def test_a_setting_is_refused_where_nothing_would_read_it(name: str, rule: Needs
     with pytest.raises(ValueError) as refusal:
         configured({**OFF.get(rule.condition, {}), **along, name: value})
     partner = as_typed(rule.partners[0])
-    assert str(refusal.value).startswith(f"{name}={shown(value)} needs {rule.condition}, got {partner}=")
+    assert str(refusal.value).startswith(f"{name}={format_value(value)} needs {rule.condition}, got {partner}=")
 
 
 @pytest.mark.parametrize(

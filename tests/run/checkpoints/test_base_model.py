@@ -112,6 +112,6 @@ def test_a_base_model_with_a_name_is_not_copied_and_is_named_absolutely(
 def test_whole_weights_of_a_sharded_policy_make_the_same_base_model(tmp_path: Path) -> None:
     policy = trained(nano(lora_rank=4))
     (tmp_path / "run").mkdir()
-    whole = sharding.whole_weights(policy.model)
+    whole = sharding.full_state_dict(policy.model)
     name = save_checkpoint(tmp_path / "run" / "checkpoints", 1, policy, {}, {}, whole) / "policy"
     assert same(weights(load_policy(ModelConfig(name=str(name), lora_rank=4), seed=0)), weights(policy))

@@ -125,7 +125,7 @@ def test_a_service_that_fails_is_reported_once_and_never_stops_the_run(caplog: p
         aside.close()
     assert broken.calls == 1
     assert [record.message for record in caplog.records] == [
-        "wandb stopped logging (no route to host); metrics.jsonl goes on"
+        "wandb stopped logging (no route to host); metrics.jsonl continues"
     ]
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from covey.config.checks import shown
+from covey.config.checks import format_value
 from covey.config.environments import ENVIRONMENT_SETTINGS
 from covey.config.schema import Config
 from covey.environments.data.settings import NEED_ROWS, DataConfig
@@ -21,7 +21,7 @@ def check_curriculum(config: Config) -> None:
     curriculum = config.curriculum
     window = curriculum.window
     if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
-        raise ValueError(f"curriculum.window must be two rates, 0 <= from < to <= 1, got {shown(window)}")
+        raise ValueError(f"curriculum.window must be two rates, 0 <= from < to <= 1, got {format_value(window)}")
     if curriculum.demote_below is not None and not 0 < curriculum.demote_below < curriculum.promote_at:
         raise ValueError(
             f"curriculum.demote_below must be in (0, promote_at={curriculum.promote_at}), got {curriculum.demote_below}"
@@ -68,11 +68,11 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
             raise ValueError(f"environment.weights.{name} must be > 0, got {weight}")
     kinds = {name: part.name for name, part in mixture.parts.items()}
     if config.rewards and "reward_functions" not in kinds.values():
-        raise ValueError(f"rewards={shown(config.rewards)} needs a part with name: reward_functions, got none")
+        raise ValueError(f"rewards={format_value(config.rewards)} needs a part with name: reward_functions, got none")
     sharing = [name for name, kind in kinds.items() if kind in NEED_ROWS and name not in mixture.data]
     for setting, value in vars(config.data).items():
         if not sharing and value != vars(DataConfig())[setting]:
-            raise ValueError(f"data.{setting}={shown(value)} needs a part that reads it, got none")
+            raise ValueError(f"data.{setting}={format_value(value)} needs a part that reads it, got none")
     for name, part in part_configs(config).items():
         _check_part(name, part, rules)
 

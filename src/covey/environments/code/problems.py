@@ -37,7 +37,7 @@ class Problem:
     solution: str | None = None
     """A program that passes."""
     opening: str = ""
-    """How the program begins, where the policy is to go on with it."""
+    """How the program begins, where the policy is to continue it."""
     drawn_from: str | None = None
     """The seed that the problem was drawn with; it makes further tests."""
 

@@ -47,7 +47,7 @@ class DataConfig(Section):
     answer_column: str | None = setting(None, needs=(READS_ROWS, HAS_PATH, OF_REWARD_FUNCTIONS))
     """Column that the assistant's message at the end of a conversation is moved to; null refuses such rows."""
     prefill: bool = setting(False, needs=(READS_ROWS, HAS_PATH, OF_REWARD_FUNCTIONS))
-    """Have the policy go on from the assistant's message at the end of a conversation."""
+    """Have the policy continue the assistant's message at the end of a conversation."""
     max_rows: int | None = setting(None, ge=1, needs=(READS_ROWS, HAS_PATH))
     """Take at most this many rows of each split."""
     shuffle_rows: bool = setting(

@@ -48,7 +48,7 @@ def _text(problem: Problem, form: str, score: str, instruction: str | None) -> s
 
 
 def read_answer(completion: str, problem: Problem, form: str) -> Tree | Invalid:
-    """Return the tree a completion stands for. In the compact form it goes on where the prompt ended."""
+    """Return the tree a completion stands for. In the compact form it continues where the prompt ended."""
     begun = write_compact(problem.given) if form == "compact" else ""
     return FORMS[form].read(begun + completion.strip() if begun else completion, problem.rules)
 

@@ -10,7 +10,7 @@ The rule, in this order:
    1/3. A percentage equals both its number and its hundredth part; number words are not read.
 5. An answer that leaves the computation undone is wrong (module `computed`), unless values alone are asked for.
 
-Pure, in bounded time, and text is never evaluated as code. Answers that are not numbers go on to `symbolic`, whose time
+Pure, in bounded time, and text is never evaluated as code. Answers that are not numbers go to `symbolic`, whose time
 is not bounded: `GSM8K` runs that in a worker process with a deadline.
 """
 

@@ -52,7 +52,7 @@ class PromptFormat:
         if self.answer_column is None:
             raise ValueError(
                 "has a prompt that ends with the assistant's message (data.answer_column=NAME moves it into a column, "
-                "data.prefill=true has the policy go on from it)"
+                "data.prefill=true has the policy continue it)"
             )
         if row.get(self.answer_column) is not None:
             raise ValueError(

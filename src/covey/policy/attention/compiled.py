@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from covey.policy.attention.base import Heads, Rule
-from covey.policy.attention.packed import Segment, stretches_of
+from covey.policy.attention.packed import Segment, subsequences_of
 from covey.policy.kernels.compiler import KERNELS, library
 from covey.policy.kernels.support import SUPPORT, unsupported_reason, with_dense_heads
 
@@ -65,7 +65,7 @@ class CompiledLayout:
     """One stream (B = 1) of segments; who sees whom is the same as in `packing.PackedLayout`."""
 
     branch_T: Tensor
-    """Where the stretch that a token belongs to begins."""
+    """Where the subsequence that a token belongs to begins."""
     forward: Chunks
     backward: Chunks
 
@@ -114,9 +114,9 @@ class _Attention(torch.autograd.Function):
 def compiled_layout(segments: Sequence[Segment], device: torch.device) -> CompiledLayout:
     """Return the layout of a stream that consists of these segments, in order."""
     assert device.type == "cpu", f"chosen for a CPU only, got {device}"
-    stretches = [stretch for segment in segments for stretch in stretches_of(segment)]
-    lengths = torch.tensor([stretch.length for stretch in stretches])
-    starts = torch.tensor([stretch.start for stretch in stretches])
+    subsequences = [subsequence for segment in segments for subsequence in subsequences_of(segment)]
+    lengths = torch.tensor([subsequence.length for subsequence in subsequences])
+    starts = torch.tensor([subsequence.start for subsequence in subsequences])
     return CompiledLayout(
         torch.repeat_interleave(starts, lengths),
         _chunks(chunk for segment in segments for chunk in _forward_chunks(segment)),

@@ -1,10 +1,10 @@
 """Attention over packed streams: many segments in one sequence, in a few large operations.
 
-A segment is a prefix and branches that continue it. Stretches of like size are attended together as one rectangular
-block; which stretches form a block is decided once for a micro-batch, not in every layer.
+A segment is a prefix and branches that continue it. Subsequences of like size are attended together as one rectangular
+block; which subsequences form a block is decided once for a micro-batch, not in every layer.
 
-Shapes: H query heads, K key/value heads, T tokens of the stream, D head width; R stretches of a block, Q tokens of the
-longest of them, P tokens of the prefix they share the length of.
+Shapes: H query heads, K key/value heads, T tokens of the stream, D head width; R subsequences of a block, Q tokens of
+the longest of them, P tokens of the prefix they share the length of.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from covey.policy.attention.base import Rule, causal_attention
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the packed stream: a prefix, then branches that each continue it and don't see each other."""
+    """A subsequence of the packed stream: a prefix, then branches that each continue it and don't see each other."""
 
     start: int
     prefix_length: int
@@ -27,7 +27,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Subsequence:
     """Consecutive tokens that are causal among themselves and see all of a prefix."""
 
     start: int
@@ -38,7 +38,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Stretches with prefixes of one length, padded on the right to the longest; no real token looks right."""
+    """Subsequences with prefixes of one length, padded on the right to the longest; no real token looks right."""
 
     query_RQ: Tensor
     """Positions in the stream; padding repeats position 0."""
@@ -67,46 +67,46 @@ class PackedLayout:
 
 def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLayout:
     """Return the layout of a stream that consists of these segments, in order."""
-    buckets: dict[tuple[int, int], list[Stretch]] = defaultdict(list)
-    for stretch in (s for segment in segments for s in stretches_of(segment)):
-        buckets[stretch.prefix_length, stretch.length.bit_length()].append(stretch)
+    buckets: dict[tuple[int, int], list[Subsequence]] = defaultdict(list)
+    for subsequence in (s for segment in segments for s in subsequences_of(segment)):
+        buckets[subsequence.prefix_length, subsequence.length.bit_length()].append(subsequence)
     order: dict[int, int] = {}
     blocks = []
     num_outputs = 0
-    for stretches in buckets.values():
-        longest = max(stretch.length for stretch in stretches)
-        for index, stretch in enumerate(stretches):
+    for subsequences in buckets.values():
+        longest = max(subsequence.length for subsequence in subsequences)
+        for index, subsequence in enumerate(subsequences):
             first = num_outputs + index * longest
             order.update(
                 zip(
-                    range(stretch.start, stretch.start + stretch.length),
-                    range(first, first + stretch.length),
+                    range(subsequence.start, subsequence.start + subsequence.length),
+                    range(first, first + subsequence.length),
                     strict=True,
                 )
             )
-        num_outputs += len(stretches) * longest
-        blocks.append(_block(stretches, longest, device))
+        num_outputs += len(subsequences) * longest
+        blocks.append(_block(subsequences, longest, device))
     places = torch.tensor([order[position] for position in range(len(order))], dtype=torch.int64, device=device)
     return PackedLayout(tuple(blocks), places)
 
 
-def stretches_of(segment: Segment) -> list[Stretch]:
+def subsequences_of(segment: Segment) -> list[Subsequence]:
     """Return the prefix and the branches that hold tokens, in order."""
-    stretches = [Stretch(segment.start, segment.prefix_length, 0, 0)]
+    subsequences = [Subsequence(segment.start, segment.prefix_length, 0, 0)]
     position = segment.start + segment.prefix_length
     for length in segment.branch_lengths:
         if length > 0:
-            stretches.append(Stretch(position, length, segment.start, segment.prefix_length))
+            subsequences.append(Subsequence(position, length, segment.start, segment.prefix_length))
         position += length
-    return stretches
+    return subsequences
 
 
-def _block(stretches: Sequence[Stretch], longest: int, device: torch.device) -> Block:
-    query = [[*range(s.start, s.start + s.length), *[0] * (longest - s.length)] for s in stretches]
-    prefix = [list(range(s.prefix_start, s.prefix_start + s.prefix_length)) for s in stretches]
+def _block(subsequences: Sequence[Subsequence], longest: int, device: torch.device) -> Block:
+    query = [[*range(s.start, s.start + s.length), *[0] * (longest - s.length)] for s in subsequences]
+    prefix = [list(range(s.prefix_start, s.prefix_start + s.prefix_length)) for s in subsequences]
     return Block(
         torch.tensor(query, dtype=torch.int64, device=device),
-        torch.tensor(prefix, dtype=torch.int64, device=device).reshape(len(stretches), -1),
+        torch.tensor(prefix, dtype=torch.int64, device=device).reshape(len(subsequences), -1),
     )
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters (arXiv 2106.09685) through peft: new ones, and saved ones that training goes on with."""
+"""LoRA adapters (arXiv 2106.09685) through peft: new ones, and saved ones that training continues."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -27,7 +27,7 @@ Made = tuple[Tensor, Callable[..., Any]]
 
 @dataclass(slots=True)
 class _Masks:
-    """Those of the pass that is going on; the longest sequence there may be."""
+    """Those of the pass in flight; the longest sequence there may be."""
 
     made: list[Made] = field(default_factory=list)
     max_length: int = 0

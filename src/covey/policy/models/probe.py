@@ -22,7 +22,7 @@ LISTED = " (docs/develop/architectures.md lists what works)"
 NOISE = 1e-2
 """Largest difference between training and evaluation mode, in standard deviations of the logits."""
 SHARED, BRANCH = 4, 8
-"""Tokens that two texts begin with, and go on with where there are so many positions."""
+"""Tokens that two texts begin with, and continue with where there are so many positions."""
 ERROR, HALF_ERROR = 1e-3, 0.3
 """Largest difference to transformers' own computation, never in half precision, in standard deviations."""
 

@@ -49,7 +49,7 @@ class Retention:
 def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
     """Save the weights (or the adapter) and the tokenizer, in the format of transformers and peft.
 
-    A sharded policy needs its whole `weights` (`sharding.whole_weights`), which all ranks gather and one writes.
+    A sharded policy needs its whole `weights` (`sharding.full_state_dict`), which all ranks gather and one writes.
     """
     keywords: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
     if is_adapted(policy.model):  # a reference adapter is no part of the policy

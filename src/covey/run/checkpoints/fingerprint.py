@@ -1,4 +1,4 @@
-"""Which prompts these are: a run goes on with the ones it had, and two looks compare only what both saw."""
+"""Which prompts these are: a run resumes with the ones it had, and two looks compare only what both saw."""
 
 import hashlib
 import json

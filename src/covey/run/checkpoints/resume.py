@@ -57,7 +57,7 @@ def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
 
 
 def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
-    """Write down in what a run that goes on after `checkpoint` differs from how it was, settings and `prompts`, for the
+    """Write down in what a run resumed at `checkpoint` differs from how it was, settings and `prompts`, for the
     next time it is resumed."""
     if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
         return
@@ -164,11 +164,11 @@ def resume_hint(folder: Path) -> str:
     here = Path.cwd()
     command = f"covey train resume={folder.relative_to(here) if folder.is_relative_to(here) else folder}"
     if not folder.is_dir():
-        return f"{command} goes on when it is back"
+        return f"{command} continues when it is back"
     saved = complete_checkpoints(folder / "checkpoints")
     if not saved:
         return "no checkpoint was saved; start again with covey train"
-    return f"{command} goes on after step {step_of(saved[-1])}"
+    return f"{command} continues after step {step_of(saved[-1])}"
 
 
 def changed_facts(checkpoint: Path) -> list[str]:

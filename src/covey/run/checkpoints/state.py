@@ -7,7 +7,7 @@ credit                running baselines
 record                counters, earlier evaluations, seconds of each phase
 generators            Python, NumPy, torch CPU and CUDA of each rank (sampling and data order use none of them)
 
-It is the same for any number of ranks, sharded or not, so a run may go on with another number of them.
+It is the same for any number of ranks, sharded or not, so a run may resume with another number of them.
 """
 
 import random

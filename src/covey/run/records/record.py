@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics, rollouts, checkpoints, the summary; and what it shows while it goes on."""
+"""What a run leaves behind: metrics, rollouts, checkpoints, the summary; and what it shows meanwhile."""
 
 import logging
 import math
@@ -85,7 +85,7 @@ class RunRecorder:
         self._run: Run | None = None
         self._prompts = ""
         self._is_as_left = config.resume is not None
-        """Whether the run goes on and has not got anywhere yet: what its folder says of it still holds."""
+        """Whether the run is under way and has not got anywhere yet: what its folder says of it still holds."""
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
@@ -245,7 +245,7 @@ class RunRecorder:
         """
         policy = self.run.policy
         with self.watchdog.deadline(f"the checkpoint of step {state['step']} to be written", "timeouts.saving"):
-            weights = sharding.whole_weights(policy.model) if policy.sharded else None
+            weights = sharding.full_state_dict(policy.model) if policy.sharded else None
             if collectives.run_on_rank0(lambda: self._save(state, weights, needed)):
                 self.saved_step = state["step"]
         self._step_started = time.monotonic()
@@ -262,13 +262,13 @@ class RunRecorder:
             facts["score"] = -1.0 if math.isnan(accuracy) else accuracy  # JSON has no NaN, and any accuracy is better
         self._sync_rows()
         if self.saved_step and not complete_checkpoints(self.checkpoints):
-            LOGGER.warning("the checkpoints in %s were deleted while the run went on", self.checkpoints)
+            LOGGER.warning("the checkpoints in %s were deleted while the run was going", self.checkpoints)
         try:
             save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights)
         except WriteError as error:
             if needed or not self._goes_on:
                 raise
-            LOGGER.warning("%s; the run goes on (output.on_write_error=continue) without this checkpoint", error)
+            LOGGER.warning("%s; the run continues (output.on_write_error=continue) without this checkpoint", error)
             return False
         output = self._config.output
         prune_checkpoints(self.checkpoints, Retention(output.keep_last, output.keep_best))

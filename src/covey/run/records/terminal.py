@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel in a terminal, one line a step elsewhere."""
+"""What a person sees during a run: a live panel in a terminal, one line a step elsewhere."""
 
 import math
 import time

@@ -108,7 +108,7 @@ class TensorBoard:
 class WandB:
     """One W&B run, with its local files in the run folder. WANDB_MODE=offline never touches the network.
 
-    A resumed run goes on with its W&B run. WANDB_NAME and WANDB_RUN_ID win over names of covey's.
+    A resumed run continues its W&B run. WANDB_NAME and WANDB_RUN_ID win over names of covey's.
     """
 
     def __init__(self, project: str, folder: Path, run_config: Mapping[str, Any], say: Say) -> None:
@@ -231,9 +231,9 @@ class BackgroundTracker:
         self._busy_since = time.monotonic()
         try:
             call()
-        except Exception as error:  # whatever a service throws, the run goes on
+        except Exception as error:  # whatever a service throws, the run continues
             if not self._failed:
-                LOGGER.warning("%s stopped logging (%s); metrics.jsonl goes on", self._name, error)
+                LOGGER.warning("%s stopped logging (%s); metrics.jsonl continues", self._name, error)
             self._failed = True
         self._busy_since = None
 

@@ -1,7 +1,7 @@
 """The process in which answers are looked at: decoded, compared, shown, and used by trusted test code.
 
 Whatever an answer does there, in C code as well, only that test pays: memory is limited by the kernel, time by the
-judge, which kills this process and has the next one go on with the next test.
+judge, which kills this process and has the next one continue with the next test.
 """
 
 import math

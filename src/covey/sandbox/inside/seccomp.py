@@ -33,7 +33,7 @@ MODES = "chmod fchmod fchmodat utime utimes utimensat futimesat truncate"
 """Landlock does not cover these (truncate only from its third version on), so they are for programs that see no file of
 the host."""
 ATTRIBUTES = "getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr"
-"""Answered as by a file system without extended attributes: `shutil.copy2` then goes on."""
+"""Answered as by a file system without extended attributes: `shutil.copy2` then continues."""
 
 CLOCKS = "clock_gettime clock_getres clock_nanosleep timer_create"
 """Their first argument names a clock; numbers above the kernel's own stand for the CPU time of any process."""

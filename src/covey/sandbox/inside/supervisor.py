@@ -1,7 +1,7 @@
 """The judge's side of a checker: verdicts come in one by one, whatever becomes of the process that reaches them.
 
 A checker that dies or takes too long over an answer has failed that test. The verdicts before it stand, and a new one
-goes on behind it.
+continues behind it.
 """
 
 import os
