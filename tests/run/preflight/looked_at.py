@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -38,6 +39,11 @@ def subjects() -> Iterator[Build]:
     yield build
     for run in runs:
         run.close()
+
+
+def slow(subject: PreflightContext) -> PreflightContext:
+    """The same run on a machine where each look at the clock is a minute later."""
+    return replace(subject, clock=count(0.0, 60.0).__next__)
 
 
 def finding(subject: PreflightContext, name: str) -> Finding:

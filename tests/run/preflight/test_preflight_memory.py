@@ -12,8 +12,20 @@ import torch
 
 from covey.environments.arithmetic import Arithmetic
 from covey.run.build import Run, build_run
+from covey.run.preflight import passes
 from covey.run.preflight.memory import check_memory, gradient_bytes, optimizer_bytes
-from covey.run.preflight.passes import LiveBytes, Point, Shape, bytes_of, fitting_tokens, largest_shape, synthetic
+from covey.run.preflight.passes import (
+    LiveBytes,
+    Point,
+    Shape,
+    bytes_of,
+    fitting_tokens,
+    largest_shape,
+    measure,
+    measured,
+    synthetic,
+)
+from covey.run.preflight.policy import probe_trainer
 from covey.run.preflight.room import available_bytes, host_bytes
 from covey.run.preflight.subject import Finding, PreflightContext
 from covey.system.waits.timer import PhaseTimer
@@ -83,6 +95,20 @@ def test_the_line_through_small_passes_meets_the_large_one(build: Build) -> None
     scaled = check_memory(build(needed(measured) * 3 // 2, **LARGE))  # more than half of it: not tried
     assert scaled.values["measured"] == 0.0
     assert needed(scaled) == pytest.approx(needed(measured), rel=0.03)
+
+
+def test_a_single_micro_batch_is_not_read_off_passes_that_take_less_than_their_gradients(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(passes.WORK, "cpu", 1e8)  # a slow machine: 64 tokens at least
+    wide: dict[str, Any] = {"model__nano_hidden_size": 128, "model__nano_num_layers": 2, "sampling__max_tokens": 400}
+    subject = build(**wide)
+    shape = largest_shape(subject, 2)
+    assert (shape.num_tokens > 2000, shape.several) == (True, False)
+    trainer = probe_trainer(subject)
+    whole = measured(trainer, shape, shape.num_tokens).num_bytes
+    read_off = bytes_of(measure(trainer, shape, free=0), shape.num_tokens)
+    assert 0.95 * whole <= read_off <= whole + 1.1 * gradient_bytes(subject.run.policy.model)
 
 
 def test_no_pass_is_tried_where_even_the_optimizer_does_not_fit(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

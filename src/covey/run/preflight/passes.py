@@ -23,7 +23,7 @@ from covey.types import Batch, Completion, Group, Prompt, Reward
 MEASURED_TOKENS = 1024
 """Tokens of the larger of the two small micro-batches, fewer where they would take long."""
 MIN_TOKENS = 64
-WORK = {"cpu": 5e11, "cuda": 1e14}
+WORK = {"cpu": 1e11, "cuda": 1e14}
 """Most floating-point operations of a small micro-batch, at about 6 a weight and token."""
 MAX_SECONDS = 2.0
 """The largest micro-batch is measured itself if it should take no longer."""
@@ -79,12 +79,17 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> Shape:
 
 
 def measure(trainer: Trainer, shape: Shape, free: int) -> list[Point]:
-    """Measure two small micro-batches, then the largest if it is quick and fits in half of `free`."""
+    """Measure two small micro-batches, then the largest if it is quick and fits in half of `free`.
+
+    The small ones are there twice: beside the gradients of the first, the second takes more with every token. Alone, a
+    few tokens take less than the gradients that they end with, which would say nothing of many.
+    """
     small = _small(trainer)
-    sizes = [shape.num_tokens] if shape.num_tokens <= small else [small // 2, small]
-    points = [measured(trainer, shape, size) for size in sizes]
-    seconds = points[-1].seconds * shape.num_tokens / points[-1].num_tokens
-    worthwhile = len(points) > 1 and seconds <= MAX_SECONDS and bytes_of(points, shape.num_tokens) <= free / 2
+    if shape.num_tokens <= small:
+        return [measured(trainer, shape, shape.num_tokens)]
+    points = [measured(trainer, replace(shape, several=True), size) for size in (small // 2, small)]
+    seconds = points[-1].seconds * shape.num_tokens / points[-1].num_tokens / (1 if shape.several else 2)
+    worthwhile = seconds <= MAX_SECONDS and bytes_of(points, shape.num_tokens) <= free / 2
     if all(collectives.all_gather(worthwhile)):  # decided by all ranks together: a pass is collective
         points.append(measured(trainer, shape, shape.num_tokens))
     return points

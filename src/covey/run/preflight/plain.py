@@ -19,6 +19,7 @@ from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.plain import plain_model, rollout_logprobs
 from covey.policy.policy import inference
 from covey.rollouts.rollout import causal_rollout
+from covey.run.preflight.budget import affordable_tokens, shortened
 from covey.run.preflight.policy import LOGPROB_TOLERANCE, MEAN_SHARE, first_groups, kind_of, laid_out, made_up_rows
 from covey.run.preflight.subject import Finding, PreflightContext, Unscored
 from covey.system import collectives
@@ -37,6 +38,8 @@ NUM_SAMPLED = 8
 NUM_SPREAD = 32
 """Tokens of it that the trainer is asked for besides, evenly spaced."""
 NUM_GROUPS = 2
+NUM_FORWARDS = 4
+"""Forward passes that a look is worth: one each of engine, trainer and transformers, and what is made around them."""
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Look:
 def check_plain(subject: PreflightContext) -> Finding:
     """Check that engine and trainer give the log-probs of transformers, at short and full length."""
     config = subject.config
-    short = first_groups(subject.groups)[:NUM_GROUPS]
+    short = shortened(first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS))
     looks = [Look("short", short, _longest(short)), *_at_full_length(subject)]
     gaps: dict[str, Tensor] = {}
     for look in looks:
@@ -203,7 +206,8 @@ def reachable_tokens(subject: PreflightContext) -> int:
     work = WORK.get(kind, WORK["cpu"])
     by_time = (math.sqrt(linear**2 + 4 * quadratic * work) - linear) / (2 * quadratic)
     by_room = math.sqrt(ROOM * subject.available(policy.device) / (SCORE_BYTES * num_heads))
-    return -collectives.all_max_int(-int(min(by_time, by_room)))
+    by_clock = affordable_tokens(subject, NUM_FORWARDS)
+    return -collectives.all_max_int(-int(min(by_time, by_room, by_clock)))
 
 
 def _longest(groups: Sequence[Group]) -> int:

@@ -18,6 +18,7 @@ from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.run.build import trainer_settings
+from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of
 from covey.run.preflight.rounding import explained_error
 from covey.run.preflight.subject import Finding, PreflightContext
 from covey.system import collectives
@@ -41,6 +42,9 @@ MAX_GRADIENT_TOKENS = 512
 """Tokens after which no more groups are added to the batch whose gradient is compared."""
 HALF_RANGE = 2.0**-10
 """Advantages in float16 are so much smaller, or the loss scale of a first step would overflow."""
+NUM_FORWARDS, FEWER_FORWARDS = 28, 16
+"""Forward passes that the gradients of all layouts are worth, seven or four: each with a backward pass and a
+reference."""
 
 
 # ------------------------------------------------------------------------------------------------ log-probs
@@ -84,27 +88,31 @@ def check_gradient(subject: PreflightContext) -> Finding:
     """Check that the gradient is the same in every layout, in one micro-batch or several."""
     config, policy = subject.config, subject.run.policy
     trainer = _gradient_trainer(subject)
-    rows = made_up_rows(first_groups(subject.groups), HALF_RANGE if config.model.precision == "float16" else 1.0)
+    groups = first_groups(subject.groups)
+    is_long = tokens_of(groups) > affordable_tokens(subject, NUM_FORWARDS)
+    if is_long:
+        groups = shortened(groups, affordable_tokens(subject, FEWER_FORWARDS))
+    rows = made_up_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
     with without_dropout(policy.model):
         compute_gradient_only(trainer, laid_out(subject, rows, "padded", 1))
         expected = entries(policy.model)
         size = norm_of(expected)
         errors = {}
-        for packing, budget in _variants(rows):
+        for packing, budget in _variants(rows, is_long):
             compute_gradient_only(trainer, laid_out(subject, rows, packing, budget))
             pieces = zip(entries(policy.model), expected, strict=True)
             errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
         limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
         limit = explained_error(config, policy, rows, trainer_settings(config).sampling, max(errors.values()), limit)
-    return _gradient_finding(config, limit, errors)
+    return _gradient_finding(config, limit, errors, tokens_of(groups))
 
 
-def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int], float]) -> Finding:
+def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int], float], num_tokens: int) -> Finding:
     # A NaN is the worst of all, which max() alone would not see.
     (packing, budget), worst = max(errors.items(), key=lambda found: (math.isnan(found[1]), found[1]))
     figure = (
-        f"relative error {worst:.2g} at most over {len(errors)} layouts and splits, most with packing={packing} in "
-        f"micro-batches of {budget} tokens{dropout_note(config)}"
+        f"relative error {worst:.2g} at most over {len(errors)} layouts and splits of {num_tokens:,} tokens, most with "
+        f"packing={packing} in micro-batches of {budget} tokens{dropout_note(config)}"
     )
     if math.isnan(worst):
         figure = f"the gradient is 0 or not finite with packing={packing}"
@@ -200,11 +208,12 @@ def first_groups(groups: Sequence[Group]) -> list[Group]:
     return chosen
 
 
-def _variants(rows: Sequence[Sequence[Row]]) -> list[tuple[str, int]]:
-    """List every layout in one micro-batch and in about three."""
+def _variants(rows: Sequence[Sequence[Row]], is_long: bool) -> list[tuple[str, int]]:
+    """List every layout in one micro-batch and in about three, or only in about two where passes take long."""
     flat = [row for group in rows for row in group]
     whole = len(flat) * max(row.num_tokens for row in flat)
-    return [(packing, budget) for packing in LAYOUTS for budget in (whole, whole // 3)]
+    budgets = (-(-whole // 2),) if is_long else (whole, whole // 3)
+    return [(packing, budget) for packing in LAYOUTS for budget in budgets]
 
 
 def whole_batch(subject: PreflightContext) -> Batch:

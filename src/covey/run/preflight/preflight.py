@@ -55,7 +55,7 @@ def before_training(run: Run, config: Config, record: RunRecorder) -> None:
     write(checks, record.folder)
     raise_on_failure(checks)
     num_passed, seconds = sum(check.applies for check in checks), sum(check.seconds for check in checks)
-    record.say(f"preflight: {num_passed} checks passed in {duration(seconds)}")
+    record.say(f"preflight: {num_passed} checks passed in {duration(seconds)}{_compared(checks)}")
 
 
 def run_checks(subject: PreflightContext) -> list[Check]:
@@ -122,6 +122,14 @@ def leaving_no_trace(run: Run) -> Iterator[None]:
         run.source.sampler.engine.take_stats()
         run.environment.metrics()
         restore_generators(before)
+
+
+def _compared(checks: Sequence[Check]) -> str:
+    """Say how much was really compared with transformers: large models are compared on little."""
+    values = {check.name: check.values for check in checks}
+    lengths = [number for name, number in values["transformers"].items() if name.startswith("tokens/")]
+    total = values["true gradient"].get("tokens", 0)
+    return f" (against transformers: sequences of up to {max(lengths):,.0f} tokens, the gradient of {total:,.0f})"
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

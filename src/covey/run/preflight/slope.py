@@ -16,6 +16,7 @@ from covey.policy import sharding
 from covey.policy.plain import Plain, plain_model
 from covey.policy.policy import Policy
 from covey.run.build import trainer_settings
+from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of
 from covey.run.preflight.policy import (
     GRADIENT_TOLERANCE,
     HALF_RANGE,
@@ -52,6 +53,8 @@ FINER = 64.0
 MAX_HALVINGS = 9
 TINY = 1e-30
 NUM_GROUPS = 2
+NUM_FORWARDS = 20
+"""Forward passes that the comparison is worth where differences settle at once: two gradients and 8 to 12 losses."""
 NUM_WEIGHTS = 4
 """Tensors that move, evenly spaced among those that are trained, besides the one with the largest gradient."""
 MAX_ENTRIES = 1 << 26
@@ -74,6 +77,7 @@ def check_slope(subject: PreflightContext) -> Finding:
     kind = kind_of(config.model)
     trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
     groups = first_groups(subject.groups)[:NUM_GROUPS]
+    groups = shortened(groups, affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1)
     rows = made_up_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
     with without_dropout(policy.model):
         compute_gradient_only(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))
@@ -87,14 +91,16 @@ def check_slope(subject: PreflightContext) -> Finding:
     slope = "the loss jumps, and differences say nothing"
     if errors.slope is not None:
         slope = f"{errors.slope:.2g} against differences of the loss"
-    figure = f"relative error {errors.gradient:.2g} against plain transformers, {slope}{dropout_note(config)}"
+    seen = f"against plain transformers over {tokens_of(groups):,} tokens"
+    figure = f"relative error {errors.gradient:.2g} {seen}, {slope}{dropout_note(config)}"
     remedy = (
         "a kernel has no right backward pass here: model.kernels=torch, model.attention=sdpa, "
         "packing=padded or a model that is not in 4 bits may have one, and model.precision=float32 tells rounding from "
         "a defect"
     )
     passed = errors.gradient <= limit and (errors.slope is None or errors.slope <= SLOPE_TOLERANCE[kind])
-    values = {"gradient": errors.gradient} | ({} if errors.slope is None else {"slope": errors.slope})
+    values = {"gradient": errors.gradient, "tokens": float(tokens_of(groups))}
+    values |= {} if errors.slope is None else {"slope": errors.slope}
     return Finding(passed, figure, f"{limit:.3g}, {SLOPE_TOLERANCE[kind]:g}", "" if passed else remedy, values)
 
 

@@ -1,5 +1,6 @@
 """What a preflight check looks at and what it says."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,14 +11,18 @@ import torch
 from covey.config.schema import Config
 from covey.environments.base import Environment, Split, text_of
 from covey.policy import sharding
+from covey.policy.plain import plain_model
 from covey.policy.policy import Policy
 from covey.rollouts.rollout import encode_prompt
 from covey.run.build import Run
 from covey.run.preflight.room import available_bytes
+from covey.system import collectives
 from covey.types import Failure, Group, Prompt, Reward
 
 NUM_SAMPLES = 2
 """Completions of each prompt: enough for a group to share its prompt."""
+TIMED_TOKENS = 32
+"""Tokens of the sequence that a forward pass is timed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ class PreflightContext:
     config: Config
     available: Callable[[torch.device], int] = available_bytes
     """Bytes that can still be taken on a device."""
+    clock: Callable[[], float] = time.perf_counter
+    """Seconds, from any moment on."""
 
     @cached_property
     def prompts(self) -> list[Prompt]:
@@ -92,6 +99,22 @@ class PreflightContext:
         chosen = [*self.prompts, *nlargest(self.config.preflight.num_prompts, everything, key=_num_characters)]
         encoded = [(prompt, encode_prompt(self.run.policy.tokenizer, prompt)) for prompt in chosen]
         return max(encoded, key=lambda found: len(found[1]))
+
+    @cached_property
+    def token_seconds(self) -> float:
+        """Return the seconds that transformers alone takes for a token in a forward pass, on the slowest rank.
+
+        The second of two passes counts: the first makes buffers and kernels.
+        """
+        prompt_ids = self.longest[1]
+        token_ids = (prompt_ids * TIMED_TOKENS)[:TIMED_TOKENS]
+        with torch.no_grad(), sharding.gathered(self.run.policy):
+            plain = plain_model(self.run.policy)
+            for _ in range(2):
+                started = self.clock()
+                float(plain.logits(token_ids, range(TIMED_TOKENS)).sum())  # waits for the device
+                seconds = self.clock() - started
+        return collectives.all_max_int(max(1, round(1e9 * seconds / TIMED_TOKENS))) / 1e9
 
     @cached_property
     def groups(self) -> list[Group]:
