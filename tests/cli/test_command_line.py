@@ -32,6 +32,7 @@ SLIPS: list[tuple[list[str], str]] = [
     (["--shuffle"], 'no flag "--shuffle"; settings are written shuffle=...; see `covey train --help`'),
     (["--learning_rate", "1e-6"],
      'no flag "--learning_rate"; did you mean optimizer.lr=1e-6?; see `covey train --help`'),
+    (["--use_vllm", "true"], 'no flag "--use_vllm"; did you mean engine=vllm?; see `covey train --help`'),
     (["--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
     (["-v"], 'no flag "-v"; see `covey train --help`'),
     (["arithmetic"], '"arithmetic" sets nothing; did you mean recipe=arithmetic?'),

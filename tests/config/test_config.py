@@ -221,9 +221,23 @@ def test_a_slip_is_one_line_with_the_nearest_name(overrides: str, line: str) -> 
     assert refusal(overrides) == line
 
 
+@pytest.mark.parametrize(
+    ("overrides", "meant"),
+    [
+        ("use_vllm=true", "engine=vllm"),
+        ("vllm_mode=colocate", "engine=vllm"),
+        ("engine.gpu_memory_utilization=0.3", "engine=vllm"),
+        ("mode=async", "source=ray or source=local"),
+        ("sync_iter=false", "max_staleness"),
+    ],
+)
+def test_a_name_of_another_library_that_is_one_value_here_is_answered_with_it(overrides: str, meant: str) -> None:
+    assert refusal(overrides) == f"unknown setting {overrides.partition('=')[0]}; did you mean {meant}?"
+
+
 def test_names_of_other_libraries_are_answered_with_settings_that_are_there() -> None:
     known = {*setting_names(), "algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"}
-    assert {own for names in OTHER_NAMES.values() for own in names} <= known
+    assert {own.partition("=")[0] for names in OTHER_NAMES.values() for own in names} <= known | {"engine"}
     assert not {name for name in OTHER_NAMES if name in {other.rpartition(".")[2] for other in known}}
 
 

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from covey.cli.main import main
 from covey.config import compose as settings
 from covey.config.checks import read
-from covey.config.giving_way import give_way
+from covey.config.giving_way import give_way, overruled
 from covey.config.schema import Config
 from covey.config.validate import validate
 
@@ -121,3 +121,32 @@ def test_what_gave_way_is_said_in_one_line_each(
     shown = capsys.readouterr()
     assert shown.err == "optimizer.warmup_steps=0 in place of 5: the run has num_steps=3\n"
     assert "  warmup_steps: 0\n" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            ["algorithm=gdpo", "algorithm.advantage=pairwise"],
+            ["algorithm=gdpo has no effect: algorithm.advantage=pairwise in place of gdpo"],
+        ),
+        (
+            ["algorithm=dapo", "algorithm.group_filter=null"],
+            ["algorithm=dapo has no effect: algorithm.group_filter=null in place of zero_std"],
+        ),
+        (["algorithm=gdpo"], []),
+        (["algorithm=gspo", "algorithm.ratio=token"], []),
+        (["algorithm=grpo", "algorithm.advantage=pairwise"], []),
+        (["algorithm=mine", "seed=1"], []),
+    ],
+    ids=lambda value: " ".join(value) if value and "=" in value[0] else "",
+)
+def test_a_preset_of_which_nothing_is_left_is_said_to_have_no_effect(words: list[str], lines: list[str]) -> None:
+    there = [word for word in words if word != "algorithm=mine"]
+    config, _ = composed(*there)
+    assert overruled(config, words) == lines
+
+
+def test_the_command_says_that_a_preset_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "algorithm=gdpo", "algorithm.advantage=pairwise"]) == 0
+    assert "algorithm=gdpo has no effect" in capsys.readouterr().err

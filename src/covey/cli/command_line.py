@@ -77,7 +77,8 @@ def _meant(word: str, rest: Sequence[str]) -> str:
 
     known = list(_setting_types())
     found = named_elsewhere(name, known) or nearest(name, known)
-    return f"; did you mean {' or '.join(f'{other}={value}' for other in found)}?" if found else ""
+    written = [other if "=" in other else f"{other}={value}" for other in found]
+    return f"; did you mean {' or '.join(written)}?" if written else ""
 
 
 def _refuse_slip(word: str, rest: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from covey.cli import measuring
 from covey.config import compose as settings
 from covey.config import unread
 from covey.config.early import check_early
-from covey.config.giving_way import give_way
+from covey.config.giving_way import give_way, overruled
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.run import folder as run_folder
@@ -81,7 +81,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     config = settings.to_unchecked(composed)
     names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"}
     # What a resumed run was begun with may not change behind its back.
-    changed = give_way(config, names) if resume is None else []
+    changed = [*give_way(config, names), *overruled(config, typed)] if resume is None else []
     validate(config, look)
     if verb != "config":  # which may be asked about WORLD_SIZE processes
         ranks.check_ranks()

@@ -102,10 +102,12 @@ def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, 
 def _cell(estimate: Mapping[str, float], form: Form, look: Mapping[str, Any], *, sign: bool = False) -> str:
     """Format an estimate with its interval, a dash where nothing was measured.
 
-    One prompt has no interval.
+    One prompt has no interval, and a gain (`sign`) none that means anything where a few prompts changed alike.
     """
     if not all(map(_is_measured, estimate.values())):
         return "-"
+    if sign and look["num_prompts"] < FEW and (look["num_prompts"] == 1 or estimate["low"] == estimate["high"]):
+        return "too few to tell"
     value = ("+" if sign and estimate["value"] > 0 else "") + form(estimate["value"])
     return f"{value} [{form(estimate['low'])}, {form(estimate['high'])}]" if look["num_prompts"] > 1 else value
 

@@ -5,7 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
 from covey.config.checks import format_value, read, unmet
+from covey.config.compose import CONF
 from covey.config.rules.options import unread_options
 from covey.config.schema import Config
 from covey.system.lookup import option_names, resolve
@@ -63,6 +66,27 @@ def give_way(config: Config, typed: Collection[str]) -> list[str]:
     _drop_options(change)
     _drop_narrow_clip(change)
     return list(change.notices.values())
+
+
+def overruled(config: Config, typed: Sequence[str]) -> list[str]:
+    """Return a line for each typed preset of the algorithm of which nothing is left, such as
+    "algorithm=gdpo has no effect: algorithm.advantage=pairwise in place of gdpo".
+
+    `typed` holds the words as they were typed. A preset of a folder of the user's own is not looked at.
+    """
+    lines = []
+    for group, _, choice in (word.partition("=") for word in typed):
+        file = CONF / group / f"{choice}.yaml"
+        if group != "algorithm" or not file.is_file():
+            continue
+        preset = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
+        now = {key: read(config, f"{group}.{key}") for key in preset}
+        if preset and all(now[key] != value for key, value in preset.items()):
+            instead = ", ".join(
+                f"{group}.{key}={format_value(now[key])} in place of {format_value(preset[key])}" for key in preset
+            )
+            lines.append(f"{group}={choice} has no effect: {instead}")
+    return lines
 
 
 def _fit_numbers(change: _Change) -> None:

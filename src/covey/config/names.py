@@ -17,7 +17,7 @@ def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
         return [now]
     section, _, leaf = name.rpartition(".")
     own = OTHER_NAMES.get(leaf, ())
-    here = [f"{section}.{other.rpartition('.')[2]}" for other in own]
+    here = [f"{section}.{other.rpartition('.')[2]}" for other in own if "=" not in other]
     return [other for other in here if other in known] or list(own)
 
 
@@ -117,6 +117,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "eval_steps": ("evaluation.every",),
     "fp16": ("model.precision",),
     "gradient_accumulation_steps": ("groups_per_step", "micro_batch_tokens"),
+    "gpu_memory_utilization": ("engine=vllm",),
     "grad_clip": ("optimizer.max_grad_norm",),
     "kl_loss_coef": ("algorithm.kl_coef",),
     "learning_rate": ("optimizer.lr",),
@@ -133,6 +134,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "max_response_length": ("sampling.max_tokens",),
     "max_steps": ("num_steps",),
     "model_name_or_path": ("model.name",),
+    "mode": ("source=ray", "source=local"),
     "num_generations": ("group_size",),
     "num_iterations": ("updates_per_batch",),
     "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens"),
@@ -146,10 +148,23 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "scale_rewards": ("algorithm.advantage",),
     "sync_ref_model": ("algorithm.reference_refresh_every",),
     "test_freq": ("evaluation.every",),
+    "sync_iter": ("max_staleness",),
     "torch_dtype": ("model.precision",),
     "total_training_steps": ("num_steps",),
     "train_batch_size": ("groups_per_step",),
     "train_files": ("data.path",),
+    "use_vllm": ("engine=vllm",),
+    "vllm_gpu_memory_utilization": ("engine=vllm",),
+    "vllm_max_model_length": ("engine=vllm",),
+    "vllm_mode": ("engine=vllm",),
+    "vllm_model_impl": ("engine=vllm",),
+    "vllm_server_base_url": ("engine=vllm",),
+    "vllm_server_host": ("engine=vllm",),
+    "vllm_server_port": ("engine=vllm",),
+    "vllm_tensor_parallel_size": ("engine=vllm",),
     "warmup_ratio": ("optimizer.warmup_steps",),
 }
-"""What settings are called in TRL, verl and transformers, or were called here, and what does that now."""
+"""What settings are called in TRL, verl and transformers, or were called here, and what does that now.
+
+Where one value of a setting does it, that is the answer: `use_vllm` is `engine=vllm`.
+"""

@@ -1,20 +1,23 @@
 """What the preflight finds of the user's own reward functions before the first step."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from covey.environments.base import Environment
+from covey.environments.base import Environment, adapt
 from covey.environments.mixture import Mixture
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
+from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
 from covey.run.preflight.preflight import raise_on_failure, run_checks, table, write
-from covey.run.preflight.subject import Check
+from covey.run.preflight.subject import Check, PreflightContext
+from covey.types import Prompt
 
 from ...support.small import scripted
-from .looked_at import Build, refusal, subjects
+from .looked_at import Build, Golden, refusal, subjects
 
 REFUSED = "preflight: reward functions: none of 2 completions could be scored: reward function "
 
@@ -109,3 +112,39 @@ def test_a_check_with_nothing_to_measure_reads_not_applicable(
     assert shown.get().count("not applicable") == len(idle) > 0
     raise_on_failure(checks)
     write(checks, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ an environment
+
+
+def own(subject: PreflightContext, *, in_mixture: bool = False) -> PreflightContext:
+    """The same run with the settings of an environment of the user's own, alone or as a part of a mixture."""
+    settings: Any = CustomConfig(factory="tests:anything")
+    if in_mixture:
+        settings = MixtureConfig(parts={"own": settings, "other": ArithmeticConfig()})
+    return replace(subject, config=replace(subject.config, environment=settings))
+
+
+def broken(prompt: Prompt, text: str) -> float:
+    raise KeyError("target")
+
+
+def test_an_environment_of_ones_own_is_tried_and_its_mistake_refused_in_one_line(build: Build) -> None:
+    reason = "none of 2 completions could be scored: scripted.score raised KeyError: 'target'"
+    line = refusal(own(build(scripted(broken))))
+    assert line.startswith(f"preflight: reward functions: {reason}, allowed: one reward at least; mend ")
+    mixture = Mixture({"own": scripted(broken), "other": scripted()}, {})
+    assert "KeyError: 'target'" in refusal(own(build(mixture, preflight__num_prompts=6), in_mixture=True))
+
+
+def test_an_environment_of_ones_own_that_scores_passes_and_leaves_nothing_to_log(build: Build) -> None:
+    environment = Golden(lambda prompt, text: float(len(text)), lambda prompt: None)
+    checks = run_checks(own(build(adapt(environment))))
+    raise_on_failure(checks)
+    assert found(checks)["reward functions"].figure == "2 of 2 completions get a reward"
+    assert environment.num_scored == 2
+    assert environment.metrics() == {"num": 0.0}
+
+
+def test_other_environments_are_not_tried(build: Build) -> None:
+    assert "reward functions" not in found(run_checks(build(scripted(broken))))

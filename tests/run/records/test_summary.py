@@ -273,8 +273,19 @@ def test_one_held_out_prompt_has_values_and_no_intervals(tmp_path: Path) -> None
     looks = replace(BEFORE, num_prompts=1), replace(AFTER, num_prompts=1)
     lines = shown(summary(FACTS, *looks), tmp_path)
     (accuracy,) = [line.split() for line in lines if line.startswith("accuracy")]
-    assert accuracy == ["accuracy,", "%", "25.0", "75.0", "+50.0"]
+    assert accuracy == ["accuracy,", "%", "25.0", "75.0", "too", "few", "to", "tell"]
     assert not any("[" in line for line in lines)
+
+
+def test_a_few_prompts_that_changed_alike_are_too_few_to_tell_and_many_are_not(tmp_path: Path) -> None:
+    def gain(number: int) -> str:
+        content = summary(FACTS, replace(BEFORE, num_prompts=number), replace(AFTER, num_prompts=number))
+        content["gain"]["reward_mean"] = {"value": 0.25, "low": 0.25, "high": 0.25}
+        (line,) = [line for line in shown(content, tmp_path) if line.startswith("mean reward")]
+        return line
+
+    assert gain(19).rstrip().endswith("too few to tell")
+    assert gain(20).rstrip().endswith("+0.250 [0.250, 0.250]")
 
 
 def test_looks_at_different_prompts_are_compared_over_those_that_both_saw() -> None:

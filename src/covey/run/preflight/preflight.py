@@ -27,7 +27,14 @@ from covey.run.preflight.plain import check_plain
 from covey.run.preflight.policy import check_gradient, check_logprobs
 from covey.run.preflight.slope import check_slope
 from covey.run.preflight.subject import Check, Finding, PreflightContext
-from covey.run.preflight.text import check_completions, check_functions, check_gold, check_lengths, check_tokenizer
+from covey.run.preflight.text import (
+    check_completions,
+    check_functions,
+    check_gold,
+    check_lengths,
+    check_tokenizer,
+    trial_of,
+)
 from covey.run.records.record import RunRecorder
 from covey.system import collectives
 from covey.system.disk import catch_write_errors
@@ -76,7 +83,7 @@ def stages_of(subject: PreflightContext) -> tuple[PreflightCheck, ...]:
     stages = (*CUSTOM_STAGES, *STAGES) if has_custom(subject.config) else STAGES
     if subject.run.policy.mask_id is not None:
         return (*stages, *FILL_STAGES)
-    return (*stages, *TRIED_STAGES) if any(map(subject.run.environment.dry_run, subject.prompts)) else stages
+    return (*stages, *TRIED_STAGES) if any(trial_of(subject, prompt) for prompt in subject.prompts) else stages
 
 
 def raise_on_failure(checks: Sequence[Check]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from covey.engine.fake import FakeEngine
 from covey.engine.native.runner import cache_shape
 from covey.environments.base import Environment, ends_with_assistant, text_of
+from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.rollout import encode_prompt
 from covey.run.preflight.subject import Finding, PreflightContext, vocabulary_size
@@ -288,10 +289,9 @@ def _judged(
 
 
 def check_functions(subject: PreflightContext) -> Finding:
-    """Check that the user's reward functions, called as in training, score sampled completions."""
-    environment = subject.run.environment
+    """Check that the user's reward functions or environment, called as in training, score sampled completions."""
     groups = {group.prompt.environment: group for group in reversed(subject.groups) if group.rollouts}
-    found = [(environment.dry_run(group.prompt), group.rollouts) for group in groups.values()]
+    found = [(trial_of(subject, group.prompt), group.rollouts) for group in groups.values()]
     trials = [(trial, rollouts) for trial, rollouts in found if trial is not None]
     if not trials:
         return Finding(True, "no reward functions", "", applies=False)
@@ -302,3 +302,15 @@ def check_functions(subject: PreflightContext) -> Finding:
     num_scored = sum(len(found.rollouts) for found in said if not isinstance(found, str))
     num_tried = sum(len(rollouts) for _, rollouts in trials)
     return Finding(True, f"{num_scored} of {num_tried} completions get a reward", "one reward at least")
+
+
+def trial_of(subject: PreflightContext, prompt: Prompt) -> tuple[Environment, Prompt] | None:
+    """Return what tries the user's own code on a prompt, and the prompt as that knows it.
+
+    An environment of the user's is tried as it is: it scores as in training, and its metrics are dropped. None where
+    no code of the user's judges the prompt.
+    """
+    environment, settings = subject.run.environment, subject.config.environment
+    own = settings.parts.get(prompt.environment) if isinstance(settings, MixtureConfig) else settings
+    is_custom = isinstance(own, CustomConfig)
+    return environment.dry_run(prompt) or ((environment, prompt) if is_custom else None)
