@@ -95,6 +95,7 @@ REFUSED = re.compile(r"^\| `covey ([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 SETTINGS_PAGE = "docs/use/settings.md"
 GAVE_WAY = " in place of "
 """In each line about a value that gave way to what was typed."""
+USUAL_SETTINGS = settings.to_yaml(Config())
 REFUSALS = [(shlex.split(words), line) for words, line in REFUSED.findall(TEXTS[SETTINGS_PAGE])]
 
 
@@ -109,8 +110,8 @@ def workbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for folder in ("FOLDER", "outputs/DATE/TIME"):  # runs to go on with
         (tmp_path / folder / "checkpoints" / "step-000001").mkdir(parents=True)
         (tmp_path / folder / "checkpoints" / "step-000001" / "manifest.json").touch()
-        (tmp_path / folder / "config.yaml").write_text(settings.to_yaml(Config()))
-    (tmp_path / "saved.yaml").write_text(settings.to_yaml(Config()))
+        (tmp_path / folder / "config.yaml").write_text(USUAL_SETTINGS)
+    (tmp_path / "saved.yaml").write_text(USUAL_SETTINGS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(environments.ENVIRONMENTS, "backwards", raising=False)
@@ -267,7 +268,7 @@ def test_the_environment_of_the_rewards_page_trains_and_shows_how_it_is_done(wor
 def test_the_python_page_trains_and_samples(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = (workbench / "from_python.py").read_text()
     shorter = source.replace("num_steps=20", "num_steps=1, groups_per_step=2, group_size=2")
-    shorter = shorter.replace("num_steps=60", "num_steps=1").replace("step-000020", "step-000001")
+    shorter = shorter.replace("num_steps=60", "num_steps=1, num_check_prompts=4").replace("step-000020", "step-000001")
     assert len(shorter) == len(source) + len(", groups_per_step=2, group_size=2") - 2, (
         "the example names its steps else"
     )
@@ -282,9 +283,15 @@ def test_the_python_page_trains_and_samples(workbench: Path, capsys: pytest.Capt
 def test_the_lines_of_python_of_the_readme_train(workbench: Path) -> None:
     source = (workbench / "from_readme.py").read_text()
     assert len(source.splitlines()) <= 10
-    shorter = source.replace("num_steps=60", "num_steps=1")
-    assert shorter != source
-    (workbench / "from_readme.py").write_text(shorter.replace("num_steps=20", "num_steps=1, groups_per_step=2"))
+    shorter = source
+    for long, short in [
+        ("num_steps=60", "num_steps=1, num_check_prompts=4"),
+        ("num_steps=20", "num_steps=1, groups_per_step=2"),
+        ("levels=[2]", "levels=[2], num_train=16, num_test=4"),
+    ]:
+        assert long in source, "the example no longer names it so"
+        shorter = shorter.replace(long, short)
+    (workbench / "from_readme.py").write_text(shorter)
     runpy.run_path("from_readme.py", run_name="__main__")
     assert (workbench / "outputs" / "from_readme" / "summary.json").is_file()
 

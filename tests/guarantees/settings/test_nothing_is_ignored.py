@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,13 @@ def test_another_value_of_a_setting_changes_what_can_be_seen_or_is_refused(name:
     assert str(refusal.value) == case.line
 
 
-@pytest.mark.parametrize("reader", SECOND_READERS)
+@pytest.mark.parametrize(
+    "reader",
+    [
+        pytest.param(reader, marks=pytest.mark.slow if reader == "environment.timeout of code" else [])  # waits 10 s
+        for reader in SECOND_READERS
+    ],
+)
 def test_a_setting_matters_also_where_only_its_second_reader_is_there(reader: str) -> None:
     assert_matters(reader.partition(" of ")[0], SECOND_READERS[reader])
 
@@ -181,18 +188,58 @@ VERBS: dict[str, tuple[Observation, Settings]] = {
     "cold-start": (warm_up, COLD),
     "judge": (judges, INFILL),
 }
-UNREAD_NAMES = [(verb, name) for verb, names in UNREAD.items() for name in covered(names)]
 
 
-@pytest.mark.parametrize(("verb", "name"), UNREAD_NAMES, ids=[f"{verb} {name}" for verb, name in UNREAD_NAMES])
-def test_what_a_verb_is_said_not_to_read_changes_nothing_of_it(verb: str, name: str) -> None:
-    case = CASES[name]
-    if isinstance(case, Refused):
-        return
-    observe, needed = VERBS[verb]
-    usual = {**needed, **({} if "environment.name" in case.context else case.context)}
-    changed = observed(observe, {**usual, **case.along, name: case.value})
-    assert alike(usually(observe, usual), changed)
+@dataclass
+class Unread:
+    """Settings that a verb is said not to read, as many at once as no rule refuses."""
+
+    usual: dict[str, Any]
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By the name of the setting: its other value, and what has to be along with it."""
+
+    def changed(self) -> dict[str, Any]:
+        return self.usual | {key: value for change in self.changes.values() for key, value in change.items()}
+
+    def take(self, name: str, usual: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
+        """Add a setting where it fits: a rule refuses it where another one would keep it from being read."""
+        seen_before = {key for one in self.changes.values() for key in one}
+        if seen_before & usual.keys() or (change.keys() & {*seen_before, *self.usual}):
+            return False
+        if any(self.usual.get(key, value) != value for key, value in usual.items()):
+            return False
+        try:
+            configured({**self.usual, **usual})
+            configured({**self.changed(), **usual, **change})
+        except ValueError:
+            return False
+        self.usual |= usual
+        self.changes[name] = dict(change)
+        return True
+
+
+def unread_by(verb: str) -> list[Unread]:
+    found: list[Unread] = []
+    for name in covered(UNREAD[verb]):
+        case = CASES[name]
+        if isinstance(case, Refused):
+            continue
+        usual = {**VERBS[verb][1], **({} if "environment.name" in case.context else case.context)}
+        change = {**case.along, name: case.value}
+        if not any(together.take(name, usual, change) for together in found):
+            found.append(Unread(usual, {name: change}))
+    return found
+
+
+@pytest.mark.parametrize("verb", UNREAD)
+def test_what_a_verb_is_said_not_to_read_changes_nothing_of_it(verb: str) -> None:
+    observe = VERBS[verb][0]
+    for together in unread_by(verb):
+        before = usually(observe, together.usual)
+        if not alike(before, observed(observe, together.changed())):
+            alone = {name: observed(observe, together.usual | change) for name, change in together.changes.items()}
+            read = [name for name, seen in alone.items() if not alike(before, seen)]
+            pytest.fail(f"{verb} reads {read}, or some of {list(alone)} together")
 
 
 @pytest.mark.parametrize("verb", ["train", "config", "check"])
