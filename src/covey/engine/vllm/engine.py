@@ -1,0 +1,310 @@
+"""The engine that samples with vLLM. It has weights of its own, which change while completions are under way.
+
+A push is a transaction. What arrives is compared with the engine's own names and shapes first; then vLLM is paused,
+loads, goes on under the new version, and scores the probe. No completion that holds a token of the new version is
+given out before the probe agrees. Where it does not, or where a worker fails after loading has begun, nothing whole is
+left: EngineLost, and the caller makes another engine.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from covey.engine.base import EngineLost, EngineStats, PushRefused, UpdateMode, WeightSet, digest_of
+from covey.engine.vllm.files import Shapes, difference, push_folder, pushed_shapes, write_push
+from covey.engine.vllm.loop_thread import LoopThread
+from covey.engine.vllm.wire import Sample, Wire, one_line, sampling_params
+from covey.types import Completion, Sampling, Span
+
+T = TypeVar("T")
+
+DEADLINE = 120.0
+"""Seconds within which vLLM must answer; a completion may take longer, as long as its engine loop answers a ping."""
+START_SECONDS = 900.0
+"""vLLM reads the weights, captures graphs and reserves its memory."""
+CLOSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the engine must know of the policy that vLLM serves."""
+
+    max_length: int
+    """Positions of prompt and completion."""
+    stop_ids: frozenset[int]
+    dtype: torch.dtype
+    """That vLLM computes in; weights are pushed in it."""
+    max_rows: int
+    adapter: Path | None = None
+    """The folder of the LoRA adapter, where only that is trained and pushed."""
+    adapter_shapes: Shapes | None = None
+
+
+class VLLMEngine:
+    """Samples with vLLM; see `UpdatableEngine`. Calls may come from any event loop."""
+
+    version: int
+
+    def __init__(
+        self,
+        open_wire: Callable[[], Coroutine[Any, Any, Wire]],
+        served: Served,
+        *,
+        version: int = 0,
+        deadline: float = DEADLINE,
+        collect: Callable[[int], WeightSet] | None = None,
+        how: UpdateMode = "keep",
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start vLLM, which takes a minute. EngineLost where it does not start.
+
+        `collect` makes the set of a version from the policy beside the engine, for `load_weights`, which takes it as
+        `how` says. `on_close` is called once vLLM is gone.
+        """
+        self.version = version
+        self._served = served
+        self._deadline = deadline
+        self._collect = collect
+        self._how = how
+        self._on_close = on_close
+        self._lost = ""
+        """Why the engine is lost, "" while it is not."""
+        self._is_closed = False
+        self._proof: asyncio.Future[None] | None = None
+        self._stats = EngineStats()
+        self._rows = 0
+        self._busy_since = 0.0
+        self._thread = LoopThread("covey-vllm")
+        try:
+            self._wire: Wire = self._thread.submit(self._open(open_wire)).result(START_SECONDS)
+        except BaseException as error:
+            self._thread.close(CLOSE_SECONDS)
+            on_close()
+            if isinstance(error, EngineLost) or not isinstance(error, Exception):
+                raise
+            raise EngineLost(f"vLLM did not start: {one_line(error)}") from None
+
+    # ------------------------------------------------------------------------------------------------ sampling
+
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+        """Return n completions of one prompt, in sample order.
+
+        ValueError where prompt and completion cannot fit. EngineLost where vLLM died.
+        """
+        if n < 1:
+            raise ValueError(f"n must be >= 1, got {n}")
+        if not prompt_ids:
+            raise ValueError("a prompt must hold at least one token, got none")
+        needed, limit = len(prompt_ids) + sampling.max_tokens, self._served.max_length
+        if needed > limit:
+            raise ValueError(
+                f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens} needs {needed} positions, "
+                f"the policy has {limit}"
+            )
+        self._raise_if_lost()
+        return await asyncio.wrap_future(self._thread.submit(self._generate(tuple(prompt_ids), n, sampling)))
+
+    async def _generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+        draws = [asyncio.create_task(self._draw(prompt_ids, index, sampling)) for index in range(n)]
+        try:
+            with self._counted(n):
+                completions = list(await asyncio.gather(*draws))
+        finally:
+            for draw in draws:
+                draw.cancel()
+        sampled = sum(len(completion.token_ids) for completion in completions)
+        self._stats = replace(
+            self._stats,
+            prompt_tokens=self._stats.prompt_tokens + len(prompt_ids),
+            sampled_tokens=self._stats.sampled_tokens + sampled,
+        )
+        return completions
+
+    async def _draw(self, prompt_ids: Sequence[int], index: int, sampling: Sampling) -> Completion:
+        """Draw one completion, again where a push aborted it, and hold it back while a push is being proved."""
+        params = sampling_params(sampling, index, self._served.stop_ids)
+        while True:
+            self._raise_if_lost()
+            sample = await self._watch(self._wire.sample(prompt_ids, params))
+            if self._proof is not None:
+                await asyncio.shield(self._proof)
+            if sample.ended != "abort":
+                return _completion(sample)
+
+    # ------------------------------------------------------------------------------------------------ weights
+
+    async def update(self, weights: WeightSet, how: UpdateMode) -> None:
+        """Take new weights as one transaction, see `UpdatableEngine.update`."""
+        self._raise_if_lost()
+        await asyncio.wrap_future(self._thread.submit(self._update(weights, how)))
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the weights of the policy beside it as they are now; the tensors are not looked at.
+
+        PushRefused and EngineLost as `update` raises them.
+        """
+        if self._collect is None:
+            raise PushRefused(f"vLLM takes version {version} as a set with its probe, not as loose tensors")
+        self._raise_if_lost()
+        self._thread.submit(self._update(self._collect(version), self._how)).result()
+
+    async def _update(self, weights: WeightSet, how: UpdateMode) -> None:
+        if self._proof is not None:
+            raise PushRefused(f"version {weights.version} came while another was being loaded")
+        self._proof = asyncio.get_running_loop().create_future()
+        self._proof.add_done_callback(lambda proof: proof.exception())  # nobody need wait for it
+        try:
+            # Refuse what could not be taken whole, before anything changes.
+            if await asyncio.to_thread(digest_of, weights.tensors) != weights.digest:
+                raise PushRefused(f"version {weights.version} changed on its way: its bytes have another digest")
+            await self._push(weights, how)
+            self._proof.set_result(None)
+        except EngineLost as error:
+            self._proof.set_exception(error)
+            raise
+        finally:
+            if not self._proof.done():  # refused: what waited goes on with the old version
+                self._proof.set_result(None)
+            self._proof = None
+
+    async def _push(self, weights: WeightSet, how: UpdateMode) -> None:
+        served = self._served
+        if served.adapter_shapes is not None:
+            _refuse(weights.version, [difference(pushed_shapes(weights), served.adapter_shapes)])
+        with push_folder(weights) as folder:
+            await asyncio.to_thread(write_push, weights, folder, served.dtype, served.adapter)
+            if served.adapter_shapes is None:
+                check = self._wire.call("covey_refusal", str(folder))
+                _refuse(weights.version, await self._within(check, "check weights"))
+            try:
+                await self._replace(folder, weights, how)
+            except asyncio.CancelledError:
+                raise self._lose(f"the push of version {weights.version} was cut off") from None
+
+    async def _replace(self, folder: Path, weights: WeightSet, how: UpdateMode) -> None:
+        """Load, label and prove. From here on there is no way back: any failure loses the engine."""
+        await self._watch(self._wire.pause(how))
+        if self._served.adapter is None:
+            await self._within(self._wire.call("covey_load", str(folder)), "load weights")
+        else:
+            await self._within(self._wire.load_adapter(folder), "load an adapter")
+        await self._within(self._wire.label(weights.version), "take a version")
+        await self._within(self._wire.resume(), "go on sampling")
+        found = await self._within(self._wire.score(weights.probe.token_ids), "score the probe")
+        gap = _largest_gap(found, weights.probe.logprobs)
+        if not gap <= weights.probe.tolerance:  # NaN is refused too
+            raise self._lose(
+                f"after the push of version {weights.version} vLLM is {gap:.2g} nats from the trainer on the probe, "
+                f"at most {weights.probe.tolerance:g} is rounding"
+            )
+        self.version = weights.version
+
+    # ------------------------------------------------------------------------------------------------ the rest
+
+    def take_stats(self) -> EngineStats:
+        """Return what was done since the last call. Completions beyond `max_rows` wait inside vLLM."""
+        now = time.monotonic()
+        stats = self._stats
+        if self._rows:
+            stats = replace(stats, seconds=stats.seconds + now - self._busy_since)
+            self._busy_since = now
+        self._stats = EngineStats(peak_rows=min(self._rows, self._served.max_rows))
+        return stats
+
+    def close(self) -> None:
+        """End vLLM and the thread it is spoken to from. Closing again does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._lost = self._lost or "the engine was closed"
+        try:
+            self._thread.submit(self._wire.close()).result(CLOSE_SECONDS)
+        finally:
+            self._thread.close(CLOSE_SECONDS)
+            self._on_close()
+
+    async def _open(self, open_wire: Callable[[], Coroutine[Any, Any, Wire]]) -> Wire:
+        wire = await asyncio.wait_for(open_wire(), START_SECONDS)
+        if self._served.adapter is not None:
+            await asyncio.wait_for(wire.load_adapter(self._served.adapter), self._deadline)
+        await asyncio.wait_for(wire.label(self.version), self._deadline)
+        return wire
+
+    @contextmanager
+    def _counted(self, num_rows: int) -> Iterator[None]:
+        """Count rows under way, and the seconds in which there are any."""
+        if self._rows == 0:
+            self._busy_since = time.monotonic()
+        self._rows += num_rows
+        peak = min(self._rows, self._served.max_rows)
+        self._stats = replace(self._stats, peak_rows=max(self._stats.peak_rows, peak))
+        try:
+            yield
+        finally:
+            self._rows -= num_rows
+            if self._rows == 0:
+                seconds = self._stats.seconds + time.monotonic() - self._busy_since
+                self._stats = replace(self._stats, seconds=seconds)
+
+    async def _watch(self, work: Awaitable[T]) -> T:
+        """Wait as long as vLLM's engine loop answers: completions take as long as they are."""
+        self._raise_if_lost()
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                done, _ = await asyncio.wait({task}, timeout=self._deadline)
+                if not done:
+                    await self._within(self._wire.ping(), "answer a ping")
+            return task.result()
+        except EngineLost as error:
+            raise self._lose(one_line(error)) from None
+        finally:
+            task.cancel()
+
+    async def _within(self, work: Awaitable[T], doing: str) -> T:
+        """Wait for an answer of vLLM, no longer than the deadline."""
+        self._raise_if_lost()
+        try:
+            return await asyncio.wait_for(work, self._deadline)
+        except TimeoutError:
+            raise self._lose(f"vLLM did not {doing} within {self._deadline:g} s") from None
+        except EngineLost as error:
+            raise self._lose(one_line(error)) from None
+
+    def _lose(self, reason: str) -> EngineLost:
+        """Remember that the engine is lost, and why: every later call says the same."""
+        self._lost = self._lost or reason
+        return EngineLost(self._lost)
+
+    def _raise_if_lost(self) -> None:
+        if self._lost:
+            raise EngineLost(self._lost)
+
+
+def _completion(sample: Sample) -> Completion:
+    versions = [span.version for span in sample.spans]
+    spans: tuple[Span, ...] = sample.spans if len(set(versions)) > 1 else ()
+    assert sample.ended != "abort", "an aborted sample is drawn again"
+    return Completion(sample.token_ids, sample.logprobs, sample.ended, min(versions), spans=spans)
+
+
+def _largest_gap(found: Sequence[float], wanted: Sequence[float]) -> float:
+    """Return the most that two lists differ by; infinite where one is longer, NaN where one holds it."""
+    if len(found) != len(wanted):
+        return math.inf
+    gaps = [abs(a - b) for a, b in zip(found, wanted, strict=True)]
+    return math.nan if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
+
+
+def _refuse(version: int, reasons: Iterable[str]) -> None:
+    for reason in reasons:
+        if reason:
+            raise PushRefused(f"version {version}: {reason}")

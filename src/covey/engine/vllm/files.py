@@ -1,0 +1,122 @@
+"""Weights as files: the folder that vLLM starts from, and what is pushed into it afterwards."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from covey.engine.base import WeightSet
+from covey.policy.policy import Policy
+from covey.system.disk import catch_write_errors
+
+MEMORY = Path("/dev/shm")
+"""A disk in memory, where the machine has one."""
+WRAPPED = "base_model.model."
+"""What peft puts before the names of the model that it wraps."""
+WEIGHTS = "model.safetensors"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+SPARE = 64 << 20
+"""Bytes left free on the disk in memory: others write there too, and Docker gives it 64 MB by default."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def read_shapes(path: Path) -> Shapes:
+    """Return the names and shapes in a safetensors file, or in all of a folder, without reading the tensors."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    found: Shapes = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return found
+
+
+def difference(pushed: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> str:
+    """Say in one line how pushed names and shapes differ from the engine's own, "" where they do not."""
+    missing, foreign = sorted(own.keys() - pushed.keys()), sorted(pushed.keys() - own.keys())
+    if missing or foreign:
+        names = ", ".join((missing + foreign)[:3])
+        return f"{len(missing)} tensors of the engine's are missing and {len(foreign)} are not the engine's ({names})"
+    for name, shape in own.items():
+        if pushed[name] != shape:
+            return f"{name} has the shape {pushed[name]}, the engine's has {shape}"
+    return ""
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Save the model without its adapters, and its tokenizer, as transformers do.
+
+    ValueError where transformers save parameters under other names than the model calls them: such weights could not
+    be pushed.
+    """
+    model = policy.causal_lm
+    weights = {_plain(name): tensor for name, tensor in policy.model.state_dict().items() if ".lora_" not in name}
+    with catch_write_errors(folder):
+        model.save_pretrained(folder, state_dict=weights)
+        policy.tokenizer.save_pretrained(folder)
+    named = {_plain(name) for name, _ in policy.model.named_parameters() if ".lora_" not in name}
+    if other := sorted(named ^ read_shapes(folder).keys()):
+        raise ValueError(
+            f"engine=vllm needs a model whose parameters are saved under their own names, {type(model).__name__} has "
+            f"{len(other)} others ({', '.join(other[:3])}); use engine=native"
+        )
+
+
+def save_adapter(policy: Policy, folder: Path) -> None:
+    """Save the adapter that the policy trains, as peft does."""
+    with catch_write_errors(folder):
+        policy.model.save_pretrained(folder)  # type: ignore[operator] # peft's
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(WRAPPED).replace(".base_layer.", ".")
+
+
+@contextmanager
+def push_folder(weights: WeightSet) -> Iterator[Path]:
+    """Make a folder that lasts as long as the block: in memory where the weights fit, else on disk."""
+    num_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
+    folder = Path(tempfile.mkdtemp(prefix="covey-push-", dir=_roomy(num_bytes)))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_push(weights: WeightSet, folder: Path, dtype: torch.dtype, adapter: Path | None = None) -> None:
+    """Write pushed weights in the type that the engine computes in, or as an adapter with the config of `adapter`.
+
+    Raises WriteError where there is no room for them.
+    """
+    tensors = {_pushed_name(name): tensor.to(dtype).contiguous() for name, tensor in weights.tensors.items()}
+    with catch_write_errors(folder):
+        save_file(tensors, folder / (WEIGHTS if adapter is None else ADAPTER))
+        if adapter is not None:
+            shutil.copyfile(adapter / ADAPTER_CONFIG, folder / ADAPTER_CONFIG)
+
+
+def pushed_shapes(weights: WeightSet) -> Shapes:
+    """Return the names that pushed weights have in a file, with their shapes."""
+    return {_pushed_name(name): tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+
+
+def _pushed_name(name: str) -> str:
+    """Return the name in peft's files of an adapter's parameter; other names stay."""
+    return name.replace(".default.weight", ".weight") if ".lora_" in name else name
+
+
+def _roomy(num_bytes: int) -> str | None:
+    """Return the disk in memory where it has room, None for the folder of temporary files."""
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > num_bytes + SPARE
+    return str(MEMORY) if has_room else None
+
+
+def adapter_rank(folder: Path) -> int:
+    """Return the rank of a saved adapter."""
+    return int(json.loads((folder / ADAPTER_CONFIG).read_text())["r"])

@@ -1,0 +1,104 @@
+"""What the engine asks of vLLM, whether it runs in this process or behind an address."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from covey.engine.base import UpdateMode
+from covey.policy.sampling import row_key
+from covey.types import Sampling, Span
+
+RECEIVER = "covey.engine.vllm.worker.Receiver"
+"""The worker extension of vLLM whose methods `Wire.call` names."""
+ADAPTER = "covey"
+"""The name of the LoRA adapter that requests are sampled on."""
+POSITIVE = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion as vLLM gave it back."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of the distribution drawn from: filtered and renormalised."""
+    ended: Literal["stop", "length", "abort"]
+    spans: tuple[Span, ...]
+    """In order, and without gaps."""
+
+
+class Wire(Protocol):
+    """The calls to one vLLM. Each raises EngineLost where vLLM is dead or answers with an error."""
+
+    async def sample(self, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> Sample:
+        """Draw one completion with `sampling_params`."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probs of token_ids[1:] at temperature 1, unfiltered."""
+        ...
+
+    async def pause(self, how: UpdateMode) -> None:
+        """Stop sampling and drop every cached key and value; requests wait until `resume`."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of the worker extension on every worker, and return what each answered."""
+        ...
+
+    async def load_adapter(self, folder: Path) -> None:
+        """Put the LoRA adapter in `folder` in the place of the one sampled on."""
+        ...
+
+    async def label(self, version: int) -> None:
+        """Name the version that tokens sampled from now on carry."""
+        ...
+
+    async def ping(self) -> None:
+        """Return once vLLM's engine loop has answered."""
+        ...
+
+    async def sleep(self) -> None:
+        """Give the memory of weights and cache back; what they held is lost."""
+        ...
+
+    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Take the memory of one of them again."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of vLLM, ending the processes that were started for it."""
+        ...
+
+
+def sampling_params(sampling: Sampling, index: int, stop_ids: Iterable[int]) -> dict[str, Any]:
+    """Return the keywords of vLLM's SamplingParams for sample `index` of a prompt.
+
+    The stop tokens are the policy's alone, not those vLLM would find in the model's folder.
+    """
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "max_tokens": sampling.max_tokens,
+        "seed": row_key(sampling.seed, index) & POSITIVE,
+        "stop": list(sampling.stop),
+        "stop_token_ids": sorted(stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": False,
+    }
+
+
+PROBE_PARAMS: Mapping[str, Any] = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
+"""Keywords of SamplingParams that score a text."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error, with its type where it has no text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
