@@ -20,7 +20,7 @@ from covey.config.schema import Config
 from covey.environments.code import environment as code
 from covey.environments.countdown.settings import CountdownConfig
 from covey.environments.machines.design.types import Invalid
-from covey.environments.machines.tally import StepStats
+from covey.environments.machines.environment import StepStats
 from covey.environments.math import verifier
 from covey.environments.settings import ArithmeticConfig, MixtureConfig
 from covey.rollouts.settings import GroupSizeStep

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.policy.offload import offloaded
+from covey.policy.policy import offloaded
 
 HERE = torch.device("cpu")
 

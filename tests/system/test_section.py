@@ -11,8 +11,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from covey.config.environments import ENVIRONMENT_SETTINGS
-from covey.config.schema import Config
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.math.settings import Gsm8kConfig

@@ -12,8 +12,7 @@ from decimal import Decimal
 from typing import Any, get_type_hints
 
 from covey.cli import help as usage
-from covey.config.environments import ENVIRONMENT_SETTINGS
-from covey.config.schema import Config
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.system.section import Section
 
 CONFIG_FLAG = "--config"

@@ -166,7 +166,7 @@ class Setting:
 
 def all_settings() -> dict[str, list[Setting]]:
     """Return the settings of every section of the schema, by the name of its class."""
-    from covey.config.environments import ENVIRONMENT_SETTINGS
+    from covey.config.schema import ENVIRONMENT_SETTINGS
 
     sections = [Config, *_sections_of(Config), GroupSizeStep, *ENVIRONMENT_SETTINGS.values()]
     return {section.__name__: read_settings(section) for section in sections}

@@ -1,24 +1,31 @@
 """From the words of one job to checked settings: of a new run, a resumed one, a policy's run or a file."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from covey.algorithm.settings import AlgorithmConfig
 from covey.cli import help as usage
-from covey.cli import measuring
 from covey.config import compose as settings
-from covey.config import unread
+from covey.config.checks import format_value, read
+from covey.config.compose import to_yaml
 from covey.config.early import check_early
 from covey.config.giving_way import give_way, overruled
-from covey.config.schema import Config
+from covey.config.schema import ColdStartConfig, Config
 from covey.config.validate import validate
+from covey.environments.machines.settings import MachinesConfig
+from covey.policy.settings import NANO
+from covey.rollouts.settings import CurriculumConfig
 from covey.run import folder as run_folder
 from covey.run import saved_settings, trust
+from covey.run.folder import run_of
 from covey.system import accelerate_launch, ranks
 from covey.system.text.escaping import escape
+from covey.trainer.settings import OptimizerConfig
 
 ROOT = Path("outputs")
 """Where resume=latest looks."""
@@ -61,7 +68,7 @@ def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
     resumed = [word.removeprefix("resume=") for word in words if word.startswith("resume=")]
     if verb in ("train", "config") and len(resumed) == 1 and resumed[0] != "null" and "," not in resumed[0]:
         return saved_settings.find_run(resumed[0].strip("'\""), ROOT) / run_folder.CONFIG
-    run = measuring.base_run(words) if verb == "evaluate" else None
+    run = base_run(words) if verb == "evaluate" else None
     return None if run is None else run / run_folder.CONFIG
 
 
@@ -89,7 +96,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     if saved := run_folder.run_of(config.model.name):
         trust.check_links(Path(config.model.name), saved, trusted=config.trust_run)
     # Say what is about to happen
-    first = [measuring.first_line(config, typed, run or file)] if verb == "evaluate" else []
+    first = [first_line(config, typed, run or file)] if verb == "evaluate" else []
     imported = [f"{key}={value}" for key, value in trust.named_code(asdict(config))]
     if source is not None and imported:
         first.append(escape(f"imports {', '.join(imported)}"))
@@ -130,18 +137,136 @@ def _loading(verb: str, config: Config, source: Path | None) -> str:
 def _run_below(verb: str, typed: Sequence[str], file: Path | None) -> Path | None:
     """Return the run whose settings an evaluated policy takes."""
     is_plain = HydraConfig.get().job.config_name == "config"
-    return measuring.base_run(typed) if verb == "evaluate" and is_plain and file is None else None
+    return base_run(typed) if verb == "evaluate" and is_plain and file is None else None
 
 
 def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
     """Return warnings: typed settings that the verb does not read, runs that are skipped, another task than trained."""
-    idle = unread.check_typed(verb, config, typed, ranks.world_size())
+    idle = check_typed(verb, config, typed, ranks.world_size())
     alone = " in one process" if ranks.world_size() == 1 else ""
     notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
     if "resume=latest" in typed:
         newer = run_folder.newer_trainings(Path(config.resume or ""), ROOT)
         notes += [f"resume=latest skips {path}, which is newer and has no checkpoint" for path in newer]
     if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):
-        other = measuring.diff_settings(run, config, typed)
+        other = diff_settings(run, config, typed)
         notes += [f"settings differ from the run in {run}: {', '.join(other)}"] if other else []
     return notes
+
+
+def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: int) -> list[str]:
+    """Return which of the settings named on the command line the verb does not read.
+
+    ValueError for one of a cold start that is off: a recipe may hold some, but who types one means it.
+    """
+    names = [word.lstrip("+").partition("=")[0] for word in typed]
+    idle = [name for name in names if name in COLD_START_SETTINGS]
+    if verb not in ("evaluate", "cold-start", "judge") and idle and not config.cold_start.enabled:
+        value = format_value(read(config, idle[0]))
+        raise ValueError(f"{idle[0]}={value} needs cold_start.enabled=true, got cold_start.enabled=false")
+    unread = (*UNREAD.get(verb, ()), *(RANK_SETTINGS if num_processes == 1 else ()))
+    return [name for name in names if any(name == other or name.startswith(f"{other}.") for other in unread)]
+
+
+def names_of(section: type, prefix: str, *chosen: str) -> tuple[str, ...]:
+    """Return the dotted names of the fields of a section that begin with one of `chosen`."""
+    return tuple(f"{prefix}.{field.name}" for field in fields(section) if field.name.startswith(chosen))
+
+
+ADVANTAGE_SETTINGS = (*names_of(AlgorithmConfig, "algorithm", "advantage"), "algorithm.length_normalizer")
+LORA_SETTINGS = ("model.lora_alpha", "model.lora_dropout", "model.lora_targets")
+COLD_START_SETTINGS = (
+    *(name for name in names_of(ColdStartConfig, "cold_start", "") if name[11:] != "enabled"),
+    "timeouts.cold_start",
+    *names_of(MachinesConfig, "environment", "num_demonstrations", "family_share", "demonstration_cap"),
+)
+RANK_SETTINGS = ("parallel", "timeouts.ranks")
+"""What a single process does not read."""
+TRAINING_SETTINGS = (
+    *("num_steps", "groups_per_step", "group_size", "group_size_schedule", "updates_per_batch", "max_staleness"),
+    *("source", "shuffle", "curriculum"),
+    *("algorithm", "optimizer", "evaluation.every"),
+    *("output.save_every", "output.keep_last", "output.keep_best"),
+    *("output.rollouts_per_step", "output.show_rollouts"),
+)
+ANSWER_SETTINGS = ("output.answers_per_evaluation", "output.max_rollout_rows")
+CREDIT_SETTINGS = (
+    *ADVANTAGE_SETTINGS,
+    *names_of(AlgorithmConfig, "algorithm", "shaping", "selection", "group_filter"),
+)
+UNREAD: dict[str, tuple[str, ...]] = {
+    "check": (
+        *("num_steps", "max_staleness", "source", *CREDIT_SETTINGS),
+        *names_of(CurriculumConfig, "curriculum", "window", "decay", "explore", "promot", "demote", "earlier"),
+        *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
+        *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
+        *(name for name in (*TRAINING_SETTINGS, *ANSWER_SETTINGS) if name.startswith("output.")),
+    ),
+    "judge": (
+        *("num_steps", "groups_per_step", "group_size", "updates_per_batch"),
+        *("micro_batch_tokens", "packing", "logprob_chunk", "optimizer", "preflight"),
+    ),
+    "evaluate": (
+        *TRAINING_SETTINGS,
+        *("micro_batch_tokens", "packing", "model.attention", "logprob_chunk", "cold_start", "preflight"),
+        *("timeouts.cold_start", "timeouts.update"),
+    ),
+    "cold-start": (
+        *(*TRAINING_SETTINGS, *ANSWER_SETTINGS),
+        *("packing", "cold_start.enabled", "engine.name", *LORA_SETTINGS, "model.lora_rank", "model.load_in_4bit"),
+        *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
+        *("evaluation.num_prompts", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
+        *("timeouts.sampling", "timeouts.scoring", "timeouts.update", "preflight"),
+    ),
+}
+"""Settings and sections that a verb besides train does not read; the same words may serve several verbs."""
+
+
+NAME = "model.name="
+TASK = ("environment", "rewards", "reward_weights", "data")
+"""Settings that say what is measured."""
+
+
+def base_run(words: Sequence[str]) -> Path | None:
+    """Return the run whose settings the words override.
+
+    None where they name no policy of a run, or choose a group.
+    """
+    names = [word.removeprefix(NAME) for word in words if word.startswith(NAME)]
+    groups = usage.group_choices()
+    chosen = [word for word in words if word.startswith("~") or word.lstrip("+").partition("=")[0] in groups]
+    return None if len(names) != 1 or chosen else run_of(names[0])
+
+
+def first_line(config: Config, typed: Sequence[str], below: Path | None) -> str:
+    """Describe whose settings these are, and what is measured on which environment."""
+    on = f"environment={config.environment.name}"
+    if below is not None:
+        over = [word for word in typed if not word.startswith(NAME)]
+        return f"settings of {below}: {on}" + (f"; over them: {' '.join(over)}" if over else "")
+    if config.model.name in NANO:
+        return f"an untrained policy (model={config.model.name}) on {on}; model.name=FOLDER measures another"
+    run = run_of(config.model.name)
+    return f"{config.model.name} on {on}" + (f", with the settings typed, not those of {run}" if run else "")
+
+
+def diff_settings(run: Path, config: Config, typed: Sequence[str]) -> list[str]:
+    """List what differs from the run that saved the policy, the task first unless it was typed by name."""
+    then, now = saved_settings.saved_settings(run), OmegaConf.create(to_yaml(config))
+    assert isinstance(now, DictConfig)
+    others = saved_settings.diff_settings(run, config, typed)
+    if then.environment.name != now.environment.name:
+        return [f"environment={now.environment.name} (run: {then.environment.name})", *others]
+    there, here = dict(_task(then)), dict(_task(now))
+    meant = {word.lstrip("+").partition("=")[0] for word in typed}
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name) and name not in meant]
+    return [*(f"{name}={here.get(name)} (run: {there.get(name)})" for name in names), *others]
+
+
+def _task(node: DictConfig) -> Iterator[tuple[str, Any]]:
+    for section in TASK:
+        value = OmegaConf.to_container(node[section]) if OmegaConf.is_config(node[section]) else node[section]
+        if isinstance(value, dict):
+            yield from ((f"{section}.{name!s}", part) for name, part in value.items())
+        else:
+            yield section, value

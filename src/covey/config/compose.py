@@ -15,9 +15,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.environments import ENVIRONMENT_SETTINGS
 from covey.config.names import with_current_names
-from covey.config.schema import GROUPS, Config
+from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.settings import CustomConfig, MixtureConfig

@@ -9,10 +9,16 @@ from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config import names
-from covey.config.environments import ENVIRONMENT_SETTINGS
 from covey.engine.settings import EngineConfig, SamplingConfig
+from covey.environments.code.settings import CodeConfig
+from covey.environments.countdown.settings import CountdownConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
-from covey.environments.settings import ArithmeticConfig
+from covey.environments.ifeval.settings import IfevalConfig
+from covey.environments.infill.settings import InfillConfig
+from covey.environments.machines.settings import MachinesConfig
+from covey.environments.math.settings import Gsm8kConfig, MathConfig
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.system import section
@@ -20,6 +26,21 @@ from covey.system.disk import cache_folder
 from covey.system.section import Section
 from covey.system.setting import Needs, choices_of, is_set, setting
 from covey.trainer.settings import OptimizerConfig
+
+ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
+    "arithmetic": ArithmeticConfig,
+    "gsm8k": Gsm8kConfig,
+    "math": MathConfig,
+    "countdown": CountdownConfig,
+    "code": CodeConfig,
+    "ifeval": IfevalConfig,
+    "machines": MachinesConfig,
+    "infill": InfillConfig,
+    "reward_functions": RewardFunctionsConfig,
+    "custom": CustomConfig,
+    "mixture": MixtureConfig,
+}
+
 
 ENABLED = Needs("preflight.enabled = true", ("preflight.enabled",), bool)
 

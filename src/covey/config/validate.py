@@ -1,15 +1,28 @@
 """The check of a whole configuration: names, types, and every rule between settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from covey.config.rules.general import RULES, check_functions
-from covey.config.schema import Config
-from covey.environments.settings import EnvironmentConfig
+from covey.config.checks import check_bounds, check_choices, check_needs, check_packages, check_ranges, check_texts
+from covey.config.rules.environments import check_answers, check_code, check_infill, check_kind, check_machines
+from covey.config.rules.options import check_option_needs, check_parts
+from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.environments.build import ENVIRONMENTS
+from covey.environments.code.settings import CodeConfig
+from covey.environments.data.settings import NEED_ROWS, DataConfig
+from covey.environments.infill.settings import InfillConfig
+from covey.environments.machines.settings import MachinesConfig
+from covey.environments.math.settings import MathConfig
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.environments.settings import CustomConfig, EnvironmentConfig, MixtureConfig
+from covey.rollouts.settings import group_sizes
+from covey.system.lookup import check_options, is_function_path, near, one_of, resolve
 from covey.system.section import check_section
 
 
 def validate(config: Config, meanwhile: Callable[[Config], None] | None = None) -> None:
-    """Check names, types and every rule between settings. The rules are `covey.config.rules.general.RULES`.
+    """Check names, types and every rule between settings. The rules are `covey.config.validate.RULES`.
 
     `meanwhile` is called after the plain ones, before those that import torch. ValueError with one line that names the
     settings to mend.
@@ -22,3 +35,215 @@ def validate(config: Config, meanwhile: Callable[[Config], None] | None = None) 
     if meanwhile is not None:
         meanwhile(config)
     check_functions(config)
+
+
+BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
+"""Advantages that mean something for a single completion."""
+
+
+def check_data(config: Config) -> None:
+    """Require held-out rows, or the run would be measured on what it trains on."""
+    fraction = config.data.test_fraction
+    if not 0 < fraction <= 0.9:
+        raise ValueError(
+            f"data.test_fraction must be above 0 and at most 0.9, got {fraction:g}: a run is measured on "
+            "rows that it does not train on; to train on all rows of a file, give a test split: data.path=FOLDER with "
+            "train.* and test.* files"
+        )
+
+
+def check_model(config: Config) -> None:
+    model = config.model
+    if not model.name.strip():
+        raise ValueError("model.name is empty: a directory, a hub name, nano or nano-masked")
+    if model.lora_rank > 0 and not model.lora_targets:
+        raise ValueError(f"model.lora_rank={model.lora_rank} needs model.lora_targets, got an empty list")
+
+
+def check_environment(config: Config) -> None:
+    name, schema = config.environment.name, type(config.environment)
+    # Check that name and settings belong together
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"environment.name must be one of {', '.join(ENVIRONMENTS)}, got {name or 'none'}")
+    if schema in ENVIRONMENT_SETTINGS.values() and schema is not ENVIRONMENT_SETTINGS.get(name):
+        raise ValueError(f"environment.name={name} needs the settings of that environment: environment={name}")
+    if schema is MixtureConfig:
+        check_mixture(config, (check_ranges, check_choices, check_environment, check_deadlines, check_needs))
+        return
+    # Check rewards and rows
+    if name == "reward_functions" and not config.rewards:
+        raise ValueError("environment=reward_functions needs rewards=[module:function], got rewards=[]")
+    if config.rewards and config.reward_weights and len(config.reward_weights) != len(config.rewards):
+        raise ValueError(
+            f"reward_weights must have one weight for each of {len(config.rewards)} rewards, "
+            f"got {len(config.reward_weights)}"
+        )
+    if name in NEED_ROWS and config.data.path is None:
+        raise ValueError(f"environment={name} needs data.path (a file, a folder or a hub name), got data.path=null")
+    _check_prompts(config.data)
+    check_answers(config)
+    OWN_RULES.get(schema, lambda config: None)(config)
+
+
+def _check_prompts(data: DataConfig) -> None:
+    """Check how an assistant's message at the end of a conversation is read."""
+    if data.answer_column is not None and data.prefill:
+        raise ValueError(
+            f"data.answer_column={data.answer_column} needs data.prefill=false: an answer at the end of a prompt is "
+            "moved into a column or gone on from, not both"
+        )
+    if data.answer_column == data.prompt_column:
+        raise ValueError(f"data.answer_column must be another column than data.prompt_column={data.prompt_column}")
+
+
+def check_rewards(config: Config) -> None:
+    """Check names and arguments of ready-made rewards.
+
+    Your own modules are imported when the run begins.
+    """
+    from covey.environments.reward_functions.specs import check_reward
+
+    for entry in config.rewards:
+        check_reward(entry)
+
+
+def check_deadlines(config: Config) -> None:
+    """Require a worker's deadline before the environment's, so that what hangs is named."""
+    environment = config.environment
+    if isinstance(environment, MathConfig) and config.timeouts.scoring <= environment.timeout:
+        raise ValueError(
+            f"environment.timeout={environment.timeout:g} needs timeouts.scoring > that, "
+            f"got {config.timeouts.scoring:g}"
+        )
+    if not isinstance(environment, RewardFunctionsConfig):
+        return
+    longest = environment.timeout + (0 if environment.in_process else environment.start_timeout)
+    if config.timeouts.scoring <= longest:
+        names = "environment.timeout" + ("" if environment.in_process else " + environment.start_timeout")
+        raise ValueError(f"{names}={longest:g} needs timeouts.scoring > that, got {config.timeouts.scoring:g}")
+
+
+def check_schedule(config: Config) -> None:
+    """Check steps, groups and staleness."""
+    advantage = config.algorithm.advantage
+    check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
+    # Check source and staleness
+    if config.source != "local":
+        raise ValueError(f"source must be local, got {config.source}")
+    if config.max_staleness > 0:
+        how = "source=local (groups are sampled between updates)"
+        raise ValueError(f"max_staleness must be 0 with {how}, got {config.max_staleness}")
+    # Check sizes against each other
+    if config.micro_batch_tokens < config.sampling.max_tokens:
+        raise ValueError(
+            f"micro_batch_tokens={config.micro_batch_tokens} needs sampling.max_tokens <= that, "
+            f"got sampling.max_tokens={config.sampling.max_tokens}"
+        )
+    too_large = [k for k in config.evaluation.k if k > config.evaluation.num_samples]
+    if too_large:
+        raise ValueError(
+            f"evaluation.k={too_large[0]} needs evaluation.num_samples >= that, "
+            f"got evaluation.num_samples={config.evaluation.num_samples}"
+        )
+    if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
+
+
+def check_curriculum_class(config: Config) -> None:
+    """Require a built-in order, or a class of a module that takes the options."""
+    name = config.curriculum.name
+    if ":" not in name:
+        one_of("curriculum.name", name, (*CURRICULA, "module:Class"))
+        return
+    check_options(resolve(name, {}), config.curriculum.options, setting="curriculum.options")
+
+
+def check_functions(config: Config) -> None:
+    """Check names and options of the functions an algorithm is made of.
+
+    Imports torch, so it comes last.
+    """
+    from covey.algorithm.build import build_objective
+    from covey.algorithm.controllers import kl_controller
+    from covey.algorithm.credit.advantages import ADVANTAGES
+    from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
+    from covey.algorithm.credit.shaping import SHAPING
+    from covey.algorithm.losses import LOSS_FUNCTIONS
+
+    algorithm = config.algorithm
+    _check_name("loss", algorithm.loss, LOSS_FUNCTIONS)
+    _check_function("advantage", algorithm.advantage, ADVANTAGES, algorithm.advantage_options)
+    for name, options in algorithm.shaping.items():
+        _check_function(f"shaping.{name}", name, SHAPING, options)
+    if algorithm.selection is not None:
+        _check_function("selection", algorithm.selection, SELECTION, algorithm.selection_options)
+    if algorithm.group_filter is not None:
+        _check_function("group_filter", algorithm.group_filter, GROUP_FILTERS, algorithm.group_filter_options)
+    _check_sizes(config)
+    build_objective(algorithm, norm_length=config.sampling.max_tokens)
+    kl_controller(algorithm)
+
+
+def _check_name(setting: str, name: str, table: Collection[str]) -> None:
+    if name not in table and ":" not in name:
+        known = f"{', '.join(table)} or module:function"
+        raise ValueError(f"algorithm.{setting} must be one of {known}, got {name}{near(name, table)}")
+
+
+def _check_function(
+    setting: str, name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
+) -> None:
+    _check_name(setting, name, table)
+    where = f"algorithm.{setting}" if setting.startswith("shaping.") else f"algorithm.{setting}_options"
+    function = resolve(name, table)
+    check_options(function, options, setting=where)
+    check_option_needs(where, name, function, options)
+
+
+def _check_sizes(config: Config) -> None:
+    """Require that parts of a group are smaller than the group."""
+    algorithm, size = config.algorithm, min(group_sizes(config.group_size, config.group_size_schedule))
+    k = algorithm.advantage_options.get("k")
+    spare = algorithm.advantage == "passk" or algorithm.advantage_options.get("variant") == "loo"
+    if algorithm.advantage in ("passk", "pkpo") and k is not None and not 1 <= k <= size - spare:
+        raise ValueError(
+            f"algorithm.advantage_options.k={k} needs group_size >= {k + spare} for {algorithm.advantage}, "
+            f"got group_size={size}"
+        )
+    for option in ("k", "m", "group_size"):
+        kept = algorithm.selection_options.get(option)
+        if kept is not None and kept > size:
+            raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
+
+
+def check_custom(config: Config) -> None:
+    """Require environment.factory=module:function of a custom environment."""
+    assert isinstance(config.environment, CustomConfig), "check_environment calls this"
+    factory = config.environment.factory
+    if not is_function_path(factory):
+        raise ValueError(f"environment=custom needs environment.factory=module:function, got {factory or 'none'}")
+
+
+CURRICULA = ("none", "success", "difficulty")
+OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
+    **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom}
+}
+RULES: tuple[Callable[[Config], None], ...] = (
+    check_bounds,
+    check_texts,
+    check_ranges,
+    check_choices,
+    check_data,
+    check_packages,
+    check_model,
+    check_kind,
+    check_environment,
+    check_rewards,
+    check_deadlines,
+    check_schedule,
+    check_curriculum,
+    check_needs,
+    check_curriculum_class,
+    check_parts,
+)
+"""In this order: what is cheap and plain first. `check_functions` is the last."""

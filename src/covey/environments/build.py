@@ -108,7 +108,7 @@ def code_limits(settings: "CodeConfig") -> "Limits":
 
 def code_runner(settings: "CodeConfig") -> "Runner":
     """Build what runs programs, here or elsewhere. Raises ValueError where this machine cannot isolate them."""
-    from covey.environments.code.remote_runner import RemoteRunner
+    from covey.environments.code.remote_judge import RemoteRunner
     from covey.sandbox import Sandbox, SandboxFailed
 
     if settings.remote_url is not None:
@@ -156,8 +156,7 @@ def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Envi
     from covey.environments.machines.design.demonstrations import DemonstrationSpec
     from covey.environments.machines.design.stages import stage_problems
     from covey.environments.machines.environment import Machines
-    from covey.environments.machines.physics.score_cache import CachedSimulators
-    from covey.environments.machines.physics.simulators import Simulators, SimulatorSettings
+    from covey.environments.machines.physics.simulators import CachedSimulators, Simulators, SimulatorSettings
 
     # Generate the problems of both splits.
     counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}

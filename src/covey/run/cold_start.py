@@ -25,7 +25,7 @@ from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import Sampler, encode_prompt, finished_rollout
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.run.build import distributed
-from covey.run.checkpoints.base_model import COLD_START_REPORT as REPORT
+from covey.run.checkpoints.checkpoint import COLD_START_REPORT as REPORT
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.system import collectives
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from covey.environments.code.remote_judge import named_imports
-from covey.environments.code.remote_runner import RemoteRunner
+from covey.environments.code.remote_judge import RemoteRunner, named_imports
 from covey.sandbox.types import AssertTest, CallTest, Limits, OutputTest, Report, SandboxFailed, Test
 
 SECRET = 7203441

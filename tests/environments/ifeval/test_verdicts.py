@@ -2,8 +2,7 @@
 
 import pytest
 
-from covey.environments.ifeval.instructions import Instruction, instruction
-from covey.environments.ifeval.verdicts import Verdicts, judge, verdicts
+from covey.environments.ifeval.instructions import Instruction, Verdicts, instruction, judge, verdicts
 
 NO_COMMA = instruction("punctuation:no_comma", {})
 QUOTATION = instruction("startend:quotation", {})

@@ -11,8 +11,7 @@ import pytest
 from covey.environments.data.rows import RowSettings
 from covey.environments.infill.environment import GRAMMAR, NOT_TEXT, Draw, Infill, Rule, make_prompts, written
 from covey.environments.infill.grammar import is_sentence, sentence, sentences
-from covey.environments.infill.masking import MASKINGS, num_masked
-from covey.environments.infill.texts import Masker, Texts, load_texts
+from covey.environments.infill.texts import MASKINGS, Masker, Texts, load_texts, num_masked
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 from covey.types import Prompt, Reward
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from covey.environments.infill.corruption import Corruption
+from covey.environments.infill.build import Corruption, NgramModel
 from covey.environments.infill.judge import Judge, JudgeSettings
 from covey.environments.infill.judge_training import JudgeTraining, Pair, accuracy, ensure_judge
-from covey.environments.infill.masking import MASKINGS
-from covey.environments.infill.ngram import NgramModel
+from covey.environments.infill.texts import MASKINGS
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 
 CPU = JudgeSettings(device="cpu")

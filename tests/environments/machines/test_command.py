@@ -15,7 +15,7 @@ from covey.environments.machines.design.global_form import write_global
 from covey.environments.machines.design.tree import canonical, write_json
 from covey.environments.machines.design.types import ROOT, Tree
 from covey.environments.machines.physics.constants import physics_version
-from covey.environments.machines.pictures.best import best_of_run
+from covey.environments.machines.pictures.command import best_of_run
 
 from .designs import CAR, ROTOR_CATAPULT, SMALL_CAR
 

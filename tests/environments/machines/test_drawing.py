@@ -12,8 +12,13 @@ from PIL import Image
 
 from covey.environments.machines.design.types import ROOT, Block, Tree
 from covey.environments.machines.physics.simulate import Simulation, outcome, record, simulate
-from covey.environments.machines.pictures.animation import draw_film
-from covey.environments.machines.pictures.drawing import GalleryItem, draw_gallery, draw_machine, draw_recording
+from covey.environments.machines.pictures.drawing import (
+    GalleryItem,
+    draw_film,
+    draw_gallery,
+    draw_machine,
+    draw_recording,
+)
 from covey.environments.machines.pictures.mesh import (
     ALONG,
     VIEWS,

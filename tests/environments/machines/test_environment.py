@@ -11,13 +11,12 @@ from covey.environments.machines.design.demonstrations import DemonstrationSpec
 from covey.environments.machines.design.stages import STAGES, stage_problems
 from covey.environments.machines.design.tree import write_json
 from covey.environments.machines.design.types import ROOT, Block, Tree
-from covey.environments.machines.environment import Machines, MachineSettings
-from covey.environments.machines.physics.score_cache import CachedSimulators
+from covey.environments.machines.environment import Machines, MachineSettings, best_of
+from covey.environments.machines.physics.simulators import CachedSimulators
 from covey.environments.machines.physics.throwing import Throw
 from covey.environments.machines.physics.trajectory import Flight, Outcome
 from covey.environments.machines.physics.worlds import World
 from covey.environments.machines.prompts import FORMS, explanation, instruction_of
-from covey.environments.machines.tally import best_of
 from covey.types import Failure, Reward
 
 CAR: Tree = (ROOT, Block(63, 0, 0), Block(2, 1, 1), Block(2, 1, 4))

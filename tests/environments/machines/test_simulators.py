@@ -14,9 +14,8 @@ pytest.importorskip("mujoco", reason="needs covey[machines]")
 from covey.environments.machines.design.types import ROOT, Block, Tree
 from covey.environments.machines.physics import simulators as simulators_module
 from covey.environments.machines.physics.constants import PHYSICS, Physics, physics_version
-from covey.environments.machines.physics.score_cache import CachedSimulators
 from covey.environments.machines.physics.simulate import outcome_of
-from covey.environments.machines.physics.simulators import Simulates, Simulators, SimulatorSettings
+from covey.environments.machines.physics.simulators import CachedSimulators, Simulates, Simulators, SimulatorSettings
 from covey.environments.machines.physics.trajectory import Outcome
 from covey.environments.machines.physics.worlds import World
 from covey.types import Failure

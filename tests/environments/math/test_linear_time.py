@@ -18,10 +18,9 @@ from covey.environments import arithmetic
 from covey.environments.code.extract import defines, extract_program, fenced_blocks
 from covey.environments.countdown.environment import score as countdown_score
 from covey.environments.countdown.settings import CountdownConfig
-from covey.environments.ifeval.instructions import CHECKS, instruction
+from covey.environments.ifeval.instructions import CHECKS, instruction, judge
 from covey.environments.ifeval.rewards import SCHEMES, Scheme
 from covey.environments.ifeval.rewards import after_thoughts as ifeval_answer
-from covey.environments.ifeval.verdicts import judge
 from covey.environments.machines.design.blocks import CAR_TYPES
 from covey.environments.machines.design.types import Rules
 from covey.environments.machines.prompts import FORMS

@@ -9,8 +9,7 @@ import datasets
 import huggingface_hub
 import pytest
 
-from covey.config.environments import ENVIRONMENT_SETTINGS
-from covey.config.schema import Config
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.config.validate import validate
 from covey.policy.models.nano import NanoShape
 from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer

@@ -12,11 +12,10 @@ import pytest
 import covey
 from covey.algorithm.kl import ESTIMATORS
 from covey.algorithm.settings import WITHOUT_CLAMP
+from covey.cli.job import UNREAD, check_typed
 from covey.cli.main import main
 from covey.config.checks import as_typed, format_value, walk
-from covey.config.environments import ENVIRONMENT_SETTINGS
-from covey.config.schema import Config, setting_names
-from covey.config.unread import UNREAD, check_typed
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config, setting_names
 from covey.run.build import build_environment
 from covey.system.setting import Needs
 

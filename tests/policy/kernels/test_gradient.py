@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from covey.policy.kernels.gradient import weight_gradient
 from covey.policy.kernels.layers import use_compiled
-from covey.policy.kernels.linear import OneDnnLinear, use_onednn
+from covey.policy.kernels.linear import OneDnnLinear, use_onednn, weight_gradient
 
 from ...support.builders import make_policy, normal
 

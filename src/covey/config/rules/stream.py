@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from covey.config.checks import format_value
-from covey.config.environments import ENVIRONMENT_SETTINGS
-from covey.config.schema import Config
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.environments.data.settings import NEED_ROWS, DataConfig
 from covey.environments.settings import EnvironmentConfig, MixtureConfig, part_configs
 from covey.rollouts.settings import group_sizes

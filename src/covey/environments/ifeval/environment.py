@@ -7,10 +7,9 @@ from functools import partial
 from covey.environments.base import Environment, Split
 from covey.environments.ifeval import material
 from covey.environments.ifeval.gold import gold_answer
-from covey.environments.ifeval.instructions import CHECKS, Instruction
+from covey.environments.ifeval.instructions import CHECKS, Instruction, instructions_of
 from covey.environments.ifeval.rewards import Scheme
 from covey.environments.ifeval.topics import is_about, num_different_words
-from covey.environments.ifeval.verdicts import instructions_of
 from covey.types import Failure, Prompt, Reward
 
 

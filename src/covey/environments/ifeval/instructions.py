@@ -5,11 +5,12 @@ Departures, which no prompt of the benchmark can tell: keywords and postscript m
 patterns, and an argument that is missing or out of range is refused, where the official code draws one at random.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from covey.environments.ifeval.checks import format_checks, language_checks, languages, text_checks
+from covey.environments.ifeval.checks import languages, text_checks
 from covey.system.lookup import check_options
 
 Check = Callable[..., bool]
@@ -91,26 +92,93 @@ CHECKS: dict[str, Check] = {
     "keywords:frequency": text_checks.frequency,
     "keywords:forbidden_words": text_checks.forbidden_words,
     "keywords:letter_frequency": text_checks.letter_frequency,
-    "language:response_language": language_checks.response_language,
+    "language:response_language": text_checks.response_language,
     "length_constraints:number_sentences": text_checks.number_sentences,
     "length_constraints:number_paragraphs": text_checks.number_paragraphs,
     "length_constraints:number_words": text_checks.number_words,
     "length_constraints:nth_paragraph_first_word": text_checks.nth_paragraph_first_word,
-    "detectable_content:number_placeholders": format_checks.number_placeholders,
-    "detectable_content:postscript": format_checks.postscript,
-    "detectable_format:number_bullet_lists": format_checks.number_bullet_lists,
-    "detectable_format:constrained_response": format_checks.constrained_response,
-    "detectable_format:number_highlighted_sections": format_checks.number_highlighted_sections,
-    "detectable_format:multiple_sections": format_checks.multiple_sections,
-    "detectable_format:json_format": format_checks.json_format,
-    "detectable_format:title": format_checks.title,
+    "detectable_content:number_placeholders": text_checks.number_placeholders,
+    "detectable_content:postscript": text_checks.postscript,
+    "detectable_format:number_bullet_lists": text_checks.number_bullet_lists,
+    "detectable_format:constrained_response": text_checks.constrained_response,
+    "detectable_format:number_highlighted_sections": text_checks.number_highlighted_sections,
+    "detectable_format:multiple_sections": text_checks.multiple_sections,
+    "detectable_format:json_format": text_checks.json_format,
+    "detectable_format:title": text_checks.title,
     "combination:two_responses": text_checks.two_responses,
     "combination:repeat_prompt": text_checks.repeat_prompt,
     "startend:end_checker": text_checks.end_checker,
     "startend:quotation": text_checks.quotation,
-    "change_case:capital_word_frequency": language_checks.capital_word_frequency,
-    "change_case:english_capital": language_checks.english_capital,
-    "change_case:english_lowercase": language_checks.english_lowercase,
+    "change_case:capital_word_frequency": text_checks.capital_word_frequency,
+    "change_case:english_capital": text_checks.english_capital,
+    "change_case:english_lowercase": text_checks.english_lowercase,
     "punctuation:no_comma": text_checks.no_comma,
 }
 """Kind to its check: (text, *, arguments) -> whether the text follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Which instructions a response follows, in their order.
+
+    >>> judge("Sure, here:\\nYes.", [Instruction("punctuation:no_comma", {})])
+    Verdicts(strict=(False,), loose=(True,))
+    """
+
+    strict: tuple[bool, ...]
+    """On the response as it is."""
+    loose: tuple[bool, ...]
+    """On at least one of eight texts: the response, less its first or last line or both, each with and without `*`."""
+
+    @property
+    def all_strict(self) -> float:
+        return float(all(self.strict))
+
+    @property
+    def share_strict(self) -> float:
+        return fmean(self.strict)
+
+    @property
+    def all_loose(self) -> float:
+        return float(all(self.loose))
+
+    @property
+    def share_loose(self) -> float:
+        return fmean(self.loose)
+
+
+def judge(response: str, instructions: Sequence[Instruction]) -> Verdicts:
+    """Give both verdicts on each instruction. A blank response follows none."""
+    texts = list(dict.fromkeys(_loosened(response)))
+    strict = tuple(wanted.holds(response) for wanted in instructions)
+    loose = tuple(
+        held or any(wanted.holds(text) for text in texts) for held, wanted in zip(strict, instructions, strict=True)
+    )
+    return Verdicts(strict, loose)
+
+
+def verdicts(response: str, instruction_id_list: Sequence[str], kwargs: Sequence[Mapping[str, Any] | None]) -> Verdicts:
+    """Give verdicts on the instructions of a row of IFEval's form. Raises ValueError for instructions that make no
+    sense."""
+    return judge(response, instructions_of(instruction_id_list, kwargs))
+
+
+def instructions_of(
+    instruction_id_list: Sequence[str], kwargs: Sequence[Mapping[str, Any] | None]
+) -> tuple[Instruction, ...]:
+    """Return the instructions of a row of IFEval's form."""
+    if not instruction_id_list or len(instruction_id_list) != len(kwargs):
+        raise ValueError(
+            f"a prompt needs at least one instruction, and kwargs for each, "
+            f"got {len(instruction_id_list)} instructions and {len(kwargs)} kwargs"
+        )
+    return tuple(instruction(name, given) for name, given in zip(instruction_id_list, kwargs, strict=True))
+
+
+def _loosened(response: str) -> Iterator[str]:
+    """Yield the texts of the loose verdict that the strict one has not looked at."""
+    lines = response.split("\n")
+    shortened = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    yield from shortened
+    for text in (response, *shortened):
+        yield text.replace("*", "")

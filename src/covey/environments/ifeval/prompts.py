@@ -8,7 +8,7 @@ from typing import Any
 from covey.environments.base import Split, conversation
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.ifeval.generator import Request
-from covey.environments.ifeval.verdicts import instructions_of
+from covey.environments.ifeval.instructions import instructions_of
 from covey.types import Prompt
 
 Row = Mapping[str, Any]

@@ -16,9 +16,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from covey.environments.ifeval.instructions import Instruction
+from covey.environments.ifeval.instructions import Instruction, Verdicts, judge
 from covey.environments.ifeval.topics import num_different_words
-from covey.environments.ifeval.verdicts import Verdicts, judge
 from covey.types import Reward
 
 ASK_TAGS = "Think inside <think></think> tags, then write your whole answer inside <answer></answer> tags."

@@ -1,15 +1,16 @@
 """From settings to the environment of masked texts, its judge and what watches it."""
 
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from covey.environments.data.rows import RowSettings
-from covey.environments.infill.corruption import Corruption
 from covey.environments.infill.environment import (
     GRAMMAR,
     Draw,
@@ -22,10 +23,8 @@ from covey.environments.infill.environment import (
 )
 from covey.environments.infill.judge import Judge, JudgeSettings
 from covey.environments.infill.judge_training import NANO_JUDGE, JudgeTraining, Pair, accuracy, ensure_judge
-from covey.environments.infill.masking import MASKINGS
-from covey.environments.infill.ngram import NgramModel
 from covey.environments.infill.settings import InfillConfig
-from covey.environments.infill.texts import Masker, Texts, load_texts
+from covey.environments.infill.texts import MASKINGS, Masker, Texts, load_texts
 from covey.policy.models.loading import load_tokenizer
 from covey.policy.settings import ModelConfig
 from covey.system import collectives
@@ -71,6 +70,62 @@ class Material:
             num_tokens=len(self.tokenizer),
         )
         return PairSource(self.tokenizer, pool, corrupt)
+
+
+Places = Callable[[int, int, random.Random], Sequence[int]]
+"""(length, how many, chance) -> positions."""
+SINGLE = 0.4
+"""Share of texts in which one token is replaced."""
+PLAUSIBLE = 0.7
+"""Share in which what is put in stands between the same neighbours elsewhere: wrong only in what is further off."""
+ANY_TOKEN = 0.05
+"""Share of the other tokens that may be any of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """Replaces tokens by tokens of other real texts."""
+
+    pool: Sequence[Sequence[int]]
+    """Real texts as tokens; what is put in comes from them, as often as they have it."""
+    places: Places
+    ratios: Sequence[float]
+    """Largest shares of tokens that are replaced."""
+    num_tokens: int
+    """Of the vocabulary: now and then any of them is put in, so that a judge knows those that no text has."""
+    _between: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        for ids in self.pool:
+            for position, token_id in enumerate(ids):
+                self._between[_neighbours(ids, position)].append(token_id)
+
+    def __call__(self, ids: Sequence[int], chance: random.Random) -> list[int]:
+        """Return the text with at least one token replaced by another."""
+        most = max(1, round(chance.choice(self.ratios) * len(ids)))
+        count = 1 if chance.random() < SINGLE else chance.randint(1, most)
+        places = self.places(len(ids), min(count, len(ids)), chance)
+        plausible = chance.random() < PLAUSIBLE
+        found = list(ids)
+        for position in chance.sample(places, len(places)):
+            known = self._between[_neighbours(found, position)] if plausible else ()
+            found[position] = chance.choice(known) if known else self._token(chance)
+        while found == list(ids):
+            found[chance.choice(places)] = self._token(chance)
+        return found
+
+    def _token(self, chance: random.Random) -> int:
+        if chance.random() < ANY_TOKEN:
+            return chance.randrange(self.num_tokens)
+        return chance.choice(chance.choice(self.pool))
+
+
+def _neighbours(ids: Sequence[int], position: int) -> tuple[int, int]:
+    """Return the tokens before and after, -1 at an end."""
+    return (
+        ids[position - 1] if position > 0 else -1,
+        ids[position + 1] if position + 1 < len(ids) else -1,
+    )
 
 
 @dataclass(frozen=True)
@@ -163,3 +218,41 @@ def _watches(material: Material, seed: int) -> tuple[Mapping[str, Watch], Mappin
             second = judged(material, NANO_JUDGE, seed)
             watches[name], facts[name] = second.judge, second.facts
     return watches, facts
+
+
+NUM_VALUES = 256
+
+
+class NgramModel:
+    """Log-probability of texts by the characters before each."""
+
+    def __init__(self, texts: Iterable[str], order: int = 5) -> None:
+        self._order = order
+        self._counts: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+        self._kinds: Counter[str] = Counter()
+        for text in texts:
+            for end in range(1, len(text) + 1):
+                self._count(text[max(0, end - order) : end])
+
+    def log_prob(self, text: str) -> float:
+        """Return nats per character. 0 for an empty text."""
+        found = [self._log_prob(text[max(0, end - self._order) : end]) for end in range(1, len(text) + 1)]
+        return sum(found) / len(found) if found else 0.0
+
+    def _count(self, stretch: str) -> None:
+        for start in range(len(stretch)):
+            gram = stretch[start:]
+            self._kinds[gram[:-1]] += gram not in self._counts
+            self._counts[gram] += 1
+            self._totals[gram[:-1]] += 1
+
+    def _log_prob(self, stretch: str) -> float:
+        probability = 1 / NUM_VALUES
+        for start in range(len(stretch) - 1, -1, -1):
+            gram = stretch[start:]
+            kinds, total = self._kinds[gram[:-1]], self._totals[gram[:-1]]
+            if total == 0:
+                break
+            probability = (self._counts[gram] + kinds * probability) / (total + kinds)
+        return math.log(probability)

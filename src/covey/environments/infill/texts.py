@@ -4,7 +4,7 @@ What is masked are tokens of the policy's own tokenizer, found by their places i
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,6 @@ from covey.environments.base import Split
 from covey.environments.data.files import is_row_file
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.infill.grammar import sentences
-from covey.environments.infill.masking import MASKINGS, num_masked
 from covey.system.lookup import is_function_path
 
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -186,3 +185,27 @@ class _Unit:
     start: int
     stop: int
     token_ids: tuple[int, ...]
+
+
+def random_tokens(length: int, count: int, span_length: int, chance: random.Random) -> list[int]:
+    """Mask each token by itself."""
+    return sorted(chance.sample(range(length), count))
+
+
+def spans(length: int, count: int, span_length: int, chance: random.Random) -> list[int]:
+    """Mask stretches of `span_length` tokens, which may touch. The last is cut so that exactly `count` are masked."""
+    chosen: set[int] = set()
+    while len(chosen) < count:
+        size = min(span_length, count - len(chosen))
+        start = chance.randint(0, length - size)
+        chosen.update(range(start, start + size))
+    return sorted(chosen)
+
+
+def num_masked(length: int, ratio: float) -> int:
+    """Return the share as a number of tokens: at least one is masked, and at least one is seen."""
+    return max(1, min(length - 1, round(ratio * length)))
+
+
+MASKINGS: Mapping[str, Callable[[int, int, int, random.Random], list[int]]] = {"random": random_tokens, "spans": spans}
+"""Name of a strategy -> (length, how many, span_length, chance) -> positions in rising order."""

@@ -1,13 +1,16 @@
 """Settings in, a policy out: weights, precision, quantisation, adapters."""
 
 import logging
+import re
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from jinja2 import Environment, meta
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -24,7 +27,6 @@ from covey.policy.attention.compiled import choose_attention
 from covey.policy.kernels import linear
 from covey.policy.kernels.layers import choose_kernels
 from covey.policy.models.adapters import add_adapters, load_adapters, saved_adapters
-from covey.policy.models.chat_template import set_template_defaults
 from covey.policy.models.naming import check_device, check_name
 from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
@@ -33,6 +35,7 @@ from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy
 from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
+from covey.system.lookup import near
 
 
 def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> Policy:
@@ -235,3 +238,55 @@ NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 KINDS = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
 NANO_TOKENIZERS = {NANO: nano_tokenizer, NANO_MASKED: nano_masked_tokenizer}
 """The embedded policies, which are built from nothing."""
+
+
+GIVEN = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "tojson"}
+    | {"range", "dict", "lipsum", "cycler", "joiner", "namespace"}
+)
+"""What transformers and Jinja give to every template."""
+GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""A tag of transformers' own, which marks the assistant's words."""
+
+
+def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], model_name: str) -> None:
+    """Make `values` the defaults of the tokenizer's chat template.
+
+    ValueError for one that the template never reads.
+    """
+    if not values:
+        return
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"model.chat_template_kwargs={dict(values)} needs a chat template, the tokenizer of {model_name} has none"
+        )
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
+    readable = sorted({name for template in named.values() for name in _read_by(template)})
+    for name in values:
+        if name not in readable:
+            what = f"it reads {', '.join(readable)}" if readable else "it reads none"
+            raise ValueError(
+                f"model.chat_template_kwargs.{name} is set, but the chat template of {model_name} never reads it"
+                f"{near(name, readable)}; {what}"
+            )
+    changed = {key: _with_defaults(template, values) for key, template in named.items()}
+    tokenizer.chat_template = changed if isinstance(tokenizer.chat_template, dict) else changed[""]
+
+
+def _read_by(template: str) -> Iterator[str]:
+    """Yield the variables that a template reads and that its caller may set."""
+    parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAG.sub("", template))
+    for name in meta.find_undeclared_variables(parsed):
+        if name not in GIVEN and not name.endswith("_token"):
+            yield name
+
+
+def _with_defaults(template: str, values: Mapping[str, Any]) -> str:
+    """Return the template with values for what its caller does not set. A template that has them stays as it is."""
+    read = set(_read_by(template))
+    defaults = "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif +%}}"
+        for name, value in values.items()
+        if name in read
+    )
+    return template if template.startswith(defaults) else defaults + template

@@ -9,6 +9,8 @@ from dataclasses import astuple, dataclass
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from covey.environments.async_cache import AsyncCache
+from covey.environments.machines.design.tree import canonical
 from covey.environments.machines.design.types import Tree
 from covey.environments.machines.physics.constants import MISSING, physics_version
 from covey.environments.machines.physics.trajectory import Outcome, outcome_of_data
@@ -89,3 +91,34 @@ class Simulators:
 def rows_of(tree: Tree) -> Sequence[tuple[int | None, ...]]:
     """Return a tree as plain numbers."""
     return [astuple(block) for block in tree]
+
+
+Key = tuple[Tree, World, str]
+"""The machine in its one order, what stands around it, and the physics version."""
+
+
+class _Outcomes(AsyncCache[Key, Outcome | Failure]):
+    def is_worth_keeping(self, value: Outcome | Failure) -> bool:
+        return not isinstance(value, Failure)
+
+
+class CachedSimulators:
+    """Simulate each machine once. Scores are computed from outcomes, so every score has the same cache."""
+
+    def __init__(self, simulators: Simulates, size: int) -> None:
+        """Keep the last `size` outcomes, with 0 none. Takes over the simulators: `close` closes them."""
+        self._simulators = simulators
+        self._outcomes = _Outcomes(size)
+        self.take_counts = self._outcomes.take_counts
+
+    @property
+    def version(self) -> str:
+        return self._simulators.version
+
+    async def run(self, tree: Tree, world: World) -> Outcome | Failure:
+        """Return the outcome of a machine in its one order, from the cache where it is there."""
+        ordered = canonical(tree)
+        return await self._outcomes.get((ordered, world, self.version), lambda: self._simulators.run(ordered, world))
+
+    def close(self) -> None:
+        self._simulators.close()

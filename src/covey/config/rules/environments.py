@@ -1,0 +1,173 @@
+"""Rules of the settings of single environments, and of masked policies, which few of them have prompts for.
+
+Names and ranges are those of the environments themselves, which are imported when a rule is applied.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from covey.config.schema import Config
+from covey.environments.build import code_limits, ifeval_recipe, ifeval_scheme, machine_settings
+from covey.environments.code.families import chosen_families
+from covey.environments.code.settings import CodeConfig
+from covey.environments.infill.settings import InfillConfig
+from covey.environments.machines.design.stages import STAGES, check_stages
+from covey.environments.machines.scores import find_score
+from covey.environments.machines.settings import MachinesConfig
+from covey.policy.settings import NANO
+
+
+def check_answers(config: Config) -> None:
+    """Check ranges, and that schemes, forms and kinds exist.
+
+    ValueError names the setting and what it may be.
+    """
+    check = CHECKS.get(config.environment.name)
+    if check is None:
+        return
+    try:
+        check(config.environment, config.data.path is None)
+    except ValueError as error:
+        raise ValueError(f"environment.{error}") from error
+
+
+def _check_gsm8k(settings: Any, is_made_up: bool) -> None:
+    from covey.environments.math.gsm8k import check_scheme
+
+    check_scheme(settings.scheme, settings.format_reward)
+
+
+def _check_math(settings: Any, is_made_up: bool) -> None:
+    from covey.environments.math.mathematics import MathSettings
+    from covey.environments.math.verifier import MathLimits
+
+    MathSettings(settings.scheme, settings.format_reward, limits=MathLimits(settings.timeout, settings.num_workers))
+
+
+def _check_countdown(settings: Any, is_made_up: bool) -> None:
+    from covey.environments.countdown.environment import check_problems, check_rules
+
+    check_rules(settings)
+    if is_made_up:
+        check_problems(settings)
+
+
+def _check_ifeval(settings: Any, is_made_up: bool) -> None:
+    ifeval_scheme(settings)
+    if is_made_up:
+        ifeval_recipe(settings)
+
+
+CHECKS: dict[str, Callable[[Any, bool], None]] = {
+    "gsm8k": _check_gsm8k,
+    "math": _check_math,
+    "countdown": _check_countdown,
+    "ifeval": _check_ifeval,
+}
+"""Environment -> its check of (settings, whether problems are made up)."""
+
+
+DEFAULT_SLOTS = 2
+"""As many there are on a machine with a single processor."""
+
+
+def check_code(config: Config) -> None:
+    """Check ranges, that problems exist, and the time for a group's programs.
+
+    ValueError names the setting.
+    """
+    settings = config.environment
+    assert isinstance(settings, CodeConfig), "check_environment calls this"
+    try:
+        code_limits(settings)
+        if config.data.path is None:
+            chosen_families(settings.problem, settings.difficulty)
+    except ValueError as error:
+        raise ValueError(f"environment.{error}") from error
+    if settings.remote_url is not None and not settings.remote_url.startswith(("http://", "https://")):
+        raise ValueError(f"environment.remote_url must begin with http:// or https://, got {settings.remote_url}")
+    _check_program_time(config, settings)
+
+
+def _check_program_time(config: Config, settings: CodeConfig) -> None:
+    """Refuse a timeout that ends a program before its group can be judged."""
+    num_slots = settings.num_slots or DEFAULT_SLOTS
+    longest = settings.total_seconds * math.ceil(config.group_size / num_slots)
+    if config.timeouts.scoring <= longest:
+        raise ValueError(
+            f"environment.total_seconds={settings.total_seconds:g} for {config.group_size} programs in "
+            f"{num_slots} slots needs timeouts.scoring > {longest:g}, got {config.timeouts.scoring:g}"
+        )
+
+
+FILLS = ("infill", "reward_functions", "mixture", "custom")
+"""Environments whose prompts may have masked tokens."""
+ARCHITECTURES = ("modernbert", "bert", "roberta")
+"""Of nano-masked."""
+
+
+def check_kind(config: Config) -> None:
+    """Require that masked policies, their engine and their environment come together."""
+    model, engine = config.model, config.engine.name
+    masked = model.kind == "masked"
+    if model.name in NANO and masked != (model.name == "nano-masked"):
+        wanted = "masked" if model.name == "nano-masked" else "causal"
+        raise ValueError(f"model.name={model.name} needs model.kind={wanted}, got model.kind={model.kind}")
+    if model.name in NANO and masked != (model.nano_architecture in ARCHITECTURES):
+        raise ValueError(f"model.nano_architecture={model.nano_architecture} is none of model.name={model.name}")
+    if masked != (engine == "fill") and (masked or engine != "fake"):
+        wanted = "masked" if engine == "fill" else "causal"
+        raise ValueError(f"engine.name={engine} needs model.kind={wanted}, got model.kind={model.kind}")
+    environment = config.environment.name
+    if masked and environment not in FILLS:
+        raise ValueError(f"model.kind=masked needs prompts with masked tokens, got environment={environment}")
+    if not masked and environment == "infill":
+        raise ValueError("environment=infill needs model.kind=masked, got model.kind=causal")
+
+
+def check_infill(config: Config) -> None:
+    """Check shares of masked tokens, and what can be watched. ValueError names the setting."""
+    settings = config.environment
+    assert isinstance(settings, InfillConfig), "check_environment calls this"
+    if not settings.mask_ratios or not all(0 < ratio < 1 for ratio in settings.mask_ratios):
+        raise ValueError(f"environment.mask_ratios must be numbers between 0 and 1, got {settings.mask_ratios}")
+    if config.data.path is not None and "grammar" in settings.watch:
+        raise ValueError(f"environment.watch=[grammar] needs data.path = null, got data.path={config.data.path}")
+
+
+def check_machines(config: Config) -> None:
+    """Check ranges, that stages and scores exist, and the time for a group's machines."""
+    settings = config.environment
+    assert isinstance(settings, MachinesConfig), "check_environment calls this"
+    try:
+        machine_settings(settings)
+        check_stages(settings.stages)
+        for stage in settings.stages:
+            find_score(STAGES[stage].task, settings.score)
+    except ValueError as error:
+        raise ValueError(f"environment.{error}") from error
+    _check_size(settings)
+    _check_machine_time(config, settings)
+
+
+def _check_size(settings: MachinesConfig) -> None:
+    """Refuse stages without a right answer.
+
+    They would ask for more blocks than there may be, and no form can write more than 48.
+    """
+    for stage in settings.stages:
+        least = 8 if STAGES[stage].task == "catapult" else max(2, STAGES[stage].min_blocks)
+        least = max(STAGES[stage].budgets) if STAGES[stage].is_begun else least
+        if settings.max_blocks < least:
+            raise ValueError(f"environment.max_blocks must be >= {least} for stage {stage}, got {settings.max_blocks}")
+
+
+def _check_machine_time(config: Config, settings: MachinesConfig) -> None:
+    """Refuse a timeout that ends a simulation before its group can be judged."""
+    longest = settings.timeout * math.ceil(config.group_size / settings.num_workers)
+    if config.timeouts.scoring <= longest:
+        raise ValueError(
+            f"environment.timeout={settings.timeout:g} for {config.group_size} machines in {settings.num_workers} "
+            f"processes needs timeouts.scoring > {longest:g}, got {config.timeouts.scoring:g}"
+        )
