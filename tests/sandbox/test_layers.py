@@ -3,7 +3,7 @@
 import pytest
 
 from covey.sandbox import CallTest, Sandbox, SandboxFailed, Tier
-from covey.sandbox.inside.layers import LAYERS_OF, can_change_user
+from covey.sandbox.inside.isolation.layers import LAYERS_OF, can_change_user
 
 PAIRS = [(tier, layer) for tier in ("namespace", "landlock") for layer in LAYERS_OF[tier]]
 NAMED = {"no_new_privileges": "landlock"}

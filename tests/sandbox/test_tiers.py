@@ -11,8 +11,8 @@ from covey.sandbox.client import check_choice
 PRELUDE = """
 import errno, sys
 from covey.sandbox import CallTest, Sandbox, SandboxFailed
-from covey.sandbox.inside import kernel, seccomp
-from covey.sandbox.inside.syscalls import numbers
+from covey.sandbox.inside.isolation import kernel, seccomp
+from covey.sandbox.inside.isolation.syscalls import numbers
 
 def forbid(number, *names):
     # a container's filter: these calls fail, clone with flags of namespaces as well

@@ -33,9 +33,13 @@ FLAGS = ("-s", "-S", "-P", "-B")
 
 def read_sources() -> dict[str, str]:
     """Return the modules of `inside/`. A package is an empty text."""
-    files = sorted((Path(__file__).parent / "inside").glob("*.py"))
-    modules = {f"{PACKAGE}.{path.stem}": path.read_text(encoding="utf-8") for path in files if path.stem != "__init__"}
-    return {"covey": "", "covey.sandbox": "", PACKAGE: "", **modules}
+    folder = Path(__file__).parent / "inside"
+    modules = {"covey": "", "covey.sandbox": ""}
+    for path in sorted(folder.rglob("*.py")):
+        is_package = path.stem == "__init__"
+        parts = (path.parent if is_package else path.with_suffix("")).relative_to(folder).parts
+        modules[".".join((PACKAGE, *parts))] = "" if is_package else path.read_text(encoding="utf-8")
+    return modules
 
 
 SOURCES = read_sources()

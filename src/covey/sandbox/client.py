@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 
-from covey.sandbox.inside.syscalls import COLUMNS, this_machine
+from covey.sandbox.inside.isolation.syscalls import COLUMNS, this_machine
 from covey.sandbox.orders import decode_report, encode_request
 from covey.sandbox.remedies import ELSEWHERE, with_remedy
 from covey.sandbox.slot import Slot, SlotLost

@@ -8,7 +8,8 @@ import threading
 from typing import Any
 
 from covey.sandbox import boot
-from covey.sandbox.inside import folders, wire
+from covey.sandbox.inside import wire
+from covey.sandbox.inside.isolation import folders
 from covey.sandbox.types import Tier
 
 START_SECONDS = 120.0

@@ -15,9 +15,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from covey.sandbox.inside import checker, checks, folders, kernel, landlock, users, wire
+from covey.sandbox.inside import checker, wire
 from covey.sandbox.inside.host import Broken, Ended, Process, Program, TimedOut, Violation, Zygote
-from covey.sandbox.inside.layers import LAYERS_OF, can_change_user
+from covey.sandbox.inside.isolation import checks, folders, kernel, landlock, users
+from covey.sandbox.inside.isolation.layers import LAYERS_OF, can_change_user
 from covey.sandbox.inside.supervisor import CallerGone, Supervisor
 
 RUNS_PER_ZYGOTE = 5000

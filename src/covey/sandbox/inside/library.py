@@ -12,8 +12,8 @@ import time
 import warnings
 from contextlib import suppress
 
-from covey.sandbox.inside import landlock
-from covey.sandbox.inside.layers import DEVICES
+from covey.sandbox.inside.isolation import landlock
+from covey.sandbox.inside.isolation.layers import DEVICES
 
 HIDDEN = ("site-packages", "dist-packages", "test", "idlelib", "turtledemo", "ensurepip")
 """Folders of the standard library that hold what somebody installed, or what no program needs."""

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.sandbox.inside import codec, kernel, wire
+from covey.sandbox.inside import codec, wire
 from covey.sandbox.inside.host import Program
-from covey.sandbox.inside.layers import NUM_DESCRIPTORS, WORK
-from covey.sandbox.inside.probes import FAILED
+from covey.sandbox.inside.isolation import kernel
+from covey.sandbox.inside.isolation.layers import NUM_DESCRIPTORS, WORK
+from covey.sandbox.inside.isolation.probes import FAILED
 
 CANARY = "COVEY_SANDBOX_CANARY"
 """In the environment of the zygote; no program may see it."""

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from covey.sandbox.inside import codec, kernel, program
+from covey.sandbox.inside import codec, program
+from covey.sandbox.inside.isolation import kernel
 
 IPC_STAT = 2
 FAILED = "failed with"

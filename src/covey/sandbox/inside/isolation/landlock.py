@@ -10,7 +10,7 @@ import stat
 from collections.abc import Sequence
 from functools import cache
 
-from covey.sandbox.inside import kernel
+from covey.sandbox.inside.isolation import kernel
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE = (1 << bit for bit in range(6))
 MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM, REFER, TRUNCATE, IOCTL_DEV = (

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from covey.sandbox.inside import kernel, landlock, seccomp
+from covey.sandbox.inside.isolation import kernel, landlock, seccomp
 
 NAMESPACE_LAYERS = ("mount_namespace", "pid_namespace", "network_namespace", "ipc_namespace")
 ALWAYS = ("environment", "descriptors", "limits", "private_folder")

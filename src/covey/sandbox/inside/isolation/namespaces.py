@@ -9,8 +9,8 @@ import os
 import stat
 from collections.abc import Sequence
 
-from covey.sandbox.inside import kernel
-from covey.sandbox.inside.layers import DEVICES, WORK, Spec, change_user
+from covey.sandbox.inside.isolation import kernel
+from covey.sandbox.inside.isolation.layers import DEVICES, WORK, Spec, change_user
 
 FLAG_OF = {
     "network_namespace": kernel.CLONE_NEWNET,

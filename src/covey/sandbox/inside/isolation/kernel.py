@@ -5,7 +5,7 @@ import ctypes
 import os
 import signal
 
-from covey.sandbox.inside.syscalls import numbers, this_machine
+from covey.sandbox.inside.isolation.syscalls import numbers, this_machine
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.argtypes = [ctypes.c_long] * 7

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 
-from covey.sandbox.inside import kernel
-from covey.sandbox.inside.syscalls import AUDIT_ARCH, numbers
+from covey.sandbox.inside.isolation import kernel
+from covey.sandbox.inside.isolation.syscalls import AUDIT_ARCH, numbers
 
 ALLOWED = """
 read write close lseek pread64 pwrite64 readv writev preadv pwritev
