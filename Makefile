@@ -12,8 +12,8 @@ SEED ?= 0
 BENCH ?=
 # Options of the wrong edits: --only WORD, --jobs N.
 MUTANTS ?=
-# Tests compute on one thread each.
-TEST_PROCESSES ?= 2
+# Tests compute on one thread each; many wait, so that three keep two cores at work.
+TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow mutants bench bench-gpu bench-vllm-setup lint types check format clean
@@ -50,7 +50,7 @@ figures: $(STAMP)  ## draw every picture of the README and the documentation fro
 	$(BIN)/python -m benchmarks.figures
 
 test: $(STAMP)  ## all tests that run in minutes
-	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
 
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow

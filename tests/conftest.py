@@ -17,6 +17,28 @@ from pathlib import Path
 import pytest
 import torch
 
+LONGEST = (
+    *("settings/test_nothing_is_ignored", "test_several_processes", "docs/test_docs", "test_no_silent_hang"),
+    *("attacks/test_attacks", "test_nothing_is_lost", "test_faults_of_signals", "test_faults_of_disks"),
+    *("test_trust", "sandbox/test_runs", "test_update_is_invariant", "test_sampled_is_trained"),
+    *("test_update_is_invariant_for_every_loss", "test_same_seed_same_rollouts", "infill/test_infill_run"),
+    *("attacks/test_answers", "sandbox/test_failures", "test_watchdog", "test_update_is_invariant_over_ranks"),
+    *("test_faults_of_resuming", "test_train", "test_config", "test_mathematics", "test_ranks", "test_resume"),
+    *("test_commands", "test_early", "test_preflight_run", "test_worker_pool", "test_layers", "test_compiled"),
+)
+"""Files of tests that take longest, longest first: last ones would keep one process at work and the others waiting."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run long files first; processes take a file at a time, in this order."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+
+    def place(item: pytest.Item) -> int:
+        parts = item.path.with_suffix("").parts
+        return min(order.get("/".join(parts[-length:]), len(order)) for length in (1, 2))
+
+    items.sort(key=place)
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:

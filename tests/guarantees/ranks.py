@@ -6,6 +6,7 @@ Rank 0 writes FOLDER/updates.pt: {(name of the case, strategy): (gradient, metri
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -118,19 +119,23 @@ def whole_gradient(parameters: list[torch.nn.Parameter]) -> Tensor:
     return torch.cat([sharding.whole(gradient).flatten().double() for gradient in gradients])
 
 
+def updates_of(names: Sequence[str]) -> dict[tuple[str, str], tuple[Tensor, dict[str, float]]]:
+    """What this rank comes to for each case and strategy, and by the mistake."""
+    share = (collectives.rank(), collectives.world_size())
+    updates = {
+        (name, strategy): update_on_ranks(cases()[name], how_of(name, share), strategy)
+        for name in names
+        for strategy in STRATEGIES
+    }
+    plain = cases()["loss=clip"]
+    updates[LOCAL_COUNTS, "ddp"] = update_on_ranks(plain, how_of("loss=clip", share), "ddp", local_counts)
+    return {key: (update.gradient, update.metrics) for key, update in updates.items()}
+
+
 def main(folder: Path, names: list[str]) -> None:
     with collectives.process_group(60.0):
-        share = (collectives.rank(), collectives.world_size())
-        updates = {
-            (name, strategy): update_on_ranks(cases()[name], how_of(name, share), strategy)
-            for name in names
-            for strategy in STRATEGIES
-        }
-        plain = cases()["loss=clip"]
-        mistaken = update_on_ranks(plain, how_of("loss=clip", share), "ddp", local_counts)
-        updates[LOCAL_COUNTS, "ddp"] = mistaken
+        found = updates_of(names)
         if collectives.is_main_process():
-            found = {key: (update.gradient, update.metrics) for key, update in updates.items()}
             torch.save(found, folder / "updates.pt")
         dist.barrier()
 

@@ -14,7 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from covey.cli.main import main
+
 from ..support.processes import are_gone, children
+from ..support.small import logging_as_it_was
 from .runs import (
     CURRICULUM,
     MASKED,
@@ -95,15 +98,35 @@ def wait_for_step(process: Process, run: Path, step: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+EITHER = pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"], scope="module")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path, strategy: str) -> str:
+    """What two processes say that make the run of one."""
+    words = (*SETTINGS, *UNEVEN, f"parallel.strategy={strategy}", f"hydra.run.dir={strategy}")
+    return finish_well(launch(folder, *words))
+
+
+@EITHER
+@pytest.mark.usefixtures("said")
 def test_two_processes_make_the_run_of_one(folder: Path, strategy: str) -> None:
-    finish_well(launch(folder, *SETTINGS, *UNEVEN, f"parallel.strategy={strategy}", f"hydra.run.dir={strategy}"))
     expected, got = weights(folder / "alone"), weights(folder / strategy)
     assert float((got - expected).norm() / expected.norm()) < 1e-10
     ours, theirs = rows(folder / strategy), rows(folder / "alone")
     assert len(ours) == len(theirs) == 12 + 3
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == pytest.approx(other, rel=1e-8, abs=1e-10)
+
+
+@EITHER
+def test_rank_0_alone_writes_and_speaks(folder: Path, strategy: str, said: str) -> None:
+    assert said.count(f"run folder: {strategy}") == 1
+    assert said.count("checks passed") == 1
+    assert len(rows(folder / strategy)) == 12 + 3
+    names = {path.name for path in (folder / strategy).iterdir()}
+    assert {"covey.log", "covey-rank1.log", "summary.json", "versions.json"} <= names
+    assert not [name for name in names if "rank0" in name]
 
 
 @pytest.mark.slow
@@ -134,16 +157,6 @@ def test_accelerate_launch_makes_the_run_of_one(folder: Path) -> None:
     finish_well(launch(folder, *SETTINGS, *UNEVEN, "hydra.run.dir=accelerated", launcher=ACCELERATE))
     expected, got = weights(folder / "alone"), weights(folder / "accelerated")
     assert float((got - expected).norm() / expected.norm()) < 1e-10
-
-
-def test_rank_0_alone_writes_and_speaks(folder: Path) -> None:
-    output = finish_well(launch(folder, *SETTINGS, "num_steps=2", "hydra.run.dir=one_writer"))
-    assert output.count("run folder: one_writer") == 1
-    assert output.count("checks passed") == 1
-    assert len(rows(folder / "one_writer")) == 2 + 2
-    names = {path.name for path in (folder / "one_writer").iterdir()}
-    assert {"covey.log", "covey-rank1.log", "summary.json", "versions.json"} <= names
-    assert not [name for name in names if "rank0" in name]
 
 
 @pytest.mark.slow
@@ -182,6 +195,7 @@ def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(
     assert fingerprint(run) == expected
 
 
+@pytest.mark.slow
 def test_when_one_rank_is_killed_the_other_stops_at_once_and_the_run_resumes_to_the_same_bits(
     folder: Path, unbroken: str
 ) -> None:
@@ -244,6 +258,7 @@ def test_what_ends_one_rank_ends_all_and_is_said_once(folder: Path) -> None:
     assert are_gone(ranks)
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_wrong_is_said_once(folder: Path) -> None:
     status, output = finish(launch(folder, *SETTINGS, "optimizer.lr=-1"))
     assert status != 0
@@ -251,7 +266,10 @@ def test_a_setting_that_is_wrong_is_said_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["optimizer.name=adamw8bit", "model.precision=float16"])
-def test_what_cannot_be_sharded_is_refused(folder: Path, setting: str) -> None:
-    status, output = finish(start_alone(folder, *SETTINGS, "parallel.strategy=fsdp", setting))
-    assert status == 2
-    assert f"{setting} needs parallel.strategy = ddp, got parallel.strategy=fsdp" in output
+def test_what_cannot_be_sharded_is_refused(
+    folder: Path, setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    with logging_as_it_was():
+        assert main(["train", *SETTINGS, "parallel.strategy=fsdp", setting]) == 2
+    assert f"{setting} needs parallel.strategy = ddp, got parallel.strategy=fsdp" in capsys.readouterr().err

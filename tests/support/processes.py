@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 
 
-def on_two_ranks(work: Callable[[], Any], folder: Path) -> list[Any]:
+def on_two_ranks(work: Callable[[], Any], folder: Path, seconds: float = 60.0) -> list[Any]:
     """What `work` returns on each of two ranks of a gloo group, which are forks of this process."""
     forks = multiprocessing.get_context("fork")
     ranks = [forks.Process(target=_work_as, args=(work, rank, folder)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(60)
+        process.join(seconds)
         process.kill()
     assert [process.exitcode for process in ranks] == [0, 0]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]

@@ -190,9 +190,9 @@ def test_gold_answers_of_every_kind_score_full_marks_in_every_scheme(scheme: str
     ("scheme", "completion", "value"),
     [
         ("values", "\\boxed{\\binom{999999999}{499999999}}", 0.1),
-        ("trl", f"\\boxed{{{TOWER}}}", 0.0),
+        pytest.param("trl", f"\\boxed{{{TOWER}}}", 0.0, marks=pytest.mark.slow),
         ("math_verify", f"\\boxed{{{TOWER}}}", 0.0),
-        ("torchrl", "<answer>$\\binom{999999999}{499999999}$</answer>", 0.1),
+        pytest.param("torchrl", "<answer>$\\binom{999999999}{499999999}$</answer>", 0.1, marks=pytest.mark.slow),
     ],
 )
 def test_what_hangs_algebra_is_wrong_and_counted(scheme: str, completion: str, value: float) -> None:

@@ -91,13 +91,19 @@ HANGS = {
     ),
 }
 """Eleven hangs that only the end of the run can end."""
+QUICK = ("engine", "reward_in_c", "environment", "update", "checkpoint")
+"""For every run of the tests: a wait in Python, in C, in the event loop, of the trainer and of a writer."""
+EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in HANGS]
 
 Started = dict[str, tuple[Hung, threading.Thread]]
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    runs = start_all(tmp_path_factory.mktemp("hangs"), HANGS)
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """The runs that selected tests look at, all at once."""
+    words = {word for item in request.session.items for word in item.keywords}
+    wanted = {name: hang for name, hang in HANGS.items() if name in words}
+    runs = start_all(tmp_path_factory.mktemp("hangs"), wanted or HANGS)
     yield runs
     for hung, thread in runs.values():
         hung.process.kill()
@@ -110,7 +116,7 @@ def ended(started: Started, name: str) -> Hung:
     return hung
 
 
-@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_run_that_hangs_says_within_the_deadline_what_it_waits_for_and_ends(name: str, started: Started) -> None:
     hung, expected = ended(started, name), HANGS[name]
     assert hung.status == -EXPIRED, hung.output
@@ -124,7 +130,7 @@ def test_a_run_that_hangs_says_within_the_deadline_what_it_waits_for_and_ends(na
     assert are_gone(orphans(hung.folder, name))
 
 
-@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize("name", EACH)
 def test_the_log_has_the_same_line_and_the_stacks_of_what_hangs(name: str, started: Started) -> None:
     hung = ended(started, name)
     log = (hung.run / "covey.log").read_text()

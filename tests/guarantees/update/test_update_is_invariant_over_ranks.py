@@ -14,7 +14,7 @@ from covey.algorithm.losses import LOSSES
 from covey.system import collectives
 
 from ...support.processes import on_two_ranks
-from ..ranks import LOCAL_COUNTS, STRATEGIES, cases, how_of, update_on_ranks
+from ..ranks import LOCAL_COUNTS, STRATEGIES, cases, how_of, update_on_ranks, updates_of
 from .updates import WHOLE, Update, distance, one_update
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,7 +70,9 @@ def computed_by(num_ranks: int, names: list[str], folder: Path) -> Updates:
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Updates:
-    return computed_by(2, SOME, tmp_path_factory.mktemp("two"))
+    """Of forks of this process, which import nothing anew; those of torchrun are slow."""
+    first, _ = on_two_ranks(lambda: updates_of(SOME), tmp_path_factory.mktemp("two"), LONGEST)
+    return dict(first)
 
 
 @pytest.fixture(scope="module")
