@@ -35,6 +35,7 @@ def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
 
 def _policy_term(algorithm: AlgorithmConfig, norm_length: int) -> PolicyTerm:
     name = algorithm.loss
+    # Check names, and that the loss can read the ratio
     one_of("ratio", algorithm.ratio, LEVELS)
     one_of("ratio_denominator", algorithm.ratio_denominator, DENOMINATORS)
     one_of_or_custom("loss", name, LOSS_FUNCTIONS)
@@ -45,6 +46,7 @@ def _policy_term(algorithm: AlgorithmConfig, norm_length: int) -> PolicyTerm:
         raise ValueError(f"ratio={algorithm.ratio} needs loss={known}, got loss={name}")
     if not 0 < algorithm.high_entropy_fraction <= 1:
         raise ValueError(f"high_entropy_fraction must be in (0, 1], got {algorithm.high_entropy_fraction}")
+    # Bind the options to the functions they are for
     loss_options, selector_options = _split_options(dict(algorithm.loss_options), chosen)
     return PolicyTerm(
         loss=custom.lookup(custom.LOSS, name, LOSS_FUNCTIONS, loss_options),
@@ -97,6 +99,7 @@ def _off_policy(algorithm: AlgorithmConfig) -> OffPolicy:
 
 def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
     full = algorithm.kl_estimator == "full"
+    # Check names, and that the options go together
     one_of("kl_in", algorithm.kl_in, ("loss", "reward"))
     one_of("kl_gradient", algorithm.kl_gradient, (*GRADIENTS, "is_weighted"))
     one_of("sampler_kl_estimator", algorithm.sampler_kl_estimator, SAMPLER_ESTIMATORS)

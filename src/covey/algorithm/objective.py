@@ -248,14 +248,17 @@ class Objective:
         """
         assert statistics is not None or not self.needs_batch_selection, "this objective needs batch_statistics"
         inputs = apply_mask(inputs)
+        # Evaluate the loss of each token
         loss_in = self._loss_inputs(inputs, statistics)
         keep_NT, weights_NT = self._keep_and_weights(inputs, statistics)
         loss_NT, own = evaluate_loss(self.policy.loss, loss_in)
+        # Divide by the counts of the whole batch, and add KL and entropy
         term_NT = torch.where(keep_NT, loss_NT * weights_NT, 0.0)
         pieces = {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.policy.reduction)}
         pieces |= self._penalties(inputs, totals, kl_coef, entropy_coef)
         loss = torch.stack(list(pieces.values())).sum()
         with torch.no_grad():
+            # Sum what is logged; the mean is taken over all micro-batches and ranks together
             sums = metrics.loss_terms(pieces | {"loss": loss}, inputs.mask_NT)
             sums |= self._log(inputs, loss_in, keep_NT, weights_NT)
             sums |= {f"loss/{name}": mean_over(values_NT, inputs.mask_NT) for name, values_NT in own.items()}

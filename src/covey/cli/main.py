@@ -3,6 +3,7 @@
 Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
 """
 
+import logging
 import os
 import sys
 import threading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from covey.cli.job import Job
     from covey.config.schema import Config
 
+LOGGER = logging.getLogger(__name__)
 EXIT_USER_ERROR, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
 LEAVE_SECONDS = 10.0
 """For the threads and exit handlers that libraries leave behind."""
@@ -111,6 +113,7 @@ def _run(verb: str, words: Sequence[str]) -> int:
 
     from covey.cli import job as composing
 
+    # Bring the words into the form that Hydra takes
     sys.path.append(os.getcwd())  # module:function settings name modules beside the user
     words, file = _config_file(words)
     words, added = composing.insert_environment(verb, words, file)
@@ -122,6 +125,7 @@ def _run(verb: str, words: Sequence[str]) -> int:
             raise
         folder = next((word for word in words if word.startswith(RUN_DIR)), error.filename)
         raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
+    # Compare the jobs of a sweep
     if len(folders) > 1 and ranks.rank() == 0:
         from covey.cli.show import print_side_by_side
 
@@ -158,7 +162,6 @@ class Given(NamedTuple):
 
 def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
     """Do one job in the folder that Hydra has made and return the folders it used, possibly none."""
-    import logging
     from dataclasses import asdict
     from pathlib import Path
 
@@ -169,10 +172,10 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
     from covey.run import folder as run_folder
     from covey.system.text.masking import secrets_in
 
-    hydra_config = HydraConfig.get()
-    wanted = Path(hydra_config.runtime.output_dir)
-    typed = [word for word in hydra_config.overrides.task if word != given.added]
-    named = any(word.startswith(RUN_DIR) for word in hydra_config.overrides.hydra)
+    hydra = HydraConfig.get()
+    wanted = Path(hydra.runtime.output_dir)
+    typed = [word for word in hydra.overrides.task if word != given.added]
+    named = any(word.startswith(RUN_DIR) for word in hydra.overrides.hydra)
     with ExitStack() as held:
         try:
             job = composing.compose(verb, composed, typed, given.file)
@@ -192,9 +195,9 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
                 run_folder.discard_if_empty(wanted, num_parents=0 if named else 2)
         run_folder.begin_log(folder, tuple(secrets_in(asdict(job.config))))
         for note in job.notes:
-            logging.getLogger(__name__).warning(note)
-        if hydra_config.mode is RunMode.MULTIRUN:
-            print(f"job {hydra_config.job.num}: {' '.join(typed)}", flush=True)
+            LOGGER.warning(note)
+        if hydra.mode is RunMode.MULTIRUN:
+            print(f"job {hydra.job.num}: {' '.join(typed)}", flush=True)
         _work(verb, job.config, folder, is_new=job.old is None and not given.was_there)
     return [folder]
 
@@ -212,8 +215,6 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
 
     A new folder is removed where the run was refused before it did anything: the message says all there is to say.
     """
-    import logging
-
     from covey.cli.errors import is_user_error
     from covey.cli.show import NUM_ANSWERS, print_answers
     from covey.cli.tables import print_folder, print_summary
@@ -222,12 +223,13 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
     from covey.system.disk import ignore_stdout_errors
     from covey.system.text.cleaning import CleanConsole
 
+    # Do it, and log how it ended
     console = CleanConsole()
     try:
         WORK[verb](config, folder)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
-        logging.getLogger(__name__).info("the run ended here: %s", error, exc_info=not stopped)
+        LOGGER.info("the run ended here: %s", error, exc_info=not stopped)
         is_refused = is_new and isinstance(error, Exception) and is_user_error(error)
         if ranks.rank() == 0 and not (is_refused and discard_refused(folder)):
             with ignore_stdout_errors():

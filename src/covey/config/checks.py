@@ -5,7 +5,7 @@ What is checked stands beside each field (`covey.system.setting`); a setting tha
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 from typing import Any, get_type_hints
 
@@ -32,11 +32,9 @@ def walk(section: Section, prefix: str = "") -> Iterator[Found]:
         if isinstance(value, Section):
             yield from walk(value, f"{prefix}{described.name}.")
         else:
-            yield Found(f"{prefix}{described.name}", value, _default(described), bounds_of(described))
-
-
-def _default(described: "Field[Any]") -> Any:
-    return described.default if described.default_factory is MISSING else described.default_factory()
+            factory = described.default_factory
+            default = described.default if factory is MISSING else factory()
+            yield Found(f"{prefix}{described.name}", value, default, bounds_of(described))
 
 
 def read(config: Config, name: str) -> Any:

@@ -118,14 +118,8 @@ def warm_up(
 
     The accuracy is measured on training prompts whose demonstrations are held back, never on the test split.
     """
-    # Hold demonstrations back for validation
     settings = config.cold_start
-    shuffled = random.Random(f"{config.seed}/cold-start").sample(list(demonstrations), len(demonstrations))
-    num_held_back = settings.num_check_prompts
-    held_back, shown = shuffled[:num_held_back], shuffled[num_held_back:]
-    if not shown:
-        found = f"cold_start.num_check_prompts={num_held_back} leaves none of {len(shuffled)} demonstrations"
-        raise ValueError(f"{found}; set it below {len(shuffled)}")
+    held_back, trained_on = _hold_back(demonstrations, settings.num_check_prompts, config.seed)
     # Build the trainer and the engine that validates
     trainer = Trainer(policy, _trainer_settings(config))
     prompts = [prompt for prompt, _ in held_back]
@@ -134,7 +128,7 @@ def warm_up(
     sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
     source = LocalSource(sampler, PromptStream(prompts, 0, False), 1, sampling)
     # Train, and validate now and then
-    groups = [demonstration_group(policy, p, text) for p, text in shown]
+    groups = [demonstration_group(policy, p, text) for p, text in trained_on]
     order = random.Random(f"{config.seed}/cold-start/order")
     accuracy = 0.0
     for step in range(settings.num_steps):
@@ -149,6 +143,19 @@ def warm_up(
         if settings.target_accuracy is not None and accuracy >= settings.target_accuracy:
             return step + 1, accuracy
     return settings.num_steps, accuracy
+
+
+def _hold_back(
+    demonstrations: Sequence[Demonstration], count: int, seed: int
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Draw demonstrations to validate on, and the rest. ValueError where nothing would be left to train on."""
+    shuffled = random.Random(f"{seed}/cold-start").sample(list(demonstrations), len(demonstrations))
+    if count >= len(shuffled):
+        raise ValueError(
+            f"cold_start.num_check_prompts={count} leaves none of {len(shuffled)} demonstrations; "
+            f"set it below {len(shuffled)}"
+        )
+    return shuffled[:count], shuffled[count:]
 
 
 def demonstration_group(policy: Policy, prompt: Prompt, shown: str | Sequence[int]) -> Group:

@@ -80,11 +80,9 @@ def newer_trainings(folder: Path, root: Path) -> list[Path]:
     """Return runs of `covey train` below `root` begun after the one in `folder`, oldest first."""
     begun = begun_at(folder)
     newer = [path.parent for path in root.glob(f"**/{CONFIG}") if path.stat().st_mtime_ns > begun]
-    return sorted((path for path in newer if _command(path).startswith("covey train")), key=begun_at)
-
-
-def _command(folder: Path) -> str:
-    return str(_facts(folder).get("command", ""))
+    return sorted(
+        (path for path in newer if str(_facts(path).get("command", "")).startswith("covey train")), key=begun_at
+    )
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -58,10 +58,12 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
     ValueError where a typed setting differs from the run's and resume_changes does not list it, and where the run is
     somebody else's and would act in your name (`trust.check`).
     """
+    # Separate words that say how to resume from those that change a setting
     overrides = parsed(typed)
     control = {override.key_or_group: override.value() for override in overrides if override.key_or_group in CONTROL}
     trusted = control.get("trust_run") is True
     saved = with_own_caches(saved_settings(folder), folder, trusted=trusted)
+    # Change what was typed
     wanted = saved.copy()
     for override in overrides:
         key, value = override.key_or_group, override.value()
@@ -70,6 +72,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
         if override.is_add() or override.is_delete() or is_choice(saved, key):
             raise ValueError(f'"{override.input_line}" cannot change a run; resume takes the settings of {folder}')
         OmegaConf.update(wanted, key, value, merge=False)
+    # Refuse changes that resume_changes does not name, masked secrets and code that is not trusted
     named = control.get("resume_changes", [])
     changes = [str(name) for name in named] if isinstance(named, list) else [str(named)]
     _refuse_changes(folder, saved, wanted, changes)

@@ -39,6 +39,7 @@ def process_group(seconds: float) -> Iterator[None]:
     if ranks.world_size() == 1 or is_distributed():
         yield
         return
+    # Meet the other ranks
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = ranks.meeting_place()
     backend = "gloo"
     if torch.cuda.is_available():

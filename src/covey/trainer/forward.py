@@ -136,6 +136,7 @@ def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:
         assert joined is not None
         return joined
 
+    # Concatenate row by row, padded on the right to the widest
     return ObjectiveInputs(
         log_probs_NT=required([p.log_probs_NT for p in parts]),
         old_log_probs_NT=required([p.old_log_probs_NT for p in parts]),

@@ -127,11 +127,9 @@ class Trainer:
             with inference(self.policy.model):
                 for part, chosen in zip(prepared, statistics, strict=True):
                     scores = score(self._forward, part)
-                    if part.batch.num_rows == 0:
-                        continue
-                    inputs = objective_inputs(part, scores)
-                    sums.append(self._loss(inputs, batch, chosen)[1])
-                    maxima.append(self._maxima(inputs))
+                    measured = [objective_inputs(part, scores)] if part.batch.num_rows > 0 else []
+                    sums += [self._loss(inputs, batch, chosen)[1] for inputs in measured]
+                    maxima += [self._maxima(inputs) for inputs in measured]
             found = summarise(combine(collectives.all_sum_pairs(sums))) | collectives.all_max(largest(maxima))
         return {name: value for name, value in found.items() if name not in LOSS_TERMS}
 

@@ -52,6 +52,7 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
     """Require the parts of a mixture, and apply the rules to each as if it were alone."""
     mixture = config.environment
     assert isinstance(mixture, MixtureConfig), "check_environment calls this"
+    # Check that there are parts, and that whatever names a part finds it
     if not mixture.parts:
         raise ValueError("environment=mixture needs environment.parts={NAME: {...}, ...}, got none")
     for name, part in mixture.parts.items():
@@ -62,6 +63,7 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
         if unknown:
             parts = ", ".join(mixture.parts)
             raise ValueError(f"environment.{setting}.{unknown[0]} needs a part of that name, got {parts}")
+    # Check weights, and that some part reads rewards and rows
     for name, weight in mixture.weights.items():
         if not 0 < weight < math.inf:
             raise ValueError(f"environment.weights.{name} must be > 0, got {weight}")
@@ -72,6 +74,7 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
     for setting, value in vars(config.data).items():
         if not sharing and value != vars(DataConfig())[setting]:
             raise ValueError(f"data.{setting}={format_value(value)} needs a part that reads it, got none")
+    # Check each part as if it were the environment
     for name, part in part_configs(config).items():
         _check_part(name, part, rules)
 

@@ -35,6 +35,7 @@ def main(order: Mapping[str, Any]) -> None:
         say({"err": type(error).__name__, "text": _text(error)})
         os._exit(0)
     say({"loaded": True})
+    # Answer one call after the other, each within its own time
     for call in order["calls"]:
         _within(order["wall_seconds"])
         try:

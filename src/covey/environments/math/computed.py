@@ -194,15 +194,11 @@ def _undone_power(base: Node, exponent: Node) -> Iterator[str]:
         if isinstance(exponent, Number) and exponent.value.denominator == 1:
             yield from () if base == Number(Fraction(10)) else ("power of a number",)
         elif isinstance(base, Number):
-            yield from _undone_root(base, _rational(exponent).denominator)
+            yield from _undone_root(base, monomial(exponent)[0].denominator)
     elif isinstance(base, Power | Product | Quotient | Root) or base == Symbol("i"):
         yield f"power of a {type(base).__name__.lower()}"
     elif isinstance(base, Sum) and is_numeric(base) and isinstance(exponent, Number):
         yield "power of a sum of numbers"
-
-
-def _rational(node: Node) -> Fraction:
-    return monomial(node)[0]
 
 
 def _undone_root(radicand: Node, index: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ import inspect
 import operator
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,14 +142,10 @@ def _named_by(name: str) -> Any:
     try:
         function = operator.attrgetter(attribute)(module)
     except AttributeError as error:
-        known = _callables(vars(module))
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise ValueError(
             f"reward function {name}: module {module_name} has no {attribute!r}{near(attribute, known)}"
         ) from error
     if not callable(function):
         raise ValueError(f"reward function {name} is a {type(function).__name__}, not a function")
     return function
-
-
-def _callables(namespace: Mapping[str, Any]) -> Collection[str]:
-    return [name for name, value in namespace.items() if callable(value) and not name.startswith("_")]

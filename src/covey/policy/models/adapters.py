@@ -52,6 +52,7 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
         raise ValueError(f"{settings.name}/adapter_config.json cannot be read ({error!r:.120})") from error
     if not isinstance(saved, LoraConfig) or saved.megatron_config:  # peft would import what the latter names
         raise ValueError(f"model.name={settings.name} must hold plain LoRA adapters, got {type(saved).__name__}")
+    # Check that the settings are those of the adapters
     asked: dict[str, object] = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
     if settings.lora_targets != ALL_LINEAR:
         asked["lora_targets"] = sorted(settings.lora_targets)
@@ -63,6 +64,7 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
                 f"model.name={settings.name} holds adapters and needs model.{name}={found[name]}, "
                 f"got model.{name}={value}"
             )
+    # Find the base model
     saved.base_model_name_or_path = base_of(Path(settings.name), saved.base_model_name_or_path)
     if not saved.base_model_name_or_path:
         raise ValueError(f"model.name={settings.name} holds adapters that do not name their base model")

@@ -134,6 +134,7 @@ def _load_model(
 
 def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     keywords: dict[str, Any] = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
+    # Say what is loaded, and in which type
     if settings.revision is not None:
         keywords["revision"] = settings.revision
     if settings.load_in_4bit:
@@ -157,6 +158,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         raise ValueError(
             f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
         ) from error
+    # Make it ready to train
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if settings.load_in_4bit:

@@ -88,6 +88,7 @@ def detect_capabilities(policy: Policy) -> Policy:
     kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
     recorder = Recorder(layout)
     with inference(model):
+        # Compare with transformers alone, and see where layers attend
         try:
             found = replace(policy, first_position=_first_position(policy, layout))
             _check_against_plain(found, recorder)
@@ -100,6 +101,7 @@ def detect_capabilities(policy: Policy) -> Policy:
             raise ValueError(
                 f"model.name needs another architecture: {kind} does not run with covey's attention ({_line(error)})"
             ) from error
+        # Refuse noise in training mode: two passes must agree
         model.train()
         with Draws() as draws:
             trained_TV = _logits(found, layout)

@@ -161,7 +161,8 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
         missing = covered - {name.replace(".default.", ".") for name in saved}
     else:
         unknown = policy.model.load_state_dict(saved, strict=False).unexpected_keys
-        given = {id(policy.model.get_parameter(name)) for name in saved if name in _parameters(policy)}
+        known = {name for name, _ in policy.model.named_parameters(remove_duplicate=False)}
+        given = {id(policy.model.get_parameter(name)) for name in saved.keys() & known}
         missing = {name for name, p in policy.model.named_parameters() if id(p) not in given}
     # Refuse weights of another policy
     if unknown or missing:
@@ -176,10 +177,6 @@ def _as_sharded(saved: Mapping[str, torch.Tensor], policy: Policy) -> dict[str, 
     parameters = policy.model.named_parameters(remove_duplicate=False)
     examples = {name.replace(".default.", "."): parameter for name, parameter in parameters}
     return {n: sharding.placed_like(w, examples[n]) if n in examples else w for n, w in saved.items()}
-
-
-def _parameters(policy: Policy) -> set[str]:
-    return {name for name, _ in policy.model.named_parameters(remove_duplicate=False)}
 
 
 COLD_START_REPORT = "cold_start.json"

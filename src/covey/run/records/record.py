@@ -60,6 +60,7 @@ class RunRecorder:
 
     def __init__(self, config: Config, folder: Path) -> None:
         disable_progress_bar()
+        # Watch and time from the first moment on
         self.watchdog = make_watchdog(config, folder)
         self.timer = PhaseTimer(watchdog=self.watchdog)
         self._config = config
@@ -67,11 +68,13 @@ class RunRecorder:
         self._started = self._step_started = time.monotonic()
         output = config.output
         self._goes_on = output.on_write_error == "continue"
+        # Show and log on the main process alone
         self._tracker: Tracker = CompositeTracker(())
         self._progress: Progress = NullProgress()
         if collectives.is_main_process():
             self._progress = make_progress(config.num_steps, output.progress)
             self._tracker = make_trackers(output, folder, mask(asdict(config)), config.timeouts.tracker, self.say)
+        # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
         self._stale: list[Dropped] = []
         self._step_seconds = 0.0
@@ -104,7 +107,8 @@ class RunRecorder:
             self._progress.close()
             try:
                 if not self._is_as_left:
-                    self._summarise("completed" if kind is None else _status(kind))
+                    stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+                    self._summarise("completed" if kind is None else "interrupted" if stopped else "failed")
             except WriteError as unwritten:
                 if kind is None:
                     raise
@@ -141,6 +145,7 @@ class RunRecorder:
     def step(self, step: int, groups: Sequence[Group], credit: Credit, metrics: Mapping[str, float]) -> None:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
         self._is_as_left = False
+        # Count tokens, seconds and drops over all ranks
         drops = self._drops()
         left_out = [dropped.group for dropped in self.dropped]
         local_tokens = sum(rollout.num_loss_tokens for group in (*groups, *left_out) for rollout in group.rollouts)
@@ -149,6 +154,7 @@ class RunRecorder:
         self._step_seconds += seconds
         self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]))
         self._totals.update(dropped=sum(n for reason, n in drops.items() if reason != "unscored_rollouts"))
+        # Gather the numbers of the step
         row: Row = {
             **rollout_metrics(groups, left_out, credit, step),
             **{name: value(average) for name, average in group_metrics(credit.scores).items()},
@@ -163,6 +169,7 @@ class RunRecorder:
         }
         if self.run.policy.mask_id is not None:
             row |= fill_metrics(groups, credit, row)
+        # Log and show them
         self._tracker.log(step + 1, row)
         LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
         self._progress.update(step + 1, row)
@@ -218,7 +225,9 @@ class RunRecorder:
         self.evaluated_at = step
         of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
         row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
-        self._tracker.log(step, {name: _measured(number) for name, number in row.items()}, kind="evaluate")
+        self._tracker.log(
+            step, {name: None if math.isnan(number) else number for name, number in row.items()}, kind="evaluate"
+        )
         LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)
         self._step_started = time.monotonic()
@@ -319,6 +328,7 @@ class RunRecorder:
         """
         if not collectives.is_main_process():
             return
+        # Collect facts, of which a run that failed before it was built has fewer
         facts = RunFacts(
             status=status,
             seed=self._config.seed,
@@ -335,11 +345,11 @@ class RunRecorder:
             recheck_disagreements=self._totals["recheck_disagreements"],
             environment={} if self._run is None else environment_facts(self._run),
         )
+        # Compare the first evaluation with the last, prompt by prompt
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
-        with catch_write_errors(self._folder / "summary.json"):
-            compared = self._compared(before, after)
-            write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
+        compared = self._compared(before, after)
+        write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
 
     def _compared(self, before: Evaluation | None, after: Evaluation | None) -> Compared:
         """Return what the gain compares: the prompts common to both evaluations.
@@ -370,11 +380,6 @@ def make_watchdog(config: Config, folder: Path) -> Watchdog:
     return Watchdog(limits, folder / log_name(collectives.rank()), who)
 
 
-def _measured(number: float) -> float | None:
-    """Return a number of an evaluation, None where there was nothing to measure."""
-    return None if math.isnan(number) else number
-
-
 def environment_metrics(run: Run) -> list[Mapping[str, float]]:
     """Return what the environment of each rank logs itself, such as a reward function's `log_metric`."""
     return collectives.all_gather(run.environment.metrics())
@@ -384,10 +389,6 @@ def environment_facts(run: Run) -> Mapping[str, Any]:
     """Return what the environment's judgements rest on, such as how programs are isolated."""
     facts: Mapping[str, Any] = mask(run.environment.facts())
     return facts
-
-
-def _status(kind: type[BaseException]) -> str:
-    return "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
 
 
 def _why_no_signal(row: Row, credit: Credit) -> str:

@@ -89,6 +89,7 @@ def summary(
 
     The gain is that of `compared` where the two looks were not at the same prompts (`restrict_to_common_prompts`).
     """
+    # Compare before and after on the prompts that both evaluations saw
     rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
     gain = gains(*(compared or (before, after)), confidence)
     flattered = reward_hacking_note(gain, facts.environment.get("gap_to"))

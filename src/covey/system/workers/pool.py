@@ -119,6 +119,7 @@ class _Process:
             if state["expired"]:
                 self.kill()
 
+        # Send and receive under an alarm: killing the process ends a read that hangs
         alarm = threading.Timer(timeout, expire)
         alarm.daemon = True
         alarm.start()
@@ -129,6 +130,7 @@ class _Process:
             answer = json.loads(self._connection.recv_bytes())
         with self._lock:
             state["over"] = True
+        # Take the answer, unless the process was killed meanwhile
         alarm.cancel()
         if answer is not None and not state["expired"]:
             return answer

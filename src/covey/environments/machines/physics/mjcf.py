@@ -99,7 +99,8 @@ def _joint(number: int, body: Body, physics: Physics) -> str:
 
 def _geom(solid: Solid, pivot: Vector, mass: float, physics: Physics) -> str:
     place = f'type="{solid.shape}" pos="{mujoco_vector(minus(solid.centre, pivot))}" {_size(solid)}'
-    return f'<geom {place} mass="{mass!r}" {COLLISION[_group(solid.surface)]} {_touch(solid.surface, physics)}/>'
+    collision = COLLISION.get(solid.surface, COLLISION["solid"])
+    return f'<geom {place} mass="{mass!r}" {collision} {_touch(solid.surface, physics)}/>'
 
 
 def _size(solid: Solid) -> str:
@@ -125,10 +126,6 @@ def _touch(surface: Surface, physics: Physics) -> str:
     if surface == "elastic":
         return f'friction="{friction}" priority="1" solref="{-physics.elastic_stiffness} {-physics.elastic_damping}"'
     return f'friction="{friction}"' + (' condim="4"' if surface == "boulder" else "")
-
-
-def _group(surface: Surface) -> str:
-    return surface if surface in COLLISION else "solid"
 
 
 COLLISION = {

@@ -147,6 +147,7 @@ def simulate(
     simulation = begin(machine, world, physics)
     if simulation.model.nv > MAX_FREEDOM:
         return without_motion("too_free")
+    # Look at the machine again and again until it is over
     boulder = simulation.assembly.boulder
     rows: list[tuple[float, ...]] = []
     centres: list[tuple[float, ...]] = []
@@ -162,13 +163,14 @@ def simulate(
             gained.append(simulation.gained)
         if seen is not None:
             seen(simulation)
-        if boulder is not None and landing is None and _is_down(rows[-1][4]):
+        if boulder is not None and landing is None and rows[-1][4] - BOULDER_RADIUS < TOUCHES_GROUND:
             landing = simulation.num_looks
         goes_on = _goes_on(simulation, has_landed=landing is not None)
         if (simulation.num_looks % SHOW_EVERY == 0 or not goes_on) and simulation.is_broken():
             return without_motion("unstable")
         if goes_on:
             simulation.watch()
+    # Put together where it went
     places: Array = np.array(rows)
     times_T: Array = np.arange(len(rows), dtype=np.float64) * (WATCH_STEPS * physics.timestep)
     if boulder is None:
@@ -176,10 +178,6 @@ def simulate(
     holds_T, stands_T = np.array(touches).T
     thrower = Thrower(np.array(centres), holds_T, stands_T, np.array(gained))
     return Trajectory("complete", times_T, places[:, :3], places[:, 3:], landing, thrower)
-
-
-def _is_down(height: float) -> bool:
-    return height - BOULDER_RADIUS < TOUCHES_GROUND
 
 
 def _goes_on(simulation: Simulation, has_landed: bool) -> bool:
