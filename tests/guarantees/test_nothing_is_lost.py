@@ -122,6 +122,7 @@ def test_a_run_that_is_killed_every_few_seconds_until_it_ends_is_the_same(refere
     assert fingerprint(reference / "harassed-long") == fingerprint(reference / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_whose_newest_checkpoint_is_torn_goes_on_from_the_one_before_and_ends_alike(reference: Path) -> None:
     run = reference / "torn"
     process = new_run(reference, "torn", environment=SLOWLY)

@@ -116,6 +116,8 @@ NAMING: dict[str, tuple[Config, str]] = {
         "path=${oc.env:HOME}",
     ),
 }
+ALSO_MEASURED = ("a reward", "an environment", "a variable of the environment")
+"""What is tried by two commands, which look for the same with the same function."""
 COMMANDS: dict[str, list[str]] = {
     "evaluate": ["evaluate", f"model.name=theirs/{POLICY}"],
     "resume": ["train", "resume=theirs"],
@@ -144,7 +146,7 @@ def test_what_a_foreign_run_names_is_not_loaded(what: str, capsys: pytest.Captur
     if "${" in risk:
         text = (run / "config.yaml").read_text()
         (run / "config.yaml").write_text(text.replace("path: x\n", "path: ${oc.env:HOME}\n"))
-    for command in ("evaluate", "resume"):
+    for command in ("evaluate", "resume") if what in ALSO_MEASURED else ("resume",):
         assert main(COMMANDS[command]) == 2
         assert_nothing_happened(capsys, "theirs", risk)
 

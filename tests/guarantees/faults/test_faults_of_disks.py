@@ -219,7 +219,7 @@ def test_rows_of_a_file_that_was_deleted_are_an_error_and_not_written_into_nowhe
     lines = JsonlWriter(path)
     lines.write({"step": 0})
     path.unlink()
-    with pytest.raises(WriteError, match="No such file or directory; it was moved or deleted while the run went on"):
+    with pytest.raises(WriteError, match="No such file or directory; it was moved or deleted while the run was going"):
         lines.write({"step": 1})
     lines.close()  # has been said
 
@@ -321,7 +321,7 @@ def test_a_run_folder_that_is_deleted_stops_the_run(reference: Path) -> None:
     status, output = struck(reference, "deleted", "rm -r deleted", "output.on_write_error=continue")
     assert status == 2
     assert "cannot write" in line_of(output)
-    assert "No such file or directory; it was moved or deleted while the run went on" in line_of(output)
+    assert "No such file or directory; it was moved or deleted while the run was going; put it back" in line_of(output)
     assert not (reference / "deleted").exists()
 
 
