@@ -1,7 +1,6 @@
 """The one loop: take -> prepare -> step -> publish -> record. The same on every rank, in every mode."""
 
 import logging
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -131,8 +130,8 @@ def train_step(run: Run, config: Config, record: RunRecorder, step: int, stopper
             batch = make_measured_batch([*groups, *left_out], run.policy, run.packing)
             metrics |= run.trainer.measure(batch, step)
         stopper.hold()
-        run.source.publish(run.trainer.weights(), version=step + 1)
         report_progress(run, config, step + 1)
+        run.source.publish(run.trainer.weights(), version=step + 1)
     with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
         record.step(step, groups, credit, metrics)
 
@@ -142,14 +141,11 @@ def take(run: Run, config: Config, record: RunRecorder, step: int) -> list[Group
 
     What scoring adds to the time of sampling is charged to rewards.
     """
-    engine = run.source.sampler.engine
     with record.timer.phase("sampling"):
-        started = time.monotonic()
-        engine.take_stats()
         with sharding.gathered(run.policy):
             groups = run.source.take(collectives.local_share(config.groups_per_step))
-        record.timer.charge("reward", time.monotonic() - started - engine.take_stats().seconds)
-    fresh = drop_stale(groups, step, config.max_staleness)
+        record.timer.charge("reward", run.source.take_scoring_seconds())
+    fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
     kept = set(map(id, fresh))
     record.drop_stale([group for group in groups if id(group) not in kept])
     return fresh

@@ -120,6 +120,8 @@ class Rollout:
     None: they are read from left to right."""
     messages: tuple[Message, ...] = ()
     """After several turns, what was said since the prompt by policy and environment; empty after one."""
+    spans: tuple[Span, ...] = ()
+    """The version of each token that the policy chose, counted over them alone; empty: all are of `policy_version`."""
 
     def __post_init__(self) -> None:
         assert self.input_length is None or len(self.input_ids) % self.input_length == 0, "inputs of one length"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
+from covey.cluster.settings import ON_RAY, DevicesConfig
 from covey.config import names
 from covey.engine.settings import EngineConfig, SamplingConfig
 from covey.environments.code.settings import CodeConfig
@@ -173,6 +174,8 @@ class TimeoutsConfig(Section):
     """For a checkpoint or the logs to be written."""
     ranks: float = setting(1800.0, gt=0)
     """For the other ranks, where several processes train together."""
+    samplers: float = setting(120.0, gt=0, needs=ON_RAY)
+    """For a sampler's sign of life, and for it to take new weights; it is then replaced."""
     tracker: float = setting(60.0, gt=0, needs=Needs("output.trackers set", ("output.trackers",), bool))
     """For TensorBoard or W&B; the run then continues without it."""
 
@@ -200,9 +203,11 @@ class Config(Section):
     logprob_chunk: int = setting(4096, ge=0)
     """Loss tokens whose logits are held at once; 0 holds all."""
     max_staleness: int = setting(0, ge=0)
-    """Most versions between the start of a group and its training; 0 is synchronous."""
-    source: str = "local"
-    """Where groups come from: local (this process)."""
+    """Most versions between the oldest token of a group and its training; 0 is synchronous, more needs source=ray."""
+    source: str = setting("local", choices=("local", "ray"), packages={"ray": ("ray", "ray")})
+    """Where groups come from: local (this process, between updates) or ray (samplers of their own, meanwhile)."""
+    publish_every: int = setting(1, ge=1, needs=ON_RAY)
+    """Steps from one version that samplers get to the next; staleness counts these versions."""
     shuffle: bool = True
     """Take prompts in an order drawn from the seed, a new one each pass."""
     resume: str | None = None
@@ -220,6 +225,7 @@ class Config(Section):
     """One of the environments' own settings."""
     data: DataConfig = field(default_factory=DataConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

@@ -128,11 +128,11 @@ def check_schedule(config: Config) -> None:
     advantage = config.algorithm.advantage
     check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
     # Check source and staleness
-    if config.source != "local":
-        raise ValueError(f"source must be local, got {config.source}")
-    if config.max_staleness > 0:
-        how = "source=local (groups are sampled between updates)"
-        raise ValueError(f"max_staleness must be 0 with {how}, got {config.max_staleness}")
+    if config.max_staleness > 0 and config.source == "local":
+        raise ValueError(
+            f"max_staleness={config.max_staleness} needs source=ray, got source=local (groups are sampled between "
+            "updates)"
+        )
     # Check sizes against each other
     if config.micro_batch_tokens < config.sampling.max_tokens:
         raise ValueError(

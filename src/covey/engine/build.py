@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from covey.engine.base import UpdatableEngine
+
 if TYPE_CHECKING:
     from covey.engine.base import Engine
     from covey.policy.policy import Policy
@@ -37,6 +39,34 @@ def sampling_engine(policy: "Policy", cache_bytes: int, max_rows: int, kernels: 
     """Return the engine in process for a policy of its kind."""
     return (build_native if policy.mask_id is None else build_fill)(policy, cache_bytes, max_rows, kernels)
 
+
+def own_native(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "UpdatableEngine":
+    """Build the native engine on weights of its own."""
+    from covey.engine.native.own_weights import OwnWeightsEngine
+
+    return OwnWeightsEngine(policy, cache_bytes, max_rows, kernels)
+
+
+def own_fill(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "UpdatableEngine":
+    """Build the engine of a masked policy on weights of its own."""
+    from covey.engine.fill import OwnWeightsFillEngine
+
+    return OwnWeightsFillEngine(policy, max_rows)
+
+
+def own_fake(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "UpdatableEngine":
+    """Build the scripted engine, which has no weights."""
+    engine = build_fake(policy, cache_bytes, max_rows, kernels)
+    assert isinstance(engine, UpdatableEngine), "it takes updates"
+    return engine
+
+
+OWN_WEIGHTS: dict[str, Callable[["Policy", int, int, str], "UpdatableEngine"]] = {
+    "native": own_native,
+    "fill": own_fill,
+    "fake": own_fake,
+}
+"""Engine name -> builder of one whose weights are pushed to it, for samplers in processes of their own."""
 
 ENGINES: dict[str, Callable[["Policy", int, int, str], "Engine"]] = {
     "native": build_native,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from covey.engine.base import EngineStats
+from covey.engine.base import EngineStats, UpdateMode, WeightSet
 from covey.policy.sampling import random_uniform, row_key
 from covey.types import Completion, Sampling
 
@@ -44,6 +44,10 @@ class FakeEngine:
         """Take the new version. Of the tensors only the names are kept."""
         self.loads.append((version, tuple(name for name, _ in named_tensors)))
         self.version = version
+
+    async def update(self, weights: WeightSet, how: UpdateMode) -> None:
+        """Take the new version."""
+        self.load_weights(weights.tensors.items(), weights.version)
 
     def take_stats(self) -> EngineStats:
         """Sampling from a script takes no time and is not counted."""

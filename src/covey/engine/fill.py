@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from covey.engine.base import EngineStats
+from covey.engine.base import EngineStats, UpdateMode, WeightSet
+from covey.engine.weights import replace_weights
 from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference
 from covey.policy.sampling import allowed_with, filtered_logprobs, partition, random_uniform, row_key, sample
@@ -181,6 +182,17 @@ class FillEngine:
             seconds=self._stats.seconds + time.perf_counter() - started,
             peak_rows=max(self._stats.peak_rows, sum(request.n for request in requests)),
         )
+
+
+class OwnWeightsFillEngine(FillEngine):
+    """The same on weights of its own. A fill is one turn of the engine, so no completion ever mixes two versions."""
+
+    async def update(self, weights: WeightSet, how: UpdateMode) -> None:
+        """Take new weights, see `UpdatableEngine.update`; whatever `how`, what waits is filled in with them."""
+        replace_weights(self._policy, weights, self._policy, lambda: None)
+        self.version = weights.version
+        for request in self._waiting:
+            request.version = weights.version
 
 
 def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:

@@ -1,12 +1,13 @@
 """What is pushed from the trainer to engines: the trained parameters, hashed, with a probe that proves them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from covey.engine.base import Probe, PushRefused, WeightSet, digest_of
 from covey.policy.attention.base import DENSE
+from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference
 
 PROBE_LENGTH = 16
@@ -36,11 +37,15 @@ def make_probe(policy: Policy) -> Probe:
 
 
 def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
-    """Return the log-probs of token_ids[1:], at temperature 1 and unfiltered."""
+    """Return the log-probs of token_ids[1:], at temperature 1 and unfiltered.
+
+    Of a masked policy: those of token_ids[1:] as it reads them, in place.
+    """
     ids_1T = torch.tensor([list(token_ids)], device=policy.device)
     position_1T = torch.arange(len(token_ids), device=policy.device)[None]
     with inference(policy.model):
-        logprob_TV = policy.logits(ids_1T, position_1T, DENSE).double().log_softmax(-1)
+        layout = DENSE if policy.mask_id is None else inputs_layout([len(token_ids)], policy.device)
+        logprob_TV = policy.logits(ids_1T, position_1T, layout).double().log_softmax(-1)
     return [float(logprob_TV[place, token_id]) for place, token_id in enumerate(token_ids[1:])]
 
 
@@ -64,3 +69,29 @@ def check_pushed(weights: WeightSet, own: Mapping[str, Tensor]) -> None:
             raise PushRefused(f"version {weights.version} has {name} in the shape {shapes}")
     if digest_of(weights.tensors) != weights.digest:
         raise PushRefused(f"version {weights.version} changed on its way: its bytes have another digest")
+
+
+def replace_weights(trained: Policy, weights: WeightSet, read: Policy, refresh: Callable[[], None]) -> None:
+    """Copy pushed weights into a policy as one transaction.
+
+    `read` is the policy that sampling reads, which `refresh` brings up to date. PushRefused where names, shapes, digest
+    or probe are not right: the old weights are then in place, whole.
+    """
+    own = trained_tensors(trained)
+    check_pushed(weights, own)
+    old = {name: tensor.detach().clone() for name, tensor in own.items()}
+    _copy(weights.tensors, own, refresh)
+    gap = probe_gap(read, weights.probe)
+    if not gap <= weights.probe.tolerance:  # NaN is refused too
+        _copy(old, own, refresh)
+        raise PushRefused(
+            f"version {weights.version} gives the probe other log-probs than the trainer, {gap:.2g} nats apart where "
+            f"{weights.probe.tolerance:.2g} is rounding"
+        )
+
+
+@torch.no_grad()
+def _copy(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], refresh: Callable[[], None]) -> None:
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+    refresh()

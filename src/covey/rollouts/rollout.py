@@ -14,7 +14,7 @@ from covey.environments.base import Environment, adapt, ends_with_assistant
 from covey.environments.reward_functions.call import problem_with
 from covey.rollouts.turns import MAX_TURNS, Turn, messages_of, messages_so_far, reply_tokens, turn_seed
 from covey.system.waits.watchdog import ScoringTimeout, Stages
-from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout, RunStopped, Sampling
+from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout, RunStopped, Sampling, Span
 
 LOGGER = logging.getLogger(__name__)
 
@@ -116,7 +116,21 @@ def causal_rollout(
         text=text,
         finish_reason=turns[-1].completion.finish_reason,
         policy_version=min(turn.completion.policy_version for turn in turns),
+        spans=_spans([turn.completion for turn in turns]),
     )
+
+
+def _spans(completions: Sequence[Completion]) -> tuple[Span, ...]:
+    """Return the version of each token of all turns together, empty where it is one for all."""
+    if not any(completion.spans for completion in completions) and len({c.policy_version for c in completions}) == 1:
+        return ()
+    spans: list[Span] = []
+    for completion in completions:
+        before = spans[-1].end if spans else 0
+        length = len(completion.token_ids)
+        for span in completion.spans or (Span(completion.policy_version, 0, length),):
+            spans.append(Span(span.version, before + span.start, before + span.end))
+    return tuple(spans)
 
 
 def filled_rollout(

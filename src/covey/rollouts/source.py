@@ -7,6 +7,7 @@ only when it is asked for one, on the weights published last, so its staleness i
 import asyncio
 import hashlib
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,16 @@ class GroupSource(Protocol):
         """Return what the last `take` of this rank sampled and left out."""
         ...
 
+    @property
+    def stream(self) -> "PromptSampler":
+        """Return the order in which prompts come."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """Return the distribution that training samples from."""
+        ...
+
     def take(self, n: int) -> list[Group]:
         """Wait for the next groups to train on. Fewer than n where groups were dropped, and `take_drops` says why."""
         ...
@@ -60,6 +71,18 @@ class GroupSource(Protocol):
         """Sample with these weights from now on."""
         ...
 
+    def follow(self, step: int, num_steps: int, epochs: float) -> None:
+        """Tell whoever scores that `step` steps of `num_steps` are finished, after so many passes over the data."""
+        ...
+
+    def take_scoring_seconds(self) -> float:
+        """Return how long `take` waited for scores alone since the last call, all sampling being done."""
+        ...
+
+    def environment_metrics(self) -> Mapping[str, float]:
+        """Return what the environment logs itself since the last call."""
+        ...
+
     def take_drops(self) -> dict[str, int]:
         """Return groups and rollouts dropped since the last call, by reason."""
         ...
@@ -71,6 +94,8 @@ class GroupSource(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -191,6 +216,7 @@ class LocalSource:
     """A reward of at least this is a success, where the stream learns from successes."""
     _version: int = 0
     _sampled_size: int = 0
+    _scoring_seconds: float = 0.0
     _drops: Counter[str] = field(default_factory=Counter)
     _dropped: list[Dropped] = field(default_factory=list)
     _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=_event_loop))
@@ -202,17 +228,20 @@ class LocalSource:
     def take(self, n: int) -> list[Group]:
         groups: list[Group] = []
         tried: list[Group] = []
-        self._dropped = []
+        self.forget_dropped()
+        started = time.monotonic()
+        self.sampler.engine.take_stats()
         # Draw and score, again for groups that the filter refuses.
         for _ in range(1 + (self.filter_rounds if self.keep else 0)):
             missing_of_ranks: list[int] = collectives.all_gather(n - len(groups))
             if not any(missing_of_ranks):  # decided by all ranks together: a round is collective
                 break
             rolled_out = self._roll_out(self._draw(missing_of_ranks))
-            self._tell(rolled_out)
+            self.learn(rolled_out)
             tried.extend(rolled_out)
-            groups.extend(group for group in rolled_out if self._keep_or_drop(group))
-        _stop_where_nothing_is_scored(tried)
+            groups.extend(group for group in rolled_out if self.keep_or_drop(group, self._sampled_size))
+        self._scoring_seconds += time.monotonic() - started - self.sampler.engine.take_stats().seconds
+        stop_where_nothing_is_scored(tried)
         return groups
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
@@ -221,12 +250,22 @@ class LocalSource:
         jobs = [(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in own]
         of_ranks = collectives.all_gather(self._run_all(jobs, group_size))
         groups = [of_ranks[index % len(of_ranks)][index // len(of_ranks)] for index in range(len(prompts))]
-        _stop_where_nothing_is_scored(groups)
+        stop_where_nothing_is_scored(groups)
         return groups
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.sampler.engine.load_weights(weights, version)
         self._version = version
+
+    def follow(self, step: int, num_steps: int, epochs: float) -> None:
+        self.sampler.environment.follow(step, num_steps, epochs)
+
+    def take_scoring_seconds(self) -> float:
+        seconds, self._scoring_seconds = self._scoring_seconds, 0.0
+        return seconds
+
+    def environment_metrics(self) -> Mapping[str, float]:
+        return self.sampler.environment.metrics()
 
     def take_drops(self) -> dict[str, int]:
         drops, self._drops = dict(self._drops), Counter()
@@ -252,15 +291,19 @@ class LocalSource:
         return self.stream.draw(sum(missing_of_ranks))[first : first + missing_of_ranks[collectives.rank()]]
 
     def _roll_out(self, drawn: Sequence[tuple[Prompt, int]]) -> list[Group]:
-        seed, self._sampled_size = self.stream.seed, self._size()
+        seed, self._sampled_size = self.stream.seed, self.size_at(self._version)
         jobs = [(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
         return self._run_all(jobs, self._sampled_size)
 
-    def _size(self) -> int:
-        """Return how often each prompt is answered now."""
-        return group_size_at(self._version, self.group_size, self.later_sizes)
+    def size_at(self, step: int) -> int:
+        """Return how often each prompt is answered after so many finished steps."""
+        return group_size_at(step, self.group_size, self.later_sizes)
 
-    def _tell(self, groups: Sequence[Group]) -> None:
+    def forget_dropped(self) -> None:
+        """Begin a step: what the one before left out is of no interest any more."""
+        self._dropped = []
+
+    def learn(self, groups: Sequence[Group]) -> None:
         """Let a stream that learns know what all ranks found, in the order in which they drew."""
         if isinstance(self.stream, AdaptiveSampler):
             own = [_outcome(group, self.correct_above) for group in groups if group.rollouts]
@@ -276,10 +319,10 @@ class LocalSource:
 
         return collectives.run_or_fail_together(sample, "the end of sampling")
 
-    def _keep_or_drop(self, group: Group) -> bool:
-        """Return whether the group is trained. Where it is not, count and remember why."""
+    def keep_or_drop(self, group: Group, size: int) -> bool:
+        """Return whether a group of `size` completions is trained. Where it is not, count and remember why."""
         self._drops["unscored_rollouts"] += len(group.failures)
-        if len(group.rollouts) < min(2, self._size()):
+        if len(group.rollouts) < min(2, size):
             reason = "unscored_groups"
         elif self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
             reason = f"filtered_{_uniform_kind(group.rewards)}"
@@ -290,11 +333,14 @@ class LocalSource:
         return False
 
 
-def drop_stale(groups: Sequence[Group], version: int, max_staleness: int) -> list[Group]:
-    """Return the groups all rollouts of which were started at most `max_staleness` versions ago, whatever source gave
-    them."""
-    started = [min((r.policy_version for r in group.rollouts), default=version) for group in groups]
-    return [group for group, oldest in zip(groups, started, strict=True) if version - oldest <= max_staleness]
+def drop_stale(groups: Sequence[Group], step: int, max_staleness: int, publish_every: int = 1) -> list[Group]:
+    """Return the groups no token of which is older than `max_staleness` published versions when a step begins.
+
+    Every source bounds that itself; this holds whatever source gave them.
+    """
+    oldest = [min((r.policy_version for r in group.rollouts), default=step) for group in groups]
+    ages = [step // publish_every - version // publish_every for version in oldest]
+    return [group for group, age in zip(groups, ages, strict=True) if age <= max_staleness]
 
 
 def _outcome(group: Group, correct_above: float) -> Outcome:
@@ -302,7 +348,7 @@ def _outcome(group: Group, correct_above: float) -> Outcome:
     return Outcome(group.prompt.environment, group.prompt.id, success)
 
 
-def _stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
+def stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
     """Raise RunStopped where no completion of any rank could be scored: the reward is broken, going on would hide it.
 
     Prompts that the judge has nothing to say about break nothing: the step then teaches nothing.

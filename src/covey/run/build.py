@@ -3,14 +3,18 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from covey.algorithm.build import build_objective
 from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
+from covey.cluster.pool import Limits
+from covey.cluster.source import RaySource
 from covey.config.schema import Config
 from covey.engine.base import Engine
-from covey.engine.build import ENGINES
+from covey.engine.build import ENGINES, OWN_WEIGHTS
+from covey.engine.weights import trained_tensors
 from covey.environments import build as environments
 from covey.environments.base import Environment, EnvironmentLike, Split, adapt
 from covey.policy import sharding
@@ -18,13 +22,14 @@ from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
+from covey.rollouts.buffer import Bound
 from covey.rollouts.prompt_lengths import fitting
 from covey.rollouts.rollout import Sampler
-from covey.rollouts.source import GroupFilter, LocalSource
+from covey.rollouts.source import GroupFilter, GroupSource, LocalSource
 from covey.run.build_stream import build_stream, check_graded
 from covey.system import collectives, custom
 from covey.system.waits.timer import PhaseTimer
-from covey.system.waits.watchdog import Stages, Watchable
+from covey.system.waits.watchdog import Stages, Watchable, Watchdog
 from covey.trainer.credit import CreditAssigner
 from covey.trainer.prepare import Packing
 from covey.trainer.trainer import Trainer, TrainerSettings
@@ -42,7 +47,9 @@ class Run:
     environment: Environment
     policy: Policy
     trainer: Trainer
-    source: LocalSource
+    source: GroupSource
+    local: LocalSource
+    """The same prompts sampled in this process: what checks before a run look at, and the source of a local run."""
     credit: CreditAssigner
     packing: Packing
     test_prompts: tuple[Prompt, ...]
@@ -100,11 +107,12 @@ def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer) -
     sampler = Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
     prompts = usable_prompts(config, sampler, policy.max_length, "train")
     check_rendering(config, policy, prompts)
-    source = build_source(config, sampler, prompts)
+    local = build_source(config, sampler, prompts)
+    source = local if config.source == "local" else build_ray_source(config, local, policy, timer.watchdog)
     tests = _spread(usable_prompts(config, sampler, policy.max_length, "test"), config.evaluation.num_prompts)
     credit = CreditAssigner(config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
-    return Run(environment, policy, trainer, source, credit, packing, tests)
+    return Run(environment, policy, trainer, source, local, credit, packing, tests)
 
 
 def build_reference(config: Config, policy: Policy) -> Reference | None:
@@ -182,6 +190,27 @@ def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) ->
         later_sizes=config.group_size_schedule,
         correct_above=config.evaluation.correct_above,
     )
+
+
+def build_ray_source(config: Config, local: LocalSource, policy: Policy, watchdog: Watchdog) -> RaySource:
+    """Start the samplers, on rank 0, and build the source that they feed."""
+    bound = Bound(config.groups_per_step, config.max_staleness, config.publish_every)
+    source = RaySource(local, policy, bound, watchdog)
+    if collectives.is_main_process():
+        limits = Limits(loading=config.timeouts.loading, silence=config.timeouts.samplers)
+        weight_bytes = sum(tensor.nbytes for tensor in trained_tensors(policy).values())
+        source.start(partial(build_sampler, config), config.devices, "keep", limits, weight_bytes)
+    return source
+
+
+def build_sampler(config: Config) -> Sampler:
+    """Build what one sampler's process has: the environment, and an engine on weights of its own."""
+    environment = adapt(build_environment(config))
+    policy = load_policy(config.model, seed=config.seed)
+    settings = config.engine
+    engine = OWN_WEIGHTS[settings.name](policy, settings.cache_bytes, settings.max_rows, config.model.kernels)
+    stages = Stages(scoring_seconds=config.timeouts.scoring)
+    return Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
 
 
 def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:

@@ -112,7 +112,7 @@ def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
 def report_progress(run: Run, config: Config, step: int) -> None:
     """Tell the environment how many steps are finished."""
     stream = run.source.stream
-    run.environment.follow(step, config.num_steps, stream.position / len(stream.prompts))
+    run.source.follow(step, config.num_steps, stream.position / len(stream.prompts))
 
 
 def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -> None:

@@ -5,16 +5,11 @@ a probe proves them, and only then the version is theirs. Where the probe fails,
 """
 
 import asyncio
-from collections.abc import Mapping
 
-import torch
-from torch import Tensor
-
-from covey.engine.base import PushRefused, UpdateMode, WeightSet
-from covey.engine.native.decode_weights import refresh
+from covey.engine.base import UpdateMode, WeightSet
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.scheduler import Limits, Scheduler
-from covey.engine.weights import check_pushed, probe_gap, trained_tensors
+from covey.engine.weights import check_pushed, replace_weights, trained_tensors
 from covey.policy.policy import Policy, inference
 
 ALONE = 1
@@ -33,14 +28,14 @@ class OwnWeightsEngine(NativeEngine):
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights, see `UpdatableEngine.update`. PushRefused leaves the old version as it was, whole."""
-        own = trained_tensors(self._trained)
-        check_pushed(weights, own)
+        check_pushed(weights, trained_tensors(self._trained))
         if how == "wait":
             await self._drain()
         try:
-            self._replace(weights, own)
+            replace_weights(self._trained, weights, self._policy, super()._take_weights)
         finally:
             self._admits = True
+        self.version = weights.version
         # What waits begins on the new weights; what is under way continues on them, or begins again.
         for request in self._scheduler.requests:
             request.version = weights.version
@@ -51,26 +46,6 @@ class OwnWeightsEngine(NativeEngine):
 
     def _take_weights(self) -> None:
         """Do nothing: weights change in `update` alone."""
-
-    def _replace(self, weights: WeightSet, own: Mapping[str, Tensor]) -> None:
-        """Copy the weights and prove them. PushRefused, with the old ones in place, where the probe says otherwise."""
-        old = {name: tensor.detach().clone() for name, tensor in own.items()}
-        self._copy(weights.tensors, own)
-        gap = probe_gap(self._policy, weights.probe)
-        if not gap <= weights.probe.tolerance:  # NaN is refused too
-            self._copy(old, own)
-            raise PushRefused(
-                f"version {weights.version} gives the probe other log-probs than the trainer, {gap:.2g} nats apart "
-                f"where {weights.probe.tolerance:.2g} is rounding; sampling stays on version {self.version}"
-            )
-        self.version = weights.version
-
-    @torch.no_grad()
-    def _copy(self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-        if self._policy is not self._trained:
-            refresh(self._policy, self._trained)
 
     def _continue(self) -> None:
         """Let what is under way continue: cached keys of old weights are of no use to the new ones."""

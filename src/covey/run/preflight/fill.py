@@ -61,7 +61,7 @@ def check_rewards(subject: PreflightContext) -> Finding:
     run, config = subject.run, subject.config
     sampling = replace(run.source.sampling, seed=config.seed)
     with sharding.gathered(run.policy):
-        groups = run.source.run(subject.prompts, max(2, config.group_size), sampling)
+        groups = run.local.run(subject.prompts, max(2, config.group_size), sampling)
     scored = [group.rewards for group in groups if group.rewards]
     varied = sum(max(rewards) - min(rewards) > SPREAD for rewards in scored)
     figure = f"the rewards of {varied} of {len(scored)} groups vary"

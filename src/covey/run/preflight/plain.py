@@ -155,7 +155,7 @@ def _sampled(
     subject: PreflightContext, prompts: Sequence[Prompt], max_tokens: int, through: Callable[[Engine], Engine]
 ) -> list[Group]:
     """Sample one completion of each prompt at the same time, judging nothing."""
-    source = subject.run.source
+    source = subject.run.local
     sampler = replace(source.sampler, environment=Unscored(), engine=through(source.sampler.engine))
     with sharding.gathered(subject.run.policy):  # ranks sample on their own
         return replace(source, sampler=sampler).run(prompts, 1, replace(source.sampling, max_tokens=max_tokens))

@@ -126,7 +126,7 @@ def leaving_no_trace(run: Run) -> Iterator[None]:
         for parameter in run.policy.model.parameters():
             parameter.grad = None
         run.policy.model.train(was_training)
-        run.source.sampler.engine.take_stats()
+        run.local.sampler.engine.take_stats()
         run.environment.metrics()
         restore_generators(before)
 

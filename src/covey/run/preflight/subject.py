@@ -83,7 +83,7 @@ class PreflightContext:
     @cached_property
     def prompts(self) -> list[Prompt]:
         """Return the first prompts that the run will train on, leaving its own stream where it is."""
-        stream = self.run.source.stream
+        stream = self.run.local.stream
         before = stream.state_dict()
         drawn = stream.draw(min(self.config.preflight.num_prompts, len(stream.prompts)))
         stream.load_state_dict(before)
@@ -95,7 +95,7 @@ class PreflightContext:
 
         Tokenizing all of a large data set takes minutes, so it is looked for among those with the most characters.
         """
-        everything = [*self.run.source.stream.prompts, *self.run.test_prompts]
+        everything = [*self.run.local.stream.prompts, *self.run.test_prompts]
         chosen = [*self.prompts, *nlargest(self.config.preflight.num_prompts, everything, key=_num_characters)]
         encoded = [(prompt, encode_prompt(self.run.policy.tokenizer, prompt)) for prompt in chosen]
         return max(encoded, key=lambda found: len(found[1]))
@@ -122,7 +122,7 @@ class PreflightContext:
 
         Their rewards mean nothing.
         """
-        source = self.run.source
+        source = self.run.local
         looking = replace(source, sampler=replace(source.sampler, environment=Unscored()))
         max_tokens = source.sampling.max_tokens
         if self.run.policy.mask_id is None:  # a fill is as long as its gaps

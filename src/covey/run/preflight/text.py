@@ -275,7 +275,7 @@ def _judged(
     subject: PreflightContext, environment: Environment, prompt: Prompt, written: Sequence[Sequence[int]]
 ) -> Group | str:
     """Return these completions with their rewards, or why none could be scored."""
-    source = subject.run.source
+    source = subject.run.local
     engine = FakeEngine(lambda prompt_ids, sample_index: written[sample_index], len(subject.run.policy.tokenizer))
     looking = replace(source, sampler=replace(source.sampler, engine=engine, environment=environment))
     try:

@@ -382,7 +382,7 @@ def make_watchdog(config: Config, folder: Path) -> Watchdog:
 
 def environment_metrics(run: Run) -> list[Mapping[str, float]]:
     """Return what the environment of each rank logs itself, such as a reward function's `log_metric`."""
-    return collectives.all_gather(run.environment.metrics())
+    return collectives.all_gather(run.source.environment_metrics())
 
 
 def environment_facts(run: Run) -> Mapping[str, Any]:

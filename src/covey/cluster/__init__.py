@@ -1,0 +1,1 @@
+"""Training over several processes and machines: the only room that imports Ray."""

@@ -1,0 +1,399 @@
+"""The samplers of a run: who samples what, on which weights, and what happens when one is lost.
+
+An event loop in a thread of its own sends prompts out as places fall free, pushes weights while completions are under
+way, and listens for signs of life, so that nothing waits for the trainer and the trainer waits for nothing but groups.
+A sampler that dies, is silent for too long or refuses weights is replaced; what it had under way is sampled again, and
+what it still says is not believed.
+"""
+
+import asyncio
+import heapq
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from covey.cluster.sampler import SamplerActor
+from covey.cluster.settings import DevicesConfig
+from covey.cluster.start import import_ray, worker_environment
+from covey.cluster.wire import Job, Result, pack
+from covey.engine.base import UpdateMode, WeightSet
+from covey.rollouts.buffer import Ticket
+from covey.rollouts.rollout import Sampler
+from covey.types import RunStopped
+
+LOGGER = logging.getLogger(__name__)
+
+PING_SECONDS = 2.0
+"""Between two looks at whether a sampler lives."""
+MOST_LOSSES = 5
+"""So often in a row one sampler may be lost before the run ends: what kills it would kill the next one too."""
+CLOSE_SECONDS = 5.0
+"""For samplers to let go of their worker processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that the pool waits."""
+
+    loading: float
+    """For a sampler to load model and data."""
+    silence: float
+    """For a sign of life, and for weights to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A ticket and who is told what became of it; both functions are called in the pool's thread."""
+
+    ticket: Ticket
+    settle: Callable[[Result], None]
+    give_up: Callable[[Ticket], Ticket]
+    """Returns the ticket of the next attempt."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """The place of one sampler, whoever fills it now."""
+
+    index: int
+    incarnation: int = 0
+    actor: Any = None
+    is_alive: bool = False
+    version: int = -1
+    """Of the weights it was proved to sample on."""
+    under_way: int = 0
+    seconds_per_group: float = 0.0
+    losses: int = 0
+    """Since it last finished a group."""
+    tokens: int = 0
+    pid: int = 0
+    idle_since: float = field(default_factory=time.monotonic)
+    lost: "asyncio.Future[None] | None" = None
+    """Done when this incarnation is given up."""
+    pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class SamplerPool:
+    """Samplers as Ray actors. All public methods may be called from any thread."""
+
+    def __init__(
+        self,
+        make_sampler: Callable[[], Sampler],
+        devices: DevicesConfig,
+        how: UpdateMode,
+        limits: Limits,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`make_sampler` runs in each sampler's process. `on_progress` is told of every sign of work."""
+        self._ray = import_ray()
+        self._make, self._devices, self._how, self._limits = make_sampler, devices, how, limits
+        self._on_progress = on_progress
+        self._slots = [Slot(index) for index in range(devices.sampler)]
+        self._queue: list[tuple[int, int, asyncio.Future[Slot]]] = []
+        self._numbers = count()
+        self._weights: tuple[int, Any] | None = None
+        self._follow: tuple[int, int, float] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._counts: Counter[str] = Counter()
+        self._push_seconds = 0.0
+        self._idle_seconds = 0.0
+        self.error: Exception | None = None
+        """What ended the pool; the run ends with it."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="samplers", daemon=True)
+        self._thread.start()
+        for slot in self._slots:
+            self._soon(self._start, slot)
+
+    # ------------------------------------------------------------------------------------ called by the trainer
+
+    def submit(self, call: Call) -> None:
+        """Have the group of a ticket sampled; lower numbers first."""
+        self._soon(self._serve, call)
+
+    def push(self, weights: WeightSet) -> None:
+        """Give every sampler new weights, without waiting for any of them."""
+        latest = (weights.version, self._ray.put(pack(weights)))
+        self._loop.call_soon_threadsafe(self._set_weights, latest)
+
+    def follow(self, step: int, num_steps: int, epochs: float) -> None:
+        """Tell all environments how far training is."""
+
+        def tell() -> None:
+            self._follow = (step, num_steps, epochs)
+            for slot in self._slots:
+                if slot.is_alive:
+                    slot.actor.follow.remote(*self._follow)
+
+        self._loop.call_soon_threadsafe(tell)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what the samplers did since the last call."""
+        counts, self._counts = self._counts, Counter()
+        pushed, self._push_seconds = self._push_seconds, 0.0
+        idle, self._idle_seconds = self._idle_seconds + self._idle_now(), 0.0
+        found = {f"samplers/{name}": float(number) for name, number in counts.items()}
+        return found | {
+            "samplers/alive": float(sum(slot.is_alive for slot in self._slots)),
+            "samplers/waited_seconds": idle / len(self._slots),
+            "samplers/push_seconds": pushed / max(1, counts["pushes"]),
+        }
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return what each sampler does now."""
+        return [
+            {
+                "sampler": slot.index,
+                "pid": slot.pid,
+                "state": "sampling" if slot.under_way else "waiting" if slot.is_alive else "starting",
+                "version": slot.version,
+                "groups_under_way": slot.under_way,
+                "tokens": slot.tokens,
+                "restarts": slot.incarnation - 1,
+            }
+            for slot in self._slots
+        ]
+
+    def close(self) -> None:
+        """End all samplers, and what they started."""
+
+        async def end() -> None:
+            for task in list(self._tasks):
+                task.cancel()
+            actors = [slot.actor for slot in self._slots if slot.actor is not None and slot.is_alive]
+            with suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await asyncio.gather(*(actor.close.remote() for actor in actors), return_exceptions=True)
+            for slot in self._slots:
+                self._kill(slot.actor)
+
+        if self._loop.is_closed():
+            return
+        with suppress(Exception):
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result(CLOSE_SECONDS + 5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    # ----------------------------------------------------------------------------------- in the pool's own thread
+
+    def _soon(self, work: Callable[[Any], Awaitable[None]], about: Any) -> None:
+        """Start a coroutine in the pool's thread. Whatever it raises ends the pool."""
+
+        async def guarded() -> None:
+            try:
+                await work(about)
+            except Exception as error:
+                self._fail(error)
+
+        def create() -> None:
+            task = self._loop.create_task(guarded())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        self._loop.call_soon_threadsafe(create)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = self.error or error
+        self._on_progress()
+
+    async def _serve(self, call: Call) -> None:
+        """Send a ticket out, again to another sampler where one is lost, until its group is there."""
+        ticket = call.ticket
+        while True:
+            slot = await self._place(ticket)
+            incarnation = slot.incarnation
+            started = time.monotonic()
+            try:
+                result = await self._call(slot, slot.actor.roll_out.remote(Job(ticket, incarnation)))
+            except SamplerLost as lost:
+                self._lose(slot, incarnation, str(lost))
+                ticket = call.give_up(ticket)
+                self._counts["groups_sent_again"] += 1
+                continue
+            finally:
+                self._leave(slot, incarnation)
+            if result.incarnation != slot.incarnation:
+                self._counts["late_results_refused"] += 1
+                ticket = call.give_up(ticket)
+                continue
+            self._learn_speed(slot, result, time.monotonic() - started)
+            call.settle(result)
+            return
+
+    async def _place(self, ticket: Ticket) -> Slot:
+        """Wait for a free place. Tickets get places in their order."""
+        turn: asyncio.Future[Slot] = self._loop.create_future()
+        heapq.heappush(self._queue, (ticket.number, next(self._numbers), turn))
+        self._assign()
+        return await turn
+
+    def _assign(self) -> None:
+        """Give free places to those who wait, where the end is expected first."""
+        while self._queue:
+            free = [s for s in self._slots if s.is_alive and s.under_way < self._devices.groups_per_sampler]
+            if not free:
+                return
+            slot = min(free, key=lambda s: ((s.under_way + 1) * max(s.seconds_per_group, 1e-3), s.under_way, s.index))
+            _, _, turn = heapq.heappop(self._queue)
+            if turn.done():
+                continue
+            if slot.under_way == 0:
+                self._idle_seconds += time.monotonic() - slot.idle_since
+            slot.under_way += 1
+            turn.set_result(slot)
+
+    def _leave(self, slot: Slot, incarnation: int) -> None:
+        if slot.incarnation == incarnation:
+            slot.under_way -= 1
+            if slot.under_way == 0:
+                slot.idle_since = time.monotonic()
+        self._assign()
+
+    def _learn_speed(self, slot: Slot, result: Result, seconds: float) -> None:
+        share = seconds / max(1, slot.under_way + 1)
+        slot.seconds_per_group = share if slot.seconds_per_group == 0 else 0.8 * slot.seconds_per_group + 0.2 * share
+        slot.losses = 0
+        slot.tokens += result.stats.sampled_tokens
+        self._counts["tokens"] += result.stats.sampled_tokens
+
+    async def _call(self, slot: Slot, ref: Any) -> Any:
+        """Return what an actor answers. SamplerLost where it died, or is given up meanwhile."""
+        assert slot.lost is not None
+        answer = asyncio.ensure_future(_answer(ref))
+        done, _ = await asyncio.wait({answer, slot.lost}, return_when=asyncio.FIRST_COMPLETED)
+        if answer not in done:
+            answer.cancel()
+            raise SamplerLost("it was given up")
+        try:
+            return answer.result()
+        except self._ray.exceptions.RayError as error:
+            raise SamplerLost(_first_line(error)) from error
+
+    async def _start(self, slot: Slot) -> None:
+        """Start a sampler in a slot and bring it up to date."""
+        slot.incarnation += 1
+        incarnation = slot.incarnation
+        slot.lost, slot.version, slot.under_way = self._loop.create_future(), -1, 0
+        actor = self._ray.remote(SamplerActor)
+        slot.actor = actor.options(
+            num_cpus=self._devices.cpus_per_sampler,
+            num_gpus=self._devices.gpus_per_sampler,
+            max_concurrency=1000,
+            max_restarts=0,
+            runtime_env=worker_environment(self._devices.cpus_per_sampler),
+        ).remote(self._make, self._how)
+        try:
+            async with asyncio.timeout(self._limits.loading):
+                slot.pid, slot.version, _ = await self._call(slot, slot.actor.ping.remote())
+        except (SamplerLost, TimeoutError) as error:
+            why = f"it was not ready within {self._limits.loading:g} s" if isinstance(error, TimeoutError) else error
+            if slot.incarnation == 1:  # what keeps the first from starting keeps all others
+                raise RunStopped(f"sampler {slot.index} could not start: {why}") from error
+            self._lose(slot, incarnation, str(why))
+            return
+        if self._follow is not None:
+            slot.actor.follow.remote(*self._follow)
+        slot.is_alive = True
+        slot.idle_since = time.monotonic()
+        self._on_progress()
+        if self._weights is not None:
+            self._soon(self._update, slot)
+        self._soon(self._watch, slot)
+        self._assign()
+
+    async def _watch(self, slot: Slot) -> None:
+        """Look for signs of life of one incarnation."""
+        incarnation, tokens = slot.incarnation, -1
+        while slot.incarnation == incarnation and slot.is_alive:
+            await asyncio.sleep(min(PING_SECONDS, self._limits.silence / 4))
+            try:
+                async with asyncio.timeout(self._limits.silence):
+                    _, _, found = await self._call(slot, slot.actor.ping.remote())
+            except TimeoutError:
+                self._lose(slot, incarnation, f"it gave no sign of life for {self._limits.silence:g} s")
+            except SamplerLost as lost:
+                self._lose(slot, incarnation, str(lost))
+            else:
+                if found != tokens:
+                    self._on_progress()
+                tokens = found
+
+    def _set_weights(self, latest: tuple[int, Any]) -> None:
+        self._weights = latest
+        for slot in self._slots:
+            if slot.is_alive:
+                self._soon(self._update, slot)
+
+    async def _update(self, slot: Slot) -> None:
+        """Push weights until the slot has the newest; versions in between are left out."""
+        incarnation = slot.incarnation
+        async with slot.pushing:
+            while self._weights is not None and slot.is_alive and slot.incarnation == incarnation:
+                version, ref = self._weights
+                if slot.version == version:
+                    return
+                started = time.monotonic()
+                try:
+                    async with asyncio.timeout(self._limits.silence):
+                        refused = await self._call(slot, slot.actor.update.remote([ref]))
+                except TimeoutError:
+                    refused = f"version {version} was not taken within {self._limits.silence:g} s"
+                except SamplerLost as lost:
+                    refused = str(lost)
+                if refused:
+                    self._lose(slot, incarnation, refused)
+                    return
+                slot.version = version
+                self._push_seconds += time.monotonic() - started
+                self._counts["pushes"] += 1
+
+    def _lose(self, slot: Slot, incarnation: int, why: str) -> None:
+        """Give an incarnation up and start the next one."""
+        if slot.incarnation != incarnation or (slot.lost is not None and slot.lost.done()):
+            return
+        assert slot.lost is not None
+        slot.is_alive = False
+        slot.lost.set_result(None)
+        slot.losses += 1
+        self._counts["lost"] += 1
+        self._kill(slot.actor)
+        if slot.losses >= MOST_LOSSES:
+            self._fail(RunStopped(f"sampler {slot.index} was lost {slot.losses} times in a row: {why}"))
+            return
+        LOGGER.warning("sampler %d is lost and replaced: %s", slot.index, why)
+        self._soon(self._start, slot)
+
+    def _kill(self, actor: Any) -> None:
+        with suppress(Exception):
+            self._ray.kill(actor, no_restart=True)
+
+    def _idle_now(self) -> float:
+        """Return the seconds that samplers have been idle until now, counted once."""
+        now, idle = time.monotonic(), 0.0
+        for slot in self._slots:
+            if slot.is_alive and slot.under_way == 0:
+                idle += now - slot.idle_since
+                slot.idle_since = now
+        return idle
+
+
+class SamplerLost(Exception):
+    """Raised where a sampler's process is gone, or nobody listens to it any more."""
+
+
+async def _answer(ref: Any) -> Any:
+    return await ref
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error of Ray says, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,312 @@
+"""Groups from samplers in other processes, none older than `max_staleness`.
+
+The asynchronous run is the synchronous loop with this source. Trainer rank 0 owns the buffer; which prompts form which
+batch, and what a curriculum has learnt when it draws, follows from settings and rewards alone and not from who was
+faster: prompts are admitted when weights are published and when a round of a step is over, and trained in that order.
+With max_staleness=0 the batches are those of the source in process.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from covey.cluster.pool import Call, Limits, SamplerPool
+from covey.cluster.settings import DevicesConfig
+from covey.cluster.start import connect, disconnect
+from covey.cluster.wire import Result
+from covey.engine.base import UpdateMode
+from covey.engine.weights import make_weight_set
+from covey.policy import sharding
+from covey.policy.policy import Policy
+from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
+from covey.rollouts.rollout import Sampler
+from covey.rollouts.saved_buffer import buffer_state, load_buffer
+from covey.rollouts.source import Dropped, LocalSource, PromptSampler, rollout_seed, stop_where_nothing_is_scored
+from covey.system import collectives
+from covey.system.waits.watchdog import Watchdog
+from covey.types import Group, Prompt, RunStopped, Sampling
+
+POLL_SECONDS = 0.2
+"""Signals are looked at so often while groups are waited for."""
+RAISED = {"ValueError": ValueError, "RunStopped": RunStopped}
+"""Errors of a sampler that mean the same in the trainer; any other ends the run by its name."""
+
+
+class RaySource:
+    """The stream of groups of all trainer ranks; rank 0 alone has the pool and the buffer."""
+
+    def __init__(self, local: LocalSource, policy: Policy, bound: Bound, watchdog: Watchdog) -> None:
+        """`local` holds the order of prompts, the filter and group sizes."""
+        self.local = local
+        self._policy, self._watchdog = policy, watchdog
+        self._pool: SamplerPool | None = None
+        """Of rank 0, once `start` was called."""
+        self._is_own_cluster = False
+        self._buffer = GroupBuffer(bound)
+        self._changed = threading.Condition()
+        self._pushed = -1
+        """Version that the samplers were given last."""
+        self._unsent: list[Ticket] = []
+        """What was under way when the checkpoint was written."""
+        self._error: Exception | None = None
+        self._signs = 0
+        self._ages: list[int] = []
+        self._spans: list[int] = []
+        self._waited = 0.0
+        self._environment: list[Mapping[str, float]] = []
+
+    def start(
+        self,
+        make_sampler: Callable[[], Sampler],
+        devices: DevicesConfig,
+        how: UpdateMode,
+        limits: Limits,
+        weight_bytes: int = 0,
+    ) -> None:
+        """Connect to the cluster and start the samplers, without waiting for them. On rank 0 alone."""
+        self._is_own_cluster = connect(devices, weight_bytes)
+        self._pool = SamplerPool(make_sampler, devices, how, limits, self.notice)
+
+    @property
+    def stream(self) -> PromptSampler:
+        return self.local.stream
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.local.sampling
+
+    @property
+    def dropped(self) -> Sequence[Dropped]:
+        return self.local.dropped
+
+    def take(self, n: int) -> list[Group]:
+        """Wait for the groups of the next step and return this rank's share of them."""
+        if self._pushed < 0:
+            self.publish((), version=0)
+        groups: list[Group] = collectives.run_on_rank0(self._take_all)
+        shares = [
+            len(groups) // collectives.world_size() + (rank < len(groups) % collectives.world_size())
+            for rank in range(collectives.rank() + 1)
+        ]
+        first = sum(shares[:-1])
+        return groups[first : first + shares[-1]]
+
+    def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+        """Have prompts answered on the version published last: none is published meanwhile."""
+        if self._pushed < 0:
+            self.publish((), version=0)
+        groups: list[Group] = collectives.run_on_rank0(lambda: self._evaluate(prompts, group_size, sampling))
+        stop_where_nothing_is_scored(groups)
+        return groups
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Push the policy's weights as they are now, where a version is due, and admit what may now start."""
+        if version % self._buffer.bound.publish_every == 0 or self._pushed < 0:
+            self._push(version)
+        if self._pool is None:
+            return
+        with self._changed:
+            if self._buffer.admitted == 0:  # a new run, or one that had another source before
+                self._buffer.step = version
+            self._buffer.publish(version)
+        for ticket in self._unsent:
+            self._submit(ticket)
+        self._unsent = []
+        self._admit()
+
+    def follow(self, step: int, num_steps: int, epochs: float) -> None:
+        """Tell the samplers' environments how far training is."""
+        if self._pool is not None:
+            self._pool.follow(step, num_steps, epochs)
+
+    def take_drops(self) -> dict[str, int]:
+        return self.local.take_drops()
+
+    def take_scoring_seconds(self) -> float:
+        """Scoring is done elsewhere, while others sample."""
+        return 0.0
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return ages, waits and speeds since the last call. Rank 0 knows them."""
+        if self._pool is None:
+            return {}
+        ages, self._ages = self._ages, []
+        spans, self._spans = self._spans, []
+        waited, self._waited = self._waited, 0.0
+        found = {
+            "staleness/mean": fmean(ages) if ages else 0.0,
+            "staleness/max": float(max(ages, default=0)),
+            "staleness/versions_per_completion": fmean(spans) if spans else 1.0,
+            "buffer/finished": float(len(self._buffer.finished)),
+            "buffer/pending": float(len(self._buffer.pending)),
+            "trainer_waited_seconds": waited,
+        }
+        return self.local.take_metrics() | found | self._pool.take_metrics()
+
+    def environment_metrics(self) -> Mapping[str, float]:
+        """Return what the samplers' environments logged since the last call, as means over groups."""
+        with self._changed:
+            found, self._environment = self._environment, []
+        names = dict.fromkeys(name for metrics in found for name in metrics)
+        return {name: fmean(metrics[name] for metrics in found if name in metrics) for name in names}
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return what each sampler does now."""
+        return [] if self._pool is None else self._pool.status()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the order of prompts and the buffer: a resume trains every group that was admitted."""
+        with self._changed:
+            return {"stream": self.local.state_dict(), "buffer": buffer_state(self._buffer)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "buffer" not in state:  # of a run whose groups were sampled in process
+            self.local.load_state_dict(state)
+            return
+        self.local.load_state_dict(state["stream"])
+        with self._changed:
+            load_buffer(self._buffer, state["buffer"], {prompt.id: prompt for prompt in self.stream.prompts})
+            self._unsent = list(self._buffer.waiting)
+
+    def close(self) -> None:
+        try:
+            if self._pool is not None:
+                self._pool.close()
+                disconnect(self._is_own_cluster)
+        finally:
+            self.local.close()
+
+    # ------------------------------------------------------------------------------------------------ rank 0 alone
+
+    def _push(self, version: int) -> None:
+        with sharding.gathered(self._policy):
+            if self._pool is not None:
+                self._pool.push(make_weight_set(self._policy, version))
+        self._pushed = version
+
+    def _admit(self) -> None:
+        """Draw and send out as many prompts as there is room for."""
+        with self._changed:
+            room = self._buffer.room()
+            if room < 1:
+                return
+            drawn = self.stream.draw(room)
+            tickets = []
+            for prompt, epoch in drawn:
+                sampling = replace(self.sampling, seed=rollout_seed(self.stream.seed, prompt.id, epoch))
+                size = self.local.size_at(self._buffer.next_step())
+                tickets.append(self._buffer.admit(prompt, sampling, size))
+        for ticket in tickets:
+            self._submit(ticket)
+
+    def _submit(self, ticket: Ticket) -> None:
+        assert self._pool is not None
+        self._pool.submit(Call(ticket, self._settle, self._give_up))
+
+    def _settle(self, result: Result) -> None:
+        """Take a result of a training prompt, in the pool's thread."""
+        with self._changed:
+            self._note(result)
+            if result.group is not None:
+                self._buffer.finish(result.ticket, result.group)
+            self._changed.notify_all()
+
+    def _give_up(self, ticket: Ticket) -> Ticket:
+        with self._changed:
+            return self._buffer.give_up(ticket)
+
+    def _note(self, result: Result) -> None:
+        if result.metrics:
+            self._environment.append(result.metrics)
+        if result.error is not None and self._error is None:
+            kind, message = result.error
+            self._error = RAISED.get(kind, lambda text: RunStopped(f"a sampler raised {kind}: {text}"))(message)
+
+    def _take_all(self) -> list[Group]:
+        """Fill the present step, in rounds: each later one replaces what the filter refused."""
+        buffer, groups_per_step = self._buffer, self._buffer.bound.groups_per_step
+        kept: list[Group] = []
+        tried: list[Group] = []
+        self.local.forget_dropped()
+        for number in range(1 + (self.local.filter_rounds if self.local.keep else 0)):
+            missing = groups_per_step - len(kept)
+            if missing == 0:
+                break
+            if number > 0:
+                buffer.open_round(missing)
+            self._admit()
+            taken = self._wait_for(missing)
+            groups = [group for _, group in taken]
+            self.local.learn(groups)
+            tried += groups
+            kept += [group for ticket, group in taken if self.local.keep_or_drop(group, ticket.group_size)]
+        # Count what became of them, and let the next step's prompts in.
+        with self._changed:
+            buffer.count(trained=len(kept), dropped=len(tried) - len(kept))
+            buffer.close_step()
+        self._admit()
+        stop_where_nothing_is_scored(tried)
+        return kept
+
+    def _wait_for(self, n: int) -> list[tuple[Ticket, Group]]:
+        """Wait until the first n groups are there, in the order of admission."""
+        started = time.monotonic()
+        self._wait(lambda: self._buffer.is_ready(n), f"samplers to finish {n} groups")
+        self._waited += time.monotonic() - started
+        with self._changed:
+            step = self._buffer.step
+            taken = self._buffer.take(n)
+        for _, group in taken:
+            for rollout in group.rollouts:
+                self._ages.append(self._buffer.bound.age(rollout.policy_version, step))
+                self._spans.append(max(1, len(rollout.spans)))
+        return taken
+
+    def _wait(self, is_done: Callable[[], bool], what: str) -> None:
+        """Wait for samplers. Raises what ended them; the watchdog ends a run in which none gives a sign of work."""
+        assert self._pool is not None
+        signs = self._signs
+        with self._watchdog.deadline(what, "timeouts.sampling"), self._changed:
+            while not is_done():
+                if self._error is not None or self._pool.error is not None:
+                    raise self._error or self._pool.error  # type: ignore[misc]
+                self._changed.wait(POLL_SECONDS)
+                if signs != self._signs:
+                    signs = self._signs
+                    self._watchdog.progress()
+
+    def notice(self) -> None:
+        """Note a sign of work of a sampler, in the pool's thread."""
+        self._signs += 1
+
+    def _evaluate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+        if self._pushed < self._buffer.live:
+            self._push(self._buffer.live)
+        groups: dict[int, Group] = {}
+
+        def settle(result: Result) -> None:
+            with self._changed:
+                self._note(result)
+                if result.group is not None:
+                    groups[result.ticket.number] = result.group
+                self._changed.notify_all()
+
+        assert self._pool is not None
+        # Numbers below 0 go before what is sampled for training.
+        first = -len(prompts)
+        for place, prompt in enumerate(prompts):
+            drawn = replace(sampling, seed=rollout_seed(sampling.seed, prompt.id, 0))
+            ticket = Ticket(first + place, prompt, drawn, group_size, self._pushed)
+            self._pool.submit(Call(ticket, settle, next_attempt))
+        self._wait(lambda: len(groups) == len(prompts), f"samplers to answer {len(prompts)} held-out prompts")
+        return [groups[first + place] for place in range(len(prompts))]
+
+
+def next_attempt(ticket: Ticket) -> Ticket:
+    """Return the ticket of the next attempt at a prompt that is in no buffer."""
+    return replace(ticket, attempt=ticket.attempt + 1)

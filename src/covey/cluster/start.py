@@ -1,0 +1,121 @@
+"""Join a Ray cluster that runs, or start one on this machine that ends with the run."""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from covey.cluster.settings import DevicesConfig
+
+LOGGER = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by the machine's own address; nothing of a cluster on one machine leaves it."""
+STORE_BYTES = 200_000_000
+"""Least memory of the object store, through which weights travel."""
+
+
+def import_ray() -> Any:
+    """Return Ray. ValueError names the extra where it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError("source=ray needs the package ray: pip install 'covey[ray]'") from error
+    return ray
+
+
+@contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Put the handlers of signals back that ray.init replaces, where this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
+    """Connect to the cluster. Returns whether it was started here, and so ends with the run.
+
+    ValueError where there is no such cluster, or it has not what the roles ask for.
+    """
+    ray = import_ray()
+    address = devices.address or os.environ.get("RAY_ADDRESS")
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "covey"}
+    with kept_handlers():
+        if ray.is_initialized():
+            return False
+        if address is not None:
+            try:
+                ray.init(address=address, **quiet)
+            except ConnectionError as error:
+                raise ValueError(f"no Ray cluster answers at {address}: `ray start --head` starts one") from error
+        else:
+            # Counts of Ray are its own book-keeping: a laptop has as many places as the roles ask for.
+            num_cpus = max(os.cpu_count() or 1, devices.sampler * devices.cpus_per_sampler + 1)
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=_store_bytes(weight_bytes),
+                _node_ip_address=LOOPBACK,
+                **quiet,
+            )
+    _check_counts(ray, devices)
+    return address is None
+
+
+def disconnect(is_own: bool) -> None:
+    """Leave the cluster; one that was started here ends."""
+    if is_own:
+        with kept_handlers():
+            import_ray().shutdown()
+
+
+def worker_environment(num_threads: int) -> dict[str, Any]:
+    """Return the environment that an actor's process starts with."""
+    paths = [os.getcwd(), *(path for path in sys.path if path)]
+    variables = {
+        "OMP_NUM_THREADS": str(num_threads),  # else Ray sets it, and the bits of sums depend on it
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return {"env_vars": variables}
+
+
+def _check_counts(ray: Any, devices: DevicesConfig) -> None:
+    """Refuse roles for which the cluster has no devices."""
+    asked = {
+        "CPU": float(devices.sampler * devices.cpus_per_sampler),
+        "GPU": devices.sampler * devices.gpus_per_sampler,
+    }
+    there = ray.cluster_resources()
+    for kind, count in asked.items():
+        if count > there.get(kind, 0.0):
+            raise ValueError(
+                f"devices.sampler={devices.sampler} samplers need {count:g} {kind}s, the cluster has "
+                f"{there.get(kind, 0.0):g}"
+            )
+
+
+def _store_bytes(weight_bytes: int) -> int:
+    """Return the memory of an object store for a few versions of the weights, within the shared memory there is."""
+    wanted = max(STORE_BYTES, 4 * weight_bytes)
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else wanted
+    if free < wanted:
+        LOGGER.warning(
+            "/dev/shm has %d MB free and %d MB of weights pass through it: give the container more (--shm-size)",
+            free // 1_000_000,
+            wanted // 1_000_000,
+        )
+    return wanted

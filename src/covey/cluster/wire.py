@@ -1,0 +1,82 @@
+"""What crosses between trainer and samplers: weights as plain arrays, jobs, results."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.engine.base import EngineStats, Probe, WeightSet
+from covey.rollouts.buffer import Ticket
+from covey.types import Group
+
+Array = tuple[str, tuple[int, ...], np.ndarray]
+"""Name of the type, shape, bytes: NumPy knows no bfloat16, and maps arrays of other processes without a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt on its way to a sampler."""
+
+    ticket: Ticket
+    incarnation: int
+    """Of the sampler it is sent to. A result of an older one is not believed: a node declared dead may still work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a sampler made of a job."""
+
+    ticket: Ticket
+    incarnation: int
+    group: Group | None
+    """None where it raised."""
+    error: tuple[str, str] | None = None
+    """Name of the exception's class and its message."""
+    stats: EngineStats = field(default_factory=EngineStats)
+    """What the sampler's engine did since its last result."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the sampler's environment, since its last result."""
+    seconds: float = 0.0
+    """From the start of the group to its end, waiting for weights left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """A `WeightSet` as arrays."""
+
+    version: int
+    arrays: Mapping[str, Array]
+    digest: str
+    probe: Probe
+
+
+def pack(weights: WeightSet) -> PackedWeights:
+    """Return the same weights as arrays, without a copy."""
+    arrays: dict[str, Array] = {}
+    for name, tensor in weights.tensors.items():
+        plain = tensor.detach().contiguous()
+        arrays[name] = (
+            str(plain.dtype).removeprefix("torch."),
+            tuple(plain.shape),
+            plain.flatten().view(torch.uint8).numpy(),
+        )
+    return PackedWeights(weights.version, arrays, weights.digest, weights.probe)
+
+
+def unpack(packed: PackedWeights) -> WeightSet:
+    """Return the weights again. Their memory may be another process' and read-only."""
+    tensors = {name: _tensor(array) for name, array in packed.arrays.items()}
+    return WeightSet(packed.version, tensors, packed.digest, packed.probe)
+
+
+def _tensor(array: Array) -> Tensor:
+    dtype, shape, data = array
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # read-only memory, which nobody writes
+        flat = torch.from_numpy(data)
+    kind: Any = vars(torch)[dtype]
+    return flat.view(kind).reshape(shape)

@@ -1,0 +1,78 @@
+"""The buffer as plain containers, as checkpoints hold it: finished groups whole, prompts by their id."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from covey.rollouts.buffer import GroupBuffer, Ticket
+from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span
+
+
+def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
+    """Return everything a resume needs, without copying tokens."""
+    buffer.check_conservation()
+    pending = {ticket.number: ticket for ticket in buffer.pending}
+    return {
+        "step": buffer.step,
+        "counts": (buffer.admitted, buffer.trained, buffer.dropped),
+        "pending": [_of_ticket(ticket) for ticket in pending.values()],
+        "finished": {number: _of_group(group) for number, group in buffer.finished.items() if number in pending},
+    }
+
+
+def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> None:
+    """Restore a buffer. ValueError where a prompt of it is not among `prompts`, by id."""
+    tickets = [_ticket(saved, prompts) for saved in state["pending"]]
+    by_number = {ticket.number: ticket.prompt for ticket in tickets}
+    buffer.restore(state["step"], tuple(state["counts"]), tickets)
+    buffer.finished = {number: _group(saved, by_number[number]) for number, saved in state["finished"].items()}
+
+
+def _of_ticket(ticket: Ticket) -> dict[str, Any]:
+    return {
+        "number": ticket.number,
+        "prompt": ticket.prompt.id,
+        "sampling": asdict(ticket.sampling),
+        "group_size": ticket.group_size,
+        "least_version": ticket.least_version,
+        "attempt": ticket.attempt,
+    }
+
+
+def _ticket(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Ticket:
+    if saved["prompt"] not in prompts:
+        raise ValueError(f"the checkpoint holds a group of prompt {saved['prompt']!r}, which this run has not")
+    sampling = Sampling(**{**saved["sampling"], "stop": tuple(saved["sampling"]["stop"])})
+    return Ticket(**{**saved, "prompt": prompts[saved["prompt"]], "sampling": sampling})
+
+
+def _of_group(group: Group) -> dict[str, Any]:
+    return {
+        "rollouts": [_of_rollout(rollout) for rollout in group.rollouts],
+        "failures": [asdict(failure) for failure in group.failures],
+    }
+
+
+def _of_rollout(rollout: Rollout) -> dict[str, Any]:
+    plain = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
+    return plain | {
+        "reward": {
+            "value": rollout.reward.value,
+            "parts": dict(rollout.reward.parts),
+            "extra": dict(rollout.reward.extra),
+        },
+        "spans": [asdict(span) for span in rollout.spans],
+        "messages": [dict(message) for message in rollout.messages],
+    }
+
+
+def _group(saved: Mapping[str, Any], prompt: Prompt) -> Group:
+    rollouts = tuple(_rollout(plain) for plain in saved["rollouts"])
+    return Group(prompt, rollouts, tuple(Failure(**plain) for plain in saved["failures"]))
+
+
+def _rollout(saved: Mapping[str, Any]) -> Rollout:
+    spans = tuple(Span(**plain) for plain in saved["spans"])
+    return Rollout(
+        **{**saved, "reward": Reward(**saved["reward"]), "spans": spans, "messages": tuple(saved["messages"])}
+    )
