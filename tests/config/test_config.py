@@ -66,7 +66,7 @@ def test_every_setting_is_explained_in_one_line() -> None:
     documented = {setting.name for found in all_settings().values() for setting in found}
     names = {name.rpartition(".")[2] for name in setting_names()}
     sections = {"model", "data", "engine", "sampling", "algorithm", "optimizer", "cold_start", "evaluation", "output"}
-    sections |= {"parallel", "preflight", "timeouts", "curriculum"}
+    sections |= {"parallel", "preflight", "timeouts", "curriculum", "devices"}
     entries = {"step"}  # of group_size_schedule
     assert names - sections == documented - sections - entries  # timeouts.sampling is called like a section
 
@@ -287,8 +287,11 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         (["sampling.top_p=1.5"], "sampling.top_p must be <= 1, got 1.5"),
         (["packing=tight"], "packing must be one of shared, packed, padded, got tight"),
         (["output.trackers=[neptune]"], "output.trackers must be one of tensorboard, wandb, got neptune"),
-        (["max_staleness=2"], "max_staleness must be 0 with source=local (groups are sampled between updates), got 2"),
-        (["source=ray"], "source must be local, got ray"),
+        (
+            ["max_staleness=2"],
+            "max_staleness=2 needs source=ray, got source=local (groups are sampled between updates)",
+        ),
+        (["source=slurm"], "source must be one of local, ray, got slurm"),
         (
             ["micro_batch_tokens=100"],
             "micro_batch_tokens=100 needs sampling.max_tokens <= that, got sampling.max_tokens=256",

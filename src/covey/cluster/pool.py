@@ -164,8 +164,10 @@ class SamplerPool:
         """End all samplers, and what they started."""
 
         async def end() -> None:
-            for task in list(self._tasks):
+            tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             actors = [slot.actor for slot in self._slots if slot.actor is not None and slot.is_alive]
             with suppress(Exception):
                 async with asyncio.timeout(CLOSE_SECONDS):

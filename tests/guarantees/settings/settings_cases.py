@@ -10,6 +10,7 @@ from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.rollouts.settings import GroupSizeStep
 
+from . import settings_cluster as cluster
 from . import settings_code as code
 from . import settings_ifeval as ifeval
 from . import settings_infill as infill
@@ -95,6 +96,7 @@ COLD = {
     "cold_start.cache_dir": "cache",
 }
 LORA = {"model.lora_rank": 2}
+ON_RAY = {"source": "ray"}
 PREFLIGHT = {"preflight.enabled": True}
 SAVING = HERE | {"num_steps": 3, "output.save_every": 1}
 
@@ -109,10 +111,15 @@ CASES: dict[str, Case | Refused] = {
     "micro_batch_tokens": Case(see.work, 12, keeps=see.update),
     "packing": Case(see.work, "padded", keeps=see.update),
     "logprob_chunk": Case(see.work, 3, keeps=see.update),
-    "max_staleness": Refused(
-        1, "max_staleness must be 0 with source=local (groups are sampled between updates), got 1"
-    ),
-    "source": Refused("ray", "source must be local, got ray"),
+    "max_staleness": Case(cluster.published, 1, ON_RAY),
+    "source": Case(cluster.started, "ray"),
+    "publish_every": Case(cluster.published, 2, ON_RAY),
+    "devices.sampler": Case(cluster.started, 2, ON_RAY),
+    "devices.gpus_per_sampler": Case(cluster.started, 0.5, ON_RAY),
+    "devices.cpus_per_sampler": Case(cluster.started, 2, ON_RAY),
+    "devices.groups_per_sampler": Case(cluster.most_under_way, 1, ON_RAY),
+    "devices.address": Case(cluster.started, "10.0.0.1:6379", ON_RAY),
+    "timeouts.samplers": Case(cluster.patience, 60.0, ON_RAY),
     "shuffle": Case(see.rollouts, False),
     "curriculum.name": Case(see.order, "difficulty", {"environment.levels": [1, 2, 3]}),
     "curriculum.options": Case(see.order, {"position": 2}, {"curriculum.name": "covey.rollouts.source:PromptStream"}),

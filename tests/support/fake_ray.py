@@ -1,0 +1,130 @@
+"""A Ray of one process: actors live in the event loop that calls them. Tests put it in the place of the package."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+class RayError(Exception):
+    """What every call of a dead actor raises."""
+
+
+class Ready:
+    """A reference to something that is there; it may be awaited again and again."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __await__(self) -> Iterator[Any]:
+        yield from ()
+        return self.value
+
+
+@dataclass(eq=False)
+class Method:
+    actor: "Actor"
+    name: str
+
+    def remote(self, *given: Any) -> "asyncio.Future[Any]":
+        return self.actor.call(self.name, given)
+
+
+@dataclass(eq=False)
+class Actor:
+    """An object whose methods are called as tasks, until it is killed."""
+
+    target: Any
+    options: dict[str, Any]
+    is_dead: bool = False
+    is_frozen: bool = False
+    """It answers nobody any more, and nobody is told."""
+    calls: set["asyncio.Future[Any]"] = field(default_factory=set)
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self, name)
+
+    def call(self, name: str, given: tuple[Any, ...]) -> "asyncio.Future[Any]":
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        if self.is_dead:
+            answer.set_exception(RayError("The actor died unexpectedly before finishing this task."))
+            return answer
+        self.calls.add(answer)
+
+        async def work() -> None:
+            try:
+                value = await getattr(self.target, name)(*given)
+            except Exception as error:
+                if not answer.done():
+                    answer.set_exception(error if isinstance(error, RayError) else RayError(str(error)))
+            else:
+                if not answer.done() and not self.is_frozen:
+                    answer.set_result(value)
+            finally:
+                self.calls.discard(answer)
+
+        task = loop.create_task(work())
+        answer.add_done_callback(lambda done: task.cancel())
+        return answer
+
+    def die(self) -> None:
+        self.is_dead = True
+        for answer in list(self.calls):
+            if not answer.done():
+                answer.set_exception(RayError("The actor died unexpectedly before finishing this task."))
+
+
+@dataclass
+class FakeRay:
+    """The functions of the package that covey calls."""
+
+    resources: dict[str, float] = field(default_factory=lambda: {"CPU": 16.0, "GPU": 8.0})
+    started_with: dict[str, Any] = field(default_factory=dict)
+    actors: list[Actor] = field(default_factory=list)
+    puts: int = 0
+
+    def __post_init__(self) -> None:
+        self.exceptions = SimpleNamespace(RayError=RayError)
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **given: Any) -> None:
+        self.started_with = given
+
+    def shutdown(self) -> None:
+        self.started_with = {}
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def put(self, value: Any) -> Ready:
+        self.puts += 1
+        return Ready(value)
+
+    def remote(self, kind: type) -> Any:
+        def start(options: dict[str, Any], given: tuple[Any, ...]) -> Actor:
+            self.actors.append(Actor(kind(*given), options))
+            return self.actors[-1]
+
+        return SimpleNamespace(
+            options=lambda **options: SimpleNamespace(remote=lambda *given: start(options, given)),
+        )
+
+    def kill(self, actor: Actor, no_restart: bool = True) -> None:
+        actor.die()
+
+
+@contextmanager
+def fake_ray(**given: Any) -> Iterator[FakeRay]:
+    """Put the fake in the place of Ray."""
+    fake = FakeRay(**given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "ray", fake)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield fake
