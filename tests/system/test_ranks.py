@@ -75,6 +75,24 @@ def test_a_program_that_torchrun_starts_trains_on_all_its_ranks() -> None:
     assert_trained_together(start(sys.executable, "-m", *launcher, "script.py"))
 
 
+JOINS_TWICE = """
+import time
+from covey.system import collectives, ranks
+
+for _ in range(2):
+    time.sleep(1.5 * (ranks.rank() == 0))
+    with collectives.process_group(20.0):
+        assert list(collectives.all_sum_ints(1)) == [2]
+"""
+
+
+def test_a_rank_that_comes_early_to_the_second_group_of_a_program_waits_for_the_others() -> None:
+    Path("twice.py").write_text(JOINS_TWICE)
+    process = start(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "twice.py")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+
+
 def test_a_program_that_srun_starts_without_a_launcher_trains_on_all_its_ranks() -> None:
     Path("script.py").write_text(SCRIPT)
     step = TASK | {"SLURM_STEP_NUM_TASKS": "2"}

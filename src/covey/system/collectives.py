@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 BUCKET_BYTES = 32 * 1024 * 1024
 """Gradients are summed over ranks in buckets of about this size."""
+GROUPS = count()
+"""Numbers the groups that this process joins, alike on all ranks."""
 
 
 class PeerRankFailed(RunStopped):
@@ -47,7 +50,8 @@ def process_group(seconds: float) -> Iterator[None]:
         backend = "cpu:gloo,cuda:nccl"
     number, timeout = ranks.rank(), timedelta(seconds=seconds)
     try:
-        dist.init_process_group(backend, rank=number, world_size=ranks.world_size(), timeout=timeout)
+        store, size = _own_store(number, timeout), ranks.world_size()
+        dist.init_process_group(backend, rank=number, world_size=size, timeout=timeout, store=store)
         yield
     except Exception as error:
         error.add_note(f"on rank {number}")
@@ -61,6 +65,17 @@ def process_group(seconds: float) -> Iterator[None]:
             dist.destroy_process_group()
         # A program that joins again must not find the store that the first rank has not yet closed.
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + (not _has_agent_store()))
+
+
+def _own_store(number: int, timeout: timedelta) -> dist.Store | None:
+    """Return torchrun's store under a prefix of this group, None where each group has a store.
+
+    What torchrun keeps still holds the addresses of the group before: a rank that comes early would call at those.
+    """
+    if not _has_agent_store():
+        return None
+    store, _, _ = next(iter(dist.rendezvous("env://", number, ranks.world_size(), timeout=timeout)))
+    return dist.PrefixStore(f"group {next(GROUPS)}", store)
 
 
 def _has_agent_store() -> bool:
