@@ -12,15 +12,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from covey.config import compose as settings
 from covey.config.schema import Config
 from covey.engine.native.decode_weights import is_wanted, own_bytes
+from covey.engine.native.runner import cache_shape
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
+from covey.run.build import build_run
 from covey.run.cold_start import full_precision
 from covey.run.model_shapes import shape_of
 from covey.run.plan import derived, plan, report, weights
+from covey.run.preflight.memory import check_memory
+from covey.run.preflight.subject import PreflightContext
+from covey.system.waits.timer import PhaseTimer
 
 from ..support.builders import nano
 from ..support.saved_models import qwen, save_model
-from ..support.small import small_config
+from ..support.small import scripted, small_config
 
 GB80 = 80 * 10**9
 
@@ -223,3 +228,18 @@ def test_more_completions_than_can_be_held_are_refused_before_anything_is_made(w
 def test_a_policy_made_from_nothing_is_not_planned() -> None:
     assert weights(ModelConfig()) is None
     assert nano(seed=0).model.num_parameters() > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "sgd"])
+def test_what_is_told_beforehand_and_what_is_checked_are_one_model(optimizer: str, tmp_path: Path) -> None:
+    name = save_model(tmp_path, qwen())
+    config = small_config(model__name=str(name), optimizer__name=optimizer)
+    run = build_run(config, scripted(), PhaseTimer())
+    try:
+        subject = PreflightContext(run, config)
+        values, told = check_memory(subject).values, plan(config, num_ranks=1)
+        prompts = config.groups_per_step * len(subject.longest[1]) * cache_shape(run.policy).slot_bytes
+    finally:
+        run.close()
+    assert values["optimizer"] == told["optimizer"]
+    assert values["sampling"] - told["gradients"] == told["sampling"] + prompts

@@ -18,10 +18,10 @@ from covey.system.text.format import memory
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 FOUR_BIT_BYTES = 0.55
 """NF4 with doubly quantised scales, for a weight of a linear layer."""
-STATE_BYTES = {"adamw": 8, "adamw8bit": 2, "sgd": 0}
-"""Moments of one trained weight."""
+MOMENTS = {"adamw": 2, "adamw8bit": 2, "sgd": 0}
+"""Numbers that an optimiser keeps of each trained weight: as long as the weight is, of adamw8bit a byte."""
 LOGIT_COPIES = 3
-"""Logits, log-probabilities and their gradient, or probabilities."""
+"""Logits, log-probabilities and, of training, their gradient, of sampling, probabilities live at the same time."""
 LAYER_COPIES = 2
 """The activations of a layer and their gradients, while it is run again in the backward pass."""
 
@@ -61,14 +61,17 @@ def _run_parts(config: Config, shape: Shape, num_ranks: int) -> dict[str, int]:
         "weights": _frozen_bytes(model, shape) + each * trained,
         "reference": _reference_bytes(config, shape),
         "gradients": each * trained,
-        "optimizer": STATE_BYTES[config.optimizer.name] * trained * each // 4,
+        "optimizer": optimizer_bytes(config.optimizer.name, trained, each * trained),
     }
     if config.parallel.strategy == "fsdp":
         kept = {name: count // num_ranks for name, count in kept.items()}
     else:
         kept["decode_copy"] = _decode_copy_bytes(model, shape)
     kept = {name: count for name, count in kept.items() if count or name not in ("reference", "decode_copy")}
-    turns = {"training": _training_bytes(config, shape), "sampling": _sampling_bytes(config, shape, num_ranks)}
+    slot = shape.key_value_width * VALUE_BYTES[model.precision]
+    # Prompts are not counted: nobody has read them.
+    sampling = sampling_bytes(config, -(-config.groups_per_step // num_ranks), 0, slot, shape.vocabulary)
+    turns = {"training": _training_bytes(config, shape), "sampling": sampling}
     return kept | turns | {"in_all": sum(kept.values()) + max(turns.values())}
 
 
@@ -130,16 +133,22 @@ def _training_bytes(config: Config, shape: Shape) -> int:
     return activations + LOGIT_COPIES * 4 * chunk * shape.vocabulary
 
 
-def _sampling_bytes(config: Config, shape: Shape, num_ranks: int) -> int:
-    """Return those of keys and values within the engine's budget, and of logits of a token of every row.
+def optimizer_bytes(name: str, num_weights: int, num_bytes: int) -> int:
+    """Return the bytes of an optimiser's state, of so many trained weights of so many bytes."""
+    return MOMENTS[name] * (num_weights if name == "adamw8bit" else num_bytes)
 
-    Prompts are not counted.
+
+def sampling_bytes(config: Config, num_groups: int, prompt_tokens: int, slot_bytes: int, vocabulary: int) -> int:
+    """Return the bytes of the fullest cache within its budget and of one token's logits per row, of the native engine.
+
+    `num_groups` are sampled by one process, and `slot_bytes` holds keys and values of a token.
     """
+    if config.engine.name != "native":
+        return 0
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
-    rows = min(config.engine.max_rows, -(-config.groups_per_step // num_ranks) * group_size)
-    slot = shape.key_value_width * VALUE_BYTES[config.model.precision]
-    cache = min(config.engine.cache_bytes, rows * config.sampling.max_tokens * slot)
-    return cache + LOGIT_COPIES * 4 * rows * shape.vocabulary
+    num_rows = min(config.engine.max_rows, num_groups * group_size)
+    num_slots = num_groups * prompt_tokens + num_rows * config.sampling.max_tokens
+    return min(config.engine.cache_bytes, num_slots * slot_bytes) + LOGIT_COPIES * 4 * num_rows * vocabulary
 
 
 def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:

@@ -13,7 +13,7 @@ import torch
 from covey.environments.arithmetic import Arithmetic
 from covey.run.build import Run, build_run
 from covey.run.preflight import passes
-from covey.run.preflight.memory import check_memory, gradient_bytes, optimizer_bytes
+from covey.run.preflight.memory import check_memory, gradient_bytes, state_bytes
 from covey.run.preflight.passes import (
     LiveBytes,
     Point,
@@ -144,9 +144,9 @@ def test_gradient_checkpointing_takes_less_and_a_copy_for_an_optimizer_more(buil
     model = build().run.policy.model
     weights = 4 * sum(p.numel() for p in model.parameters())
     assert gradient_bytes(model) == weights
-    assert optimizer_bytes(model, "adamw") == 2 * weights
-    assert optimizer_bytes(model, "adamw8bit") == weights // 2
-    assert optimizer_bytes(model, "sgd") == 0
+    assert state_bytes(model, "adamw") == 2 * weights
+    assert state_bytes(model, "adamw8bit") == weights // 2
+    assert state_bytes(model, "sgd") == 0
     adapted = build(model__lora_rank=2).run.policy.model
     assert 0 < gradient_bytes(adapted) < gradient_bytes(model)
 

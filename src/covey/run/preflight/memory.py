@@ -9,17 +9,12 @@ from torch import nn
 from covey.config.schema import Config
 from covey.engine.native.runner import cache_shape
 from covey.policy import sharding
-from covey.rollouts.settings import group_sizes
+from covey.run.plan import optimizer_bytes, sampling_bytes
 from covey.run.preflight.passes import Point, Shape, bytes_of, fitting_tokens, largest_shape, measure
 from covey.run.preflight.policy import local, probe_trainer
 from covey.run.preflight.subject import Finding, PreflightContext, vocabulary_size
 from covey.system import collectives
 from covey.system.text.format import memory
-
-LOGIT_COPIES = 3
-"""The engine holds logits, log-probabilities and probabilities of a token at the same time."""
-OPTIMIZER_COPIES = {"adamw": 2, "sgd": 0}
-"""Copies of the trained weights that an optimiser keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +43,9 @@ def check_memory(subject: PreflightContext) -> Finding:
     sharding.reshard(policy)
     # Compare what is known beforehand
     free = min(collectives.all_gather(subject.available(policy.device)))
-    optimizer, gradients = optimizer_bytes(policy.model, config.optimizer.name), gradient_bytes(policy.model)
+    optimizer, gradients = state_bytes(policy.model, config.optimizer.name), gradient_bytes(policy.model)
     num_groups = -(-config.groups_per_step // collectives.world_size())
-    known = Need(optimizer, gradients, gradients + sampling_bytes(subject, num_groups))
+    known = Need(optimizer, gradients, gradients + _sampling_bytes(subject, num_groups))
     if any(collectives.all_gather(known.total > free)):  # decided by all ranks together: a pass is collective
         figure = f"{_parts(known)}, activations not counted"
         return Finding(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
@@ -111,20 +106,16 @@ def gradient_bytes(model: nn.Module) -> int:
     return sum(local(p).nbytes for p in model.parameters() if p.requires_grad)
 
 
-def optimizer_bytes(model: nn.Module, name: str) -> int:
-    """Return the bytes of state on this rank: copies of the trained weights, or two of 8 bits."""
-    if name == "adamw8bit":
-        return sum(2 * local(p).numel() for p in model.parameters() if p.requires_grad)
-    return OPTIMIZER_COPIES[name] * gradient_bytes(model)
+def state_bytes(model: nn.Module, name: str) -> int:
+    """Return the bytes of an optimiser's state on this rank."""
+    num_weights = sum(local(p).numel() for p in model.parameters() if p.requires_grad)
+    return optimizer_bytes(name, num_weights, gradient_bytes(model))
 
 
-def sampling_bytes(subject: PreflightContext, num_groups: int) -> int:
-    """Return the bytes of the fullest cache within its budget and of one token's logits per row."""
+def _sampling_bytes(subject: PreflightContext, num_groups: int) -> int:
+    """Return the bytes of sampling after the longest prompt."""
     config, policy = subject.config, subject.run.policy
-    if config.engine.name != "native":
+    if config.engine.name != "native":  # another may have no cache to ask for
         return 0
-    group_size = max(group_sizes(config.group_size, config.group_size_schedule))
-    num_rows = min(config.engine.max_rows, num_groups * group_size)
-    slots = num_groups * len(subject.longest[1]) + num_rows * config.sampling.max_tokens
-    cache = min(config.engine.cache_bytes, slots * cache_shape(policy).slot_bytes)
-    return cache + LOGIT_COPIES * num_rows * vocabulary_size(policy) * torch.float32.itemsize
+    slot_bytes = cache_shape(policy).slot_bytes
+    return sampling_bytes(config, num_groups, len(subject.longest[1]), slot_bytes, vocabulary_size(policy))

@@ -136,7 +136,7 @@ def _compared(checks: Sequence[Check]) -> str:
     values = {check.name: check.values for check in checks}
     lengths = [number for name, number in values["transformers"].items() if name.startswith("tokens/")]
     total = values["true gradient"].get("tokens", 0)
-    return f" (against transformers: sequences of up to {max(lengths):,.0f} tokens, the gradient of {total:,.0f})"
+    return f" (with transformers: up to {max(lengths):,.0f} tokens, gradient over {total:,.0f})"
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
