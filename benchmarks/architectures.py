@@ -251,7 +251,7 @@ TITLES = {
 }
 HEAD = """# Architectures
 
-![how many agree, are refused, are not tried](../figures/architectures.svg)
+![how many agree, are refused, are not tried](../figures/develop/architectures.svg)
 
 Every causal language model of transformers {version} (torch {torch}, CPU, float32), as a tiny random model that covey
 loads as a run would: {counts}. Written by `make architectures`, which compares what the engine and the trainer say

@@ -152,7 +152,7 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     versions = every[0]["versions"]
     return f"""# The demo over seeds
 
-![Held-out accuracy over the steps of each seed, and of the controls](../docs/figures/demo.svg)
+![Held-out accuracy over the steps of each seed, and of the controls](../docs/figures/front/demo.svg)
 
 `make demo`: a policy of about 0.8 million parameters learns two-digit addition by supervised learning until it solves
 about a third of the sums, and then by GRPO (no supervised loss) on exact-match rewards. Greedy accuracy on 512 held-out

@@ -5,7 +5,7 @@
     python -m benchmarks.machines_passk --estimators        # draw what is kept
 
 Every run of a seed begins with the same cold start. Curves are kept in benchmarks/results/machines_passk.json, by
-estimator and seed, and drawn into docs/figures/machines_passk.png.
+estimator and seed, and drawn into docs/figures/tasks/machines_passk.png.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.demo import HERE, machine, train
 
 RESULTS = HERE / "results" / "machines_passk.json"
-FIGURE = HERE.parent / "docs" / "figures" / "machines_passk.png"
+FIGURE = HERE.parent / "docs" / "figures" / "tasks" / "machines_passk.png"
 ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "GRPO": (),
     "Pass@8, analytic": ("algorithm=pass_at_k_analytic", "algorithm.advantage_options.k=8"),

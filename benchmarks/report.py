@@ -163,7 +163,7 @@ def curves_section(content: Mapping[str, Any]) -> str:
         for point in points
     ]
     header = "| axis | value | covey, s | TRL, s | ratio | repetitions |\n|---|---|---|---|---|---|"
-    figure = "![Seconds of a step over four axes](../docs/figures/speed.svg)\n"
+    figure = "![Seconds of a step over four axes](../docs/figures/front/speed.svg)\n"
     title = "## Seconds of a full step, S, over each axis\n"
     return "\n".join([title, headline(content), figure, header, *rows, ""])
 

@@ -12,44 +12,44 @@ FOLDER = ROOT / "docs" / "figures"
 MACHINE = ROOT / "examples" / "catapult.json"
 
 FIGURES: dict[str, Callable[[], object]] = {
-    "banner": front.banner,
-    "badges": front.badges,
-    "rooms": front.rooms,
-    "demo": measured.demo,
-    "recipes": measured.recipes,
-    "speed": measured.speed,
-    "architectures": measured.architectures,
-    "metrics": measured.metrics,
-    "panel": panel.panel,
-    "settings": use.settings,
-    "rewards": use.rewards,
-    "python": use.python,
-    "using_results": use.using_results,
-    "algorithms": use.algorithms,
-    "curriculum": use.curriculum,
-    "distributed": use.distributed,
-    "math": tasks.math,
-    "code": tasks.code,
-    "ifeval": tasks.ifeval,
-    "infill": tasks.infill,
-    "machines": tasks.machines,
-    "turns": tasks.turns,
-    "guarantees": trust.guarantees,
-    "reliability": trust.reliability,
-    "deadlines": trust.deadlines,
-    "preflight": trust.preflight,
-    "sandbox": trust.sandbox,
-    "security": trust.security,
-    "architecture": develop.architecture,
-    "glossary": develop.glossary,
+    "front/banner": front.banner,
+    "front/badges": front.badges,
+    "front/rooms": front.rooms,
+    "front/demo": measured.demo,
+    "tasks/recipes": measured.recipes,
+    "front/speed": measured.speed,
+    "develop/architectures": measured.architectures,
+    "use/metrics": measured.metrics,
+    "front/panel": panel.panel,
+    "use/settings": use.settings,
+    "use/rewards": use.rewards,
+    "use/python": use.python,
+    "use/using_results": use.using_results,
+    "use/algorithms": use.algorithms,
+    "use/curriculum": use.curriculum,
+    "use/distributed": use.distributed,
+    "tasks/math": tasks.math,
+    "tasks/code": tasks.code,
+    "tasks/ifeval": tasks.ifeval,
+    "tasks/infill": tasks.infill,
+    "tasks/machines": tasks.machines,
+    "tasks/turns": tasks.turns,
+    "trust/guarantees": trust.guarantees,
+    "trust/reliability": trust.reliability,
+    "trust/deadlines": trust.deadlines,
+    "trust/preflight": trust.preflight,
+    "trust/sandbox": trust.sandbox,
+    "trust/security": trust.security,
+    "develop/architecture": develop.architecture,
+    "develop/glossary": develop.glossary,
 }
 """Names of files in docs/figures/, and what draws them."""
 
 
 def film() -> None:
     """Simulate the catapult of the examples, and film it."""
-    words = ["machines", "simulate", str(MACHINE), "--film", str(FOLDER / "catapult.gif")]
-    picture = ["--out", str(FOLDER / "catapult.png")]
+    words = ["machines", "simulate", str(MACHINE), "--film", str(FOLDER / "tasks" / "catapult.gif")]
+    picture = ["--out", str(FOLDER / "tasks" / "catapult.png")]
     subprocess.run([sys.executable, "-m", "covey", *words, *picture], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -59,9 +59,10 @@ def main(words: Sequence[str] | None = None) -> int:
         "names", nargs="*", metavar="NAME", help=f"some of {', '.join(FIGURES)}; none: all, and the film"
     )
     names = parser.parse_args(words).names
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name in names or FIGURES:
-        (FOLDER / f"{name}.svg").write_text(str(FIGURES[name]()), encoding="utf-8")
+        file = FOLDER / f"{name}.svg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(str(FIGURES[name]()), encoding="utf-8")
     if not names:
         film()
     return 0

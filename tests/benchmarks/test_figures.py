@@ -23,7 +23,7 @@ def test_a_figure_is_a_picture_with_a_title_that_loads_nothing(name: str) -> Non
     root = ElementTree.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "<image" not in text
-    assert name == "panel" or root.find("{http://www.w3.org/2000/svg}title") is not None
+    assert name == "front/panel" or root.find("{http://www.w3.org/2000/svg}title") is not None
 
 
 def test_text_that_does_not_fit_into_its_box_is_refused() -> None:
@@ -58,4 +58,4 @@ def test_every_page_of_the_documentation_shows_a_figure_and_no_figure_is_left_ov
         pictures = re.findall(r"(?:!\[[^\]]*\]\(|src=\")([^)\"\s]+\.(?:svg|png|gif))", page.read_text(encoding="utf-8"))
         shown |= {(page.parent / picture).resolve() for picture in pictures}
         assert pictures or page.parent.name == "benchmarks", page
-    assert {path.resolve() for path in FOLDER.iterdir()} <= shown
+    assert {path.resolve() for path in FOLDER.rglob("*") if path.is_file()} <= shown
