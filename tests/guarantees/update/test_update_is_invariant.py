@@ -5,8 +5,9 @@ test_update_mistakes_are_found.py; losses, aggregations and rules: test_update_i
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -78,8 +79,20 @@ def holds(found: Distance, tolerance: float) -> None:
     assert found.metric < tolerance, found
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("way", WAYS)
+IN_EVERY_WAY = ("gpt2-full", "gpt2-lora", "qwen3-full", "bert-full", "modernbert-full")
+"""For every run of the tests; the others are computed in micro-batches of several, of each layout."""
+
+
+def places_and_ways() -> Iterator[Any]:
+    for (architecture, dtype, tolerance), lora_rank, way in itertools.product(PLACES, (0, 4), WAYS):
+        name = f"{architecture}-{'lora' if lora_rank else 'full'}"
+        is_seldom = lora_rank and architecture in ("llama", "mistral", "bert")
+        is_quick = name in IN_EVERY_WAY or (way == "several in a micro-batch" and not is_seldom)
+        marks = [] if is_quick else [pytest.mark.slow]
+        yield pytest.param(architecture, dtype, tolerance, lora_rank, way, id=f"{way}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("architecture", "dtype", "tolerance", "lora_rank", "way"), places_and_ways())
 def test_gradient_and_metrics_are_the_same_however_they_are_computed(
     architecture: str, dtype: torch.dtype, tolerance: float, lora_rank: int, way: str
 ) -> None:
