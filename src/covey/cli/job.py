@@ -196,7 +196,7 @@ CREDIT_SETTINGS = (
 )
 UNREAD: dict[str, tuple[str, ...]] = {
     "check": (
-        *("num_steps", "max_staleness", "source", *CREDIT_SETTINGS),
+        *("num_steps", "max_staleness", "source", "engine.update", *CREDIT_SETTINGS),
         *names_of(CurriculumConfig, "curriculum", "window", "decay", "explore", "promot", "demote", "earlier"),
         *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
         *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
@@ -209,11 +209,12 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "evaluate": (
         *TRAINING_SETTINGS,
         *("micro_batch_tokens", "packing", "model.attention", "logprob_chunk", "cold_start", "preflight"),
-        *("timeouts.cold_start", "timeouts.update"),
+        *("timeouts.cold_start", "timeouts.update", "engine.update"),
     ),
     "cold-start": (
         *(*TRAINING_SETTINGS, *ANSWER_SETTINGS),
-        *("packing", "cold_start.enabled", "engine.name", *LORA_SETTINGS, "model.lora_rank", "model.load_in_4bit"),
+        *("packing", "cold_start.enabled", *LORA_SETTINGS, "model.lora_rank", "model.load_in_4bit"),
+        *("engine.name", "engine.url", "engine.update"),
         *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
         *("evaluation.num_prompts", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
         *("timeouts.sampling", "timeouts.scoring", "timeouts.update", "preflight"),

@@ -65,6 +65,7 @@ def give_way(config: Config, typed: Collection[str]) -> list[str]:
             break
     _drop_options(change)
     _drop_narrow_clip(change)
+    _correct_other_programs(change)
     return list(change.notices.values())
 
 
@@ -136,6 +137,14 @@ def _drop_narrow_clip(change: _Change) -> None:
     if narrow:
         kept = {key: value for key, value in algorithm.loss_options.items() if key not in narrow}
         change.put(where, kept, f"a clip range below {NARROW_CLIP} is for sequence ratios, got algorithm.ratio=token")
+
+
+def _correct_other_programs(change: _Change) -> None:
+    """Weigh tokens by trainer/sampler where both are different programs, whose log-probs differ a little."""
+    config = change.config
+    is_open = config.algorithm.correction == "none" and config.algorithm.ratio_denominator == "old"
+    if config.engine.name == "vllm" and is_open and not change.is_typed("algorithm.correction"):
+        change.put("algorithm.correction", "truncate", "engine=vllm is another program than the trainer")
 
 
 def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[str]:

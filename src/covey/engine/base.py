@@ -96,6 +96,15 @@ class UpdatableEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
+class Closable(Protocol):
+    """An engine that holds processes of its own."""
+
+    def close(self) -> None:
+        """End them. Closing again does nothing."""
+        ...
+
+
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash over names, types, shapes and bytes, in the order of the names."""
     digest = hashlib.blake2b(digest_size=16)

@@ -7,17 +7,18 @@ from covey.engine.base import UpdatableEngine
 
 if TYPE_CHECKING:
     from covey.engine.base import Engine
+    from covey.engine.settings import EngineConfig
     from covey.policy.policy import Policy
 
 
-def build_native(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "Engine":
+def build_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
     """Build the engine in this process, on the policy's own weights."""
     from covey.engine.native.engine import NativeEngine
 
-    return NativeEngine(policy, cache_bytes, max_rows, kernels)
+    return NativeEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
 
 
-def build_fake(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "Engine":
+def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
     """Sample random tokens of the policy's vocabulary, 8 a completion. The limits have no meaning for it."""
     from covey.engine.fake import FakeEngine, random_script
 
@@ -25,52 +26,61 @@ def build_fake(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) 
     return FakeEngine(random_script(vocab_size, length=8), vocab_size)
 
 
-def build_fill(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "Engine":
+def build_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
     """Build the engine in this process, on the weights of a masked policy.
 
     It caches nothing.
     """
     from covey.engine.fill import FillEngine
 
-    return FillEngine(policy, max_rows)
+    return FillEngine(policy, settings.max_rows)
 
 
-def sampling_engine(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "Engine":
+def build_vllm(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
+    """Start vLLM on a copy of the policy's weights, or join the server at engine.url."""
+    from covey.engine.vllm.build import build
+
+    return build(policy, settings)
+
+
+def sampling_engine(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
     """Return the engine in process for a policy of its kind."""
-    return (build_native if policy.mask_id is None else build_fill)(policy, cache_bytes, max_rows, kernels)
+    return (build_native if policy.mask_id is None else build_fill)(policy, settings, kernels)
 
 
-def own_native(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "UpdatableEngine":
+def own_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
     """Build the native engine on weights of its own."""
     from covey.engine.native.own_weights import OwnWeightsEngine
 
-    return OwnWeightsEngine(policy, cache_bytes, max_rows, kernels)
+    return OwnWeightsEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
 
 
-def own_fill(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "UpdatableEngine":
+def own_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
     """Build the engine of a masked policy on weights of its own."""
     from covey.engine.fill import OwnWeightsFillEngine
 
-    return OwnWeightsFillEngine(policy, max_rows)
+    return OwnWeightsFillEngine(policy, settings.max_rows)
 
 
-def own_fake(policy: "Policy", cache_bytes: int, max_rows: int, kernels: str) -> "UpdatableEngine":
+def own_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
     """Build the scripted engine, which has no weights."""
-    engine = build_fake(policy, cache_bytes, max_rows, kernels)
+    engine = build_fake(policy, settings, kernels)
     assert isinstance(engine, UpdatableEngine), "it takes updates"
     return engine
 
 
-OWN_WEIGHTS: dict[str, Callable[["Policy", int, int, str], "UpdatableEngine"]] = {
+OWN_WEIGHTS: dict[str, Callable[["Policy", "EngineConfig", str], "UpdatableEngine"]] = {
     "native": own_native,
     "fill": own_fill,
     "fake": own_fake,
+    "vllm": build_vllm,
 }
 """Engine name -> builder of one whose weights are pushed to it, for samplers in processes of their own."""
 
-ENGINES: dict[str, Callable[["Policy", int, int, str], "Engine"]] = {
+ENGINES: dict[str, Callable[["Policy", "EngineConfig", str], "Engine"]] = {
     "native": build_native,
     "fill": build_fill,
     "fake": build_fake,
+    "vllm": build_vllm,
 }
-"""Engine name -> builder (policy, cache_bytes, max_rows, kernels)."""
+"""Engine name -> builder (policy, settings, kernels)."""

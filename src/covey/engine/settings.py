@@ -1,10 +1,11 @@
 """Settings of the engine and of the distribution that it samples from."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from covey.system.conditions import CAUSAL, CONTINUES, FILLS_IN
 from covey.system.section import Section
-from covey.system.setting import Needs, setting
+from covey.system.setting import Needs, is_set, setting
 
 SAMPLES = Needs(
     "an engine that samples",
@@ -12,17 +13,53 @@ SAMPLES = Needs(
     lambda engine, cold_start: engine != "fake" or cold_start,
 )
 
+VLLM = Needs("engine.name = vllm", ("engine.name",), lambda engine: engine == "vllm")
+ALONE = Needs("source = local", ("source",), lambda source: source == "local")
+PUSHED = Needs(
+    "engine.name = vllm or source = ray",
+    ("engine.name", "source"),
+    lambda engine, source: engine == "vllm" or source == "ray",
+)
+OF_VLLM = (
+    Needs(
+        "model.precision = float32, bfloat16 or float16",
+        ("model.precision",),
+        lambda precision: precision != "float64",
+        value="vllm",
+    ),
+    Needs("model.load_in_4bit = false", ("model.load_in_4bit",), lambda four_bit: not four_bit, value="vllm"),
+    Needs(
+        "sampling.min_p = 0 or sampling.top_p = 1",  # vLLM cuts by min-p first
+        ("sampling.min_p", "sampling.top_p"),
+        lambda min_p, top_p: min_p == 0 or top_p == 1,
+        value="vllm",
+    ),
+    Needs(
+        "vLLM here (pip install 'covey[vllm]') or engine.url set",
+        ("engine.url",),
+        lambda url: is_set(url) or find_spec("vllm") is not None,
+        value="vllm",
+    ),
+)
+"""What vLLM cannot do, or not as the trainer understands it."""
+
 
 @dataclass
 class EngineConfig(Section):
     """How tokens are sampled."""
 
-    name: str = setting("native", choices=("native", "fill", "fake"))
-    """native or fill (in process, on the trainer's weights; fill is for model.kind=masked) or fake (scripted)."""
+    name: str = setting("native", choices=("native", "fill", "fake", "vllm"), needs=OF_VLLM)
+    """native or fill (in process, on the trainer's weights; fill is for model.kind=masked), vllm (on weights of its
+    own, pushed after each update) or fake (scripted)."""
     cache_bytes: int = setting(1073741824, gt=0, needs=(SAMPLES, CAUSAL))
     """Bytes of memory for cached keys and values; admission of prompts waits for room."""
     max_rows: int = setting(512, ge=1, needs=SAMPLES)
     """Most completions sampled at the same time."""
+    url: str | None = setting(None, needs=(VLLM, ALONE))
+    """Address of a vLLM server that already runs on this machine or a disk shared with it; null starts vLLM here."""
+    update: str = setting("keep", choices=("keep", "wait", "abort"), needs=PUSHED)
+    """Completions under way when weights change: keep (continue on the new ones), wait (finish first) or abort (begin
+    again)."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.cluster.pool import Limits
 from covey.cluster.source import RaySource
 from covey.config.schema import Config
-from covey.engine.base import Engine
+from covey.engine.base import Closable, UpdateMode
 from covey.engine.build import ENGINES, OWN_WEIGHTS
 from covey.engine.weights import trained_tensors
 from covey.environments import build as environments
@@ -59,6 +59,8 @@ class Run:
         """Let go of what would outlive the run: the event loop, worker processes."""
         try:
             self.source.close()
+            if isinstance(self.local.sampler.engine, Closable):
+                self.local.sampler.engine.close()
         finally:
             self.environment.close()
 
@@ -98,8 +100,7 @@ def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer) -
     policy = load_policy(config.model, seed=config.seed)
     policy, reference = distributed(policy, build_reference(config, policy), config.parallel.strategy)
     trainer = build_trainer(config, policy, reference, timer)
-    settings = config.engine
-    engine: Engine = ENGINES[settings.name](policy, settings.cache_bytes, settings.max_rows, config.model.kernels)
+    engine = ENGINES[config.engine.name](policy, config.engine, config.model.kernels)
     if isinstance(engine, Watchable):
         engine.watched_by(timer.watchdog)
     environment.watched_by(timer.watchdog)
@@ -197,9 +198,10 @@ def build_ray_source(config: Config, local: LocalSource, policy: Policy, watchdo
     bound = Bound(config.groups_per_step, config.max_staleness, config.publish_every)
     source = RaySource(local, policy, bound, watchdog)
     if collectives.is_main_process():
+        how: UpdateMode = config.engine.update  # type: ignore[assignment] # checked with the settings
         limits = Limits(loading=config.timeouts.loading, silence=config.timeouts.samplers)
         weight_bytes = sum(tensor.nbytes for tensor in trained_tensors(policy).values())
-        source.start(partial(build_sampler, config), config.devices, "keep", limits, weight_bytes)
+        source.start(partial(build_sampler, config), config.devices, how, limits, weight_bytes)
     return source
 
 
@@ -207,8 +209,7 @@ def build_sampler(config: Config) -> Sampler:
     """Build what one sampler's process has: the environment, and an engine on weights of its own."""
     environment = adapt(build_environment(config))
     policy = load_policy(config.model, seed=config.seed)
-    settings = config.engine
-    engine = OWN_WEIGHTS[settings.name](policy, settings.cache_bytes, settings.max_rows, config.model.kernels)
+    engine = OWN_WEIGHTS[config.engine.name](policy, config.engine, config.model.kernels)
     stages = Stages(scoring_seconds=config.timeouts.scoring)
     return Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
 

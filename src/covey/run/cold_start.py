@@ -123,7 +123,7 @@ def warm_up(
     # Build the trainer and the engine that validates
     trainer = Trainer(policy, _trainer_settings(config))
     prompts = [prompt for prompt, _ in held_back]
-    engine = sampling_engine(policy, config.engine.cache_bytes, config.engine.max_rows, config.model.kernels)
+    engine = sampling_engine(policy, config.engine, config.model.kernels)
     sampler = Sampler(engine, environment, policy.tokenizer, mask_id=policy.mask_id)
     sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
     source = LocalSource(sampler, PromptStream(prompts, 0, False), 1, sampling)

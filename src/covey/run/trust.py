@@ -32,8 +32,8 @@ CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
 """module:function, whatever file the module may be."""
 HARMLESS = ("kinds",)
 """Settings whose values look like it and are looked up in a table."""
-SENDS = ("remote_url",)
-"""Settings that name a server which gets completions."""
+SENDS = ("remote_url", "url")
+"""Settings that name a server which gets completions, or weights."""
 
 
 def key_file() -> Path:

@@ -246,6 +246,13 @@ CASES: dict[str, Case | Refused] = {
     "engine.name": Case(see.rollouts, "fake"),
     "engine.cache_bytes": Case(see.rows_at_once, 4000, keeps=see.rollouts),
     "engine.max_rows": Case(see.rows_at_once, 3, keeps=see.rollouts),
+    "engine.url": Refused(
+        "http://127.0.0.1:8000",
+        "engine.url=http://127.0.0.1:8000 needs engine.name = vllm, got engine.name=native",
+    ),
+    "engine.update": Refused(
+        "wait", "engine.update=wait needs engine.name = vllm or source = ray, got engine.name=native, source=local"
+    ),
     "sampling.temperature": Case(see.rollouts, 0.5),
     "sampling.top_k": Case(see.rollouts, 2),
     "sampling.top_p": Case(see.rollouts, 0.5),
@@ -412,6 +419,9 @@ OFF: dict[str, Settings] = {
     "model.name = nano": {"model.name": "policy"},
     "saved weights, or a cold start that saves some": LORA,
     "an engine that samples": {"engine.name": "fake"},
+    "model.precision = float32, bfloat16 or float16": {"model.precision": "float64"},
+    "model.load_in_4bit = false": {"model.load_in_4bit": True},
+    "sampling.min_p = 0 or sampling.top_p = 1": {"sampling.min_p": 0.1, "sampling.top_p": 0.9},
     **infill.OFF,
     "data.path = a folder or a hub name": HERE,
     "data.max_rows set": HERE,

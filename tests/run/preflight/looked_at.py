@@ -12,6 +12,7 @@ from torch import Tensor
 from covey.engine.base import EngineStats
 from covey.engine.build import ENGINES
 from covey.engine.native.engine import NativeEngine
+from covey.engine.settings import EngineConfig
 from covey.environments.base import Environment
 from covey.policy.policy import Policy
 from covey.run.build import Run, build_run
@@ -103,7 +104,7 @@ class Spoilt:
 
 
 def use_engine(monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
-    def spoilt(policy: Policy, cache_bytes: int, max_rows: int, kernels: str) -> Spoilt:
-        return Spoilt(NativeEngine(policy, cache_bytes, max_rows, kernels), **how)
+    def spoilt(policy: Policy, settings: EngineConfig, kernels: str) -> Spoilt:
+        return Spoilt(NativeEngine(policy, settings.cache_bytes, settings.max_rows, kernels), **how)
 
     monkeypatch.setitem(ENGINES, "native", spoilt)

@@ -2,22 +2,23 @@
 
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from covey.engine.base import EngineLost, UpdateMode
 from covey.engine.vllm.files import adapter_rank
 from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Sample, one_line
 from covey.types import Span
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the highest rank of adapters."""
-ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 """Set where the user has not: nothing is sent to vLLM's makers, and its own log stays short."""
 
 
@@ -59,11 +60,11 @@ class Launch:
         return found
 
 
-def own_errors(call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+def own_errors(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Turn what vLLM raises into EngineLost: its exceptions cannot be read in another environment."""
 
     @wraps(call)
-    async def guarded(*arguments: Any, **keywords: Any) -> T:
+    async def guarded(*arguments: P.args, **keywords: P.kwargs) -> T:
         try:
             return await call(*arguments, **keywords)
         except EngineLost:

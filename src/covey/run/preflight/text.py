@@ -235,7 +235,7 @@ def check_lengths(subject: PreflightContext) -> Finding:
 def _room(subject: PreflightContext) -> tuple[int, str]:
     """Return the tokens that the engine can hold of one completion, and the setting that decides it."""
     engine = subject.config.engine
-    if engine.name != "native":
+    if engine.name not in ("native", "vllm"):
         return subject.run.policy.max_length, ""
     return cache_shape(subject.run.policy).max_slots(engine.cache_bytes), "engine.cache_bytes"
 
