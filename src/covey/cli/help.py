@@ -25,6 +25,8 @@ VERBS = {
     "evaluate": "measure a policy on held-out prompts",
     "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
     "show": "the result of a run again, with its best and worst answers; or several runs side by side",
+    "status": "what the trainer and each sampler of a run with source=ray do now",
+    "replay": "train an asynchronous run again in one process, by its schedule, to the same weights bit for bit",
     "config": "print every setting of a run, resolved, without running it",
     "machines": "draw and simulate a machine in a file, or show the best ones of a run",
 }
@@ -45,6 +47,8 @@ EXAMPLES = {
         "covey evaluate model.name=downloaded/checkpoints/step-000060/policy trust_run=true",
     ),
     "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
+    "status": ("covey status outputs/DATE/TIME",),
+    "replay": ("covey replay outputs/DATE/TIME",),
     "show": ("covey show outputs/DATE/TIME", "covey show --answers 10 outputs/DATE/TIME", "covey show FOLDER FOLDER"),
     "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
     "machines": (
@@ -117,6 +121,9 @@ def verb_help(verb: str) -> str:
         return _machines_help()
     if verb == "show":
         return _show_help()
+    if verb in ("status", "replay"):
+        examples = "\n".join(f"  {line}" for line in EXAMPLES[verb])
+        return f"usage: covey {verb} RUN\n\n{VERBS[verb]}\n\nexamples:\n{examples}"
     # Describe usage, flags and groups
     parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
     parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))

@@ -92,6 +92,11 @@ def _dispatch(words: list[str]) -> int:
 
         run_show(rest)
         return 0
+    if verb in ("status", "replay"):
+        from covey.cli import past
+
+        (past.run_status if verb == "status" else past.run_replay)(rest)
+        return 0
     from covey.cli import command_line
 
     return _run(verb, command_line.arrange(verb, rest))

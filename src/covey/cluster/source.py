@@ -9,7 +9,9 @@ With max_staleness=0 the batches are those of the source in process.
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -26,11 +28,16 @@ from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
 from covey.rollouts.rollout import Sampler
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
+from covey.rollouts.schedule import row_of
 from covey.rollouts.source import Dropped, LocalSource, PromptSampler, rollout_seed, stop_where_nothing_is_scored
 from covey.system import collectives
+from covey.system.disk import WriteError
+from covey.system.jsonl import write_json
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Group, Prompt, RunStopped, Sampling
 
+STATUS_SECONDS = 2.0
+"""Between two writings of what everybody does."""
 POLL_SECONDS = 0.2
 """Signals are looked at so often while groups are waited for."""
 RAISED = {"ValueError": ValueError, "RunStopped": RunStopped}
@@ -55,6 +62,12 @@ class RaySource:
         """What was under way when the checkpoint was written."""
         self._error: Exception | None = None
         self._signs = 0
+        self._is_waiting = False
+        self._status_file: Path | None = None
+        self._told = 0.0
+        self._trained: list[Mapping[str, Any]] = []
+        self._digest = ""
+        """Of the weights that the samplers were given last."""
         self._ages: list[int] = []
         self._spans: list[int] = []
         self._waited = 0.0
@@ -131,6 +144,13 @@ class RaySource:
         """Scoring is done elsewhere, while others sample."""
         return 0.0
 
+    def take_schedule(self) -> Mapping[str, Any]:
+        """Return the groups of the last step, with the version of every token, and the digest of its weights."""
+        if self._pool is None:
+            return {}
+        groups, self._trained = self._trained, []
+        return {"weights": self._digest if self._pushed == self._buffer.step else None, "groups": groups}
+
     def take_metrics(self) -> dict[str, float]:
         """Return ages, waits and speeds since the last call. Rank 0 knows them."""
         if self._pool is None:
@@ -155,9 +175,21 @@ class RaySource:
         names = dict.fromkeys(name for metrics in found for name in metrics)
         return {name: fmean(metrics[name] for metrics in found if name in metrics) for name in names}
 
-    def status(self) -> list[dict[str, Any]]:
-        """Return what each sampler does now."""
-        return [] if self._pool is None else self._pool.status()
+    def status(self) -> dict[str, Any]:
+        """Return what the trainer and each sampler do now."""
+        buffer = self._buffer
+        trainer = {
+            "step": buffer.step,
+            "state": "waiting for groups" if self._is_waiting else "training",
+            "version": self._pushed,
+            "groups_finished": len(buffer.finished),
+            "groups_pending": len(buffer.pending),
+        }
+        return {"time": time.time(), "trainer": trainer, "samplers": [] if self._pool is None else self._pool.status()}
+
+    def report_to(self, file: Path) -> None:
+        """Keep a file up to date with `status`, for `covey status`."""
+        self._status_file = file
 
     def state_dict(self) -> dict[str, Any]:
         """Return the order of prompts and the buffer: a resume trains every group that was admitted."""
@@ -186,7 +218,9 @@ class RaySource:
     def _push(self, version: int) -> None:
         with sharding.gathered(self._policy):
             if self._pool is not None:
-                self._pool.push(make_weight_set(self._policy, version))
+                weights = make_weight_set(self._policy, version)
+                self._digest = weights.digest
+                self._pool.push(weights)
         self._pushed = version
 
     def _admit(self) -> None:
@@ -244,7 +278,10 @@ class RaySource:
             groups = [group for _, group in taken]
             self.local.learn(groups)
             tried += groups
-            kept += [group for ticket, group in taken if self.local.keep_or_drop(group, ticket.group_size)]
+            for ticket, group in taken:
+                if self.local.keep_or_drop(group, ticket.group_size):
+                    kept.append(group)
+                    self._trained.append(row_of(ticket, group))
         # Count what became of them, and let the next step's prompts in.
         with self._changed:
             buffer.count(trained=len(kept), dropped=len(tried) - len(kept))
@@ -270,7 +307,7 @@ class RaySource:
     def _wait(self, is_done: Callable[[], bool], what: str) -> None:
         """Wait for samplers. Raises what ended them; the watchdog ends a run in which none gives a sign of work."""
         assert self._pool is not None
-        signs = self._signs
+        signs, self._is_waiting = self._signs, True
         with self._watchdog.deadline(what, "timeouts.sampling"), self._changed:
             while not is_done():
                 if self._error is not None or self._pool.error is not None:
@@ -279,10 +316,16 @@ class RaySource:
                 if signs != self._signs:
                     signs = self._signs
                     self._watchdog.progress()
+        self._is_waiting = False
 
     def notice(self) -> None:
         """Note a sign of work of a sampler, in the pool's thread."""
         self._signs += 1
+        if self._status_file is None or time.monotonic() - self._told < STATUS_SECONDS:
+            return
+        self._told = time.monotonic()
+        with suppress(WriteError):  # nothing depends on it
+            write_json(self._status_file, self.status())
 
     def _evaluate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         if self._pushed < self._buffer.live:

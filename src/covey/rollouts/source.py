@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
@@ -81,6 +82,14 @@ class GroupSource(Protocol):
 
     def environment_metrics(self) -> Mapping[str, float]:
         """Return what the environment logs itself since the last call."""
+        ...
+
+    def report_to(self, file: Path) -> None:
+        """Keep a file up to date with what each part does, where parts work at the same time."""
+        ...
+
+    def take_schedule(self) -> Mapping[str, Any]:
+        """Return what the settings do not say of the step taken last, to write down; empty where they say it all."""
         ...
 
     def take_drops(self) -> dict[str, int]:
@@ -263,6 +272,12 @@ class LocalSource:
     def take_scoring_seconds(self) -> float:
         seconds, self._scoring_seconds = self._scoring_seconds, 0.0
         return seconds
+
+    def report_to(self, file: Path) -> None:
+        return
+
+    def take_schedule(self) -> Mapping[str, Any]:
+        return {}
 
     def environment_metrics(self) -> Mapping[str, float]:
         return self.sampler.environment.metrics()

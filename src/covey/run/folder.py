@@ -22,7 +22,10 @@ from covey.system.text.masking import without
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
-"""Files of rows."""
+SCHEDULE = "schedule.jsonl"
+"""Files of rows; the last is of runs with source=ray alone (`covey.rollouts.schedule`)."""
+STATUS = "status.json"
+"""What trainer and samplers do now, with source=ray."""
 LOG_ONLY = ("bitsandbytes", "py.warnings")
 """Loggers whose warnings concern nobody who watches a run."""
 
@@ -170,7 +173,10 @@ def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
         path.rmdir()
 
 
-NOTHING_DONE = {CONFIG, VERSIONS, METRICS, ROLLOUTS, EVALUATIONS, "covey.log", "run.lock", "run.seal", "summary.json"}
+NOTHING_DONE = {
+    *(CONFIG, VERSIONS, METRICS, ROLLOUTS, EVALUATIONS, SCHEDULE, STATUS),
+    *("covey.log", "run.lock", "run.seal", "summary.json"),
+}
 """All that a run has written when the first step or look is yet to come."""
 UNTIMED = "other"
 """The phase of a summary in which a run does nothing but begin and end."""

@@ -32,7 +32,7 @@ class OwnWeightsEngine(NativeEngine):
         if how == "wait":
             await self._drain()
         try:
-            replace_weights(self._trained, weights, self._policy, super()._take_weights)
+            replace_weights(self._trained, weights, self._policy, self.refresh_weights)
         finally:
             self._admits = True
         self.version = weights.version
@@ -43,6 +43,10 @@ class OwnWeightsEngine(NativeEngine):
             self._start_again()
         else:
             self._continue()
+
+    def refresh_weights(self) -> None:
+        """Bring what decoding reads up to date, after the policy's weights were replaced."""
+        super()._take_weights()
 
     def _take_weights(self) -> None:
         """Do nothing: weights change in `update` alone."""

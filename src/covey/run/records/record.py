@@ -22,7 +22,7 @@ from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of
-from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS
+from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS, SCHEDULE, STATUS
 from covey.run.records.answer_text import as_text
 from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
 from covey.run.records.step_metrics import Row, fill_metrics, means, rollout_metrics
@@ -39,7 +39,7 @@ from covey.run.records.terminal import NullProgress, Progress, make_progress
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.system import collectives
 from covey.system.disk import WriteError, catch_write_errors, sync
-from covey.system.jsonl import write_json
+from covey.system.jsonl import JsonlWriter, write_json
 from covey.system.ranks import log_name
 from covey.system.text.masking import mask
 from covey.system.waits.timer import PhaseTimer
@@ -86,6 +86,7 @@ class RunRecorder:
         self.saved_step = 0
         """Step of the newest checkpoint this process wrote."""
         self._run: Run | None = None
+        self._schedule: JsonlWriter | None = None
         self._prompts = ""
         self._is_as_left = config.resume is not None
         """Whether the run is under way and has not got anywhere yet: what its folder says of it still holds."""
@@ -102,6 +103,8 @@ class RunRecorder:
             closing.push(self.watchdog)
             closing.enter_context(self.watchdog.deadline("the parts of the run to be closed", "timeouts.saving"))
             closing.callback(self._tracker.close)
+            if self._schedule is not None:
+                closing.callback(self._schedule.close)
             if self._run is not None:
                 closing.callback(self._run.close)
             self._progress.close()
@@ -132,6 +135,7 @@ class RunRecorder:
         """
         self._run = run
         self._prompts = prompts
+        run.source.report_to(self._folder / STATUS)
 
     def drop_stale(self, groups: Sequence[Group]) -> None:
         """Keep groups of this step that are too old to train, for its row."""
@@ -171,6 +175,7 @@ class RunRecorder:
             row |= fill_metrics(groups, credit, row)
         # Log and show them
         self._tracker.log(step + 1, row)
+        self._log_schedule(step + 1)
         LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
         self._progress.update(step + 1, row)
         self._rollouts(step + 1, groups, credit)
@@ -178,6 +183,14 @@ class RunRecorder:
             reason = _why_no_signal(row, credit)
             self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
         self._step_started = time.monotonic()
+
+    def _log_schedule(self, step: int) -> None:
+        """Write which groups made a step, where that does not follow from the settings."""
+        schedule = self.run.source.take_schedule()
+        if schedule and collectives.is_main_process():
+            if self._schedule is None:
+                self._schedule = JsonlWriter(self._folder / SCHEDULE, wait=self._goes_on)
+            self._schedule.write({"step": step, **schedule})
 
     def _rollouts(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
         """Write some rollouts of rank 0 down, and show some where that is asked for."""
@@ -285,7 +298,7 @@ class RunRecorder:
 
     def _sync_rows(self) -> None:
         """Sync the rows, as no power cut may leave a checkpoint without the rows before it."""
-        for path in (self._folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS)):
+        for path in (self._folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS, SCHEDULE)):
             try:
                 with catch_write_errors(path):
                     sync(path)

@@ -1,0 +1,63 @@
+"""`covey status RUN` and `covey replay RUN`: what an asynchronous run does now, and the same run once more."""
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from covey.config import compose as settings
+from covey.run.folder import CONFIG, STATUS
+from covey.run.saved_settings import settings_of
+from covey.system.text.cleaning import CleanConsole
+
+TRUST = "trust_run=true"
+
+
+def run_status(words: Sequence[str]) -> None:
+    """Print the last word of trainer and samplers, and how old it is. ValueError for words that name no such run."""
+    folder = _folder("status", words)
+    path = folder / STATUS
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {STATUS}: runs with source=ray write it while they train")
+    status = json.loads(path.read_text(encoding="utf-8"))
+    trainer = status["trainer"]
+    table = Table("role", "state", "version", "groups", "tokens", "restarts", "process")
+    groups = f"{trainer['groups_finished']} finished of {trainer['groups_pending']}"
+    table.add_row(
+        "trainer", f"step {trainer['step'] + 1}, {trainer['state']}", str(trainer["version"]), groups, "", "", ""
+    )
+    for one in status["samplers"]:
+        numbers = (one["version"], f"{one['groups_under_way']} under way", one["tokens"], one["restarts"], one["pid"])
+        table.add_row(f"sampler {one['sampler']}", one["state"], *map(str, numbers))
+    console = CleanConsole()
+    console.print(table)
+    console.print(f"{max(0.0, time.time() - status['time']):.0f} s ago, {folder}")
+
+
+def run_replay(words: Sequence[str]) -> None:
+    """Replay a run, and print how its weights compare. ValueError where it cannot be replayed or differs."""
+    folder = _folder("replay", [word for word in words if word != TRUST])
+    settings.register()
+    config = settings.to_config(settings_of(folder, [word for word in words if word == TRUST]))
+
+    from covey.run.records.record import RunRecorder
+    from covey.run.replay import read_schedule, replay
+
+    console = CleanConsole()
+    steps = read_schedule(folder)
+    scratch = tempfile.TemporaryDirectory(prefix="covey-replay-")
+    with scratch as aside, RunRecorder(config, Path(aside)) as record:
+        digest = replay(config, folder, record, console.print)
+    console.print(f"the same weights after each of {len(steps)} steps; after the last one {digest}")
+
+
+def _folder(verb: str, words: Sequence[str]) -> Path:
+    if len(words) != 1 or words[0].startswith("-"):
+        raise ValueError(f"covey {verb} takes one run folder, got {' '.join(words) or 'nothing'}")
+    folder = Path(words[0])
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
+    return folder
