@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,13 @@ class Actor:
         answer.add_done_callback(lambda done: task.cancel())
         return answer
 
+    def die_soon(self) -> None:
+        """Die in the loop of whoever calls it, as another thread may not settle futures."""
+        for answer in list(self.calls):
+            answer.get_loop().call_soon_threadsafe(self.die)
+            return
+        self.is_dead = True
+
     def die(self) -> None:
         self.is_dead = True
         for answer in list(self.calls):
@@ -90,6 +98,7 @@ class FakeRay:
 
     def __post_init__(self) -> None:
         self.exceptions = SimpleNamespace(RayError=RayError)
+        self.__spec__ = ModuleSpec("ray", None)  # whoever asks whether the package is there looks for it
 
     def is_initialized(self) -> bool:
         return False

@@ -1,0 +1,114 @@
+"""An asynchronous run replayed in one process ends with the same weights, bit for bit."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from covey.cluster.source import RaySource
+from covey.config.schema import Config
+from covey.run.records.record import RunRecorder
+from covey.run.replay import read_schedule, replay
+from covey.train import train
+
+from ..support.fake_ray import FakeRay, fake_ray
+from ..support.small import rows, scripted, small_config, timeless, use
+
+STEPS = 6
+
+
+def config(**changes: object) -> Config:
+    usual = {"num_steps": STEPS, "source": "ray", "max_staleness": 2, "devices__sampler": 2, "groups_per_step": 3}
+    return small_config(**usual | {"sampling__max_tokens": 24, "preflight__enabled": False} | changes)
+
+
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the event loop after each token, so that weights change within completions."""
+    monkeypatch.setattr("covey.engine.native.engine.TURN_SECONDS", 0.0)
+    use(monkeypatch, scripted())
+
+
+def trained(folder: Path, chosen: Config, meddle: Callable[[FakeRay, int], None] = lambda ray, step: None) -> Path:
+    """Train over a Ray of one process; `meddle` is called before each publication."""
+    publish = RaySource.publish
+    with fake_ray() as ray, pytest.MonkeyPatch.context() as patch:
+
+        def meddled(source: RaySource, weights: object, version: int) -> None:
+            meddle(ray, version)
+            publish(source, weights, version)  # type: ignore[arg-type]
+
+        patch.setattr(RaySource, "publish", meddled)
+        train(chosen, folder)
+    return folder
+
+
+def replayed(folder: Path, chosen: Config, scratch: Path) -> str:
+    scratch.mkdir()
+    with RunRecorder(chosen, scratch) as record:
+        return replay(chosen, folder, record, lambda text: None)
+
+
+def last_digest(folder: Path) -> str:
+    return str(rows(folder / "schedule.jsonl")[-1]["weights"])
+
+
+def test_a_run_with_stale_groups_and_mixed_versions_replays_to_the_same_weights(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", config())
+    steps = read_schedule(run)
+    assert len(steps) == STEPS
+    assert len({step.digest for step in steps}) == STEPS, "every step changed the weights"
+    assert replayed(run, config(), tmp_path / "scratch") == last_digest(run)
+
+
+def test_a_run_that_lost_a_sampler_replays_too(tmp_path: Path) -> None:
+    def kill(ray: FakeRay, version: int) -> None:
+        if version == 2:
+            ray.actors[0].die_soon()
+
+    run = trained(tmp_path / "run", config(), kill)
+    found = [row for row in rows(run / "metrics.jsonl", "train") if row.get("samplers/lost")]
+    assert len(found) == 1
+    assert replayed(run, config(), tmp_path / "scratch") == last_digest(run)
+
+
+def test_a_schedule_that_names_another_version_is_found_at_its_step(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", config(max_staleness=1))
+    path = run / "schedule.jsonl"
+    changed = rows(path)
+    group = changed[3]["groups"][0]
+    group["versions"] = [0 if group["versions"] != [0] else 1]
+    path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+    with pytest.raises(ValueError, match="step 4 ends with other weights"):
+        replayed(run, config(max_staleness=1), tmp_path / "scratch")
+
+
+def test_a_run_in_process_has_no_schedule_and_needs_none(tmp_path: Path) -> None:
+    train(config(source="local", max_staleness=0, devices__sampler=1), tmp_path / "run")
+    with pytest.raises(ValueError, match="runs with source=ray write one"):
+        read_schedule(tmp_path / "run")
+
+
+def test_without_staleness_samplers_give_the_run_in_process(tmp_path: Path) -> None:
+    chosen = {"max_staleness": 0, "model__precision": "float64", "num_steps": 4}
+    train(config(**chosen | {"source": "local", "devices__sampler": 1}), tmp_path / "local")
+    trained(tmp_path / "ray", config(**chosen))
+    local, ray = (timeless(rows(tmp_path / name / "metrics.jsonl", "train")) for name in ("local", "ray"))
+    for first, second in zip(local, ray, strict=True):
+        apart = [name for name in first if first[name] != pytest.approx(second[name], rel=1e-9, abs=1e-9)]
+        assert apart == []
+    assert all(row["staleness/max"] == 0 for row in ray)
+
+
+def test_a_resumed_run_trains_every_group_that_was_in_the_buffer(tmp_path: Path) -> None:
+    whole = config(output__save_every=2)
+    run = trained(tmp_path / "run", whole)
+    for late in ("step-000004", "step-000006"):
+        shutil.rmtree(run / "checkpoints" / late)
+    admitted = [group["prompt"] for row in rows(run / "schedule.jsonl") for group in row["groups"]]
+    trained(run, config(output__save_every=2, resume="run"))
+    again = [group["prompt"] for row in rows(run / "schedule.jsonl") for group in row["groups"]]
+    assert again == admitted, "the same prompts in the same order, those of the buffer included"
+    assert replayed(run, whole, tmp_path / "scratch") == last_digest(run)
