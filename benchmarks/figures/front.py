@@ -22,6 +22,7 @@ ABOUT = {
     "train": "the one loop",
     "run": "one run: parts, checks, evaluation, checkpoints, records",
     "config": "settings of a whole run, rules between them",
+    "cluster": "samplers of their own, by Ray",
     "rewards": "ready-made rewards by name",
     "rollouts": "prompts to groups",
     "engine": "sampling tokens",

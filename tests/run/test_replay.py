@@ -97,7 +97,8 @@ def test_without_staleness_samplers_give_the_run_in_process(tmp_path: Path) -> N
     trained(tmp_path / "ray", config(**chosen))
     local, ray = (timeless(rows(tmp_path / name / "metrics.jsonl", "train")) for name in ("local", "ray"))
     for first, second in zip(local, ray, strict=True):
-        apart = [name for name in first if first[name] != pytest.approx(second[name], rel=1e-9, abs=1e-9)]
+        numbers = [name for name in first if isinstance(first[name], float)]
+        apart = [name for name in numbers if first[name] != pytest.approx(second[name], rel=1e-9, abs=1e-9)]
         assert apart == []
     assert all(row["staleness/max"] == 0 for row in ray)
 

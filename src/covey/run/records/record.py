@@ -25,7 +25,15 @@ from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_
 from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS, SCHEDULE, STATUS
 from covey.run.records.answer_text import as_text
 from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
-from covey.run.records.step_metrics import Row, fill_metrics, means, rollout_metrics
+from covey.run.records.step_metrics import (
+    Row,
+    environment_facts,
+    environment_metrics,
+    fill_metrics,
+    means,
+    rollout_metrics,
+    why_no_signal,
+)
 from covey.run.records.summary import (
     RunFacts,
     Seen,
@@ -180,16 +188,15 @@ class RunRecorder:
         self._progress.update(step + 1, row)
         self._rollouts(step + 1, groups, credit)
         if metrics["num_rollouts_trained"] == 0:
-            reason = _why_no_signal(row, credit)
+            reason = why_no_signal(row, credit)
             self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
         self._step_started = time.monotonic()
 
     def _log_schedule(self, step: int) -> None:
         """Write which groups made a step, where that does not follow from the settings."""
         schedule = self.run.source.take_schedule()
-        if schedule and collectives.is_main_process():
-            if self._schedule is None:
-                self._schedule = JsonlWriter(self._folder / SCHEDULE, wait=self._goes_on)
+        if schedule:
+            self._schedule = self._schedule or JsonlWriter(self._folder / SCHEDULE, wait=self._goes_on)
             self._schedule.write({"step": step, **schedule})
 
     def _rollouts(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
@@ -298,7 +305,8 @@ class RunRecorder:
 
     def _sync_rows(self) -> None:
         """Sync the rows, as no power cut may leave a checkpoint without the rows before it."""
-        for path in (self._folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS, SCHEDULE)):
+        schedule = () if self._schedule is None else (SCHEDULE,)
+        for path in (self._folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS, *schedule)):
             try:
                 with catch_write_errors(path):
                     sync(path)
@@ -391,23 +399,3 @@ def make_watchdog(config: Config, folder: Path) -> Watchdog:
     limits = {f"timeouts.{name}": seconds for name, seconds in asdict(config.timeouts).items()}
     who = f"rank {collectives.rank()}" if collectives.is_distributed() else "the run"
     return Watchdog(limits, folder / log_name(collectives.rank()), who)
-
-
-def environment_metrics(run: Run) -> list[Mapping[str, float]]:
-    """Return what the environment of each rank logs itself, such as a reward function's `log_metric`."""
-    return collectives.all_gather(run.source.environment_metrics())
-
-
-def environment_facts(run: Run) -> Mapping[str, Any]:
-    """Return what the environment's judgements rest on, such as how programs are isolated."""
-    facts: Mapping[str, Any] = mask(run.environment.facts())
-    return facts
-
-
-def _why_no_signal(row: Row, credit: Credit) -> str:
-    """Explain what left nothing to train on."""
-    if not row["num_groups"]:
-        return "every group was dropped"
-    if any(collectives.all_gather(any(a != 0 for group in credit.advantages for a in group))):
-        return "every completion that could teach something is masked or empty"
-    return "the rewards of every group are equal"

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from covey.run.build import Run
 from covey.system import collectives
+from covey.system.text.masking import mask
 from covey.trainer.credit import Credit
 from covey.types import Group
 
@@ -123,3 +125,23 @@ DOCUMENT_NAMES = {
     "mean_kl": "kl_sequence_mean",
 }
 """The infill document's name of a metric -> ours."""
+
+
+def environment_metrics(run: Run) -> list[Mapping[str, float]]:
+    """Return what the environment of each rank logs itself, such as a reward function's `log_metric`."""
+    return collectives.all_gather(run.source.environment_metrics())
+
+
+def environment_facts(run: Run) -> Mapping[str, Any]:
+    """Return what the environment's judgements rest on, such as how programs are isolated."""
+    facts: Mapping[str, Any] = mask(run.environment.facts())
+    return facts
+
+
+def why_no_signal(row: Row, credit: Credit) -> str:
+    """Explain what left nothing to train on."""
+    if not row["num_groups"]:
+        return "every group was dropped"
+    if any(collectives.all_gather(any(a != 0 for group in credit.advantages for a in group))):
+        return "every completion that could teach something is masked or empty"
+    return "the rewards of every group are equal"
