@@ -73,7 +73,7 @@ def test_waves_and_groups_drawn_again_are_of_the_same_version(
 
 
 def test_a_larger_bound_is_refused_where_the_source_is_synchronous() -> None:
-    with pytest.raises(ValueError, match=r"^max_staleness must be 0 with source=local "):
+    with pytest.raises(ValueError, match=r"^max_staleness=2 needs source=ray, got source=local "):
         validate(small_config(max_staleness=2))
 
 
@@ -116,6 +116,15 @@ class Late:
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.inner.publish(weights, version)
+
+    def follow(self, step: int, num_steps: int, epochs: float) -> None:
+        self.inner.follow(step, num_steps, epochs)
+
+    def take_scoring_seconds(self) -> float:
+        return self.inner.take_scoring_seconds()
+
+    def environment_metrics(self) -> Mapping[str, float]:
+        return self.inner.environment_metrics()
 
     def take_drops(self) -> dict[str, int]:
         return self.inner.take_drops()
@@ -185,7 +194,7 @@ def test_the_oldest_rollout_is_the_age_of_its_group() -> None:
         return replace(plain, rollouts=tuple(replace(r, policy_version=version) for r, version in pairs))
 
     given = [aged(7, 7), aged(7, 5), aged(6, 7), aged(4, 4), aged()]
-    assert drop_stale(given, version=7, max_staleness=0) == [aged(7, 7), aged()]
-    assert drop_stale(given, version=7, max_staleness=1) == [aged(7, 7), aged(6, 7), aged()]
-    assert drop_stale(given, version=7, max_staleness=2) == [aged(7, 7), aged(7, 5), aged(6, 7), aged()]
-    assert drop_stale(given, version=7, max_staleness=3) == given
+    assert drop_stale(given, step=7, max_staleness=0) == [aged(7, 7), aged()]
+    assert drop_stale(given, step=7, max_staleness=1) == [aged(7, 7), aged(6, 7), aged()]
+    assert drop_stale(given, step=7, max_staleness=2) == [aged(7, 7), aged(7, 5), aged(6, 7), aged()]
+    assert drop_stale(given, step=7, max_staleness=3) == given
