@@ -123,6 +123,12 @@ class Late:
     def take_scoring_seconds(self) -> float:
         return self.inner.take_scoring_seconds()
 
+    def report_to(self, file: Path) -> None:
+        return
+
+    def take_schedule(self) -> Mapping[str, Any]:
+        return {}
+
     def environment_metrics(self) -> Mapping[str, float]:
         return self.inner.environment_metrics()
 

@@ -194,8 +194,7 @@ class RunRecorder:
 
     def _log_schedule(self, step: int) -> None:
         """Write which groups made a step, where that does not follow from the settings."""
-        schedule = self.run.source.take_schedule()
-        if schedule:
+        if schedule := self.run.source.take_schedule():
             self._schedule = self._schedule or JsonlWriter(self._folder / SCHEDULE, wait=self._goes_on)
             self._schedule.write({"step": step, **schedule})
 
@@ -305,8 +304,8 @@ class RunRecorder:
 
     def _sync_rows(self) -> None:
         """Sync the rows, as no power cut may leave a checkpoint without the rows before it."""
-        schedule = () if self._schedule is None else (SCHEDULE,)
-        for path in (self._folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS, *schedule)):
+        for name in (METRICS, ROLLOUTS, EVALUATIONS, *([SCHEDULE] if self._schedule else [])):
+            path = self._folder / name
             try:
                 with catch_write_errors(path):
                     sync(path)
