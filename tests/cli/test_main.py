@@ -78,7 +78,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.endswith("HEAVY []\n")
-    for verb in ("train", "cold-start", "judge", "evaluate", "check", "show", "config", "machines"):
+    for verb in ("train", "cold-start", "judge", "evaluate", "check", "show", "status", "replay", "config", "machines"):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -357,8 +357,14 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 @pytest.mark.parametrize(
     ("line", "choices"),
     [
-        ("covey ", {"train", "cold-start", "judge", "evaluate", "check", "show", "config", "machines"}),
-        ("covey tr", {"train", "cold-start", "judge", "evaluate", "check", "show", "config", "machines"}),
+        (
+            "covey ",
+            {"train", "cold-start", "judge", "evaluate", "check", "show", "status", "replay", "config", "machines"},
+        ),
+        (
+            "covey tr",
+            {"train", "cold-start", "judge", "evaluate", "check", "show", "status", "replay", "config", "machines"},
+        ),
         ("covey train environment=", {f"environment={name}" for name in group_choices()["environment"]}),
         ("covey train recipe=co", {f"recipe={name}" for name in group_choices()["recipe"] if name.startswith("co")}),
         ("covey config environment=gsm8k environment.sch", {"environment.scheme="}),

@@ -18,7 +18,7 @@ TRUST = "trust_run=true"
 
 def run_status(words: Sequence[str]) -> None:
     """Print the last word of trainer and samplers, and how old it is. ValueError for words that name no such run."""
-    folder = _folder("status", words)
+    folder = run_folder_of("status", words)
     path = folder / STATUS
     if not path.is_file():
         raise ValueError(f"{folder} has no {STATUS}: runs with source=ray write it while they train")
@@ -39,7 +39,7 @@ def run_status(words: Sequence[str]) -> None:
 
 def run_replay(words: Sequence[str]) -> None:
     """Replay a run, and print how its weights compare. ValueError where it cannot be replayed or differs."""
-    folder = _folder("replay", [word for word in words if word != TRUST])
+    folder = run_folder_of("replay", [word for word in words if word != TRUST])
     settings.register()
     config = settings.to_config(settings_of(folder, [word for word in words if word == TRUST]))
 
@@ -54,7 +54,8 @@ def run_replay(words: Sequence[str]) -> None:
     console.print(f"the same weights after each of {len(steps)} steps; after the last one {digest}")
 
 
-def _folder(verb: str, words: Sequence[str]) -> Path:
+def run_folder_of(verb: str, words: Sequence[str]) -> Path:
+    """Return the one run folder that is named. ValueError for other words."""
     if len(words) != 1 or words[0].startswith("-"):
         raise ValueError(f"covey {verb} takes one run folder, got {' '.join(words) or 'nothing'}")
     folder = Path(words[0])
