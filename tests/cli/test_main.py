@@ -117,7 +117,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "line"),
     [
         (["trian"], 'no verb "trian"; did you mean train?; '
-                    "verbs: train, cold-start, judge, evaluate, check, show, config, machines"),
+                    "verbs: train, cold-start, judge, evaluate, check, show, status, replay, config, machines"),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),
