@@ -15,6 +15,18 @@ class RayError(Exception):
     """What every call of a dead actor raises."""
 
 
+class RayTaskError(RayError):
+    """What a call raises that the actor's own code failed in; as Ray does, with the cause's class among its own."""
+
+    @staticmethod
+    def of(cause: BaseException) -> BaseException:
+        both: Any = type(f"RayTaskError({type(cause).__name__})", (RayTaskError, type(cause)), {})
+        return both(f"ray::SamplerActor() (pid=1)\n  File x.py\n{type(cause).__name__}: {cause}")
+
+
+DIED = "The actor died unexpectedly before finishing this task."
+
+
 class Ready:
     """A reference to something that is there; it may be awaited again and again."""
 
@@ -44,7 +56,11 @@ class Actor:
     is_dead: bool = False
     is_frozen: bool = False
     """It answers nobody any more, and nobody is told."""
+    is_deaf: bool = False
+    """Whoever kills it is told that it died, and it goes on working, as on a node that is cut off."""
+    epitaph: str = DIED
     calls: set["asyncio.Future[Any]"] = field(default_factory=set)
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def __getattr__(self, name: str) -> Method:
         return Method(self, name)
@@ -53,24 +69,23 @@ class Actor:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         if self.is_dead:
-            answer.set_exception(RayError("The actor died unexpectedly before finishing this task."))
+            answer.set_exception(RayError(self.epitaph))
             return answer
         self.calls.add(answer)
 
         async def work() -> None:
             try:
                 value = await getattr(self.target, name)(*given)
-            except Exception as error:
-                if not answer.done():
-                    answer.set_exception(error if isinstance(error, RayError) else RayError(str(error)))
+            except (Exception, KeyboardInterrupt) as error:
+                if not answer.done() and not self.is_frozen:
+                    answer.set_exception(error if isinstance(error, RayError) else RayTaskError.of(error))
             else:
                 if not answer.done() and not self.is_frozen:
                     answer.set_result(value)
             finally:
                 self.calls.discard(answer)
 
-        task = loop.create_task(work())
-        answer.add_done_callback(lambda done: task.cancel())
+        self.tasks.add(loop.create_task(work()))
         return answer
 
     def die_soon(self) -> None:
@@ -81,10 +96,14 @@ class Actor:
         self.is_dead = True
 
     def die(self) -> None:
+        """End as a process does that is killed."""
         self.is_dead = True
         for answer in list(self.calls):
             if not answer.done():
-                answer.set_exception(RayError("The actor died unexpectedly before finishing this task."))
+                answer.set_exception(RayError(DIED))
+                answer.exception()  # nobody may be left to ask
+        for task in self.tasks:
+            task.cancel()
 
 
 @dataclass
@@ -95,6 +114,8 @@ class FakeRay:
     started_with: dict[str, Any] = field(default_factory=dict)
     actors: list[Actor] = field(default_factory=list)
     puts: int = 0
+    is_full: bool = False
+    """Of the object store."""
 
     def __post_init__(self) -> None:
         self.exceptions = SimpleNamespace(RayError=RayError)
@@ -113,20 +134,28 @@ class FakeRay:
         return self.resources
 
     def put(self, value: Any) -> Ready:
+        if self.is_full:
+            raise RayError("The object store is full.")
         self.puts += 1
         return Ready(value)
 
     def remote(self, kind: type) -> Any:
         def start(options: dict[str, Any], given: tuple[Any, ...]) -> Actor:
-            self.actors.append(Actor(kind(*given), options))
-            return self.actors[-1]
+            actor = Actor(None, options)
+            self.actors.append(actor)
+            try:
+                actor.target = kind(*given)
+            except Exception as error:  # callers are told, not who starts it
+                actor.is_dead, actor.epitaph = True, f"The actor died because of {type(error).__name__}: {error}"
+            return actor
 
         return SimpleNamespace(
             options=lambda **options: SimpleNamespace(remote=lambda *given: start(options, given)),
         )
 
     def kill(self, actor: Actor, no_restart: bool = True) -> None:
-        actor.die()
+        if not actor.is_deaf:
+            actor.die()
 
 
 @contextmanager

@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
+from covey.cluster.slot import SamplerLost, Slot, last_line
 from covey.cluster.start import import_ray, worker_environment
 from covey.cluster.wire import Job, Result, pack
 from covey.engine.base import UpdateMode, WeightSet
@@ -33,6 +34,8 @@ PING_SECONDS = 2.0
 """Between two looks at whether a sampler lives."""
 MOST_LOSSES = 5
 """So often in a row one sampler may be lost before the run ends: what kills it would kill the next one too."""
+MOST_ATTEMPTS = 10
+"""So often one prompt may be lost with its sampler before the run ends: it may be what kills them."""
 CLOSE_SECONDS = 5.0
 """For samplers to let go of their worker processes."""
 
@@ -55,28 +58,6 @@ class Call:
     settle: Callable[[Result], None]
     give_up: Callable[[Ticket], Ticket]
     """Returns the ticket of the next attempt."""
-
-
-@dataclass(eq=False)
-class Slot:
-    """The place of one sampler, whoever fills it now."""
-
-    index: int
-    incarnation: int = 0
-    actor: Any = None
-    is_alive: bool = False
-    version: int = -1
-    """Of the weights it was proved to sample on."""
-    under_way: int = 0
-    seconds_per_group: float = 0.0
-    losses: int = 0
-    """Since it last finished a group."""
-    tokens: int = 0
-    pid: int = 0
-    idle_since: float = field(default_factory=time.monotonic)
-    lost: "asyncio.Future[None] | None" = None
-    """Done when this incarnation is given up."""
-    pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class SamplerPool:
@@ -119,7 +100,12 @@ class SamplerPool:
 
     def push(self, weights: WeightSet) -> None:
         """Give every sampler new weights, without waiting for any of them."""
-        latest = (weights.version, self._ray.put(pack(weights)))
+        try:
+            latest = (weights.version, self._ray.put(pack(weights)))
+        except self._ray.exceptions.RayError as error:
+            raise RunStopped(
+                f"weights of version {weights.version} could not be put into Ray's object store: {last_line(error)}"
+            ) from error
         self._loop.call_soon_threadsafe(self._set_weights, latest)
 
     def follow(self, step: int, num_steps: int, epochs: float) -> None:
@@ -129,21 +115,26 @@ class SamplerPool:
             self._follow = (step, num_steps, epochs)
             for slot in self._slots:
                 if slot.is_alive:
-                    slot.actor.follow.remote(*self._follow)
+                    self._soon(self._tell, slot)
 
         self._loop.call_soon_threadsafe(tell)
 
     def take_metrics(self) -> dict[str, float]:
-        """Return what the samplers did since the last call."""
-        counts, self._counts = self._counts, Counter()
-        pushed, self._push_seconds = self._push_seconds, 0.0
-        idle, self._idle_seconds = self._idle_seconds + self._idle_now(), 0.0
-        found = {f"samplers/{name}": float(number) for name, number in counts.items()}
-        return found | {
-            "samplers/alive": float(sum(slot.is_alive for slot in self._slots)),
-            "samplers/waited_seconds": idle / len(self._slots),
-            "samplers/push_seconds": pushed / max(1, counts["pushes"]),
-        }
+        """Return what the samplers did since the last call. Counted in the pool's thread, so taken there."""
+
+        async def take() -> dict[str, float]:
+            counts, self._counts = self._counts, Counter()
+            pushed, self._push_seconds = self._push_seconds, 0.0
+            idle, self._idle_seconds = self._idle_seconds + self._idle_now(), 0.0
+            counts["late_results_refused"] += self._late_results()
+            found = {f"samplers/{name}": float(number) for name, number in counts.items() if number}
+            return found | {
+                "samplers/alive": float(sum(slot.is_alive for slot in self._slots)),
+                "samplers/waited_seconds": idle / len(self._slots),
+                "samplers/push_seconds": pushed / max(1, counts["pushes"]),
+            }
+
+        return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
 
     def status(self) -> list[dict[str, Any]]:
         """Return what each sampler does now."""
@@ -164,7 +155,7 @@ class SamplerPool:
         """End all samplers, and what they started."""
 
         async def end() -> None:
-            tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -214,16 +205,20 @@ class SamplerPool:
             incarnation = slot.incarnation
             started = time.monotonic()
             try:
-                result = await self._call(slot, slot.actor.roll_out.remote(Job(ticket, incarnation)))
+                result = await slot.call("roll_out", Job(ticket, incarnation))
             except SamplerLost as lost:
                 self._lose(slot, incarnation, str(lost))
                 ticket = call.give_up(ticket)
                 self._counts["groups_sent_again"] += 1
+                if ticket.attempt >= MOST_ATTEMPTS:
+                    raise RunStopped(
+                        f"prompt {ticket.prompt.id} was lost with its sampler {ticket.attempt} times: {lost}"
+                    ) from lost
                 continue
             finally:
                 self._leave(slot, incarnation)
             if result.incarnation != slot.incarnation:
-                self._counts["late_results_refused"] += 1
+                slot.late_results += 1
                 ticket = call.give_up(ticket)
                 continue
             self._learn_speed(slot, result, time.monotonic() - started)
@@ -266,18 +261,15 @@ class SamplerPool:
         slot.tokens += result.stats.sampled_tokens
         self._counts["tokens"] += result.stats.sampled_tokens
 
-    async def _call(self, slot: Slot, ref: Any) -> Any:
-        """Return what an actor answers. SamplerLost where it died, or is given up meanwhile."""
-        assert slot.lost is not None
-        answer = asyncio.ensure_future(_answer(ref))
-        done, _ = await asyncio.wait({answer, slot.lost}, return_when=asyncio.FIRST_COMPLETED)
-        if answer not in done:
-            answer.cancel()
-            raise SamplerLost("it was given up")
+    async def _tell(self, slot: Slot) -> None:
+        """Tell a sampler's environment how far training is."""
+        incarnation = slot.incarnation
+        if self._follow is None:
+            return
         try:
-            return answer.result()
-        except self._ray.exceptions.RayError as error:
-            raise SamplerLost(_first_line(error)) from error
+            await slot.call("follow", *self._follow)
+        except SamplerLost as lost:
+            self._lose(slot, incarnation, str(lost))
 
     async def _start(self, slot: Slot) -> None:
         """Start a sampler in a slot and bring it up to date."""
@@ -294,18 +286,17 @@ class SamplerPool:
         ).remote(self._make, self._how)
         try:
             async with asyncio.timeout(self._limits.loading):
-                slot.pid, slot.version, _ = await self._call(slot, slot.actor.ping.remote())
+                slot.pid, slot.version, _ = await slot.call("ping")
         except (SamplerLost, TimeoutError) as error:
             why = f"it was not ready within {self._limits.loading:g} s" if isinstance(error, TimeoutError) else error
             if slot.incarnation == 1:  # what keeps the first from starting keeps all others
                 raise RunStopped(f"sampler {slot.index} could not start: {why}") from error
             self._lose(slot, incarnation, str(why))
             return
-        if self._follow is not None:
-            slot.actor.follow.remote(*self._follow)
         slot.is_alive = True
         slot.idle_since = time.monotonic()
         self._on_progress()
+        self._soon(self._tell, slot)
         if self._weights is not None:
             self._soon(self._update, slot)
         self._soon(self._watch, slot)
@@ -318,7 +309,7 @@ class SamplerPool:
             await asyncio.sleep(min(PING_SECONDS, self._limits.silence / 4))
             try:
                 async with asyncio.timeout(self._limits.silence):
-                    _, _, found = await self._call(slot, slot.actor.ping.remote())
+                    _, _, found = await slot.call("ping")
             except TimeoutError:
                 self._lose(slot, incarnation, f"it gave no sign of life for {self._limits.silence:g} s")
             except SamplerLost as lost:
@@ -345,7 +336,7 @@ class SamplerPool:
                 started = time.monotonic()
                 try:
                     async with asyncio.timeout(self._limits.silence):
-                        refused = await self._call(slot, slot.actor.update.remote([ref]))
+                        refused = await slot.call("update", [ref])
                 except TimeoutError:
                     refused = f"version {version} was not taken within {self._limits.silence:g} s"
                 except SamplerLost as lost:
@@ -377,6 +368,13 @@ class SamplerPool:
         with suppress(Exception):
             self._ray.kill(actor, no_restart=True)
 
+    def _late_results(self) -> int:
+        """Return how many results came too late until now, counted once."""
+        late = sum(slot.late_results for slot in self._slots)
+        for slot in self._slots:
+            slot.late_results = 0
+        return late
+
     def _idle_now(self) -> float:
         """Return the seconds that samplers have been idle until now, counted once."""
         now, idle = time.monotonic(), 0.0
@@ -385,17 +383,3 @@ class SamplerPool:
                 idle += now - slot.idle_since
                 slot.idle_since = now
         return idle
-
-
-class SamplerLost(Exception):
-    """Raised where a sampler's process is gone, or nobody listens to it any more."""
-
-
-async def _answer(ref: Any) -> Any:
-    return await ref
-
-
-def _first_line(error: BaseException) -> str:
-    """Return what an error of Ray says, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -64,7 +64,7 @@ class SamplerActor:
             group = await roll_out(self._sampler, ticket.prompt, ticket.group_size, ticket.sampling)
         except EngineLost:
             raise
-        except Exception as raised:  # classes of this process may be unknown in the trainer's
+        except (Exception, SystemExit) as raised:  # Ray never answers a call that raised SystemExit
             error = (type(raised).__name__, str(raised))
         stats = self._engine.take_stats()
         self._tokens += stats.sampled_tokens

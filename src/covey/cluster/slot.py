@@ -1,0 +1,75 @@
+"""The place of one sampler, and calls to whoever fills it now: each ends with an answer or with its loss."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.cluster.wire import Result
+from covey.types import RunStopped
+
+
+class SamplerLost(Exception):
+    """Raised where a sampler's process is gone, or nobody listens to it any more."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """The place of one sampler, whoever fills it now."""
+
+    index: int
+    incarnation: int = 0
+    actor: Any = None
+    is_alive: bool = False
+    version: int = -1
+    """Of the weights it was proved to sample on."""
+    under_way: int = 0
+    seconds_per_group: float = 0.0
+    losses: int = 0
+    """Since it last finished a group."""
+    tokens: int = 0
+    pid: int = 0
+    idle_since: float = field(default_factory=time.monotonic)
+    lost: "asyncio.Future[None] | None" = None
+    """Done when this incarnation is given up."""
+    pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    late_results: int = 0
+    """Groups that came after their sampler was given up. Of an actor that it killed, Ray hands over none."""
+
+    async def call(self, method: str, *given: Any) -> Any:
+        """Return what the actor answers. SamplerLost where it failed or died, or is given up meanwhile."""
+        assert self.lost is not None
+        try:
+            ref = getattr(self.actor, method).remote(*given)
+        except Exception as error:  # what cannot be pickled is found here
+            raise RunStopped(f"{method} cannot be asked of sampler {self.index}: {last_line(error)}") from error
+        answer = asyncio.ensure_future(_answer(ref))
+        try:
+            await asyncio.wait({answer, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        if not answer.done():
+            answer.add_done_callback(self._refuse)
+            raise SamplerLost("it was given up")
+        if answer.cancelled():
+            raise SamplerLost(f"its answer to {method} was cancelled")
+        return answer.result()
+
+    def _refuse(self, answer: "asyncio.Task[Any]") -> None:
+        if not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), Result):
+            self.late_results += 1
+
+
+async def _answer(ref: Any) -> Any:
+    """Wait for an actor. Whatever comes in place of an answer is its loss."""
+    try:
+        return await ref
+    except (Exception, KeyboardInterrupt) as error:  # Ray raises the actor's own classes; the latter would end the loop
+        raise SamplerLost(last_line(error)) from None
+
+
+def last_line(error: BaseException) -> str:
+    """Return what an error of Ray says, in one line: the last of its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
