@@ -59,7 +59,7 @@ test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
 
 test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)
-	PYTHONPATH=src $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
+	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
 
 mutants: $(STAMP)  ## make wrong edits one at a time and see that the tests find each (part of test-slow; MUTANTS=--only=kl)
 	$(BIN)/python -m tests.mutants.run $(MUTANTS)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -114,12 +114,6 @@ class FakeWire:
 
     async def ping(self) -> None:
         await self._said("ping")
-
-    async def sleep(self) -> None:
-        await self._said("sleep")
-
-    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        await self._said(f"wake {part}")
 
     async def close(self) -> None:
         self.closed = True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from covey.engine.base import EngineLost, UpdateMode
 from covey.engine.vllm.files import adapter_rank
@@ -34,8 +34,6 @@ class Launch:
     adapter: Path | None = None
     eager: bool = False
     """No compilation and no CUDA graphs: starts sooner, samples slower."""
-    sleeps: bool = False
-    """Memory can be given back while the trainer works (CUDA)."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the keywords of vLLM's AsyncEngineArgs."""
@@ -49,7 +47,6 @@ class Launch:
             "worker_extension_cls": RECEIVER,
             "generation_config": "vllm",
             "enforce_eager": self.eager,
-            "enable_sleep_mode": self.sleeps,
             "disable_log_stats": True,
             "seed": 0,
         }
@@ -134,14 +131,6 @@ class InProcess:
     @own_errors
     async def ping(self) -> None:
         await self._llm.get_weight_version()
-
-    @own_errors
-    async def sleep(self) -> None:
-        await self._llm.sleep(level=2)
-
-    @own_errors
-    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        await self._llm.wake_up(tags=[part])
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None

@@ -61,14 +61,6 @@ class Wire(Protocol):
         """Return once vLLM's engine loop has answered."""
         ...
 
-    async def sleep(self) -> None:
-        """Give the memory of weights and cache back; what they held is lost."""
-        ...
-
-    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Take the memory of one of them again."""
-        ...
-
     async def close(self) -> None:
         """Let go of vLLM, ending the processes that were started for it."""
         ...

@@ -1,0 +1,201 @@
+"""Real vLLM: adapters pushed alone, a server at an address, stop tokens and strings, and a process that is killed."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from covey.engine.base import EngineLost, PushRefused, digest_of
+from covey.engine.vllm import files
+from covey.engine.vllm.build import build
+from covey.engine.vllm.engine import VLLMEngine
+from covey.engine.vllm.server import Server
+from covey.engine.vllm.wire import RECEIVER
+from covey.engine.weights import make_weight_set
+from covey.policy.models.adapters import add_adapters
+from covey.policy.policy import Policy
+from covey.policy.settings import ModelConfig
+from covey.types import Completion, Sampling
+
+from .tiny_served import PROMPT, SETTINGS, gap, gaps, sample, serving, tiny_policy, train_a_little
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+SAMPLING = Sampling(max_tokens=24, seed=3, temperature=0.9)
+
+
+def push(engine: VLLMEngine, policy: Policy, version: int) -> None:
+    asyncio.run(engine.update(make_weight_set(policy, version), "keep"))
+
+
+def adapted(policy: Policy) -> Policy:
+    settings = ModelConfig(lora_rank=4, lora_alpha=8, lora_targets=["q_proj", "v_proj", "down_proj"])
+    return replace(policy, model=add_adapters(policy.causal_lm, settings, seed=1))
+
+
+# ------------------------------------------------------------------------------------------------ adapters
+
+
+def test_an_adapter_is_pushed_alone_and_sampled_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MEMORY", tmp_path)
+    policy = adapted(tiny_policy("qwen2", tied=True))
+    with serving(policy) as engine:
+        assert gap(policy, sample(engine, SAMPLING), SAMPLING) < 1e-4
+        for version in (1, 2):
+            before = sample(engine, SAMPLING)
+            train_a_little(policy, seed=version)
+            push(engine, policy, version)
+            completions = sample(engine, SAMPLING)
+            assert gap(policy, completions, SAMPLING) < 1e-4
+            assert gap(policy, before, SAMPLING) > 1e-2
+            assert {completion.policy_version for completion in completions} == {version}
+        refuse_half_an_adapter(engine, policy)
+        change_an_adapter_in_flight(engine, policy)
+
+
+def refuse_half_an_adapter(engine: VLLMEngine, policy: Policy) -> None:
+    whole = make_weight_set(policy, 9)
+    part = dict(list(whole.tensors.items())[1:])
+    with pytest.raises(PushRefused, match="1 tensors of the engine's are missing"):
+        asyncio.run(engine.update(replace(whole, tensors=part, digest=digest_of(part)), "keep"))
+
+
+def change_an_adapter_in_flight(engine: VLLMEngine, policy: Policy) -> None:
+    sampling = Sampling(max_tokens=300, seed=1)
+
+    async def run() -> list[Completion]:
+        under_way = asyncio.create_task(engine.generate(PROMPT, 2, sampling))
+        await asyncio.sleep(0.3)
+        train_a_little(policy, seed=3)
+        await engine.update(make_weight_set(policy, 3), "keep")
+        return await under_way
+
+    for completion in asyncio.run(run()):
+        last = completion.spans[-1]
+        assert last.version == 3
+        assert float(gaps(policy, completion, sampling)[last.start :].max()) < 1e-4
+        assert float(gaps(policy, completion, sampling)[: last.start].max()) > 1e-2
+
+
+# ------------------------------------------------------------------------------------------------ stops and death
+
+
+def test_stops_end_a_completion_and_a_killed_engine_process_is_lost_at_once() -> None:
+    policy = tiny_policy("llama", tied=False)
+    with serving(policy) as engine:
+        (free,) = sample(engine, SAMPLING, n=1)
+        texts = [policy.tokenizer.decode([token_id]) for token_id in free.token_ids]
+        stop_text = next(text for text in texts[3:] if text.isascii() and text.isprintable())
+        (cut,) = sample(engine, replace(SAMPLING, stop=(stop_text,)), n=1)
+        assert cut.finish_reason == "stop"
+        assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
+        assert texts.index(stop_text) == len(cut.token_ids) - 1
+        kill_while_sampling(engine)
+
+
+def kill_while_sampling(engine: VLLMEngine) -> None:
+    def kill() -> None:
+        for child in psutil.Process().children(recursive=True):
+            if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()):
+                child.send_signal(signal.SIGKILL)
+
+    async def run() -> float:
+        under_way = asyncio.create_task(engine.generate(PROMPT, 4, Sampling(max_tokens=480)))
+        await asyncio.sleep(0.3)
+        kill()
+        started = time.monotonic()
+        with pytest.raises(EngineLost, match="vLLM failed: EngineDeadError"):
+            await under_way
+        return time.monotonic() - started
+
+    assert asyncio.run(run()) < 20
+    with pytest.raises(EngineLost, match="vLLM failed: EngineDeadError"):
+        sample(engine, SAMPLING)
+
+
+# ------------------------------------------------------------------------------------------------ a server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """vLLM's own server, on a model of the same shape with other weights."""
+    other = tiny_policy("qwen3", tied=True)
+    train_a_little(other, seed=50)
+    files.save_policy(other, tmp_path / "model")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = f"--model {tmp_path / 'model'} --host 127.0.0.1 --port {port} --enable-scale-out --enforce-eager "
+    words += f"--logprobs-mode processed_logprobs --worker-extension-cls {RECEIVER} --api-key secret "
+    words += "--kv-cache-memory-bytes 20000000 --max-num-seqs 16 --max-model-len 512 --dtype float32"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words.split()]
+    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            wait_for(port, process, tmp_path / "log")
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-2000:]
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.5)
+    pytest.fail(f"no server: {log.read_text()[-2000:]}")
+
+
+def test_a_server_that_runs_takes_the_policys_weights_and_samples_on_them(
+    server: tuple[str, "subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, process = server
+    policy = tiny_policy("qwen3", tied=True)
+    monkeypatch.setenv("VLLM_API_KEY", "wrong")
+    with pytest.raises(EngineLost, match="answered 401 to /inference/v1/generate"):
+        asyncio.run(score_once(url))
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    engine = build(policy, replace(SETTINGS, url=url))
+    try:
+        assert gap(policy, sample(engine, SAMPLING), SAMPLING) < 1e-4
+        train_a_little(policy, seed=1)
+        push(engine, policy, 1)
+        completions = sample(engine, SAMPLING)
+        assert gap(policy, completions, SAMPLING) < 1e-4
+        assert {completion.policy_version for completion in completions} == {1}
+        refuse_a_wrong_shape(engine, policy)
+        os.killpg(process.pid, signal.SIGKILL)
+        with pytest.raises(EngineLost, match=r"the vLLM server at http://127\.0\.0\.1:[0-9]* is gone"):
+            sample(engine, SAMPLING)
+    finally:
+        engine.close()
+
+
+async def score_once(url: str) -> None:
+    server = Server(url, "any")
+    try:
+        await server.score((1, 2))
+    finally:
+        await server.close()
+
+
+def refuse_a_wrong_shape(engine: VLLMEngine, policy: Policy) -> None:
+    whole = make_weight_set(policy, 9)
+    wrong = dict(whole.tensors) | {"model.norm.weight": torch.zeros(7)}
+    with pytest.raises(PushRefused, match=r"version 9: model\.norm\.weight has the shape"):
+        asyncio.run(engine.update(replace(whole, tensors=wrong, digest=digest_of(wrong)), "keep"))

@@ -1,0 +1,97 @@
+"""Weights as files: what vLLM starts from, what is pushed, and where it lies meanwhile."""
+
+import json
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from covey.engine.vllm import files
+from covey.engine.vllm.build import longest_sequence
+from covey.engine.vllm.files import (
+    adapter_rank,
+    difference,
+    push_folder,
+    pushed_shapes,
+    read_shapes,
+    save_adapter,
+    save_policy,
+    write_push,
+)
+from covey.engine.weights import make_weight_set
+from covey.policy.models.adapters import add_adapters
+from covey.policy.policy import Policy
+from covey.policy.settings import ModelConfig
+
+from ..tiny import tiny_policy
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def adapted() -> Policy:
+    policy = tiny_policy("qwen2")
+    settings = ModelConfig(lora_rank=4, lora_alpha=8, lora_targets=["q_proj", "down_proj"])
+    return replace(policy, model=add_adapters(policy.causal_lm, settings, seed=1))
+
+
+def test_a_push_has_the_names_and_shapes_of_the_folder_vllm_started_from(tmp_path: Path) -> None:
+    policy = tiny_policy("qwen2")
+    save_policy(policy, tmp_path)
+    weights = make_weight_set(policy, 1)
+    assert difference(pushed_shapes(weights), read_shapes(tmp_path)) == ""
+    assert AutoTokenizer.from_pretrained(tmp_path).vocab_size == policy.tokenizer.vocab_size
+
+
+def test_an_adapted_model_is_saved_without_its_adapter_and_the_adapter_apart(tmp_path: Path) -> None:
+    policy = adapted()
+    before = tiny_policy("qwen2").model.state_dict()
+    save_policy(policy, tmp_path / "model")
+    save_adapter(policy, tmp_path / "adapter")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    assert loaded.keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.items())
+    assert adapter_rank(tmp_path / "adapter") == 4
+    assert difference(pushed_shapes(make_weight_set(policy, 1)), read_shapes(tmp_path / "adapter")) == ""
+
+
+def test_a_pushed_adapter_is_a_folder_that_peft_loads(tmp_path: Path) -> None:
+    policy = adapted()
+    save_adapter(policy, tmp_path / "adapter")
+    (tmp_path / "push").mkdir()
+    write_push(make_weight_set(policy, 1), tmp_path / "push", torch.float32, tmp_path / "adapter")
+    saved, pushed = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "push"))
+    assert saved.keys() == pushed.keys()
+    assert all(torch.equal(tensor, pushed[name]) for name, tensor in saved.items())
+    assert json.loads((tmp_path / "push" / "adapter_config.json").read_text())["lora_alpha"] == 8
+
+
+def test_weights_are_pushed_in_the_type_that_vllm_computes_in(tmp_path: Path) -> None:
+    write_push(make_weight_set(tiny_policy("qwen2"), 1), tmp_path, torch.bfloat16)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("is_roomy", [True, False])
+def test_weights_lie_in_memory_only_where_they_fit(
+    is_roomy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = make_weight_set(tiny_policy("qwen2"), 1)
+    num_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
+    free = num_bytes + files.SPARE + (1 if is_roomy else 0)
+    monkeypatch.setattr(files, "MEMORY", tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: Usage(free, 0, free))
+    with push_folder(weights) as folder:
+        assert (folder.parent == tmp_path) == is_roomy
+    assert not folder.exists()
+
+
+def test_the_longest_sequence_is_one_that_the_cache_holds_whole() -> None:
+    policy = tiny_policy("qwen2")  # 2 layers of 2 heads of 8 values in float32: 256 bytes a token
+    assert longest_sequence(policy, 1 << 20) == 128
+    policy.causal_lm.config.max_position_embeddings = 4096
+    assert longest_sequence(policy, 256 * 300) == 256
+    with pytest.raises(ValueError, match=r"engine=vllm needs engine.cache_bytes for 128 tokens at least, got 32000"):
+        longest_sequence(policy, 32000)

@@ -1,0 +1,135 @@
+"""A vLLM server at an address, against a fake of its routes: what is asked, what comes back, what ends in one line."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.engine.base import EngineLost
+from covey.engine.vllm.server import ServedModel, Server, find_model
+from covey.engine.vllm.wire import Sample
+from covey.types import Span
+
+CHOICE = {
+    "token_ids": [8, 2],
+    "logprobs": {"content": [{"token_id": 8, "logprob": -0.5}, {"token_id": 2, "logprob": -0.25}]},
+    "finish_reason": "stop",
+    "weight_versions": [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}],
+}
+GENERATED = {"choices": [CHOICE], "prompt_logprobs": [None, {"6": {"logprob": -1.5}}, {"7": {"logprob": -2.5}}]}
+ANSWERS: dict[str, Any] = {
+    "/v1/models": {"data": [{"id": "policy", "max_model_len": 512}]},
+    "/inference/v1/generate": GENERATED,
+    "/collective_rpc": {"results": [""]},
+}
+
+
+@dataclass
+class Fake:
+    """What a server answers, and what it was asked."""
+
+    url: str = ""
+    answers: dict[str, Any] = field(default_factory=lambda: dict(ANSWERS))
+    fails: set[str] = field(default_factory=set)
+    asked: list[tuple[str, str, Any, str | None]] = field(default_factory=list)
+    """Method, path, body and key."""
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    found = Fake()
+
+    class Routes(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer("GET")
+
+        def do_POST(self) -> None:
+            self.answer("POST")
+
+        def answer(self, method: str) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            found.asked.append((method, self.path, body, self.headers.get("Authorization")))
+            path = self.path.partition("?")[0]
+            text = b"boom\nat line 3" if path in found.fails else json.dumps(found.answers.get(path, {})).encode()
+            self.send_response(500 if path in found.fails else 200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
+    found.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+def ask(fake: Fake, call: str, *arguments: Any) -> Any:
+    async def run() -> Any:
+        server = Server(f"{fake.url}/", "policy")
+        try:
+            return await getattr(server, call)(*arguments)
+        finally:
+            await server.close()
+
+    return asyncio.run(run())
+
+
+def test_a_completion_comes_back_with_the_version_of_each_token(fake: Fake) -> None:
+    wanted = Sample((8, 2), (-0.5, -0.25), "stop", (Span(6, 0, 1), Span(7, 1, 2)))
+    assert ask(fake, "sample", (5, 6), {"top_k": 3}) == wanted
+    body = {"model": "policy", "token_ids": [5, 6], "sampling_params": {"top_k": 3}}
+    assert fake.asked == [("POST", "/inference/v1/generate", body, "Bearer secret")]
+
+
+def test_a_text_is_scored_from_its_second_token_on(fake: Fake) -> None:
+    assert ask(fake, "score", (5, 6, 7)) == [-1.5, -2.5]
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "asked"),
+    [
+        ("pause", ("keep",), ("POST", "/pause?mode=keep&clear_cache=true", None)),
+        ("resume", (), ("POST", "/resume", None)),
+        ("call", ("covey_load", "/x"), ("POST", "/collective_rpc", {"method": "covey_load", "args": ["/x"]})),
+        ("label", (7,), ("POST", "/update_weight_version", {"new_version": "7"})),
+        ("ping", (), ("GET", "/weight_info", None)),
+        (
+            "load_adapter",
+            (Path("/a"),),
+            ("POST", "/v1/load_lora_adapter", {"lora_name": "covey", "lora_path": "/a", "load_inplace": True}),
+        ),
+    ],
+)
+def test_each_call_goes_to_its_route(fake: Fake, call: str, arguments: tuple[Any, ...], asked: Any) -> None:
+    ask(fake, call, *arguments)
+    assert [found[:3] for found in fake.asked] == [asked]
+
+
+def test_an_error_and_a_server_that_is_gone_are_an_engine_lost_in_one_line(fake: Fake) -> None:
+    fake.fails.add("/resume")
+    with pytest.raises(EngineLost, match=f"^the vLLM server at {fake.url} answered 500 to /resume: boom at line 3$"):
+        ask(fake, "resume")
+    with pytest.raises(EngineLost, match=r"^the vLLM server at http://127\.0\.0\.1:9 is gone: "):
+        ask(Fake("http://127.0.0.1:9"), "resume")
+
+
+def test_the_model_of_an_address_is_found_or_the_line_says_how_to_start_one(fake: Fake) -> None:
+    assert find_model(fake.url) == ServedModel("policy", 512)
+    fake.answers["/v1/models"] = {"data": []}
+    for url in (fake.url, "http://127.0.0.1:9", "nonsense"):
+        with pytest.raises(
+            ValueError, match=f"^engine.url={url} is no vLLM server .*; start one: VLLM_SERVER_DEV_MODE=1"
+        ):
+            find_model(url)
