@@ -2,8 +2,10 @@
 
 import logging
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
+from covey.cluster.trainers import trainer_ranks
 from covey.config.early import check_early
 from covey.config.schema import Config
 from covey.config.validate import validate
@@ -14,6 +16,7 @@ from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.resume import check_same_prompts, locked_run_folder, log_setting_changes
 from covey.run.checkpoints.state import checkpoint_state, snapshot
+from covey.run.folder import begin_log
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
 from covey.run.stages import evaluate_and_log, report_interruption, report_progress, save
@@ -54,10 +57,21 @@ def _train(config: Config, folder: Path, stopper: Stopper) -> None:
     old = None if config.resume is None else folder
     with (
         clean_handlers(secrets_in(asdict(config))),
+        trainer_ranks(config.devices, partial(train_rank, config, folder, exact=True, old=old)),
         collectives.process_group(config.timeouts.ranks),
         locked_run_folder(config, folder, exact=True, old=old),
     ):
         run_train(config, folder, stopper)
+
+
+def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -> None:
+    """Train as one rank beside rank 0, in a process that Ray has started for it."""
+    with (
+        collectives.process_group(config.timeouts.ranks),
+        locked_run_folder(config, wanted, exact=exact, old=old) as folder,
+    ):
+        begin_log(folder, tuple(secrets_in(asdict(config))))
+        run_train(config, folder)
 
 
 def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None) -> None:

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -190,9 +191,13 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
             for line in (*job.changed, *job.first_lines) if ranks.rank() == 0 else ():
                 print(line, flush=True)
             # imports torch and transformers, for which a refused setting need not wait
+            from covey.cluster.trainers import trainer_ranks
             from covey.run.checkpoints import resume
             from covey.system import collectives
+            from covey.train import train_rank
 
+            others = partial(train_rank, job.config, wanted, exact=named, old=job.old)
+            held.enter_context(trainer_ranks(job.config.devices, others) if verb == "train" else nullcontext())
             held.enter_context(collectives.process_group(job.config.timeouts.ranks))
             folder = held.enter_context(resume.locked_run_folder(job.config, wanted, exact=named, old=job.old))
         finally:

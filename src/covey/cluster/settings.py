@@ -12,6 +12,10 @@ ON_RAY = Needs("source = ray", ("source",), lambda source: source == "ray")
 class DevicesConfig(Section):
     """Devices by role: GPUs, or processes where there is none."""
 
+    trainer: int = setting(1, ge=1, needs=ON_RAY)
+    """Trainer ranks; the process that was started is the first of them, and Ray starts the others."""
+    gpus_per_trainer: float = setting(0.0, ge=0, needs=ON_RAY)
+    """GPUs of one trainer rank; 0 trains on CPUs, or on what a single process finds."""
     sampler: int = setting(1, ge=1, needs=ON_RAY)
     """Samplers, each a process with an engine on weights of its own and an environment."""
     gpus_per_sampler: float = setting(0.0, ge=0, needs=ON_RAY)

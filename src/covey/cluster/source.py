@@ -29,7 +29,16 @@ from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
 from covey.rollouts.rollout import Sampler
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import row_of
-from covey.rollouts.source import Dropped, LocalSource, PromptSampler, rollout_seed, stop_where_nothing_is_scored
+from covey.rollouts.source import (
+    AdaptiveSampler,
+    Dropped,
+    LocalSource,
+    PromptSampler,
+    num_rollouts,
+    outcomes_of,
+    rollout_seed,
+    stop_where_only_failures,
+)
 from covey.system import collectives
 from covey.system.disk import WriteError
 from covey.system.jsonl import write_json
@@ -114,7 +123,7 @@ class RaySource:
         if self._pushed < 0:
             self.publish((), version=0)
         groups: list[Group] = collectives.run_on_rank0(lambda: self._evaluate(prompts, group_size, sampling))
-        stop_where_nothing_is_scored(groups)
+        stop_where_only_failures(groups, num_rollouts(groups))
         return groups
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -276,7 +285,8 @@ class RaySource:
             self._admit()
             taken = self._wait_for(missing)
             groups = [group for _, group in taken]
-            self.local.learn(groups)
+            if isinstance(self.stream, AdaptiveSampler):
+                self.stream.learn(outcomes_of(groups, self.local.correct_above))
             tried += groups
             for ticket, group in taken:
                 if self.local.keep_or_drop(group, ticket.group_size):
@@ -287,7 +297,7 @@ class RaySource:
             buffer.count(trained=len(kept), dropped=len(tried) - len(kept))
             buffer.close_step()
         self._admit()
-        stop_where_nothing_is_scored(tried)
+        stop_where_only_failures(tried, num_rollouts(tried))
         return kept
 
     def _wait_for(self, n: int) -> list[tuple[Ticket, Group]]:

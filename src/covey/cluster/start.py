@@ -62,7 +62,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
                 raise ValueError(f"no Ray cluster answers at {address}: `ray start --head` starts one") from error
         else:
             # Counts of Ray are its own book-keeping: a laptop has as many places as the roles ask for.
-            num_cpus = max(os.cpu_count() or 1, devices.sampler * devices.cpus_per_sampler + 1)
+            num_cpus = max(os.cpu_count() or 1, int(_asked(devices)["CPU"]))
             ray.init(
                 address="local",
                 num_cpus=num_cpus,
@@ -95,17 +95,22 @@ def worker_environment(num_threads: int) -> dict[str, Any]:
 
 def _check_counts(ray: Any, devices: DevicesConfig) -> None:
     """Refuse roles for which the cluster has no devices."""
-    asked = {
-        "CPU": float(devices.sampler * devices.cpus_per_sampler),
-        "GPU": devices.sampler * devices.gpus_per_sampler,
-    }
     there = ray.cluster_resources()
-    for kind, count in asked.items():
+    for kind, count in _asked(devices).items():
         if count > there.get(kind, 0.0):
             raise ValueError(
-                f"devices.sampler={devices.sampler} samplers need {count:g} {kind}s, the cluster has "
-                f"{there.get(kind, 0.0):g}"
+                f"devices.sampler={devices.sampler} and devices.trainer={devices.trainer} need {count:g} {kind}s, the "
+                f"cluster has {there.get(kind, 0.0):g}"
             )
+
+
+def _asked(devices: DevicesConfig) -> dict[str, float]:
+    """Return what all actors together need; rank 0 of the trainers is no actor."""
+    others = devices.trainer - 1
+    return {
+        "CPU": float(devices.sampler * devices.cpus_per_sampler + others),
+        "GPU": devices.sampler * devices.gpus_per_sampler + others * devices.gpus_per_trainer,
+    }
 
 
 def _store_bytes(weight_bytes: int) -> int:

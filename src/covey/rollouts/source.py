@@ -321,8 +321,8 @@ class LocalSource:
     def learn(self, groups: Sequence[Group]) -> None:
         """Let a stream that learns know what all ranks found, in the order in which they drew."""
         if isinstance(self.stream, AdaptiveSampler):
-            own = [_outcome(group, self.correct_above) for group in groups if group.rollouts]
-            self.stream.learn([outcome for of_rank in collectives.all_gather(own) for outcome in of_rank])
+            of_ranks = collectives.all_gather(outcomes_of(groups, self.correct_above))
+            self.stream.learn([outcome for of_rank in of_ranks for outcome in of_rank])
 
     def _run_all(self, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int) -> list[Group]:
         async def gather() -> list[Group]:
@@ -358,17 +358,30 @@ def drop_stale(groups: Sequence[Group], step: int, max_staleness: int, publish_e
     return [group for group, age in zip(groups, ages, strict=True) if age <= max_staleness]
 
 
-def _outcome(group: Group, correct_above: float) -> Outcome:
-    success = fmean(reward >= correct_above for reward in group.rewards)
-    return Outcome(group.prompt.environment, group.prompt.id, success)
+def outcomes_of(groups: Sequence[Group], correct_above: float) -> list[Outcome]:
+    """Return how well each prompt was solved, of those that were scored at all."""
+    scored = [group for group in groups if group.rollouts]
+    shares = [fmean(reward >= correct_above for reward in group.rewards) for group in scored]
+    return [Outcome(g.prompt.environment, g.prompt.id, share) for g, share in zip(scored, shares, strict=True)]
 
 
 def stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
     """Raise RunStopped where no completion of any rank could be scored: the reward is broken, going on would hide it.
 
+    Collective.
+
     Prompts that the judge has nothing to say about break nothing: the step then teaches nothing.
     """
-    (num_scored,) = collectives.all_sum_ints(sum(len(group.rollouts) for group in groups))
+    (num_scored,) = collectives.all_sum_ints(num_rollouts(groups))
+    stop_where_only_failures(groups, num_scored)
+
+
+def num_rollouts(groups: Sequence[Group]) -> int:
+    return sum(len(group.rollouts) for group in groups)
+
+
+def stop_where_only_failures(groups: Sequence[Group], num_scored: int) -> None:
+    """Raise RunStopped where completions of these groups could not be scored, and none of any rank was."""
     failures = [failure for group in groups for failure in group.failures if failure.is_fault]
     if failures and not num_scored:
         raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")

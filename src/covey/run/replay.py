@@ -125,6 +125,11 @@ def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
             f"covey replay needs engine.name=native, got engine.name={config.engine.name}: its samples do not follow "
             "from a seed"
         )
+    if config.devices.trainer > 1:
+        raise ValueError(
+            f"covey replay trains in one process, and sums over devices.trainer={config.devices.trainer} ranks round "
+            "otherwise: runs of one rank are replayed bit for bit"
+        )
     mixed = [group for step in steps for group in step.groups if group.failures and len(group.versions()) > 1]
     if mixed:
         raise ValueError(

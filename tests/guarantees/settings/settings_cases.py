@@ -114,6 +114,8 @@ CASES: dict[str, Case | Refused] = {
     "max_staleness": Case(cluster.published, 1, ON_RAY),
     "source": Case(cluster.started, "ray"),
     "publish_every": Case(cluster.published, 2, ON_RAY),
+    "devices.trainer": Case(cluster.ranks, 3, ON_RAY),
+    "devices.gpus_per_trainer": Case(cluster.ranks, 1.0, ON_RAY | {"devices.trainer": 2}),
     "devices.sampler": Case(cluster.started, 2, ON_RAY),
     "devices.gpus_per_sampler": Case(cluster.started, 0.5, ON_RAY),
     "devices.cpus_per_sampler": Case(cluster.started, 2, ON_RAY),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from covey.cluster.trainers import trainer_ranks
 from covey.config.schema import Config
 from covey.run.build import build_environment, build_run
 from covey.system.waits.timer import PhaseTimer
@@ -56,6 +57,14 @@ def most_under_way(config: Config) -> int:
             return most
         finally:
             run.close()
+
+
+def ranks(config: Config) -> list[tuple[float, str, str]]:
+    """GPUs, rank and number of ranks of each process that is started to train beside this one."""
+    with fake_ray() as ray, trainer_ranks(config.devices, lambda: None):
+        variables = [actor.options["runtime_env"]["env_vars"] for actor in ray.actors]
+        numbers = zip(ray.actors, variables, strict=True)
+        return [(actor.options["num_gpus"], v["RANK"], v["WORLD_SIZE"]) for actor, v in numbers]
 
 
 def patience(config: Config) -> float:

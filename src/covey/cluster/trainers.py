@@ -1,0 +1,128 @@
+"""Trainer ranks beside this process: with devices.trainer=N, N - 1 Ray actors join the process that was started.
+
+This process is rank 0, with the terminal, the run folder, the buffer and the signals: what ends Ray's daemons, such as
+a plain `scancel`, leaves it the time to save. The ranks run the very code that torchrun would start.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from covey.cluster.settings import DevicesConfig
+from covey.cluster.start import connect, disconnect, import_ray, worker_environment
+from covey.system import ranks
+from covey.types import RunStopped
+
+LOGGER = logging.getLogger(__name__)
+
+START_SECONDS = 120.0
+"""For the processes of all ranks to start."""
+END_SECONDS = 30.0
+"""For the other ranks to end once this one is done."""
+
+
+class TrainerRank:
+    """The process of one rank."""
+
+    def ready(self) -> int:
+        """Return the process number: the process is there."""
+        return os.getpid()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Train with the other ranks, to the end."""
+        work()
+
+
+@contextmanager
+def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[None]:
+    """Start the other ranks, each of which runs `work`, and be rank 0 inside.
+
+    Nothing happens where this process is to train alone. ValueError where a launcher has started ranks already, or the
+    cluster has no devices for them. RunStopped where they do not start.
+    """
+    if devices.trainer == 1:
+        yield
+        return
+    if ranks.world_size() > 1:
+        raise ValueError(
+            f"devices.trainer={devices.trainer} starts the ranks itself, and a launcher has started "
+            f"{ranks.world_size()} already: leave one of both out"
+        )
+    is_own = connect(devices, 0)
+    ray = import_ray()
+    try:
+        with _environment(_variables(ray, 0, devices.trainer)) as meeting:
+            actors = [_start(ray, devices, meeting | _numbers(rank, devices.trainer)) for rank in _others(devices)]
+            try:
+                _await_all(ray, [actor.ready.remote() for actor in actors])
+                running = [actor.run.remote(work) for actor in actors]
+                yield
+                _end(ray, running)
+            finally:
+                for actor in actors:
+                    with suppress(Exception):
+                        ray.kill(actor, no_restart=True)
+    finally:
+        disconnect(is_own)
+
+
+def _others(devices: DevicesConfig) -> range:
+    return range(1, devices.trainer)
+
+
+def _start(ray: Any, devices: DevicesConfig, variables: Mapping[str, str]) -> Any:
+    environment = worker_environment(1)
+    environment["env_vars"] |= variables
+    actor = ray.remote(TrainerRank)
+    return actor.options(num_cpus=1, num_gpus=devices.gpus_per_trainer, runtime_env=environment).remote()
+
+
+def _await_all(ray: Any, refs: list[Any]) -> None:
+    try:
+        ray.get(refs, timeout=START_SECONDS)
+    except ray.exceptions.RayError as error:
+        raise RunStopped(f"{len(refs)} trainer ranks did not start within {START_SECONDS:g} s: {error}") from error
+
+
+def _end(ray: Any, running: list[Any]) -> None:
+    """Wait for the other ranks, which are done when this one is, and say what ended one that failed."""
+    done, late = ray.wait(running, num_returns=len(running), timeout=END_SECONDS)
+    if late:
+        LOGGER.warning("%d trainer ranks did not end within %g s; they are killed", len(late), END_SECONDS)
+    for ref in done:
+        try:
+            ray.get(ref)
+        except ray.exceptions.RayError as error:
+            LOGGER.warning("a trainer rank ended with: %s", str(error).strip().splitlines()[-1])
+
+
+def _variables(ray: Any, rank: int, world_size: int) -> dict[str, str]:
+    """Return what tells this process its rank and all ranks where they meet."""
+    address = ray.util.get_node_ip_address()
+    with socket.socket() as free:
+        free.bind((address, 0))
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)} | _numbers(rank, world_size)
+
+
+def _numbers(rank: int, world_size: int) -> dict[str, str]:
+    # Ray shows each actor its own GPUs alone, so every rank takes the first one that it sees.
+    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Set variables of this process inside, and return them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield dict(variables)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
