@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from covey.cluster import pool
+from covey.cluster import pool, start
+from covey.cluster.settings import DevicesConfig
 from covey.engine.base import EngineLost, PushRefused, WeightSet
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
 from covey.rollouts.source import PromptStream
 from covey.types import RunStopped
 
+from ..support.fake_ray import fake_ray
 from ..support.small import TOKENIZER
 from .faulty import PATIENCE, Engine, Plan, environment, training
 
@@ -268,3 +270,47 @@ def test_metrics_are_taken_while_samplers_count(policy: Policy) -> None:
         run.wait_until(lambda: len(run.source._buffer.finished) == 8)
         tokens += run.pool.take_metrics().get("samplers/tokens", 0.0)
         assert tokens == 2 * (20 * 4 + 8)
+
+
+# ------------------------------------------------------------------------------------------------------- the cluster
+
+
+def hangs_where(is_gone: Callable[[Engine], bool]) -> Hook:
+    async def hook(engine: Engine) -> None:
+        while is_gone(engine):
+            await asyncio.sleep(0.01)
+
+    return hook
+
+
+def test_a_cluster_without_a_node_ends_the_run_with_one_line(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "LOOK_SECONDS", 0.05)
+    with training(policy, Plan(on_generate=hangs_where(lambda engine: not engine.plan.ray.alive))) as run:
+        run.advance(2)
+        run.plan.ray.alive = False
+        with pytest.raises(RunStopped, match=r"^no node of the Ray cluster is alive$"):
+            run.advance(10)
+
+
+def test_a_cluster_that_answers_nobody_ends_the_run_within_the_limit(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(start, "CLUSTER_SECONDS", 0.5)
+    with training(policy, Plan(on_generate=hangs_where(lambda engine: engine.plan.ray.is_cut_off))) as run:
+        run.advance(2)
+        run.plan.ray.is_cut_off = True
+        started = time.monotonic()
+        with pytest.raises(RunStopped, match=r"^the Ray cluster gave no sign of life for 0.5 s$"):
+            run.advance(10)
+        assert 0.4 <= time.monotonic() - started < 5
+        run.source.close()
+        run.plan.ray.is_cut_off = False
+
+
+def test_a_cluster_that_was_started_here_ends_where_it_has_not_what_is_asked_for() -> None:
+    with fake_ray(resources={"CPU": 4.0}) as ray:
+        line = r"^devices.sampler=2 and devices.trainer=1 need 2 GPUs, the cluster has 0$"
+        with pytest.raises(ValueError, match=line):
+            start.connect(DevicesConfig(sampler=2, gpus_per_sampler=1), weight_bytes=0)
+        assert ray.started_with == {}

@@ -1,6 +1,7 @@
 """A Ray of one process: actors live in the event loop that calls them. Tests put it in the place of the package."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,6 +118,10 @@ class FakeRay:
     started_with: dict[str, Any] = field(default_factory=dict)
     actors: list[Actor] = field(default_factory=list)
     puts: int = 0
+    is_cut_off: bool = False
+    """The cluster answers nobody."""
+    alive: bool = True
+    """Of its only node."""
     is_full: bool = False
     """Of the object store."""
 
@@ -142,6 +147,11 @@ class FakeRay:
 
     def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         return refs, []
+
+    def nodes(self) -> list[dict[str, Any]]:
+        while self.is_cut_off:
+            time.sleep(0.01)
+        return [{"Alive": self.alive}]
 
     def put(self, value: Any) -> Ready:
         if self.is_full:

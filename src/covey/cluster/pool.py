@@ -21,7 +21,7 @@ from typing import Any
 from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import SamplerLost, Slot, last_line
-from covey.cluster.start import import_ray, worker_environment
+from covey.cluster.start import ClusterLost, import_ray, watch_cluster, worker_environment
 from covey.cluster.wire import Job, Result, pack
 from covey.engine.base import UpdateMode, WeightSet
 from covey.rollouts.buffer import Ticket
@@ -91,6 +91,7 @@ class SamplerPool:
         self._thread.start()
         for slot in self._slots:
             self._soon(self._start, slot)
+        self._soon(watch_cluster, limits.silence)
 
     # ------------------------------------------------------------------------------------ called by the trainer
 
@@ -159,6 +160,8 @@ class SamplerPool:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if isinstance(self.error, ClusterLost):
+                return
             actors = [slot.actor for slot in self._slots if slot.actor is not None and slot.is_alive]
             with suppress(Exception):
                 async with asyncio.timeout(CLOSE_SECONDS):

@@ -1,5 +1,6 @@
 """Join a Ray cluster that runs, or start one on this machine that ends with the run."""
 
+import asyncio
 import logging
 import os
 import shutil
@@ -7,10 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from covey.cluster.settings import DevicesConfig
+from covey.types import RunStopped
 
 LOGGER = logging.getLogger(__name__)
 
@@ -18,6 +20,15 @@ LOOPBACK = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's own address; nothing of a cluster on one machine leaves it."""
 STORE_BYTES = 200_000_000
 """Least memory of the object store, through which weights travel."""
+
+LOOK_SECONDS = 2.0
+"""Between two looks at whether the cluster lives."""
+CLUSTER_SECONDS = 20.0
+"""For the cluster to answer, at most: Ray itself ends a process without a word that has not reached it for 60 s."""
+
+
+class ClusterLost(RunStopped):
+    """Raised where there is no cluster any more: nobody is left who could be told to end."""
 
 
 def import_ray() -> Any:
@@ -71,7 +82,11 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
                 _node_ip_address=LOOPBACK,
                 **quiet,
             )
-    _check_counts(ray, devices)
+    try:
+        _check_counts(ray, devices)
+    except ValueError:
+        disconnect(is_own=address is None)
+        raise
     return address is None
 
 
@@ -124,3 +139,35 @@ def _store_bytes(weight_bytes: int) -> int:
             wanted // 1_000_000,
         )
     return wanted
+
+
+async def watch_cluster(silence: float) -> None:
+    """Look at the cluster until it is gone: ClusterLost, after `silence` seconds without an answer at the latest."""
+    seconds = min(silence, CLUSTER_SECONDS)
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                nodes = await _nodes()
+        except TimeoutError:
+            raise ClusterLost(f"the Ray cluster gave no sign of life for {seconds:g} s") from None
+        if not any(node["Alive"] for node in nodes):
+            raise ClusterLost("no node of the Ray cluster is alive")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _nodes() -> "asyncio.Future[list[dict[str, Any]]]":
+    """Ask for the nodes of the cluster, in a thread that nobody waits for where the answer does not come."""
+    ray, loop = import_ray(), asyncio.get_running_loop()
+    found = loop.create_future()
+
+    def tell(nodes: list[dict[str, Any]]) -> None:
+        if not found.done():
+            found.set_result(nodes)
+
+    def ask() -> None:
+        nodes = ray.nodes()
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(tell, nodes)
+
+    threading.Thread(target=ask, name="covey-cluster", daemon=True).start()
+    return found
