@@ -92,8 +92,8 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None) 
         stages.announce(run, config, record)
         if checkpoint is None:
             before_training(run, config, record)
-        first = stages.resume(run, record, checkpoint) if checkpoint is not None else 0
-        report_progress(run, config, first)
+            report_progress(run, config, 0)
+        first = stages.resume(run, config, record, checkpoint) if checkpoint is not None else 0
 
         # Evaluate before the first step, and where a signal came during the evaluation that was due.
         evaluation_is_due = is_due(first - 1, config.evaluation.every, config.num_steps)

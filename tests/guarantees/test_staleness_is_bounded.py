@@ -129,7 +129,7 @@ class Late:
     def take_schedule(self) -> Mapping[str, Any]:
         return {}
 
-    def environment_metrics(self) -> Mapping[str, float]:
+    def environment_metrics(self) -> Sequence[Mapping[str, float]]:
         return self.inner.environment_metrics()
 
     def take_drops(self) -> dict[str, int]:

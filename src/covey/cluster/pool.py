@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -36,6 +37,8 @@ MOST_LOSSES = 5
 """So often in a row one sampler may be lost before the run ends: what kills it would kill the next one too."""
 MOST_ATTEMPTS = 10
 """So often one prompt may be lost with its sampler before the run ends: it may be what kills them."""
+ANSWER_SECONDS = 1.0
+"""A row waits so long for what samplers' environments logged."""
 CLOSE_SECONDS = 5.0
 """For samplers to let go of their worker processes."""
 
@@ -81,6 +84,7 @@ class SamplerPool:
         self._weights: tuple[int, Any] | None = None
         self._follow: tuple[int, int, float] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: list[Future[dict[str, float]]] = []
         self._counts: Counter[str] = Counter()
         self._push_seconds = 0.0
         self._idle_seconds = 0.0
@@ -119,6 +123,20 @@ class SamplerPool:
                     self._soon(self._tell, slot)
 
         self._loop.call_soon_threadsafe(tell)
+
+    def ask_environments(self) -> None:
+        """Ask every sampler what its environment logged, without waiting for the answers."""
+        self._asked += [
+            asyncio.run_coroutine_threadsafe(slot.environment_metrics(), self._loop) for slot in self._slots
+        ]
+
+    def take_environment_metrics(self) -> list[dict[str, float]]:
+        """Return what was answered, one for each sampler; who is late comes with the next row."""
+        if not self._asked:
+            self.ask_environments()
+        asked, late = self._asked, wait(self._asked, ANSWER_SECONDS).not_done
+        self._asked = [one for one in asked if one in late]
+        return [one.result() for one in asked if one not in late]
 
     def take_metrics(self) -> dict[str, float]:
         """Return what the samplers did since the last call. Counted in the pool's thread, so taken there."""

@@ -68,8 +68,11 @@ class SamplerActor:
             error = (type(raised).__name__, str(raised))
         stats = self._engine.take_stats()
         self._tokens += stats.sampled_tokens
-        metrics = dict(self._sampler.environment.metrics())
-        return Result(ticket, job.incarnation, group, error, stats, metrics, time.monotonic() - started)
+        return Result(ticket, job.incarnation, group, error, stats, time.monotonic() - started)
+
+    async def environment_metrics(self) -> dict[str, float]:
+        """Return what the environment logs itself, since this was last asked."""
+        return dict(self._sampler.environment.metrics())
 
     async def close(self) -> None:
         """Let go of worker processes."""

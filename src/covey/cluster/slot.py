@@ -56,6 +56,15 @@ class Slot:
             raise SamplerLost(f"its answer to {method} was cancelled")
         return answer.result()
 
+    async def environment_metrics(self) -> dict[str, float]:
+        """Return what the sampler's environment logged since it was last asked; nothing where nobody answers."""
+        if not self.is_alive:
+            return {}
+        try:
+            return dict(await self.call("environment_metrics"))
+        except SamplerLost:
+            return {}
+
     def _refuse(self, answer: "asyncio.Task[Any]") -> None:
         if not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), Result):
             self.late_results += 1

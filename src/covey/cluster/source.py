@@ -80,7 +80,6 @@ class RaySource:
         self._ages: list[int] = []
         self._spans: list[int] = []
         self._waited = 0.0
-        self._environment: list[Mapping[str, float]] = []
 
     def start(
         self,
@@ -177,12 +176,9 @@ class RaySource:
         }
         return self.local.take_metrics() | found | self._pool.take_metrics()
 
-    def environment_metrics(self) -> Mapping[str, float]:
-        """Return what the samplers' environments logged since the last call, as means over groups."""
-        with self._changed:
-            found, self._environment = self._environment, []
-        names = dict.fromkeys(name for metrics in found for name in metrics)
-        return {name: fmean(metrics[name] for metrics in found if name in metrics) for name in names}
+    def environment_metrics(self) -> Sequence[Mapping[str, float]]:
+        """Return what each sampler's environment logged until the groups of this row were there."""
+        return () if self._pool is None else self._pool.take_environment_metrics()
 
     def status(self) -> dict[str, Any]:
         """Return what the trainer and each sampler do now."""
@@ -264,14 +260,13 @@ class RaySource:
             return self._buffer.give_up(ticket)
 
     def _note(self, result: Result) -> None:
-        if result.metrics:
-            self._environment.append(result.metrics)
         if result.error is not None and self._error is None:
             kind, message = result.error
             self._error = RAISED.get(kind, lambda text: RunStopped(f"a sampler raised {kind}: {text}"))(message)
 
     def _take_all(self) -> list[Group]:
         """Fill the present step, in rounds: each later one replaces what the filter refused."""
+        assert self._pool is not None
         buffer, groups_per_step = self._buffer, self._buffer.bound.groups_per_step
         kept: list[Group] = []
         tried: list[Group] = []
@@ -289,6 +284,7 @@ class RaySource:
                 self.stream.learn(outcomes_of(groups, self.local.correct_above))
             tried += groups
             for ticket, group in taken:
+                self.local.sampled_size = ticket.group_size
                 if self.local.keep_or_drop(group, ticket.group_size):
                     kept.append(group)
                     self._trained.append(row_of(ticket, group))
@@ -296,6 +292,7 @@ class RaySource:
         with self._changed:
             buffer.count(trained=len(kept), dropped=len(tried) - len(kept))
             buffer.close_step()
+        self._pool.ask_environments()
         self._admit()
         stop_where_only_failures(tried, num_rollouts(tried))
         return kept

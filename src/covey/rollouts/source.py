@@ -80,8 +80,8 @@ class GroupSource(Protocol):
         """Return how long `take` waited for scores alone since the last call, all sampling being done."""
         ...
 
-    def environment_metrics(self) -> Mapping[str, float]:
-        """Return what the environment logs itself since the last call."""
+    def environment_metrics(self) -> Sequence[Mapping[str, float]]:
+        """Return what the environment logs itself since the last call, of each process that this rank had score."""
         ...
 
     def report_to(self, file: Path) -> None:
@@ -223,8 +223,9 @@ class LocalSource:
     """Group sizes that take the place of `group_size` once so many versions are published."""
     correct_above: float = 1.0
     """A reward of at least this is a success, where the stream learns from successes."""
+    sampled_size: int = 0
+    """Completions of a prompt of the last step."""
     _version: int = 0
-    _sampled_size: int = 0
     _scoring_seconds: float = 0.0
     _drops: Counter[str] = field(default_factory=Counter)
     _dropped: list[Dropped] = field(default_factory=list)
@@ -248,7 +249,7 @@ class LocalSource:
             rolled_out = self._roll_out(self._draw(missing_of_ranks))
             self.learn(rolled_out)
             tried.extend(rolled_out)
-            groups.extend(group for group in rolled_out if self.keep_or_drop(group, self._sampled_size))
+            groups.extend(group for group in rolled_out if self.keep_or_drop(group, self.sampled_size))
         self._scoring_seconds += time.monotonic() - started - self.sampler.engine.take_stats().seconds
         stop_where_nothing_is_scored(tried)
         return groups
@@ -279,8 +280,8 @@ class LocalSource:
     def take_schedule(self) -> Mapping[str, Any]:
         return {}
 
-    def environment_metrics(self) -> Mapping[str, float]:
-        return self.sampler.environment.metrics()
+    def environment_metrics(self) -> Sequence[Mapping[str, float]]:
+        return (self.sampler.environment.metrics(),)
 
     def take_drops(self) -> dict[str, int]:
         drops, self._drops = dict(self._drops), Counter()
@@ -288,7 +289,7 @@ class LocalSource:
 
     def take_metrics(self) -> dict[str, float]:
         learnt = self.stream.take_metrics() if isinstance(self.stream, AdaptiveSampler) else {}
-        size = {"group_size": float(self._sampled_size)} if self.later_sizes else {}
+        size = {"group_size": float(self.sampled_size)} if self.later_sizes else {}
         return {f"curriculum/{name}": value for name, value in learnt.items()} | size
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,9 +307,9 @@ class LocalSource:
         return self.stream.draw(sum(missing_of_ranks))[first : first + missing_of_ranks[collectives.rank()]]
 
     def _roll_out(self, drawn: Sequence[tuple[Prompt, int]]) -> list[Group]:
-        seed, self._sampled_size = self.stream.seed, self.size_at(self._version)
+        seed, self.sampled_size = self.stream.seed, self.size_at(self._version)
         jobs = [(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
-        return self._run_all(jobs, self._sampled_size)
+        return self._run_all(jobs, self.sampled_size)
 
     def size_at(self, step: int) -> int:
         """Return how often each prompt is answered after so many finished steps."""

@@ -97,11 +97,12 @@ def announce(run: Run, config: Config, record: RunRecorder) -> None:
         LOGGER.warning("%s", crowded)
 
 
-def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
+def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> int:
     """Load a checkpoint into the run and return how many steps it has done."""
     with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
         load_weights(run.policy, checkpoint)
         step = restore(run, record, load_state(checkpoint))
+    report_progress(run, config, step)  # before anything is sampled
     run.source.publish(run.trainer.weights(), version=step)
     record.say(f"resumed after step {step} from {checkpoint}")
     for change in changed_facts(checkpoint):

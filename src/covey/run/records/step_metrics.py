@@ -128,8 +128,8 @@ DOCUMENT_NAMES = {
 
 
 def environment_metrics(run: Run) -> list[Mapping[str, float]]:
-    """Return what the environment of each rank logs itself, such as a reward function's `log_metric`."""
-    return collectives.all_gather(run.source.environment_metrics())
+    """Return what the environment of each rank or sampler logs itself, such as a reward function's `log_metric`."""
+    return [metrics for of_rank in collectives.all_gather(run.source.environment_metrics()) for metrics in of_rank]
 
 
 def environment_facts(run: Run) -> Mapping[str, Any]:

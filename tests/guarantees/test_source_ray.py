@@ -1,0 +1,206 @@
+"""Promises hold wherever groups are sampled: samplers of their own with max_staleness=0 give the run in process.
+
+Everything that decides what is sampled, kept, trained and logged is tried, over a Ray of one process, in float64.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.environments.base import Environment
+from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.rollouts.settings import GroupSizeStep
+from covey.run.records.record import RunRecorder
+from covey.run.replay import replay
+from covey.train import train
+from covey.types import Failure, Message, Prompt, Reward
+
+from ..support.fake_ray import fake_ray
+from ..support.scripted import Scripted
+from ..support.small import POLICIES, equal, rows, saved_policy, scripted, scripted_for, small_config, use, varied
+
+OF_THE_CLOCK = ("time", "seconds", "tokens_per_second", "trainer_waited_seconds")
+OF_RAY = ("staleness/", "buffer/", "samplers/", "environment/")
+"""What environments log is of the time: the next step's groups are scored while held-out prompts are answered."""
+
+
+@dataclass(frozen=True)
+class Annealed(Scripted):
+    """Rewards fall as training goes on, and the environment logs how often it scored, and what."""
+
+    progress: list[float] = field(default_factory=lambda: [0.0])
+    logged: list[float] = field(default_factory=list)
+
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        self.progress[0] = step / max_steps + epoch / 100
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        rewards = [varied(prompt, text) * (2 - self.progress[0]) for text in completions]
+        self.logged.extend(rewards)
+        return [Reward(value, {"value": value, "progress": self.progress[0]}) for value in rewards]
+
+    def metrics(self) -> dict[str, float]:
+        found = {"scored": float(len(self.logged)), "mean": sum(self.logged) / max(1, len(self.logged))}
+        self.logged.clear()
+        return found
+
+
+@dataclass(frozen=True)
+class Talking(Scripted):
+    """Answers each first turn."""
+
+    async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
+        return {"role": "user", "content": "no"} if len(messages) < 3 else None
+
+
+@dataclass(frozen=True)
+class Graded(Scripted):
+    """Of three levels."""
+
+    def difficulty(self, prompt: Prompt) -> float:
+        return float(prompt.id[-1]) // 2
+
+
+def graded() -> Scripted:
+    plain = scripted()
+    return Graded(plain.texts, plain.verdict)
+
+
+MIXTURE = MixtureConfig(
+    parts={name: CustomConfig(factory="tests:anything") for name in ("often", "seldom")}, weights={"often": 3.0}
+)
+
+
+def annealed() -> Scripted:
+    plain = scripted()
+    return Annealed(plain.texts, plain.verdict)
+
+
+def talking() -> Scripted:
+    plain = scripted()
+    return Talking(plain.texts, plain.verdict)
+
+
+def some_alike(prompt: Prompt, text: str) -> float:
+    """Half of the prompts reward all completions alike."""
+    return 1.0 if prompt.id[-1] in "024" else sum(text.encode()) % 5 / 4
+
+
+FEATURES: dict[str, tuple[Callable[[], Environment], dict[str, Any]]] = {
+    "plain": (scripted, {}),
+    "filter": (
+        lambda: scripted(some_alike),
+        {"algorithm__group_filter": "zero_std", "algorithm__group_filter_rounds": 2},
+    ),
+    "sizes": (scripted, {"group_size_schedule": [GroupSizeStep(2, 3), GroupSizeStep(3, 5)]}),
+    "success": (scripted, {"curriculum__name": "success", "evaluation__correct_above": 0.5}),
+    "lora": (scripted, {"model__lora_rank": 4}),
+    "reference": (scripted, {"algorithm__kl_coef": 0.1, "updates_per_batch": 2}),
+    "masked": (lambda: scripted_for("masked"), POLICIES["masked"] | {"sampling__num_passes": 2}),
+    "annealed": (annealed, {}),
+    "mixture": (scripted, {"environment": MIXTURE, "curriculum__name": "success", "evaluation__correct_above": 0.5}),
+    "difficulty": (
+        graded,
+        {"curriculum__name": "difficulty", "curriculum__promote_at": 0.2, "curriculum__promotion_groups": 2},
+    ),
+    "turns": (talking, {"sampling__max_tokens": 24, "sampling__stop": list("abcdefghijklmnop")}),
+}
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    usual = {"num_steps": 4, "groups_per_step": 3, "model__precision": "float64", "preflight__enabled": False}
+    return usual | {"evaluation__every": 2, "output__rollouts_per_step": 40, "sampling__max_tokens": 8} | changes
+
+
+def of_ray(**changes: Any) -> dict[str, Any]:
+    return settings(**{"source": "ray", "devices__sampler": 2} | changes)
+
+
+def logged(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    found = rows(folder / name)
+    return [{k: v for k, v in row.items() if k not in OF_THE_CLOCK and not k.startswith(OF_RAY)} for row in found]
+
+
+def apart(first: Any, second: Any, where: str = "") -> list[str]:
+    """Names of what two rows do not have alike."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        names = dict.fromkeys([*first, *second])
+        return [found for n in names for found in apart(first.get(n, "lacks"), second.get(n, "lacks"), f"{where}.{n}")]
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        pairs = zip(first, second, strict=True)
+        return [found for place, (a, b) in enumerate(pairs) for found in apart(a, b, f"{where}[{place}]")]
+    if isinstance(first, float) and isinstance(second, float):
+        return [] if first == pytest.approx(second, rel=1e-9, abs=1e-9) else [f"{where}: {first}, {second}"]
+    return [] if first == second else [f"{where}: {first!r}, {second!r}"]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_samplers_without_staleness_give_the_run_in_process(
+    feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, changes = FEATURES[feature]
+    use(monkeypatch, make())
+    train(small_config(**settings(**changes)), tmp_path / "local")
+    with fake_ray():
+        train(small_config(**of_ray(**changes)), tmp_path / "ray")
+    for name in ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"):
+        assert apart(logged(tmp_path / "local", name), logged(tmp_path / "ray", name)) == [], name
+
+
+def test_what_samplers_environments_log_adds_up_as_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, annealed())
+    train(small_config(**settings()), tmp_path / "local")
+    use(monkeypatch, annealed())
+    with fake_ray():
+        train(small_config(**of_ray(devices__sampler=1)), tmp_path / "ray")
+    runs = (rows(tmp_path / name / "metrics.jsonl") for name in ("local", "ray"))
+    local, ray = (sum(row["environment/scored"] for row in run) for run in runs)
+    assert local == 4 * 3 * 4 + 3 * 2 * 3, "completions of steps and of evaluations"
+    assert local <= ray <= local + 3 * 4, "the groups of a step more may be under way"
+
+
+# ------------------------------------------------------------------------------------- resumed, and stale
+
+
+@pytest.mark.parametrize("feature", ["success", "masked", "turns"])
+def test_a_run_that_was_cut_off_ends_with_the_same_weights(
+    feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, changes = FEATURES[feature]
+    use(monkeypatch, make())
+    chosen = of_ray(output__save_every=2, **changes)
+    with fake_ray():
+        train(small_config(**chosen), tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-000004")
+    with fake_ray():
+        train(small_config(**chosen, resume="run"), tmp_path / "cut")
+    assert equal(saved_policy(tmp_path / "cut"), saved_policy(tmp_path / "whole"))
+    assert apart(logged(tmp_path / "whole"), logged(tmp_path / "cut")) == []
+
+
+STALE = ("filter", "sizes", "success", "difficulty", "mixture", "lora", "reference", "turns")
+"""What one process can sample again by the schedule: the native engine, rewards of the completions alone."""
+
+
+@pytest.mark.parametrize("feature", STALE)
+def test_a_stale_run_holds_its_bound_and_replays_to_the_same_weights(
+    feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, changes = FEATURES[feature]
+    use(monkeypatch, make())
+    monkeypatch.setattr("covey.engine.native.engine.TURN_SECONDS", 0.0)  # weights change within completions
+    config = small_config(**of_ray(max_staleness=2, **changes))
+    with fake_ray():
+        train(config, tmp_path / "run")
+    found = rows(tmp_path / "run" / "metrics.jsonl", "train")
+    ages = [row["staleness/max"] for row in found]
+    assert 0 < max(ages) <= 2
+    (tmp_path / "again").mkdir()
+    with RunRecorder(config, tmp_path / "again") as record:
+        digest = replay(config, tmp_path / "run", record, lambda text: None)
+    assert digest == rows(tmp_path / "run" / "schedule.jsonl")[-1]["weights"]
