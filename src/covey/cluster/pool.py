@@ -303,7 +303,7 @@ class SamplerPool:
             num_gpus=self._devices.gpus_per_sampler,
             max_concurrency=1000,
             max_restarts=0,
-            runtime_env=worker_environment(self._devices.cpus_per_sampler),
+            runtime_env=worker_environment(self._devices.cpus_per_sampler, self._devices.python),
         ).remote(self._make, self._how)
         try:
             async with asyncio.timeout(self._limits.loading):

@@ -24,5 +24,8 @@ class DevicesConfig(Section):
     """Threads that one sampler computes with."""
     groups_per_sampler: int = setting(64, ge=1, needs=ON_RAY)
     """Most groups that one sampler has under way; fewer start later, and so on fresher weights."""
+    python: str | None = setting(None, needs=ON_RAY)
+    """Interpreter that samplers run on, of an environment with Ray, covey and an engine that wants packages of its own,
+    such as vLLM; null takes the trainer's."""
     address: str | None = setting(None, needs=ON_RAY)
     """Address of a running Ray cluster, HOST:PORT; null joins RAY_ADDRESS, or else starts one on this machine."""

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from covey.cluster.settings import DevicesConfig
@@ -97,15 +98,18 @@ def disconnect(is_own: bool) -> None:
             import_ray().shutdown()
 
 
-def worker_environment(num_threads: int) -> dict[str, Any]:
-    """Return the environment that an actor's process starts with."""
-    paths = [os.getcwd(), *(path for path in sys.path if path)]
+def worker_environment(num_threads: int, python: str | None = None) -> dict[str, Any]:
+    """Return the environment that an actor's process starts with; `python` is an interpreter other than this one."""
+    # What belongs to this interpreter the other one has itself, and perhaps in another version.
+    prefixes = (sys.prefix, sys.base_prefix)
+    foreign = [path for path in sys.path if path and not any(Path(path).is_relative_to(own) for own in prefixes)]
+    paths = [os.getcwd(), *foreign]
     variables = {
         "OMP_NUM_THREADS": str(num_threads),  # else Ray sets it, and the bits of sums depend on it
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return {"env_vars": variables}
+    return {"env_vars": variables} | ({} if python is None else {"py_executable": python})
 
 
 def _check_counts(ray: Any, devices: DevicesConfig) -> None:

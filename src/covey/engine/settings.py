@@ -35,9 +35,9 @@ OF_VLLM = (
         value="vllm",
     ),
     Needs(
-        "vLLM here (pip install 'covey[vllm]') or engine.url set",
-        ("engine.url",),
-        lambda url: is_set(url) or find_spec("vllm") is not None,
+        "vLLM here (pip install 'covey[vllm]'), engine.url set or devices.python set",
+        ("engine.url", "devices.python"),
+        lambda url, python: is_set(url) or is_set(python) or find_spec("vllm") is not None,
         value="vllm",
     ),
 )

@@ -13,7 +13,7 @@ from covey.cluster.pool import Limits
 from covey.cluster.source import RaySource
 from covey.config.schema import Config
 from covey.engine.base import Closable, UpdateMode
-from covey.engine.build import ENGINES, OWN_WEIGHTS
+from covey.engine.build import ENGINES, OWN_WEIGHTS, sampling_engine
 from covey.engine.weights import trained_tensors
 from covey.environments import build as environments
 from covey.environments.base import Environment, EnvironmentLike, Split, adapt
@@ -100,7 +100,9 @@ def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer) -
     policy = load_policy(config.model, seed=config.seed)
     policy, reference = distributed(policy, build_reference(config, policy), config.parallel.strategy)
     trainer = build_trainer(config, policy, reference, timer)
-    engine = ENGINES[config.engine.name](policy, config.engine, config.model.kernels)
+    # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
+    build_engine = sampling_engine if config.source == "ray" else ENGINES[config.engine.name]
+    engine = build_engine(policy, config.engine, config.model.kernels)
     if isinstance(engine, Watchable):
         engine.watched_by(timer.watchdog)
     environment.watched_by(timer.watchdog)

@@ -120,6 +120,7 @@ CASES: dict[str, Case | Refused] = {
     "devices.gpus_per_sampler": Case(cluster.started, 0.5, ON_RAY),
     "devices.cpus_per_sampler": Case(cluster.started, 2, ON_RAY),
     "devices.groups_per_sampler": Case(cluster.most_under_way, 1, ON_RAY),
+    "devices.python": Case(cluster.interpreter, "other/bin/python", ON_RAY),
     "devices.address": Case(cluster.started, "10.0.0.1:6379", ON_RAY),
     "timeouts.samplers": Case(cluster.patience, 60.0, ON_RAY),
     "shuffle": Case(see.rollouts, False),

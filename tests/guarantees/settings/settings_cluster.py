@@ -22,6 +22,17 @@ def started(config: Config) -> dict[str, Any]:
             run.close()
 
 
+def interpreter(config: Config) -> str | None:
+    """The interpreter that samplers run on."""
+    with fake_ray() as ray:
+        run = build_run(config, build_environment(config), PhaseTimer())
+        try:
+            run.source.take(config.groups_per_step)
+            return ray.actors[0].options["runtime_env"].get("py_executable")
+        finally:
+            run.close()
+
+
 def published(config: Config) -> dict[str, Any]:
     """How many prompts are admitted after each of four steps, and how often weights are pushed."""
     with fake_ray() as ray:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from covey.config.checks import format_value
 from covey.config.schema import Config
+from covey.engine.base import EngineStats
 from covey.environments.base import Environment
 from covey.policy import head as heads
 from covey.policy.models.loading import load_policy
@@ -203,9 +204,19 @@ def order(config: Config) -> list[list[str]]:
 
 def rows_at_once(config: Config) -> int:
     """The most completions sampled at the same time."""
+    peaks: list[int] = []
     with built(config) as run:
+        engine = run.local.sampler.engine
+        take_stats = engine.take_stats
+
+        def noted() -> EngineStats:
+            stats = take_stats()
+            peaks.append(stats.peak_rows)
+            return stats
+
+        engine.take_stats = noted  # type: ignore[method-assign]
         run.source.take(config.groups_per_step)
-        return run.source.sampler.engine.take_stats().peak_rows
+    return max(peaks)
 
 
 def kernels(config: Config) -> tuple[str, str, list[str]]:
