@@ -272,7 +272,7 @@ def test_the_python_page_trains_and_samples(workbench: Path, capsys: pytest.Capt
     source = (workbench / "from_python.py").read_text()
     shorter = source.replace("num_steps=20", "num_steps=1, groups_per_step=2, group_size=2")
     shorter = shorter.replace("num_steps=60", "num_steps=1, num_check_prompts=4").replace("step-000020", "step-000001")
-    assert len(shorter) == len(source) + len(", groups_per_step=2, group_size=2") - 2, (
+    assert len(shorter) == len(source) + len(", groups_per_step=2, group_size=2, num_check_prompts=4") - 2, (
         "the example names its steps else"
     )
     (workbench / "from_python.py").write_text(shorter)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from covey.cluster.wire import Job, PackedWeights, Result, unpack
-from covey.engine.base import EngineLost, PushRefused, UpdatableEngine, UpdateMode
+from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
 from covey.rollouts.rollout import Sampler, roll_out
 from covey.types import Group
 
@@ -75,8 +75,12 @@ class SamplerActor:
         return dict(self._sampler.environment.metrics())
 
     async def close(self) -> None:
-        """Let go of worker processes."""
-        self._sampler.environment.close()
+        """Let go of worker processes, and of an engine's own."""
+        try:
+            if isinstance(self._engine, Closable):
+                self._engine.close()
+        finally:
+            self._sampler.environment.close()
 
     @property
     def _engine(self) -> UpdatableEngine:
