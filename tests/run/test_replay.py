@@ -113,3 +113,13 @@ def test_a_resumed_run_trains_every_group_that_was_in_the_buffer(tmp_path: Path)
     again = [group["prompt"] for row in rows(run / "schedule.jsonl") for group in row["groups"]]
     assert again == admitted, "the same prompts in the same order, those of the buffer included"
     assert replayed(run, whole, tmp_path / "scratch") == last_digest(run)
+
+
+def test_an_evaluation_looks_at_the_weights_of_now_also_where_few_versions_are_published(tmp_path: Path) -> None:
+    often = config(evaluation__every=1, publish_every=4, num_steps=3)
+    evaluated = rows(trained(tmp_path / "run", often) / "metrics.jsonl", "evaluate")
+    once = config(evaluation__every=1, num_steps=3)
+    same = rows(trained(tmp_path / "other", once) / "metrics.jsonl", "evaluate")
+    assert [row["step"] for row in evaluated] == [0, 1, 2, 3]
+    assert evaluated[0]["reward_mean"] == same[0]["reward_mean"]
+    assert len({row["reward_mean"] for row in evaluated}) > 1, "each looks at other weights"

@@ -67,6 +67,8 @@ class RaySource:
         self._changed = threading.Condition()
         self._pushed = -1
         """Version that the samplers were given last."""
+        self._version = 0
+        """Of the policy's weights."""
         self._unsent: list[Ticket] = []
         """What was under way when the checkpoint was written."""
         self._error: Exception | None = None
@@ -110,23 +112,23 @@ class RaySource:
         if self._pushed < 0:
             self.publish((), version=0)
         groups: list[Group] = collectives.run_on_rank0(self._take_all)
-        shares = [
-            len(groups) // collectives.world_size() + (rank < len(groups) % collectives.world_size())
-            for rank in range(collectives.rank() + 1)
-        ]
-        first = sum(shares[:-1])
-        return groups[first : first + shares[-1]]
+        rank, world_size = collectives.rank(), collectives.world_size()
+        first, end = (len(groups) * place // world_size for place in (rank, rank + 1))
+        return groups[first:end]
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         """Have prompts answered on the version published last: none is published meanwhile."""
         if self._pushed < 0:
             self.publish((), version=0)
+        if self._pushed < self._version:  # where not every version is published; collective, as shards are gathered
+            self._push(self._version)
         groups: list[Group] = collectives.run_on_rank0(lambda: self._evaluate(prompts, group_size, sampling))
         stop_where_only_failures(groups, num_rollouts(groups))
         return groups
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Push the policy's weights as they are now, where a version is due, and admit what may now start."""
+        self._version = version
         if version % self._buffer.bound.publish_every == 0 or self._pushed < 0:
             self._push(version)
         if self._pool is None:
@@ -335,8 +337,6 @@ class RaySource:
             write_json(self._status_file, self.status())
 
     def _evaluate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
-        if self._pushed < self._buffer.live:
-            self._push(self._buffer.live)
         groups: dict[int, Group] = {}
 
         def settle(result: Result) -> None:
