@@ -1,6 +1,6 @@
 """What the command does besides `train`: the cold start, an evaluation or the preflight alone."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from covey.config.schema import Config
@@ -33,7 +33,7 @@ def run_evaluate(config: Config, output_dir: Path) -> None:
     check_name(config.model.name)
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
-        run = load_run(config, environment, record)
+        run = load_run(replace(config, source="local"), environment, record)
         evaluate_and_log(run, config, record, step=saved_step(config.model.name))
 
 
@@ -59,7 +59,7 @@ def run_check(config: Config, output_dir: Path) -> None:
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
         warm = stages.run_cold_start(config, environment, record)
-        run = load_run(warm, environment, record)
+        run = load_run(replace(warm, source="local"), environment, record)
         with record.timer.phase("preflight"):
             checks = preflight.run_checks(preflight.PreflightContext(run, config))
         preflight.write(checks, record.folder)

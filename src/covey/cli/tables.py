@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from covey.run.records.samplers import samplers_note
 from covey.system.text.format import duration, memory, percent
 
 Form = Callable[[float], str]
@@ -151,6 +152,8 @@ def totals(content: Mapping[str, Any]) -> Text:
     ]
     done = work if content["steps"] else []
     lines = [" · ".join([content["status"], *done, f"{memory(content['peak_memory_bytes'])} at peak"])]
+    if content.get("samplers"):
+        lines.append(samplers_note(content["samplers"]))
     if content["skipped_steps"]:
         lines.append(f"{content['skipped_steps']} steps skipped: loss or gradient was not finite")
     if content["dropped_groups"]:

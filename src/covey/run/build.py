@@ -138,6 +138,7 @@ def trainer_settings(config: Config) -> TrainerSettings:
         optimizer=config.optimizer,
         num_steps=config.num_steps,
         sampling=training_sampling(config),
+        max_staleness=config.max_staleness,
         logprob_chunk=config.logprob_chunk,
         updates_per_batch=config.updates_per_batch,
         seed=config.seed,

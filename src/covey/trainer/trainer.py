@@ -43,7 +43,10 @@ from covey.types import Batch, RunStopped, Sampling
 LOGGER = logging.getLogger(__name__)
 ALARM = 0.1
 """Mean gap of sampler and trainer, in nats, that is no rounding in any precision."""
-NOT_TRAINED = "what is sampled is not what is trained, or sampled long before (covey check finds where they come apart)"
+NOT_TRAINED = "what is sampled is not what is trained (covey check finds where they come apart)"
+MOVED_ON = (
+    "the policy changes much from version to version, or what is sampled is not what is trained (covey check tells)"
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class TrainerSettings:
     logprob_chunk: int
     updates_per_batch: int = 1
     seed: int = 0
+    max_staleness: int = 0
+    """Versions that tokens may be older than what is trained."""
     are_sampled: bool = True
     """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
 
@@ -307,10 +312,11 @@ class Trainer:
         """Warn once where sampler and trainer come apart, and stop where they are further apart than is allowed."""
         limit = self._settings.algorithm.max_mismatch
         said = f"log-probs of sampler and trainer differ by {found:.3g} nats a token"
+        why = MOVED_ON if self._settings.max_staleness > 0 else NOT_TRAINED
         if limit is not None and found > limit:
-            raise RunStopped(f"{said}, algorithm.max_mismatch={limit:g}: {NOT_TRAINED}")
+            raise RunStopped(f"{said}, algorithm.max_mismatch={limit:g}: {why}")
         if found > ALARM and not self._is_alarmed:
-            LOGGER.warning("%s, more than rounding: %s; algorithm.max_mismatch stops the run", said, NOT_TRAINED)
+            LOGGER.warning("%s, more than rounding: %s; algorithm.max_mismatch stops the run", said, why)
         self._is_alarmed = found > ALARM
 
     def _is_overflow(self, metrics: Mapping[str, float]) -> bool:

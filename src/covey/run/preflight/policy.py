@@ -34,6 +34,8 @@ LOGPROB_TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 0.5, "float16
 edge of top-p may fall in or out. What was measured is in docs/trust/preflight.md."""
 MEAN_SHARE = 0.1
 """The mean may be this share of it: a defect moves many tokens a little before it moves one by much."""
+SAMPLERS_NOTE = "; each sampler compares its own on a probe whenever it takes weights"
+"""With source=ray: what is measured here is an engine in this process."""
 GRADIENT_TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
 """Relative error (L2 norms) by precision."""
 MAX_ENTRIES = 1 << 24
@@ -70,7 +72,7 @@ def check_logprobs(subject: PreflightContext) -> Finding:
     limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[kind_of(config.model)]
     figure = (
         f"engine and trainer differ by {largest:.2g} nats at most, {mean:.2g} on average of {len(gap_L)} tokens, "
-        f"most in prompt {worst}{dropout_note(config)}"
+        f"most in prompt {worst}{dropout_note(config)}{SAMPLERS_NOTE if config.source == 'ray' else ''}"
     )
     remedy = (
         f"engine={config.engine.name} or the model's attention is not what is trained: model.precision=float32 tells "

@@ -25,6 +25,7 @@ from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_
 from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS, SCHEDULE, STATUS
 from covey.run.records.answer_text import as_text
 from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
+from covey.run.records.samplers import SamplersTotals
 from covey.run.records.step_metrics import (
     Row,
     environment_facts,
@@ -84,6 +85,7 @@ class RunRecorder:
             self._tracker = make_trackers(output, folder, mask(asdict(config)), config.timeouts.tracker, self.say)
         # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
+        self._samplers = SamplersTotals()
         self._stale: list[Dropped] = []
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
@@ -181,6 +183,7 @@ class RunRecorder:
         }
         if self.run.policy.mask_id is not None:
             row |= fill_metrics(groups, credit, row)
+        self._samplers.add(row)
         # Log and show them
         self._tracker.log(step + 1, row)
         self._log_schedule(step + 1)
@@ -317,6 +320,7 @@ class RunRecorder:
         """Return counters, evaluations and seconds, as plain containers."""
         return {
             "totals": dict(self._totals),
+            "samplers": asdict(self._samplers),
             "step_seconds": self._step_seconds,
             "seconds": time.monotonic() - self._started,
             "phases": self.timer.seconds,
@@ -328,6 +332,7 @@ class RunRecorder:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
         self._totals = Counter(state["totals"])
+        self._samplers = SamplersTotals(**state.get("samplers", {}))
         self._step_seconds = state["step_seconds"]
         self._started -= state["seconds"]
         for name, seconds in state["phases"].items():
@@ -364,6 +369,7 @@ class RunRecorder:
             rechecked=self._totals["rechecked"],
             recheck_disagreements=self._totals["recheck_disagreements"],
             environment={} if self._run is None else environment_facts(self._run),
+            samplers=self._samplers.described(),
         )
         # Compare the first evaluation with the last, prompt by prompt
         before = self._evaluations[0] if self._evaluations else None

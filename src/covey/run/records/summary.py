@@ -61,6 +61,8 @@ class RunFacts:
     """How many of them then failed a test."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """What the environment's judgements rest on (`covey.environments.base.Environment.facts`)."""
+    samplers: Mapping[str, float] | None = None
+    """Ages, waits and speed of samplers in processes of their own (`covey.run.records.samplers`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def summary(
         "tokens": facts.tokens,
         "tokens_per_second": rate,
         "peak_memory_bytes": facts.peak_memory_bytes,
+        **({} if facts.samplers is None else {"samplers": dict(facts.samplers)}),
         "reward_hacking": hacking_note(facts.rechecked, facts.recheck_disagreements) or flattered,
         "environment": dict(facts.environment),
         "versions": dict(facts.versions),

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from covey.run.records.samplers import samplers_line
 from covey.system.disk import ignore_stdout_errors
 from covey.system.text.cleaning import CleanConsole
 from covey.system.text.escaping import escape
@@ -99,8 +100,9 @@ class PlainProgress:
         if not self._steps:
             return
         cells = [f"{label} {cell(form, metrics[key])}" for label, key, form in COLUMNS if key in metrics]
-        line = [f"step {step}/{self._num_steps}", *cells, time_left(self._pace.seconds_left)]
-        self.message("  ".join(line).rstrip())
+        samplers = [line] if (line := samplers_line(metrics)) else []
+        line = "  ".join([f"step {step}/{self._num_steps}", *cells, *samplers, time_left(self._pace.seconds_left)])
+        self.message(line.rstrip())
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._steps:
@@ -189,7 +191,8 @@ class LiveProgress:
     def render(self) -> RenderableType:
         """Build the panel.
 
-        Bar and time left, the reward, its trend and the other numbers, parts and lengths, the last evaluation.
+        Bar and time left, the reward, its trend and the other numbers, what samplers do where there are any, parts and
+        lengths, the last evaluation.
         """
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column()
@@ -204,6 +207,8 @@ class LiveProgress:
         lines: list[RenderableType] = [bar]
         if self._metrics:
             lines.append(self._numbers())
+        if samplers := samplers_line(self._metrics):
+            lines.append(Text(samplers, "cyan", no_wrap=True, overflow="ellipsis"))
         if self._console.size.height >= ROOMY and (details := details_of(self._metrics)):
             lines.append(Text(details, "dim", no_wrap=True, overflow="ellipsis"))
         if self._evaluation:
