@@ -21,7 +21,7 @@ from torch import Tensor
 from covey.rollouts.rollout import Sampler, roll_out
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.system import collectives
-from covey.system.waits.signals import outside_of_loops
+from covey.system.waits.signals import outside_of_loops, quiet_event_loop
 from covey.types import Group, Prompt, RunStopped, Sampling
 
 GroupFilter = Callable[[Tensor], bool]
@@ -229,7 +229,7 @@ class LocalSource:
     _scoring_seconds: float = 0.0
     _drops: Counter[str] = field(default_factory=Counter)
     _dropped: list[Dropped] = field(default_factory=list)
-    _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=_event_loop))
+    _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=quiet_event_loop))
 
     @property
     def dropped(self) -> Sequence[Dropped]:
@@ -386,18 +386,6 @@ def stop_where_only_failures(groups: Sequence[Group], num_scored: int) -> None:
     failures = [failure for group in groups for failure in group.failures if failure.is_fault]
     if failures and not num_scored:
         raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """Make a loop that reports no tasks that a signal stopped: who stopped the run knows."""
-    loop = asyncio.new_event_loop()
-
-    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if not isinstance(context.get("exception"), KeyboardInterrupt):
-            loop.default_exception_handler(context)
-
-    loop.set_exception_handler(report)
-    return loop
 
 
 def _uniform_kind(rewards: Sequence[float]) -> str:

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: stop at once where nothing is half done, else as soon as it is whole, so that it can be saved."""
 
+import asyncio
 import ctypes
 import faulthandler
 import signal
@@ -128,3 +129,15 @@ def outside_of_loops(work: Callable[[], T]) -> T:
 
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(work).result()
+
+
+def quiet_event_loop() -> asyncio.AbstractEventLoop:
+    """Make a loop that reports no tasks that a signal stopped: who stopped the run knows."""
+    loop = asyncio.new_event_loop()
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(report)
+    return loop
