@@ -19,7 +19,7 @@ MUTANTS ?=
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow test-vllm mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow test-cluster test-vllm mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -57,6 +57,9 @@ test: $(STAMP)  ## all tests that run in minutes
 
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
+
+test-cluster: $(STAMP)  ## samplers on a real Ray, killed, frozen and resumed (fifteen minutes)
+	$(BIN)/python -m pytest -m cluster tests/cluster --durations=20
 
 test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm

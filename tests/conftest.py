@@ -32,12 +32,13 @@ LONGEST = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run long files first; processes take a file at a time, in this order.
 
-    What needs vLLM, which lives in an environment of its own, is left out unless it is asked for.
+    What starts vLLM, which lives in an environment of its own, or a cluster is left out unless it is asked for.
     """
-    if "vllm" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("vllm")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+    for name in ("vllm", "cluster"):
+        if name not in config.option.markexpr:
+            left_out = [item for item in items if item.get_closest_marker(name)]
+            items[:] = [item for item in items if item not in left_out]
+            config.hook.pytest_deselected(items=left_out)
     order = {name: place for place, name in enumerate(LONGEST)}
 
     def place(item: pytest.Item) -> int:

@@ -1,0 +1,220 @@
+"""Runs of the real command on a real Ray: equal to a local run, killed, frozen, stopped and resumed."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.run.checkpoints.checkpoint import newest_valid
+
+from ...guarantees.runs import (
+    Process,
+    finish,
+    finish_well,
+    kill,
+    new_run,
+    num_trained,
+    prepare,
+    resume,
+    saved_step,
+    wait_until,
+)
+from ...support.processes import are_gone, descendants
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+
+SIZES = (
+    *("preflight.enabled=false", "model.nano_hidden_size=16", "model.nano_num_layers=1", "model.nano_num_heads=2"),
+    *("groups_per_step=4", "group_size=4", "evaluation.num_prompts=4", "evaluation.num_samples=2", "evaluation.k=[1]"),
+    *("evaluation.every=0", "output.progress=false", "optimizer.lr=1e-3"),
+)
+SUMS = (*SIZES, "recipe=arithmetic", "cold_start.num_steps=40", "model.precision=float64", "num_steps=60")
+ROWS = (
+    *(*SIZES, "environment=reward_functions", "rewards=[varied_reward:varied]", "environment.num_workers=1"),
+    *("data.path=rows.jsonl", "sampling.max_tokens=6", "output.save_every=10", "output.rollouts_per_step=64"),
+)
+"""Rewards of worker processes that take 50 ms each, so that a step takes long enough to be disturbed."""
+MOST_STEPS = 400
+SLOWLY = {"REWARD_SECONDS": 0.05}
+ON_RAY = ("source=ray", "devices.sampler=2", "max_staleness=2", "devices.groups_per_sampler=4")
+ROUNDING = 1e-12
+"""Of statistics of differences that are 0 up to float64."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray")
+    prepare(folder)
+    return folder
+
+
+def train_rows(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == "train"]
+
+
+def prompts_of_steps(run: Path) -> list[list[str]]:
+    """Ids of the prompts of each step, in order."""
+    of_step: dict[int, dict[str, None]] = defaultdict(dict)
+    for line in (run / "rollouts.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        of_step[row["step"]][row["prompt_id"]] = None
+    return [list(of_step[step]) for step in sorted(of_step)]
+
+
+def samplers(process: Process) -> set[int]:
+    """Processes of samplers."""
+    found = set()
+    for pid in descendants(process.pid):
+        with suppress(OSError):
+            if "SamplerActor" in Path(f"/proc/{pid}/cmdline").read_text():
+                found.add(pid)
+    return found
+
+
+def check_run(folder: Path, name: str, num_steps: int) -> None:
+    """Every step is there once, within the bound, and of the prompts that it has in a local run."""
+    rows = train_rows(folder / name)
+    assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
+    assert max(row["staleness/max"] for row in rows) == 2.0
+    assert all(row["num_groups"] == 4 for row in rows)
+    if not (folder / "local").exists():
+        finish_well(
+            new_run(folder, "local", *ROWS, f"num_steps={MOST_STEPS}", settings=(), environment={"REWARD_SECONDS": 0})
+        )
+    assert prompts_of_steps(folder / name) == prompts_of_steps(folder / "local")[:num_steps]
+
+
+def start(folder: Path, name: str, *words: str) -> Process:
+    return new_run(folder, name, *ON_RAY, *words, settings=ROWS, environment=SLOWLY)
+
+
+# ------------------------------------------------------------------------------------------------------- equality
+
+
+def test_without_staleness_weights_are_byte_equal_to_those_of_a_local_run_and_metrics_equal(folder: Path) -> None:
+    finish_well(new_run(folder, "sums-local", settings=SUMS))
+    finish_well(new_run(folder, "sums-ray", "source=ray", "devices.sampler=2", settings=SUMS))
+    files = [folder / name / "checkpoints/step-000060/policy/model.safetensors" for name in ("sums-local", "sums-ray")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    local, on_ray = train_rows(folder / "sums-local"), train_rows(folder / "sums-ray")
+    assert len(local) == len(on_ray) == 60
+    for own, other in zip(local, on_ray, strict=True):
+        for name in own.keys() - {"time", "seconds", "tokens_per_second"}:
+            assert other[name] == own[name] or abs(other[name] - own[name]) < ROUNDING, name
+        assert other["staleness/max"] == 0.0
+
+
+# ------------------------------------------------------------------------------------------------------- samplers
+
+
+def test_samplers_killed_at_twenty_random_moments_lose_nothing(folder: Path) -> None:
+    rng = random.Random(0)
+    process = start(folder, "killed", f"num_steps={MOST_STEPS}")
+    run, killed = folder / "killed", 0
+    while killed < 20:
+        seen = num_trained(run)
+        assert wait_until(lambda seen=seen: num_trained(run) > seen and len(samplers(process)) == 2, process)
+        time.sleep(rng.uniform(0.0, 0.5))
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(rng.choice(sorted(samplers(process))), signal.SIGKILL)
+            killed += 1
+    finish_well(process)
+    check_run(folder, "killed", MOST_STEPS)
+    assert sum(row.get("samplers/lost", 0) for row in train_rows(run)) >= 15
+
+
+def test_a_sampler_that_is_frozen_for_thirty_seconds_is_replaced_and_gone(folder: Path) -> None:
+    process = start(folder, "frozen", "num_steps=60", "timeouts.samplers=3")
+    run = folder / "frozen"
+    assert wait_until(lambda: num_trained(run) >= 5 and len(samplers(process)) == 2, process)
+    frozen = min(samplers(process))
+    os.kill(frozen, signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert are_gone([frozen], seconds=30), "who froze it ends it, so that it cannot come back"
+    assert time.monotonic() - stopped > 3
+    finish_well(process)
+    check_run(folder, "frozen", 60)
+    (line,) = (line for line in (run / "covey.log").read_text().splitlines() if " is lost and replaced: " in line)
+    assert line.endswith(("it gave no sign of life for 3 s", "was not taken within 3 s"))
+
+
+def test_workers_of_a_sampler_that_is_killed_end_with_it(folder: Path) -> None:
+    process = start(folder, "orphans", "num_steps=40")
+    assert wait_until(lambda: num_trained(folder / "orphans") >= 5, process)
+    victim = min(samplers(process))
+    workers = descendants(victim)
+    assert workers, "the workers of the reward are there"
+    os.kill(victim, signal.SIGKILL)
+    assert are_gone(workers, seconds=10)
+    finish_well(process)
+    check_run(folder, "orphans", 40)
+
+
+# ------------------------------------------------------------------------------------------------------- the whole
+
+
+def test_the_whole_cluster_killed_five_times_ends_in_one_line_each_and_is_resumed(folder: Path) -> None:
+    rng = random.Random(1)
+    run = folder / "cluster"
+    process = start(folder, "cluster", "num_steps=100", "timeouts.samplers=4")
+    for _ in range(5):
+        reached = saved_step(run) + 10
+        assert wait_until(lambda reached=reached: saved_step(run) >= reached, process)
+        time.sleep(rng.uniform(0.0, 0.5))
+        daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
+        for pid in daemons:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        status, output = finish(process)
+        assert status == 2, output
+        assert time.monotonic() - killed < 45
+        assert output.strip().splitlines()[-1].startswith("covey: "), output
+        assert "Traceback" not in output
+        assert are_gone(daemons)
+        assert newest_valid(run / "checkpoints") is not None
+        process = resume(folder, "cluster", environment=SLOWLY)
+    finish_well(process)
+    check_run(folder, "cluster", 100)
+
+
+def is_of_ray(pid: int) -> bool:
+    with suppress(OSError):
+        return "watchdog" not in Path(f"/proc/{pid}/cmdline").read_text()
+    return False
+
+
+def test_a_driver_that_is_stopped_or_killed_leaves_no_sampler_and_its_run_goes_on(folder: Path) -> None:
+    name = "outputs/day/stopped"
+    run = folder / name
+    process = start(folder, name, "num_steps=80")
+    for number, expected in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        before = saved_step(run)
+        assert wait_until(lambda before=before: num_trained(run) >= before + 6, process)
+        family = samplers(process)
+        assert family
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        status, output = finish(process)
+        assert status == expected, output
+        assert are_gone(family, seconds=10)
+        assert saved_step(run) >= before + 6
+        process = resume(folder, "latest", environment=SLOWLY)
+    # SIGKILL: there is nothing to do but to be consistent.
+    reached = saved_step(run) + 10
+    assert wait_until(lambda: saved_step(run) >= reached, process)
+    family = samplers(process)
+    kill(process)
+    assert are_gone(family, seconds=10)
+    finish_well(resume(folder, name, environment=SLOWLY))
+    check_run(folder, name, 80)
