@@ -22,7 +22,7 @@ from typing import Any
 from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import SamplerLost, Slot, last_line
-from covey.cluster.start import ClusterLost, import_ray, watch_cluster, worker_environment
+from covey.cluster.start import ClusterLost, check_store, import_ray, watch_cluster, worker_environment
 from covey.cluster.wire import Job, Result, pack
 from covey.engine.base import UpdateMode, WeightSet
 from covey.rollouts.buffer import Ticket
@@ -95,7 +95,8 @@ class SamplerPool:
         self._thread.start()
         for slot in self._slots:
             self._soon(self._start, slot)
-        self._soon(watch_cluster, limits.silence)
+        self._is_closing = threading.Event()
+        watch_cluster(limits.silence, self._fail, self._is_closing)
 
     # ------------------------------------------------------------------------------------ called by the trainer
 
@@ -106,7 +107,11 @@ class SamplerPool:
     def push(self, weights: WeightSet) -> None:
         """Give every sampler new weights, without waiting for any of them."""
         try:
+            check_store()
             latest = (weights.version, self._ray.put(pack(weights)))
+        except ClusterLost as error:
+            self._fail(error)
+            raise
         except self._ray.exceptions.RayError as error:
             raise RunStopped(
                 f"weights of version {weights.version} could not be put into Ray's object store: {last_line(error)}"
@@ -178,7 +183,7 @@ class SamplerPool:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if isinstance(self.error, ClusterLost):
+            if is_gone:
                 return
             actors = [slot.actor for slot in self._slots if slot.actor is not None and slot.is_alive]
             with suppress(Exception):
@@ -189,10 +194,12 @@ class SamplerPool:
 
         if self._loop.is_closed():
             return
+        self._is_closing.set()
+        is_gone = isinstance(self.error, ClusterLost)  # nobody to be told, and calls of Ray may block this thread
         with suppress(Exception):
-            asyncio.run_coroutine_threadsafe(end(), self._loop).result(CLOSE_SECONDS + 5)
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result(1.0 if is_gone else CLOSE_SECONDS + 5)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(1.0 if is_gone else CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
 

@@ -1,15 +1,16 @@
 """Join a Ray cluster that runs, or start one on this machine that ends with the run."""
 
-import asyncio
 import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from covey.cluster.settings import DevicesConfig
@@ -145,33 +146,37 @@ def _store_bytes(weight_bytes: int) -> int:
     return wanted
 
 
-async def watch_cluster(silence: float) -> None:
-    """Look at the cluster until it is gone: ClusterLost, after `silence` seconds without an answer at the latest."""
-    seconds = min(silence, CLUSTER_SECONDS)
-    while True:
+def check_store() -> None:
+    """Raise ClusterLost where the object store of this machine is gone: Ray would end this process without a word."""
+    try:
+        path = import_ray()._private.worker.global_worker.node.plasma_store_socket_name
+    except AttributeError:  # another Ray keeps it elsewhere
+        return
+    with socket.socket(socket.AF_UNIX) as store:
         try:
-            async with asyncio.timeout(seconds):
-                nodes = await _nodes()
-        except TimeoutError:
-            raise ClusterLost(f"the Ray cluster gave no sign of life for {seconds:g} s") from None
-        if not any(node["Alive"] for node in nodes):
-            raise ClusterLost("no node of the Ray cluster is alive")
-        await asyncio.sleep(LOOK_SECONDS)
+            store.connect(path)
+        except OSError as error:
+            raise ClusterLost(f"the object store of the Ray cluster is gone ({error})") from error
 
 
-def _nodes() -> "asyncio.Future[list[dict[str, Any]]]":
-    """Ask for the nodes of the cluster, in a thread that nobody waits for where the answer does not come."""
-    ray, loop = import_ray(), asyncio.get_running_loop()
-    found = loop.create_future()
+def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: threading.Event) -> None:
+    """Look at the cluster in a thread until it is gone, after `silence` seconds without an answer at the latest.
 
-    def tell(nodes: list[dict[str, Any]]) -> None:
-        if not found.done():
-            found.set_result(nodes)
+    In threads, since Ray's own calls may block for as long as nobody answers them.
+    """
+    seconds = min(silence, CLUSTER_SECONDS)
 
-    def ask() -> None:
-        nodes = ray.nodes()
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(tell, nodes)
+    def look() -> None:
+        while not is_over.wait(LOOK_SECONDS):
+            answer: SimpleQueue[list[dict[str, Any]]] = SimpleQueue()
+            threading.Thread(target=lambda to: to.put(import_ray().nodes()), args=(answer,), daemon=True).start()
+            try:
+                nodes = answer.get(timeout=seconds)
+            except Empty:
+                tell(ClusterLost(f"the Ray cluster gave no sign of life for {seconds:g} s"))
+                return
+            if not any(node["Alive"] for node in nodes):
+                tell(ClusterLost("no node of the Ray cluster is alive"))
+                return
 
-    threading.Thread(target=ask, name="covey-cluster", daemon=True).start()
-    return found
+    threading.Thread(target=look, name="covey-cluster", daemon=True).start()
