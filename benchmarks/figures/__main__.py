@@ -28,6 +28,7 @@ FIGURES: dict[str, Callable[[], object]] = {
     "use/algorithms": use.algorithms,
     "use/curriculum": use.curriculum,
     "use/distributed": use.distributed,
+    "use/scale": use.scale,
     "tasks/math": tasks.math,
     "tasks/code": tasks.code,
     "tasks/ifeval": tasks.ifeval,

@@ -104,3 +104,24 @@ def distributed() -> Drawing:
     box(drawing, (640, 84), (236, 100), Box("sum over ranks", ("divided by global counts", "of loss tokens"), "warm"))
     drawing.text(450, 252, "the same update as one process: a group is never split over ranks", size=14, colour="muted")
     return drawing
+
+
+def scale() -> Drawing:
+    drawing = Drawing(900, 250, "Groups in the order of admission, a bound of 1, four groups a step")
+    rows = (
+        (5, "trained now, on version 5"),
+        (6, "trained next, on version 6"),
+        (7, "not admitted: version 6 is not live"),
+    )
+    for place, (step, line) in enumerate(rows):
+        x = 24 + 290 * place
+        tone = ("good", "warm", "panel")[place]
+        box(drawing, (x, 30), (270, 70), Box(f"step {step}", (line,), tone))  # type: ignore[arg-type]
+        for number in range(4):
+            colour = "line" if place == 2 else tone
+            drawing.dot(x + 60 + 50 * number, 130, 14, colour)
+    drawing.text(169, 175, "started on version 4 or 5", size=13, colour="muted")
+    drawing.text(459, 175, "started on version 5", size=13, colour="muted")
+    drawing.text(749, 175, "the window is full", size=13, colour="muted")
+    drawing.text(450, 225, "(max_staleness + 1) x groups_per_step may be admitted", size=14, colour="muted")
+    return drawing
