@@ -204,3 +204,17 @@ def test_a_stale_run_holds_its_bound_and_replays_to_the_same_weights(
     with RunRecorder(config, tmp_path / "again") as record:
         digest = replay(config, tmp_path / "run", record, lambda text: None)
     assert digest == rows(tmp_path / "run" / "schedule.jsonl")[-1]["weights"]
+
+
+def test_a_reward_that_follows_the_run_is_not_replayed_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, annealed())
+    config = small_config(**of_ray(max_staleness=1))
+    with fake_ray():
+        train(config, tmp_path / "run")
+    use(monkeypatch, annealed())
+    (tmp_path / "again").mkdir()
+    differs = pytest.raises(ValueError, match=r"step \d ends with other weights than the run had")
+    with RunRecorder(config, tmp_path / "again") as record, differs:
+        replay(config, tmp_path / "run", record, lambda text: None)
