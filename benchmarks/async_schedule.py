@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.cluster_simulation import predict
-from covey.cluster.pool import Limits
 from covey.cluster.settings import DevicesConfig
+from covey.cluster.slot import Limits
 from covey.cluster.source import RaySource
 from covey.config.schema import Config
 from covey.engine.fake import FakeEngine

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from covey.cluster.pool import Limits, SamplerPool
+from covey.cluster.pool import SamplerPool
 from covey.cluster.settings import DevicesConfig
+from covey.cluster.slot import Limits
 from covey.cluster.source import RaySource
 from covey.engine.base import EngineStats, UpdateMode, WeightSet
 from covey.engine.fake import FakeEngine

@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
-from covey.cluster.slot import SamplerLost, Slot, last_line
+from covey.cluster.slot import Call, Limits, SamplerLost, Slot, last_line
 from covey.cluster.start import ClusterLost, check_store, import_ray, watch_cluster, worker_environment
 from covey.cluster.wire import Job, Result, pack
 from covey.engine.base import UpdateMode, WeightSet
@@ -41,26 +40,6 @@ ANSWER_SECONDS = 1.0
 """A row waits so long for what samplers' environments logged."""
 CLOSE_SECONDS = 5.0
 """For samplers to let go of their worker processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds that the pool waits."""
-
-    loading: float
-    """For a sampler to load model and data."""
-    silence: float
-    """For a sign of life, and for weights to be taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A ticket and who is told what became of it; both functions are called in the pool's thread."""
-
-    ticket: Ticket
-    settle: Callable[[Result], None]
-    give_up: Callable[[Ticket], Ticket]
-    """Returns the ticket of the next attempt."""
 
 
 class SamplerPool:

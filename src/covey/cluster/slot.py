@@ -2,15 +2,37 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from covey.cluster.wire import Result
+from covey.rollouts.buffer import Ticket
 from covey.types import RunStopped
 
 
 class SamplerLost(Exception):
     """Raised where a sampler's process is gone, or nobody listens to it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that the pool waits."""
+
+    loading: float
+    """For a sampler to load model and data."""
+    silence: float
+    """For a sign of life, and for weights to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A ticket and who is told what became of it; both functions are called in the pool's thread."""
+
+    ticket: Ticket
+    settle: Callable[[Result], None]
+    give_up: Callable[[Ticket], Ticket]
+    """Returns the ticket of the next attempt."""
 
 
 @dataclass(eq=False)

@@ -17,8 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from covey.cluster.pool import Call, Limits, SamplerPool
+from covey.cluster.pool import SamplerPool
 from covey.cluster.settings import DevicesConfig
+from covey.cluster.slot import Call, Limits
 from covey.cluster.start import connect, disconnect
 from covey.cluster.wire import Result
 from covey.engine.base import UpdateMode

@@ -9,7 +9,7 @@ from covey.algorithm.build import build_objective
 from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
-from covey.cluster.pool import Limits
+from covey.cluster.slot import Limits
 from covey.cluster.source import RaySource
 from covey.config.schema import Config
 from covey.engine.base import Closable, UpdateMode
