@@ -71,6 +71,8 @@ def is_run(case: Case) -> bool:
     named = {case.params.get(name) for name in ("mask", "quantity", "metric", "estimator")}
     of_sequences = case.params.get("metrics") == "ess" and case.params["level"] == "sequence"
     by_token = "token_rewards" in case.inputs or "proximal" in case.params
+    # Rewards paid token by token; what covey shares with those who pay them is the KL that a controller sees.
+    by_token |= "token_rewards" in case.expected and "controller_kl" not in case.expected
     return not (named & NOT_RUN or of_sequences or by_token)
 
 

@@ -92,12 +92,7 @@ def check_nested(got: dict[str, Any], case: Case) -> None:
             torch.testing.assert_close(actual.detach(), tensor(expected), rtol=case.rtol, atol=case.atol)
 
 
-def is_paid_by_covey(case: Case) -> bool:
-    """Return whether covey runs a case: it pays no reward token by token, but shares the KL that a controller sees."""
-    return case.params["level"] != "token" or "controller_kl" in case.expected
-
-
-@golden("kl_in_reward", where=is_paid_by_covey)
+@golden("kl_in_reward")
 def test_a_kl_in_the_reward_is_golden(case: Case) -> None:
     mask_NT, rewards_N = tensor(case.inputs["mask"]) > 0, tensor(case.inputs["rewards"])
     options, coef = KLOptions(case.params["estimator"], "naive"), case.params["coef"]

@@ -196,7 +196,7 @@ CREDIT_SETTINGS = (
 )
 UNREAD: dict[str, tuple[str, ...]] = {
     "check": (
-        *("num_steps", "max_staleness", "source", "engine.update", *CREDIT_SETTINGS),
+        *("num_steps", "max_staleness", "engine.update", *CREDIT_SETTINGS),
         *names_of(CurriculumConfig, "curriculum", "window", "decay", "explore", "promot", "demote", "earlier"),
         *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
         *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),

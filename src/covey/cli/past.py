@@ -2,7 +2,6 @@
 
 import json
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ TRUST = "trust_run=true"
 
 
 def run_status(words: Sequence[str]) -> None:
-    """Print the last word of trainer and samplers, and how old it is. ValueError for words that name no such run."""
+    """Print the last word of trainer and samplers, and when that was. ValueError for words that name no such run."""
     folder = run_folder_of("status", words)
     path = folder / STATUS
     if not path.is_file():
@@ -34,7 +33,7 @@ def run_status(words: Sequence[str]) -> None:
         table.add_row(f"sampler {one['sampler']}", one["state"], *map(str, numbers))
     console = CleanConsole()
     console.print(table)
-    console.print(f"{max(0.0, time.time() - status['time']):.0f} s ago, {folder}")
+    console.print(f"at {status['time']}, {folder}")
 
 
 def run_replay(words: Sequence[str]) -> None:

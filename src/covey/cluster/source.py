@@ -43,6 +43,7 @@ from covey.rollouts.source import (
 from covey.system import collectives
 from covey.system.disk import WriteError
 from covey.system.jsonl import write_json
+from covey.system.text.format import timestamp
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Group, Prompt, RunStopped, Sampling
 
@@ -193,7 +194,7 @@ class RaySource:
             "groups_finished": len(buffer.finished),
             "groups_pending": len(buffer.pending),
         }
-        return {"time": time.time(), "trainer": trainer, "samplers": [] if self._pool is None else self._pool.status()}
+        return {"time": timestamp(), "trainer": trainer, "samplers": [] if self._pool is None else self._pool.status()}
 
     def report_to(self, file: Path) -> None:
         """Keep a file up to date with `status`, for `covey status`."""

@@ -4,6 +4,7 @@ import bz2
 import csv
 import gzip
 import json
+import logging
 import lzma
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,7 @@ def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
 def test_shards_and_clones_of_a_hub_are_read_by_split(
     below: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
     folder = tmp_path / below
     write_parquet(folder / "train-00000-of-00002.parquet", rows(2))
     write_parquet(folder / "train-00001-of-00002.parquet", rows(2, start=2))

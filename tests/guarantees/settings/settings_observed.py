@@ -269,7 +269,9 @@ def processes(config: Config) -> int:
         pytest.skip("reads /proc")
     before = children(os.getpid())
     with environment_of(config) as environment:
-        asyncio.run(environment.score(environment.prompts("train")[0], COMPLETIONS))
+        # Slow programs, each another one: every place is taken before the first is free again.
+        slow = [f"```python\nimport time\ntime.sleep(0.3)\nprint({number})\n```" for number in range(16)]
+        asyncio.run(environment.score(environment.prompts("train")[0], [*COMPLETIONS, *slow]))
         return len(children(os.getpid()) - before)  # of those before some may be ending
 
 

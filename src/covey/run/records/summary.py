@@ -290,10 +290,19 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
-    """Write summary.json in `folder`, whole or not at all."""
+    """Write summary.json in `folder`, whole or not at all. What could not be measured is null."""
     path = folder / "summary.json"
-    write_json(path, content)
+    write_json(path, _measured(content))
     return path
+
+
+def _measured(content: Any) -> Any:
+    """Return the same with None in the place of NaN."""
+    if isinstance(content, Mapping):
+        return {name: _measured(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_measured(value) for value in content]
+    return None if isinstance(content, float) and math.isnan(content) else content
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
