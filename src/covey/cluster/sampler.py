@@ -5,17 +5,13 @@ completions under way.
 """
 
 import asyncio
-import logging
 import os
-import time
 from collections.abc import Awaitable, Callable
 
 from covey.cluster.wire import Job, PackedWeights, Result, unpack
 from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
 from covey.rollouts.rollout import Sampler, roll_out
 from covey.types import Group
-
-LOGGER = logging.getLogger(__name__)
 
 
 class SamplerActor:
@@ -57,7 +53,6 @@ class SamplerActor:
         while self._version < ticket.least_version:
             self._updated.clear()
             await self._updated.wait()
-        started = time.monotonic()
         group: Group | None = None
         error: tuple[str, str] | None = None
         try:
@@ -68,7 +63,7 @@ class SamplerActor:
             error = (type(raised).__name__, str(raised))
         stats = self._engine.take_stats()
         self._tokens += stats.sampled_tokens
-        return Result(ticket, job.incarnation, group, error, stats, time.monotonic() - started)
+        return Result(ticket, job.incarnation, group, error, stats)
 
     async def environment_metrics(self) -> dict[str, float]:
         """Return what the environment logs itself, since this was last asked."""

@@ -354,11 +354,6 @@ class RaySource:
         for place, prompt in enumerate(prompts):
             drawn = replace(sampling, seed=rollout_seed(sampling.seed, prompt.id, 0))
             ticket = Ticket(first + place, prompt, drawn, group_size, self._pushed)
-            self._pool.submit(Call(ticket, settle, next_attempt))
+            self._pool.submit(Call(ticket, settle, Ticket.next_attempt))
         self._wait(lambda: len(groups) == len(prompts), f"samplers to answer {len(prompts)} held-out prompts")
         return [groups[first + place] for place in range(len(prompts))]
-
-
-def next_attempt(ticket: Ticket) -> Ticket:
-    """Return the ticket of the next attempt at a prompt that is in no buffer."""
-    return replace(ticket, attempt=ticket.attempt + 1)

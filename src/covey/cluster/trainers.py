@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from covey.cluster.settings import DevicesConfig
+from covey.cluster.slot import last_line
 from covey.cluster.start import connect, disconnect, import_ray, worker_environment
 from covey.system import ranks
 from covey.types import RunStopped
@@ -54,7 +55,7 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
     is_own = connect(devices, 0)
     ray = import_ray()
     try:
-        with _environment(_variables(ray, 0, devices.trainer)) as meeting:
+        with _environment(_meeting_place(ray) | _numbers(0, devices.trainer)) as meeting:
             actors = [_start(ray, devices, meeting | _numbers(rank, devices.trainer)) for rank in _others(devices)]
             try:
                 _await_all(ray, [actor.ready.remote() for actor in actors])
@@ -96,16 +97,16 @@ def _end(ray: Any, running: list[Any]) -> None:
         try:
             ray.get(ref)
         except ray.exceptions.RayError as error:
-            LOGGER.warning("a trainer rank ended with: %s", str(error).strip().splitlines()[-1])
+            LOGGER.warning("a trainer rank ended with: %s", last_line(error))
 
 
-def _variables(ray: Any, rank: int, world_size: int) -> dict[str, str]:
-    """Return what tells this process its rank and all ranks where they meet."""
+def _meeting_place(ray: Any) -> dict[str, str]:
+    """Return what tells all ranks where they meet: here."""
     address = ray.util.get_node_ip_address()
     with socket.socket() as free:
         free.bind((address, 0))
         port = free.getsockname()[1]
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)} | _numbers(rank, world_size)
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 def _numbers(rank: int, world_size: int) -> dict[str, str]:

@@ -38,8 +38,6 @@ class Result:
     """Name of the exception's class and its message."""
     stats: EngineStats = field(default_factory=EngineStats)
     """What the sampler's engine did since its last result."""
-    seconds: float = 0.0
-    """From the start of the group to its end, waiting for weights left out."""
 
 
 @dataclass(frozen=True, slots=True)

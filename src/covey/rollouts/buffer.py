@@ -11,7 +11,7 @@ Nothing here knows of processes, time or tensors: every rule is tested without t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from covey.types import Group, Prompt, Sampling
 
@@ -33,6 +33,10 @@ class Ticket:
     """Optimiser steps behind the oldest weights it may start on."""
     attempt: int = 0
     """How often it was given up before, because whoever sampled it was lost."""
+
+    def next_attempt(self) -> "Ticket":
+        """Return the ticket for sampling it once more; results of this one are then refused."""
+        return replace(self, attempt=self.attempt + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +120,9 @@ class GroupBuffer:
 
     def give_up(self, ticket: Ticket) -> Ticket:
         """Return the ticket to be sampled once more: who sampled it is lost. Results of the old one are refused."""
-        again = Ticket(
-            ticket.number, ticket.prompt, ticket.sampling, ticket.group_size, ticket.least_version, ticket.attempt + 1
-        )
         assert self._pending[ticket.number] == ticket, f"ticket {ticket.number} is not under way"
-        self._pending[ticket.number] = again
-        return again
+        self._pending[ticket.number] = ticket.next_attempt()
+        return self._pending[ticket.number]
 
     def finish(self, ticket: Ticket, group: Group) -> bool:
         """Put the group of a ticket in its place. False where it is of an attempt that was given up."""

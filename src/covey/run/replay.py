@@ -6,10 +6,11 @@ that this very replay has trained. Where a digest differs from the recorded one,
 
 import asyncio
 import json
-import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 from covey.config.schema import Config
@@ -25,8 +26,6 @@ from covey.run.folder import SCHEDULE
 from covey.run.records.record import RunRecorder
 from covey.trainer.prepare import make_training_batch
 from covey.types import Group, Prompt, Span
-
-LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +102,25 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     sampler = Sampler(engine, environment, run.policy.tokenizer)
     engine.remember(run.policy, 0)
     prompts = {prompt.id: prompt for prompt in run.local.stream.prompts}
-    # Train step by step.
+    # Train step by step, keeping the versions that later steps sampled on.
     digest = ""
-    for number, step in enumerate(steps):
+    for step, oldest in zip(steps, oldest_needed(steps), strict=True):
         groups = []
         for group in step.groups:
             engine.past = Attempts(group, sampler.max_turns)
             groups.append(asyncio.run(_sample_again(sampler, prompts, group, warm)))
         digest = _train(run, groups, step, record)
         engine.remember(run.policy, step.step)
-        later = [version for one in steps[number + 1 :] for group in one.groups for version in group.versions()]
-        engine.forget_before(min(later, default=step.step))
+        engine.forget_before(min(oldest, step.step))
         say(f"step {step.step} of {steps[-1].step}: weights {digest}")
     return digest
+
+
+def oldest_needed(steps: Sequence[PastStep]) -> list[float]:
+    """Return for each step the oldest version that a later one sampled on, infinity where none did."""
+    of_each = [min((v for group in step.groups for v in group.versions()), default=math.inf) for step in steps]
+    from_the_end = accumulate(reversed(of_each[1:]), min, initial=math.inf)
+    return list(from_the_end)[::-1]
 
 
 def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:

@@ -43,7 +43,7 @@ class ReplayingEngine(OwnWeightsEngine):
         """Keep the trained policy's weights as they are now, as a version."""
         self._kept[version] = {name: tensor.detach().clone() for name, tensor in trained_tensors(trained).items()}
 
-    def forget_before(self, version: int) -> None:
+    def forget_before(self, version: float) -> None:
         """Let go of versions that no token to come was sampled on."""
         self._kept = {kept: weights for kept, weights in self._kept.items() if kept >= version}
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from covey.algorithm.build import build_objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
+from covey.engine.weights import PROBE_TOLERANCE
 from covey.policy.logprobs import Scoring, score_tokens
-from covey.policy.policy import Policy, inference
+from covey.policy.policy import DTYPES, Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.run.build import trainer_settings
 from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of
@@ -29,7 +30,7 @@ from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Group
 
-LOGPROB_TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
+LOGPROB_TOLERANCE = {name: PROBE_TOLERANCE[dtype] for name, dtype in DTYPES.items()}
 """Nats by precision, of the worst token. Below float32 products of other shapes round otherwise, and a token at the
 edge of top-p may fall in or out. What was measured is in docs/trust/preflight.md."""
 MEAN_SHARE = 0.1
