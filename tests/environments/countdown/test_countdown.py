@@ -159,10 +159,10 @@ def test_the_reward_for_the_form_can_be_set_and_parts_are_logged() -> None:
 def test_megabytes_of_nonsense_take_no_time() -> None:
     for unit in ("<answer>", "</answer>", "(", "1+", "<answer>1</answer>", "<think>"):
         text = unit * (2_000_000 // len(unit))
-        began = time.monotonic()
+        began = time.process_time()
         assert score(text, (3, 5), 8, CountdownConfig()).value <= 0.1
         assert score(text, (3, 5), 8, PLAIN).value == 0.0
-        assert time.monotonic() - began < 5
+        assert time.process_time() - began < 5
     assert find_answer("<answer>" + "1" * 1_000_000 + "</answer>") == "1" * 4000
 
 
@@ -257,9 +257,9 @@ def test_a_search_uses_all_numbers_or_some_and_gives_up_in_time() -> None:
     assert read_expression(find_expression([2, 3, 50], 5, uses_all=False) or "") == Expression(Fraction(5), (2, 3))
     assert find_expression([2, 3, 50], 5, uses_all=True) is None
     assert find_expression([1, 2], 3, uses_all=True) == find_expression([1, 2], 3, uses_all=True) == "1+2"
-    began = time.monotonic()
+    began = time.process_time()
     assert find_expression([97, 89, 83, 79, 73, 71], 999_983, uses_all=True) is None
-    assert time.monotonic() - began < 60
+    assert time.process_time() - began < 60
 
 
 def test_a_prompt_says_the_numbers_the_target_and_the_rule() -> None:

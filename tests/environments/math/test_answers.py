@@ -92,9 +92,9 @@ def test_symbolic_answers_are_left_to_the_caller() -> None:
 
 @pytest.mark.parametrize("tower", ["9^{9^{9}}", "99999!", "2^{100000}", "((9!)!)!!"])
 def test_towers_are_refused_before_they_are_evaluated(tower: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert symbolic_equal(tower, "\\sqrt{2}") is False
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 UNITS = (
@@ -118,9 +118,9 @@ UNITS = (
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("start", ["", "#### ", "the answer is ", "\\boxed{", "42 "])
 def test_long_repetitive_completions_take_no_time(start: str, unit: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     compare(start + unit * (30_000 // len(unit)), "42")
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_comparing_imports_neither_torch_nor_sympy() -> None:

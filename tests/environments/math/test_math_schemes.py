@@ -102,9 +102,9 @@ def test_the_first_closed_block_counts_whatever_stands_around_it() -> None:
     assert first_block("<answer> 1 </answer><answer>2</answer>", "answer") == "1"
     assert first_block("<answer>1<answer>2</answer>", "answer") == "1<answer>2"
     assert first_block("</answer><answer>1", "answer") == ""
-    began = time.monotonic()
+    began = time.process_time()
     assert first_block("<answer>" * 200_000, "answer") == ""
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize(
