@@ -213,10 +213,10 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
 
 
 def _print_settings(job: "Job") -> None:
-    """Print every setting of a job, and to stderr what gave way to what was typed."""
+    """Print every setting of a job, and to stderr what gave way to what was typed and what is missing."""
     from covey.run.plan import report
 
-    print("".join(f"{line}\n" for line in job.changed), end="", file=sys.stderr, flush=True)
+    print("".join(f"{line}\n" for line in (*job.changed, *job.notes)), end="", file=sys.stderr, flush=True)
     print(report(job.config), end="", flush=True)
 
 

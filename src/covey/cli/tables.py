@@ -200,6 +200,8 @@ FILES = {
     "preflight.json": "what was checked before the first step",
     "cold_start.json": "the warmed policy and its accuracy",
     "metrics.jsonl": "numbers of each step",
+    "schedule.jsonl": "which groups made each step, on which versions",
+    "status.json": "what trainer and samplers did last",
     "rollouts.jsonl": "answers of training with their rewards",
     "evaluations.jsonl": "answers of evaluations with their rewards",
     "checkpoints": "policies (from_pretrained loads them)",

@@ -16,7 +16,7 @@ def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
     if (now := current_name(name)) != name and now in known:
         return [now]
     section, _, leaf = name.rpartition(".")
-    own = OTHER_NAMES.get(leaf, ())
+    own = OTHER_NAMES.get(leaf) or _OTHER_BY_LETTERS.get(_letters(leaf), ())
     here = [f"{section}.{other.rpartition('.')[2]}" for other in own if "=" not in other]
     return [other for other in here if other in known] or list(own)
 
@@ -65,22 +65,34 @@ def _renamed_within(section: Any, settings: Mapping[Any, Any]) -> dict[Any, Any]
 def nearest(name: str, known: Collection[str]) -> list[str]:
     """Return at most three names, the likeliest first.
 
-    >>> nearest("lr", ["optimizer.lr", "seed"])
-    ['optimizer.lr']
+    >>> nearest("lr", ["optimizer.lr", "seed"]), nearest("optimizer.MaxGradNorm", ["optimizer.max_grad_norm"])
+    (['optimizer.lr'], ['optimizer.max_grad_norm'])
     """
     leaf = name.rpartition(".")[2]
+    same_letters = [other for other in known if _letters(other) == _letters(name)]
     peers = [other for other in known if other.count(".") == name.count(".")]
     alike = difflib.get_close_matches(name, peers, n=1, cutoff=0.75)
-    same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
+    same_leaf = [other for other in known if _letters(other.rpartition(".")[2]) == _letters(leaf)]
     near_leaf = [
         other for other in known if difflib.SequenceMatcher(None, other.rpartition(".")[2], leaf).ratio() > 0.8
     ]
-    return list(dict.fromkeys([*alike, *same_leaf, *near_leaf]))[:3]
+    return list(dict.fromkeys([*same_letters, *alike, *same_leaf, *near_leaf]))[:3]
+
+
+def _letters(name: str) -> str:
+    """Return a name without what people spell differently: capitals, "_" and "-"."""
+    return name.replace("_", "").replace("-", "").lower()
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return the end of a message, empty where no name is near."""
+    """Return the end of a message, empty where no name is near.
+
+    >>> did_you_mean("num_generation", ["group_size"])
+    '; did you mean group_size?'
+    """
     names = named_elsewhere(name, known) or nearest(name, known)
+    if not names and (alike := difflib.get_close_matches(name.rpartition(".")[2], OTHER_NAMES, n=1, cutoff=0.85)):
+        names = named_elsewhere(alike[0], known)
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
@@ -168,3 +180,4 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 Where one value of a setting does it, that is the answer: `use_vllm` is `engine=vllm`.
 """
+_OTHER_BY_LETTERS = {_letters(name): here for name, here in OTHER_NAMES.items()}

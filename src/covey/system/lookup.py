@@ -31,7 +31,9 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported") from error
+        meant = function_path_of_file(name_or_path)
+        hint = f"; write {meant}" if meant != name_or_path else ""
+        raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported{hint}") from error
     except Exception as error:
         raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
     function = vars(module).get(function_name)
@@ -113,6 +115,16 @@ def module_and_name(text: str) -> tuple[str, str] | None:
     """
     found = _LOADABLE.fullmatch(text)
     return None if found is None else (found[1], found[2])
+
+
+def function_path_of_file(text: str) -> str:
+    """Spell `file.py:function` as a module and a function.
+
+    >>> function_path_of_file("./checks/mine.py:exact"), function_path_of_file("mine:exact")
+    ('checks.mine:exact', 'mine:exact')
+    """
+    file, colon, function = text.rpartition(":")
+    return f"{file.removesuffix('.py').removeprefix('./').replace('/', '.')}{colon}{function}"
 
 
 def near(word: str, known: Collection[str]) -> str:

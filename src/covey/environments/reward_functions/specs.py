@@ -21,7 +21,7 @@ from typing import Any
 
 from covey.environments.reward_functions.call import RewardCallable
 from covey.environments.reward_functions.ready_made.table import REWARDS
-from covey.system.lookup import module_and_name, near
+from covey.system.lookup import function_path_of_file, module_and_name, near
 
 KEYS = ("function", "args")
 GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
@@ -138,7 +138,9 @@ def _named_by(name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise ValueError(f"reward function {name}: cannot import {module_name}: {error}") from error
+        meant = function_path_of_file(name)
+        reason = f"a module is named without .py; write {meant}" if meant != name else str(error)
+        raise ValueError(f"reward function {name}: cannot import {module_name}: {reason}") from error
     try:
         function = operator.attrgetter(attribute)(module)
     except AttributeError as error:
