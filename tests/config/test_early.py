@@ -60,7 +60,10 @@ def alone(words: list[str], **environment: str) -> subprocess.CompletedProcess[s
 MISTAKES = [
     (["train", *ROWS, "rewards=[mine:digit]"], f"reward function mine:digit: module mine has no 'digit'{NEAR}"),
     (["check", *ROWS, "rewards=[yours:digits]"], "reward function yours:digits: cannot import yours: No module named"),
-    (["train", *ROWS, "rewards=[mine.py:digits]"], "reward function mine.py:digits: cannot import mine.py: a module is named without .py; write mine:digits"),
+    (
+        ["train", *ROWS, "rewards=[mine.py:digits]"],
+        "reward function mine.py:digits: cannot import mine.py: a module is named without .py",
+    ),
     (["train", *ROWS, "rewards=[broken:digits]"], "reward function broken:digits: cannot import broken: "),
     (["train", *ROWS, "rewards=[{function: mine:digit}]"], "reward function mine:digit: module mine has no 'digit'"),
     (["train", *ROWS, "data.path=missing.jsonl"], "no file or directory missing.jsonl"),

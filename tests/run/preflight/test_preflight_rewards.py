@@ -132,7 +132,7 @@ def broken(prompt: Prompt, text: str) -> float:
 def test_an_environment_of_ones_own_is_tried_and_its_mistake_refused_in_one_line(build: Build) -> None:
     reason = "none of 2 completions could be scored: scripted.score raised KeyError: 'target'"
     line = refusal(own(build(scripted(broken))))
-    assert line.startswith(f"preflight: reward functions: {reason}, allowed: a reward for at least one completion; fix ")
+    assert line.startswith(f"preflight: reward functions: {reason}, allowed: a reward for at least one completion")
     mixture = Mixture({"own": scripted(broken), "other": scripted()}, {})
     assert "KeyError: 'target'" in refusal(own(build(mixture, preflight__num_prompts=6), in_mixture=True))
 

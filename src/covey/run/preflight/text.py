@@ -298,10 +298,17 @@ def check_functions(subject: PreflightContext) -> Finding:
     said = [_judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
     faults = [found for found in said if isinstance(found, str)]
     if faults:
-        return Finding(False, faults[0], "a reward for at least one completion", "fix the reward function, rewards=[...] or the rows")
+        return Finding(
+            False,
+            faults[0],
+            "a reward for at least one completion",
+            "fix the reward function, rewards=[...] or the rows",
+        )
     num_scored = sum(len(found.rollouts) for found in said if not isinstance(found, str))
     num_tried = sum(len(rollouts) for _, rollouts in trials)
-    return Finding(True, f"{num_scored} of {num_tried} completions get a reward", "a reward for at least one completion")
+    return Finding(
+        True, f"{num_scored} of {num_tried} completions get a reward", "a reward for at least one completion"
+    )
 
 
 def trial_of(subject: PreflightContext, prompt: Prompt) -> tuple[Environment, Prompt] | None:
