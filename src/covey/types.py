@@ -169,6 +169,8 @@ class MicroBatch:
     """Rollout (row) of the loss token within this micro-batch."""
     column_L: Tensor
     """Index of the loss token within its rollout, counting loss tokens only."""
+    num_columns: int
+    """Loss tokens of the rollout that has most, known without asking the device."""
     prompt_ids: tuple[str, ...]
     """Prompt of each rollout (row)."""
     advantage_L: Tensor

@@ -19,6 +19,7 @@ from covey.engine.weights import replace_weights
 from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference
 from covey.policy.sampling import allowed_with, filtered_logprobs, partition, random_uniform, row_key, sample
+from covey.policy.transfer import to_device
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Sampling
 
@@ -76,7 +77,7 @@ class Read:
     def rows(self, wanted: Sequence[tuple[Fill, int]]) -> Tensor:
         """Return logits (F, V) of a position of each fill."""
         index = [self.place[tuple(fill.input_ids), position] for fill, position in wanted]
-        return self.logits_SV[torch.tensor(index, dtype=torch.int64, device=self.logits_SV.device)]
+        return self.logits_SV[to_device(index, self.logits_SV.device, torch.int64)]
 
 
 class FillEngine:
@@ -227,7 +228,7 @@ def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
         start += len(ids)
     stream = [token_id for ids in inputs for token_id in ids]
     positions = [position for ids in inputs for position in range(len(ids))]
-    ids_1T, position_1T, source_S = (torch.tensor(v, device=policy.device) for v in ([stream], [positions], sources))
+    ids_1T, position_1T, source_S = (to_device(v, policy.device) for v in ([stream], [positions], sources))
     layout = inputs_layout([len(ids) for ids in inputs], policy.device)
     if policy.head_is_linear:
 
@@ -254,8 +255,8 @@ def _draw(read: Read, wanted: Sequence[tuple[Fill, int]]) -> tuple[Tensor, Tenso
     """Tokens and their log-probabilities (F,): random numbers are a function of seed, sample and position."""
     logits_FV = read.rows(wanted)
     device = logits_FV.device
-    key_F = torch.tensor([fill.key for fill, _ in wanted], device=device)
-    position_F = torch.tensor([position for _, position in wanted], device=device)
+    key_F = to_device([fill.key for fill, _ in wanted], device)
+    position_F = to_device([position for _, position in wanted], device)
     parts = partition((fill.request.sampling for fill, _ in wanted), device)
     return sample(logits_FV, parts, random_uniform(key_F, position_F))
 
@@ -265,7 +266,7 @@ def _score_in_one_step(first: Read, fills: Sequence[Fill]) -> None:
     for fill in fills:
         sampling, masked = fill.request.sampling, fill.request.masked
         fill.input_ids = list(fill.request.prompt_ids)
-        token_F = torch.tensor([fill.filled[position][0] for position in masked], device=first.logits_SV.device)
+        token_F = to_device([fill.filled[position][0] for position in masked], first.logits_SV.device)
         logits_FV = first.rows([(fill, position) for position in masked])
         scaled_FV = filtered_logprobs(logits_FV, sampling.temperature)
         if sampling.filters:

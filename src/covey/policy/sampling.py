@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from covey.policy.transfer import to_device
 from covey.types import Sampling
 
 Distribution = tuple[float, int, float, float]
@@ -139,7 +140,7 @@ def partition(samplings: Iterable[Sampling], device: torch.device) -> list[tuple
         rows_of.setdefault(key, []).append(row)
     if len(rows_of) == 1:
         return [(next(iter(rows_of)), None)]
-    return [(key, torch.tensor(rows, device=device)) for key, rows in rows_of.items()]
+    return [(key, to_device(rows, device)) for key, rows in rows_of.items()]
 
 
 def _scaled(logits_RV: Tensor, temperature: float) -> Tensor:

@@ -219,8 +219,10 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
 
 
 def all_sum_pairs(sums: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> list[dict[str, tuple[Tensor, Tensor]]]:
-    """Return the (numerator, denominator) pairs summed over all micro-batches of all ranks."""
-    local = [{name: (n.cpu(), d.cpu()) for name, (n, d) in part.items()} for part in sums]
+    """Return the (numerator, denominator) pairs of all micro-batches of all ranks, on the CPU."""
+    given = list(sums)
+    numbers = iter(_to_host([number for part in given for pair in part.values() for number in pair]))
+    local = [{name: (next(numbers), next(numbers)) for name in part} for part in given]
     return [part for of_rank in all_gather(local) for part in of_rank]
 
 
@@ -230,6 +232,14 @@ def all_max(values: Mapping[str, float]) -> dict[str, float]:
     for of_rank in all_gather(dict(values)):
         merged = {name: max(value, merged.get(name, value)) for name, value in {**merged, **of_rank}.items()}
     return merged
+
+
+def _to_host(scalars: Sequence[Tensor]) -> list[Tensor]:
+    """Return scalars on the CPU, fetched in one wait for the device; float64 holds all of them exactly."""
+    if not scalars:
+        return []
+    fetched = torch.stack([scalar.double() for scalar in scalars]).cpu()
+    return [number.to(scalar.dtype) for number, scalar in zip(fetched.unbind(), scalars, strict=True)]
 
 
 def _deadline() -> timedelta:

@@ -6,15 +6,21 @@ micro-batches and all ranks.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy
+from covey.policy.transfer import to_device
 from covey.system import collectives
 from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, Row, Stream
 from covey.types import Batch, Group, MicroBatch, Rollout
+
+Values = npt.NDArray[Any]
 
 
 def make_rows(
@@ -105,6 +111,7 @@ def _empty_micro_batch(device: torch.device) -> MicroBatch:
         target_L=none,
         row_L=none,
         column_L=none,
+        num_columns=1,
         prompt_ids=(),
         advantage_L=none.double(),
         sampler_logprob_L=none.double(),
@@ -153,33 +160,37 @@ def _split(rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Iterator
 def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -> MicroBatch:
     """Make the tensors of one micro-batch."""
     rows = [row for group in part for row in group]
-    # One entry for each loss token: where it is predicted, what it is, whose it is.
-    entries = [
-        (offset(position), row.rollout.target_ids[position], index, column, row.rollout.sampler_logprobs[position])
-        for index, (row, offset) in enumerate(zip(rows, stream.offsets, strict=True))
-        for column, position in enumerate(p for p, chosen in enumerate(row.rollout.loss_mask) if chosen)
-    ]
-    source, target, row_index, column, sampler = zip(*entries, strict=True)
-    advantages = [value for row in rows for value in row.advantages]
+    # Where loss tokens are predicted, what they are, and whose: a row has thousands, too many for loops of Python
+    chosen = [np.flatnonzero(row.rollout.loss_mask) for row in rows]
+    lengths = [len(positions) for positions in chosen]
+    source = [offset(positions) for offset, positions in zip(stream.offsets, chosen, strict=True)]
+    target = [np.asarray(row.rollout.target_ids)[own] for row, own in zip(rows, chosen, strict=True)]
+    sampler = [np.asarray(row.rollout.sampler_logprobs)[own] for row, own in zip(rows, chosen, strict=True)]
+    advantages = [np.asarray(row.advantages) for row in rows]
+
+    def joined(pieces: Sequence[Values], dtype: torch.dtype = torch.int64) -> Tensor:
+        return to_device(torch.from_numpy(np.concatenate(pieces)).to(dtype), device)
+
     return MicroBatch(
         input_ids_BT=_int(stream.input_ids, device),
         position_ids_BT=_int(stream.position_ids, device),
         layout=stream.layout(device, attention),
-        source_L=_int(source, device),
-        target_L=_int(target, device),
-        row_L=_int(row_index, device),
-        column_L=_int(column, device),
+        source_L=joined(source),
+        target_L=joined(target),
+        row_L=joined([np.repeat(np.arange(len(rows)), lengths)]),
+        column_L=joined([np.arange(length) for length in lengths]),
+        num_columns=max(lengths),
         prompt_ids=tuple(row.prompt_id for row in rows),
-        advantage_L=torch.tensor(advantages, dtype=torch.float64, device=device),
-        sampler_logprob_L=torch.tensor(sampler, dtype=torch.float64, device=device),
+        advantage_L=joined(advantages, torch.float64),
+        sampler_logprob_L=joined(sampler, torch.float64),
     )
 
 
 def _int(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    return to_device(values, device, torch.int64)
 
 
 def unflatten(values_L: Tensor, batch: MicroBatch) -> Tensor:
     """Arrange values of loss tokens as (rows, longest row), with 0 where a row has no token."""
-    grid = values_L.new_zeros(batch.num_rows, int(batch.column_L.max()) + 1 if len(batch.column_L) else 1)
+    grid = values_L.new_zeros(batch.num_rows, batch.num_columns)
     return grid.index_put((batch.row_L, batch.column_L), values_L)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from covey.policy.attention.base import DENSE, Layout
@@ -15,6 +17,7 @@ from covey.policy.attention.bidirectional import WholeLayout, inputs_layout
 from covey.policy.attention.compiled import compiled_layout
 from covey.policy.attention.flex import flex_layout
 from covey.policy.attention.packed import Segment, packed_layout
+from covey.policy.transfer import to_device
 from covey.types import Rollout
 
 
@@ -48,10 +51,12 @@ class Stream:
     position_ids: list[list[int]]
     layout: Callable[[torch.device, str], Layout]
     """Who attends to whom, on a device, computed as one of `ATTENTIONS` where there are several ways."""
-    offsets: list[Callable[[int], int]]
-    """For each row: position in the rollout -> index into the flattened stream."""
+    offsets: list["Offset"]
+    """For each row: positions in the rollout -> indices into the flattened stream."""
 
 
+Positions = npt.NDArray[np.int64]
+Offset = Callable[[Positions], Positions]
 Part = list[list[Row]]
 """The rows of one micro-batch, grouped by prompt."""
 Input = tuple[int, ...]
@@ -63,7 +68,7 @@ def shared_layout(part: Part) -> Stream:
     ids: list[int] = []
     positions: list[int] = []
     segments: list[Segment] = []
-    offsets: list[Callable[[int], int]] = []
+    offsets: list[Offset] = []
     for group in part:
         start, prefix = len(ids), group[0].prefix_length
         shared = group[0].rollout.input_ids[:prefix]
@@ -85,7 +90,7 @@ def whole_layout(part: Part) -> Stream:
     ids: list[int] = []
     positions: list[int] = []
     segments: list[Segment] = []
-    offsets: list[Callable[[int], int]] = []
+    offsets: list[Offset] = []
     for row in (row for group in part for row in group):
         segments.append(Segment(len(ids), row.num_tokens, ()))
         offsets.append(_branch_offset(len(ids), row.num_tokens, len(ids)))
@@ -110,8 +115,8 @@ def padded_layout(part: Part) -> Stream:
     return Stream(ids, positions, lambda device, attention: DENSE, offsets)
 
 
-def _branch_offset(start: int, prefix: int, branch_start: int) -> Callable[[int], int]:
-    return lambda position: start + position if position < prefix else branch_start + position - prefix
+def _branch_offset(start: int, prefix: int, branch_start: int) -> Offset:
+    return lambda positions: positions + np.where(positions < prefix, start, branch_start - prefix)
 
 
 def shared_inputs(part: Part) -> Stream:
@@ -144,7 +149,7 @@ def padded_inputs(part: Part) -> Stream:
     positions = [list(range(longest)) for _ in inputs]
     real = [[True] * len(each) + [False] * (longest - len(each)) for each in inputs]
     offsets = [_input_offset([longest * place for place in own], len(inputs[own[0]])) for own in places]
-    return Stream(ids, positions, lambda device, attention: WholeLayout(torch.tensor(real, device=device)), offsets)
+    return Stream(ids, positions, lambda device, attention: WholeLayout(to_device(real, device)), offsets)
 
 
 def _inputs(row: Row) -> list[Input]:
@@ -175,8 +180,8 @@ def _stream(inputs: Sequence[Input], places: Sequence[Sequence[int]]) -> Stream:
     return Stream([ids], [positions], lambda device, attention: inputs_layout(lengths, device), offsets)
 
 
-def _input_offset(starts: Sequence[int], length: int) -> Callable[[int], int]:
-    return lambda position: starts[position // length] + position % length
+def _input_offset(starts: Sequence[int], length: int) -> Offset:
+    return lambda positions: np.asarray(starts)[positions // length] + positions % length
 
 
 LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.native.scheduler import Move
+from covey.policy.transfer import to_device
 
 MIN_GROWTH = 16
 """Slots by which rows grow at least."""
@@ -97,7 +98,7 @@ class Block:
         """Copy the first `length` slots of holders to others. No holder is both source and target."""
         if not moves or length == 0:
             return
-        pairs = torch.tensor(moves, device=self.shape.device)
+        pairs = to_device(moves, self.shape.device)
         for tensor in (*self.keys, *self.values):
             used = tensor[:, :, :length]
             used[pairs[:, 1]] = used[pairs[:, 0]]

@@ -8,7 +8,7 @@ Shapes: R rows, H query heads, K key/value heads, D head width.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -45,9 +45,9 @@ class Decode(ctypes.Structure):
 class CompiledDecodeLayout:
     """One token a row, in slot order; does what `layouts.DecodeLayout` does."""
 
-    def __init__(self, cache: Cache, grid: Grid, own_lengths: Sequence[int]) -> None:
+    def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
         self._cache = cache
-        self._own_R = torch.tensor(own_lengths)
+        self._own_R = length_R - 1
         self._grid = grid
         self.position_R = grid.length_R + self._own_R
         self._function = library(SOURCE).covey_decode_attention

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape
 from covey.policy.attention.base import DENSE, Rule, capped, causal_attention, within, without_sink
+from covey.policy.transfer import to_device
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class PrefillLayout:
 
     def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
         device = block.shape.device
-        length_N = torch.tensor(lengths, device=device)
+        length_N = to_device(lengths, device)
         self._block = block
         self._first = first
         self._num_prompts, self._longest = len(lengths), max(lengths)
@@ -97,17 +98,15 @@ class Grid:
         for group, rows in enumerate(rows_of):
             for column, row in enumerate(rows):
                 cell_of_row[row] = group * width + column
-        only_row_C = torch.tensor(
-            [row for rows in rows_of for row in (*rows, *[-1] * (width - len(rows)))], device=device
-        )
+        only_row_C = to_device([row for rows in rows_of for row in (*rows, *[-1] * (width - len(rows)))], device)
         return Grid(
             num_groups=len(prompt_lengths),
             width=width,
             row_C=only_row_C.clamp(min=0),
             only_row_C=only_row_C,
-            cell_R=torch.tensor(cell_of_row, device=device),
-            length_G=torch.tensor(prompt_lengths, device=device),
-            length_R=torch.tensor([prompt_lengths[group] for group in group_of_row], device=device),
+            cell_R=to_device(cell_of_row, device),
+            length_G=to_device(prompt_lengths, device),
+            length_R=to_device([prompt_lengths[group] for group in group_of_row], device),
             shortest=min(prompt_lengths),
             longest=max(prompt_lengths),
         )
@@ -116,13 +115,13 @@ class Grid:
 class DecodeLayout:
     """One token a row, in slot order. The token's key and value are written to the row's slot before it attends."""
 
-    def __init__(self, cache: Cache, grid: Grid, own_lengths: Sequence[int]) -> None:
+    def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
+        """length_R counts each row's own tokens with this one, from `shortest` to `longest`."""
         self._cache = cache
         self._grid = grid
-        self._own_R = torch.tensor(own_lengths, device=cache.shape.device)
+        self._own_R = length_R - 1
         """Own tokens before this one, so also the slot this one is written to."""
-        self._shortest_own, self._longest_own = min(own_lengths) + 1, max(own_lengths) + 1
-        """With this one."""
+        self._shortest_own, self._longest_own = shortest, longest
         self.position_R = grid.length_R + self._own_R
         self._places: dict[int, Tensor] = {}
         self._biases: dict[tuple[int | None, int, int], tuple[Tensor | None, Tensor | None]] = {}

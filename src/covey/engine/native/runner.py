@@ -18,6 +18,7 @@ from covey.engine.native.scheduler import Admission, Departure, Request, Row, Sc
 from covey.policy import sampling
 from covey.policy.policy import Policy, inference
 from covey.policy.sampling import Distribution, partition, random_uniform, sample
+from covey.policy.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Draws:
 
     @staticmethod
     def of(rows: Sequence[Row], device: torch.device) -> "Draws":
-        key_R = torch.tensor([row.key for row in rows], device=device)
+        key_R = to_device([row.key for row in rows], device)
         return Draws(key_R, partition((row.request.sampling for row in rows), device))
 
 
@@ -61,7 +62,7 @@ class Runner:
         last = requests[-1]
         self._held = (last, logits_NV[-1].clone()) if last.to_start else None
         index_of = {request: index for index, request in enumerate(requests)}
-        source_R = torch.tensor([index_of[row.request] for row in rows], device=logits_NV.device)
+        source_R = to_device([index_of[row.request] for row in rows], logits_NV.device)
         position_R = torch.zeros_like(source_R)
         return self._draw(logits_NV[source_R], Draws.of(rows, logits_NV.device), position_R)
 
@@ -71,11 +72,11 @@ class Runner:
         self.cache.fit(_need(scheduler))
         grid, draws = self._composition(scheduler)
         lengths = [len(row.token_ids) for row in rows]
-        layout = self._decode_layout(self.cache, grid, [length - 1 for length in lengths])
-        newest_R = torch.tensor([row.token_ids[-1] for row in rows], device=device)
+        newest_R, length_R = to_device([[row.token_ids[-1] for row in rows], lengths], device)
+        layout = self._decode_layout(self.cache, grid, length_R, min(lengths), max(lengths))
         every_R = torch.arange(len(rows), device=device)
         logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)
-        return self._draw(logits_RV, draws, torch.tensor(lengths, device=device))
+        return self._draw(logits_RV, draws, length_R)
 
     def encode_again(self, scheduler: Scheduler) -> None:
         """Cache keys and values anew, on the weights there are now.
@@ -100,7 +101,7 @@ class Runner:
         block = Block(self.cache.shape)
         block.resize(1, length)
         layout = PrefillLayout(block, 0, [length])
-        input_ids_1T = torch.tensor([[*prompt_ids, *token_ids]], device=self._policy.device)
+        input_ids_1T = to_device([[*prompt_ids, *token_ids]], self._policy.device)
         self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
         rows = self.cache.rows
         for target, encoded in zip((*rows.keys, *rows.values), (*block.keys, *block.values), strict=True):
@@ -117,7 +118,7 @@ class Runner:
         """Write the prompts' keys and values. Logits (N, V) after each prompt."""
         layout = PrefillLayout(self.cache.prompts, prompts[0].slot, [len(request.prompt_ids) for request in prompts])
         stream = [token_id for request in prompts for token_id in request.prompt_ids]
-        input_ids_1T = torch.tensor([stream], device=self._policy.device)
+        input_ids_1T = to_device([stream], self._policy.device)
         return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
     def _draw(self, logits_RV: Tensor, draws: Draws, position_R: Tensor) -> tuple[list[int], list[float]]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION = "covey"
 UNDERSTOOD = frozenset({"layout", "scaling", "sliding_window", "softcap", "s_aux"})
@@ -94,8 +93,8 @@ def _refuse_what_is_not_understood(
 
 def register() -> None:
     """Make attn_implementation="covey" known to transformers. Calling it again changes nothing."""
+    # No masks are registered beside it: transformers then makes none, and asks the device nothing about positions.
     AttentionInterface.register(ATTENTION, attention)
-    AttentionMaskInterface.register(ATTENTION, lambda *args, **keywords: None)
 
 
 def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Rule, masked_attention, within
+from covey.policy.transfer import to_device
 
 
 def bidirectional_attention(
@@ -89,14 +90,14 @@ def inputs_layout(lengths: Sequence[int], device: torch.device) -> InputsLayout:
             order[tokens.start : tokens.stop] = range(first, first + len(tokens))
         num_outputs += len(inputs) * longest
         blocks.append(_block(inputs, longest, device))
-    return InputsLayout(tuple(blocks), torch.tensor(order, dtype=torch.int64, device=device))
+    return InputsLayout(tuple(blocks), to_device(order, device, torch.int64))
 
 
 def _block(inputs: Sequence[range], longest: int, device: torch.device) -> Block:
-    tokens = torch.tensor([[*i, *[0] * (longest - len(i))] for i in inputs], dtype=torch.int64, device=device)
+    tokens = to_device([[*i, *[0] * (longest - len(i))] for i in inputs], device, torch.int64)
     if all(len(i) == longest for i in inputs):
         return Block(tokens, None)
-    length_R1 = torch.tensor([[len(i)] for i in inputs], device=device)
+    length_R1 = to_device([[len(i)] for i in inputs], device)
     return Block(tokens, torch.arange(longest, device=device) < length_R1)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Rule, causal_attention
+from covey.policy.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +71,28 @@ def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLa
     buckets: dict[tuple[int, int], list[Subsequence]] = defaultdict(list)
     for subsequence in (s for segment in segments for s in subsequences_of(segment)):
         buckets[subsequence.prefix_length, subsequence.length.bit_length()].append(subsequence)
-    order: dict[int, int] = {}
+    order_T = torch.empty(sum(map(num_tokens_of, segments)), dtype=torch.int64)
     blocks = []
     num_outputs = 0
     for subsequences in buckets.values():
-        longest = max(subsequence.length for subsequence in subsequences)
-        for index, subsequence in enumerate(subsequences):
-            first = num_outputs + index * longest
-            order.update(
-                zip(
-                    range(subsequence.start, subsequence.start + subsequence.length),
-                    range(first, first + subsequence.length),
-                    strict=True,
-                )
-            )
-        num_outputs += len(subsequences) * longest
-        blocks.append(_block(subsequences, longest, device))
-    places = torch.tensor([order[position] for position in range(len(order))], dtype=torch.int64, device=device)
-    return PackedLayout(tuple(blocks), places)
+        # Take each subsequence's positions, padded to the longest
+        facts = [(s.start, s.length, s.prefix_start) for s in subsequences]
+        start_R1, length_R1, prefix_R1 = torch.tensor(facts)[..., None].unbind(1)
+        place_Q = torch.arange(int(length_R1.max()))
+        real_RQ = place_Q < length_R1
+        query_RQ = (start_R1 + place_Q).where(real_RQ, 0)
+        prefix_RP = prefix_R1 + torch.arange(subsequences[0].prefix_length)
+        blocks.append(Block(to_device(query_RQ, device), to_device(prefix_RP, device)))
+        # Note where their outputs lie
+        output_RQ = num_outputs + torch.arange(query_RQ.numel()).view_as(query_RQ)
+        order_T[query_RQ[real_RQ]] = output_RQ[real_RQ]
+        num_outputs += query_RQ.numel()
+    return PackedLayout(tuple(blocks), to_device(order_T, device))
+
+
+def num_tokens_of(segment: Segment) -> int:
+    """Count the tokens of a segment, prefix and branches."""
+    return segment.prefix_length + sum(segment.branch_lengths)
 
 
 def subsequences_of(segment: Segment) -> list[Subsequence]:
@@ -99,15 +104,6 @@ def subsequences_of(segment: Segment) -> list[Subsequence]:
             subsequences.append(Subsequence(position, length, segment.start, segment.prefix_length))
         position += length
     return subsequences
-
-
-def _block(subsequences: Sequence[Subsequence], longest: int, device: torch.device) -> Block:
-    query = [[*range(s.start, s.start + s.length), *[0] * (longest - s.length)] for s in subsequences]
-    prefix = [list(range(s.prefix_start, s.prefix_start + s.prefix_length)) for s in subsequences]
-    return Block(
-        torch.tensor(query, dtype=torch.int64, device=device),
-        torch.tensor(prefix, dtype=torch.int64, device=device).reshape(len(subsequences), -1),
-    )
 
 
 def _take(values_BHTD: Tensor, positions_RS: Tensor) -> Tensor:
