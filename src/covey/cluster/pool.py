@@ -23,7 +23,7 @@ from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import Call, Limits, SamplerLost, Slot, last_line
 from covey.cluster.start import ClusterLost, check_store, import_ray, watch_cluster, worker_environment
 from covey.cluster.wire import Job, Result, pack
-from covey.engine.base import UpdateMode, WeightSet
+from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
 from covey.rollouts.buffer import Ticket
 from covey.rollouts.rollout import Sampler
 from covey.types import RunStopped
@@ -32,8 +32,6 @@ LOGGER = logging.getLogger(__name__)
 
 PING_SECONDS = 2.0
 """Between two looks at whether a sampler lives."""
-MOST_LOSSES = 5
-"""So often in a row one sampler may be lost before the run ends: what kills it would kill the next one too."""
 MOST_ATTEMPTS = 10
 """So often one prompt may be lost with its sampler before the run ends: it may be what kills them."""
 ANSWER_SECONDS = 1.0

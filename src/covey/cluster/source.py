@@ -27,7 +27,7 @@ from covey.engine.weights import make_weight_set
 from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
-from covey.rollouts.rollout import Sampler
+from covey.rollouts.rollout import Sampler, encode_prompt
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import row_of
 from covey.rollouts.source import (
@@ -227,7 +227,8 @@ class RaySource:
     def _push(self, version: int) -> None:
         with sharding.gathered(self._policy):
             if self._pool is not None:
-                weights = make_weight_set(self._policy, version)
+                prompt = self.stream.prompts[version % len(self.stream.prompts)]
+                weights = make_weight_set(self._policy, version, encode_prompt(self.local.sampler.tokenizer, prompt))
                 self._digest = weights.digest
                 self._pool.push(weights)
         self._pushed = version

@@ -1,7 +1,9 @@
 """The engine seam: how tokens are sampled."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -13,6 +15,10 @@ from covey.types import Completion, Sampling
 UpdateMode = Literal["keep", "wait", "abort"]
 """What happens to completions under way when weights change: `keep` continues each on the new weights, its prefix
 encoded again; `wait` finishes them on the old weights first; `abort` starts them again."""
+MOST_LOSSES = 5
+"""So often in a row an engine may be lost before the run ends: what kills it would kill the next one too."""
+MOST_THREADS = 8
+"""That hash weights: more would wait for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,8 @@ class EngineStats:
     """Most completions sampled at the same time."""
     peak_cache_bytes: int = 0
     """Most memory the cached keys and values took, resizing included."""
+    restarts: int = 0
+    """How often an engine that was lost was started again."""
 
 
 class Engine(Protocol):
@@ -68,7 +76,7 @@ class WeightSet:
     tensors: Mapping[str, Tensor]
     """By parameter name of the policy's model, on the CPU; the trained ones only. May be read-only memory."""
     digest: str
-    """`digest_of(tensors)`."""
+    """`digest_of(tensors)`; "" where they never leave the process."""
     probe: Probe
 
 
@@ -105,11 +113,25 @@ class Closable(Protocol):
         ...
 
 
+@runtime_checkable
+class Resting(Protocol):
+    """An engine that can leave its device to the trainer."""
+
+    def rest(self) -> None:
+        """Give memory back until weights come, or until it is asked to sample."""
+        ...
+
+
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash over names, types, shapes and bytes, in the order of the names."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    names = sorted(tensors)
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
+        for name, of_bytes in zip(names, threads.map(_digest_of_bytes, map(tensors.__getitem__, names)), strict=True):
+            digest.update(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)};".encode() + of_bytes)
+    return digest.hexdigest()[:32]
+
+
+def _digest_of_bytes(tensor: Tensor) -> bytes:
+    plain = tensor.detach().cpu().contiguous()
+    return hashlib.sha256(plain.flatten().view(torch.uint8).numpy().data).digest()

@@ -43,6 +43,13 @@ def build_vllm(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Upd
     return build(policy, settings)
 
 
+def build_vllm_beside(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
+    """The same beside the trainer: vLLM is started again where it is lost, and sleeps while a GPU is shared."""
+    from covey.engine.vllm.build import build_beside
+
+    return build_beside(policy, settings)
+
+
 def sampling_engine(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
     """Return the engine in process for a policy of its kind."""
     return (build_native if policy.mask_id is None else build_fill)(policy, settings, kernels)
@@ -81,6 +88,6 @@ ENGINES: dict[str, Callable[["Policy", "EngineConfig", str], "Engine"]] = {
     "native": build_native,
     "fill": build_fill,
     "fake": build_fake,
-    "vllm": build_vllm,
+    "vllm": build_vllm_beside,
 }
 """Engine name -> builder (policy, settings, kernels)."""

@@ -14,6 +14,12 @@ SAMPLES = Needs(
 )
 
 VLLM = Needs("engine.name = vllm", ("engine.name",), lambda engine: engine == "vllm")
+HERE = Needs("engine.url = null", ("engine.url",), lambda url: not is_set(url))
+OWN_CACHE = Needs(
+    "engine.gpu_memory_utilization = null", ("engine.gpu_memory_utilization",), lambda share: not is_set(share)
+)
+WHOLE = Needs("model.lora_rank = 0", ("model.lora_rank",), lambda rank: rank == 0, value=2)
+"""An adapter's frozen base, once dropped, would never come back."""
 ALONE = Needs("source = local", ("source",), lambda source: source == "local")
 PUSHED = Needs(
     "engine.name = vllm or source = ray",
@@ -51,12 +57,19 @@ class EngineConfig(Section):
     name: str = setting("native", choices=("native", "fill", "fake", "vllm"), needs=OF_VLLM)
     """native or fill (in process, on the trainer's weights; fill is for model.kind=masked), vllm (on weights of its
     own, pushed after each update) or fake (scripted)."""
-    cache_bytes: int = setting(1073741824, gt=0, needs=(SAMPLES, CAUSAL))
+    cache_bytes: int = setting(1073741824, gt=0, needs=(SAMPLES, CAUSAL, OWN_CACHE))
     """Bytes of memory for cached keys and values; admission of prompts waits for room."""
     max_rows: int = setting(512, ge=1, needs=SAMPLES)
     """Most completions sampled at the same time."""
     url: str | None = setting(None, needs=(VLLM, ALONE))
     """Address of a vLLM server that already runs on this machine or a disk shared with it; null starts vLLM here."""
+    gpu_memory_utilization: float | None = setting(None, gt=0, le=1, needs=(VLLM, HERE))
+    """Share of the device's memory for vLLM, weights and cached keys and values together; null goes by cache_bytes."""
+    sleep: int | None = setting(None, ge=0, le=2, needs=(VLLM, ALONE, WHOLE))
+    """What vLLM gives back while the trainer works: 0 nothing, 1 its cache and weights, which the host keeps, 2 the
+    same without keeping them; null: 2 (1 with adapters) where both share a GPU, else 0."""
+    deadline: float = setting(120.0, gt=0, needs=VLLM)
+    """Seconds within which vLLM must answer, or take weights; it is then started again, and a server given up."""
     update: str = setting("keep", choices=("keep", "wait", "abort"), needs=PUSHED)
     """Completions under way when weights change: keep (continue on the new ones), wait (finish first) or abort (begin
     again)."""

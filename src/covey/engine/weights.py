@@ -1,6 +1,8 @@
 """What is pushed from the trainer to engines: the trained parameters, hashed, with a probe that proves them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -10,9 +12,17 @@ from covey.policy.attention.base import DENSE
 from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference
 
-PROBE_LENGTH = 16
+PROBE_LENGTH = 64
+"""Tokens spread over the vocabulary: so many that most experts of a mixture are asked."""
+TEXT_LENGTH = 48
+"""Tokens of a prompt of the run: rows of an embedding that training does not touch prove nothing."""
 PROBE_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.5, torch.float16: 0.1}
-"""Most nats by which an engine's log-prob of a token may differ: rounding, as the check before a run allows it."""
+"""Most nats by which an engine's log-prob of a token may differ, by what a pass computes in: rounding, as the check
+before a run allows it. Frozen weights in 4 bits are the same bits on both sides, so they add nothing."""
+MEAN_SHARE = 0.1
+"""The mean may be this share of it: a defect moves many tokens a little before it moves one by much."""
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 def trained_tensors(policy: Policy) -> dict[str, Tensor]:
@@ -20,19 +30,24 @@ def trained_tensors(policy: Policy) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in policy.model.named_parameters() if tensor.requires_grad}
 
 
-def make_weight_set(policy: Policy, version: int) -> WeightSet:
-    """Copy the policy's trained weights as they are now.
+def make_weight_set(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet:
+    """Copy the policy's trained weights as they are now, with a probe that reads `text` too.
 
     Shards must be gathered around it (`sharding.gathered`).
     """
     tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in trained_tensors(policy).items()}
-    return WeightSet(version, tensors, digest_of(tensors), make_probe(policy))
+    return WeightSet(version, tensors, digest_of(tensors), make_probe(policy, text))
 
 
-def make_probe(policy: Policy) -> Probe:
-    """Return a fixed text over the policy's vocabulary, and what its weights make of it now."""
-    size = len(policy.tokenizer)
-    token_ids = tuple((7919 * place + 11) % size for place in range(min(PROBE_LENGTH, policy.max_length)))
+def make_probe(policy: Policy, text: Sequence[int] = ()) -> Probe:
+    """Return a text and what the policy's weights make of it now.
+
+    It is a fixed one over the vocabulary, and after it the beginning of `text`, a prompt of the run.
+    """
+    size, room = len(policy.tokenizer), policy.max_length - 1  # vLLM scores a text by continuing it
+    fixed = [(7919 * place + 11) % size for place in range(PROBE_LENGTH)]
+    read = text[:TEXT_LENGTH] if policy.mask_id is None else ()
+    token_ids = (*fixed, *read)[:room]
     return Probe(token_ids, tuple(probe_logprobs(policy, token_ids)), PROBE_TOLERANCE[policy.precision])
 
 
@@ -49,45 +64,75 @@ def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
     return [float(logprob_TV[place, token_id]) for place, token_id in enumerate(token_ids[1:])]
 
 
-def probe_gap(policy: Policy, probe: Probe) -> float:
-    """Return the most nats by which a policy gives a token of the probe another log-prob; NaN where one is."""
-    found = torch.tensor(probe_logprobs(policy, probe.token_ids), dtype=torch.float64)
-    return float((found - torch.tensor(probe.logprobs, dtype=torch.float64)).abs().max())
+def disproof(found: Sequence[float], probe: Probe) -> str:
+    """Say in one line how log-probs of the probe differ from the trainer's by more than rounding, "" where not."""
+    if len(found) != len(probe.logprobs):
+        return f"gives {len(found)} log-probs of the probe's {len(probe.logprobs)}"
+    gaps = [abs(a - b) for a, b in zip(found, probe.logprobs, strict=True)]
+    largest, mean = math.nan if any(map(math.isnan, gaps)) else max(gaps), fmean(gaps)
+    if largest <= probe.tolerance and mean <= MEAN_SHARE * probe.tolerance:  # NaN is neither
+        return ""
+    return (
+        f"is {largest:.2g} nats from the trainer on the probe at most, {mean:.2g} on average, where "
+        f"{probe.tolerance:g} and {MEAN_SHARE * probe.tolerance:g} are rounding"
+    )
 
 
-def check_pushed(weights: WeightSet, own: Mapping[str, Tensor]) -> None:
-    """Refuse (PushRefused) weights of other names or shapes, or that changed on their way."""
-    missing, foreign = sorted(own.keys() - weights.tensors.keys()), sorted(weights.tensors.keys() - own.keys())
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """Return the shapes of tensors by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def difference(pushed: Shapes, own: Shapes) -> str:
+    """Say in one line how pushed names and shapes differ from the engine's own, "" where they do not."""
+    missing, foreign = sorted(own.keys() - pushed.keys()), sorted(pushed.keys() - own.keys())
     if missing or foreign:
-        raise PushRefused(
-            f"version {weights.version} lacks {len(missing)} tensors of the engine's and has {len(foreign)} others "
-            f"({', '.join((missing + foreign)[:3])})"
-        )
-    for name, tensor in own.items():
-        if tensor.shape != weights.tensors[name].shape:
-            shapes = f"{tuple(weights.tensors[name].shape)} where the engine has {tuple(tensor.shape)}"
-            raise PushRefused(f"version {weights.version} has {name} in the shape {shapes}")
-    if digest_of(weights.tensors) != weights.digest:
-        raise PushRefused(f"version {weights.version} changed on its way: its bytes have another digest")
+        names = ", ".join((missing + foreign)[:3])
+        return f"{len(missing)} tensors of the engine's are missing and {len(foreign)} are not the engine's ({names})"
+    for name, shape in own.items():
+        if pushed[name] != shape:
+            return f"{name} has the shape {pushed[name]}, the engine's has {shape}"
+    return ""
+
+
+def defect(weights: WeightSet, version: int) -> str:
+    """Say in one line what is wrong with weights for whatever engine has `version`, "" where nothing is.
+
+    They may be older, may hold what is not a number, or may have changed on their way.
+    """
+    if weights.version < version:
+        return f"it is older than version {version}, which is sampled on"
+    for name, tensor in weights.tensors.items():
+        if not math.isfinite(tensor.sum(dtype=torch.float32)):  # of either sign: infinities may cancel out to NaN
+            return f"{name} holds values that are not finite"
+    if weights.digest and digest_of(weights.tensors) != weights.digest:
+        return "it changed on its way: its bytes have another digest"
+    return ""
+
+
+def check_pushed(weights: WeightSet, own: Shapes, version: int) -> None:
+    """Refuse (PushRefused) weights that cannot replace all of `own`, or that have a `defect`."""
+    refuse(weights.version, difference(shapes_of(weights.tensors), own) or defect(weights, version))
+
+
+def refuse(version: int, reason: str) -> None:
+    """Refuse a push (PushRefused) where there is a reason."""
+    if reason:
+        raise PushRefused(f"version {version}: {reason}")
 
 
 def replace_weights(trained: Policy, weights: WeightSet, read: Policy, refresh: Callable[[], None]) -> None:
     """Copy pushed weights into a policy as one transaction.
 
-    `read` is the policy that sampling reads, which `refresh` brings up to date. PushRefused where names, shapes, digest
-    or probe are not right: the old weights are then in place, whole.
+    They were checked (`check_pushed`). `read` is the policy that sampling reads, which `refresh` brings up to date.
+    PushRefused where the probe is not right: the old weights are then in place, whole.
     """
     own = trained_tensors(trained)
-    check_pushed(weights, own)
     old = {name: tensor.detach().clone() for name, tensor in own.items()}
     _copy(weights.tensors, own, refresh)
-    gap = probe_gap(read, weights.probe)
-    if not gap <= weights.probe.tolerance:  # NaN is refused too
+    if wrong := disproof(probe_logprobs(read, weights.probe.token_ids), weights.probe):
         _copy(old, own, refresh)
-        raise PushRefused(
-            f"version {weights.version} gives the probe other log-probs than the trainer, {gap:.2g} nats apart where "
-            f"{weights.probe.tolerance:.2g} is rounding"
-        )
+        raise PushRefused(f"version {weights.version}: on it the engine {wrong}")
 
 
 @torch.no_grad()

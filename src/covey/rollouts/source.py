@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from covey.engine.base import Resting
 from covey.rollouts.rollout import Sampler, roll_out
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.system import collectives
@@ -227,6 +228,7 @@ class LocalSource:
     """Completions of a prompt of the last step."""
     _version: int = 0
     _scoring_seconds: float = 0.0
+    _restarts: int = 0
     _drops: Counter[str] = field(default_factory=Counter)
     _dropped: list[Dropped] = field(default_factory=list)
     _runner: asyncio.Runner = field(default_factory=lambda: asyncio.Runner(loop_factory=quiet_event_loop))
@@ -240,7 +242,7 @@ class LocalSource:
         tried: list[Group] = []
         self.forget_dropped()
         started = time.monotonic()
-        self.sampler.engine.take_stats()
+        self._restarts += self.sampler.engine.take_stats().restarts
         # Draw and score, again for groups that the filter refuses.
         for _ in range(1 + (self.filter_rounds if self.keep else 0)):
             missing_of_ranks: list[int] = collectives.all_gather(n - len(groups))
@@ -250,7 +252,10 @@ class LocalSource:
             self.learn(rolled_out)
             tried.extend(rolled_out)
             groups.extend(group for group in rolled_out if self.keep_or_drop(group, self.sampled_size))
-        self._scoring_seconds += time.monotonic() - started - self.sampler.engine.take_stats().seconds
+        done = self.sampler.engine.take_stats()
+        self._scoring_seconds += time.monotonic() - started - done.seconds
+        self._restarts += done.restarts
+        self._rest()
         stop_where_nothing_is_scored(tried)
         return groups
 
@@ -260,6 +265,7 @@ class LocalSource:
         jobs = [(p, replace(sampling, seed=rollout_seed(sampling.seed, p.id, 0))) for p in own]
         of_ranks = collectives.all_gather(self._run_all(jobs, group_size))
         groups = [of_ranks[index % len(of_ranks)][index // len(of_ranks)] for index in range(len(prompts))]
+        self._rest()
         stop_where_nothing_is_scored(groups)
         return groups
 
@@ -290,7 +296,9 @@ class LocalSource:
     def take_metrics(self) -> dict[str, float]:
         learnt = self.stream.take_metrics() if isinstance(self.stream, AdaptiveSampler) else {}
         size = {"group_size": float(self.sampled_size)} if self.later_sizes else {}
-        return {f"curriculum/{name}": value for name, value in learnt.items()} | size
+        restarts, self._restarts = self._restarts, 0
+        found = size | ({"engine/restarts": float(restarts)} if restarts else {})
+        return {f"curriculum/{name}": value for name, value in learnt.items()} | found
 
     def state_dict(self) -> dict[str, Any]:
         return self.stream.state_dict()
@@ -300,6 +308,11 @@ class LocalSource:
 
     def close(self) -> None:
         outside_of_loops(self._runner.close)
+
+    def _rest(self) -> None:
+        """Let the engine leave its device to the trainer."""
+        if isinstance(self.sampler.engine, Resting):
+            self.sampler.engine.rest()
 
     def _draw(self, missing_of_ranks: Sequence[int]) -> list[tuple[Prompt, int]]:
         """Return this rank's share of the stream. All ranks move along the stream together."""

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from covey.engine.base import EngineLost, Probe, UpdateMode, WeightSet, digest_of
-from covey.engine.vllm.files import difference, read_shapes
+from covey.engine.vllm.files import read_shapes
 from covey.engine.vllm.wire import Sample
+from covey.engine.weights import difference
 from covey.types import Span
 
 START = {"body": torch.tensor([0.5]), "head": torch.tensor([0.25])}
@@ -39,8 +40,8 @@ class FakeWire:
     """A load leaves the head as it was, and says nothing."""
     fails_in: str = ""
     """The call that ends in an error."""
-    hangs_in: str = ""
-    """The call that never ends."""
+    hangs_in: str | tuple[str, ...] = ""
+    """The calls that never end."""
     version: int = -1
     closed: bool = False
     calls: list[str] = field(default_factory=list)
@@ -53,8 +54,8 @@ class FakeWire:
     _draining: bool = False
 
     async def sample(self, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> Sample:
-        await self._said("sample")
         self.sampled.append((tuple(prompt_ids), dict(params)))
+        await self._said("sample")
         while self._paused:
             await asyncio.sleep(0)
         self._running += 1
@@ -92,11 +93,18 @@ class FakeWire:
         await self._said("resume")
         self._paused = False
 
+    async def sleep(self, level: int) -> None:
+        await self._said(f"sleep {level}")
+        self.weights = self.weights if level == 1 else {}
+
+    async def wake(self, tag: str) -> None:
+        await self._said(f"wake {tag}")
+
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         await self._said(method)
         folder = Path(arguments[0])
         if method == "covey_refusal":
-            return [difference(read_shapes(folder), {name: tuple(t.shape) for name, t in self.weights.items()})]
+            return [difference(read_shapes(folder), {name: tuple(t.shape) for name, t in START.items()})]
         loaded = load_file(folder / "model.safetensors")
         self.weights = loaded | ({"head": self.weights["head"]} if self.keeps_old_head else {})
         return [None]
@@ -125,7 +133,7 @@ class FakeWire:
         self.calls.append(call)
         if call == self.fails_in:
             raise EngineLost(f"vLLM failed: RuntimeError: {call}")
-        while call == self.hangs_in:
+        while call in ((self.hangs_in,) if isinstance(self.hangs_in, str) else self.hangs_in):
             await asyncio.sleep(0.01)
 
 

@@ -1,14 +1,15 @@
 """The engine over vLLM, against a fake of vLLM: pushes are whole or refused, versions are those of each token."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from covey.engine.base import EngineLost, EngineStats, PushRefused, UpdatableEngine, UpdateMode
+from covey.engine.base import EngineLost, EngineStats, PushRefused, UpdatableEngine, UpdateMode, WeightSet
 from covey.engine.vllm import files
 from covey.engine.vllm.engine import Served, VLLMEngine
 from covey.engine.vllm.wire import Wire
@@ -24,11 +25,11 @@ Make = Callable[..., VLLMEngine]
 def make() -> Iterator[Make]:
     made: list[VLLMEngine] = []
 
-    def build(wire: FakeWire, deadline: float = 5.0, served: Served = SERVED) -> VLLMEngine:
+    def build(wire: FakeWire, deadline: float = 5.0, served: Served = SERVED, **more: Any) -> VLLMEngine:
         async def open_wire() -> Wire:
             return wire
 
-        made.append(VLLMEngine(open_wire, served, deadline=deadline))
+        made.append(VLLMEngine(open_wire, replace(served, deadline=deadline), **more))
         return made[-1]
 
     yield build
@@ -171,7 +172,7 @@ def test_a_set_that_cannot_replace_all_weights_is_refused_before_anything_change
 def test_bytes_that_changed_on_their_way_are_refused_unread(make: Make) -> None:
     wire = FakeWire()
     engine = make(wire)
-    with pytest.raises(PushRefused, match="version 7 changed on its way: its bytes have another digest"):
+    with pytest.raises(PushRefused, match="version 7: it changed on its way: its bytes have another digest"):
         asyncio.run(engine.update(replace(pushed(7, 1.0, 2.0), digest="0" * 32), "keep"))
     assert wire.calls == ["label 0"]
     assert engine.version == 0
@@ -211,17 +212,35 @@ def test_a_load_that_keeps_the_old_head_is_found_by_the_probe(make: Make) -> Non
     with pytest.raises(EngineLost) as lost:
         asyncio.run(engine.update(pushed(7, 1.0, 2.0), "keep"))
     assert str(lost.value) == (
-        "after the push of version 7 vLLM is 1.8 nats from the trainer on the probe, at most 0.0001 is rounding"
+        "after the push of version 7 vLLM is 1.8 nats from the trainer on the probe at most, 1.8 on average, where "
+        "0.0001 and 1e-05 are rounding"
     )
     assert engine.version == 0
     with pytest.raises(EngineLost, match="after the push of version 7"):
         sample(engine)
 
 
-def test_a_probe_that_is_not_a_number_proves_nothing(make: Make) -> None:
-    engine = make(FakeWire())
-    with pytest.raises(EngineLost, match="nan nats"):
+def test_weights_that_are_not_numbers_are_refused_before_anything_changes(make: Make) -> None:
+    wire = FakeWire()
+    engine = make(wire)
+    with pytest.raises(PushRefused, match="version 7: body holds values that are not finite"):
         asyncio.run(engine.update(pushed(7, float("nan"), 2.0), "keep"))
+    assert wire.calls == ["label 0"]
+    assert sample(engine, n=1)[0].logprobs == (-0.75,) * 8
+
+
+def test_a_probe_that_is_not_a_number_proves_nothing(make: Make) -> None:
+    tensors = {"body": torch.tensor([1.0]), "head": torch.tensor([2.0])}
+    with pytest.raises(EngineLost, match="nan nats"):
+        asyncio.run(make(FakeWire()).update(set_of(7, tensors, float("nan")), "keep"))
+
+
+def test_weights_older_than_those_sampled_on_are_refused(make: Make) -> None:
+    engine = make(FakeWire())
+    asyncio.run(engine.update(pushed(7, 1.0, 2.0), "keep"))
+    with pytest.raises(PushRefused, match="version 6: it is older than version 7, which is sampled on"):
+        asyncio.run(engine.update(pushed(6, 0.5, 0.25), "keep"))
+    assert sample(engine, n=1)[0] == Completion((9,) * 8, (-3.0,) * 8, "stop", policy_version=7)
 
 
 def test_no_completion_with_a_token_of_unproved_weights_is_given_out(make: Make) -> None:
@@ -301,3 +320,64 @@ def test_a_closed_engine_says_so_and_ends_vllm(make: Make) -> None:
     assert wire.closed
     with pytest.raises(EngineLost, match="the engine was closed"):
         sample(engine)
+
+
+# ------------------------------------------------------------------------------------------------ one device for both
+
+
+def resting(make: Make, wire: FakeWire, level: int) -> VLLMEngine:
+    """An engine whose trainer has the weights 1 and 2."""
+    collect = lambda version, text: replace(pushed(version, 1.0, 2.0), digest="")  # noqa: E731
+    return make(wire, served=replace(SERVED, sleep_level=level), collect=collect)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_vllm_sleeps_while_the_trainer_works_and_wakes_around_the_push(make: Make, level: int) -> None:
+    wire = FakeWire()
+    engine = resting(make, wire, level)
+    sample(engine, n=1)
+    engine.rest()
+    engine.rest()  # it is asleep
+    engine.load_weights((), version=1)
+    assert wire.calls == [
+        *("label 0", "sample", f"sleep {level}"),
+        *("covey_refusal", "wake weights", "covey_load", "label 1", "wake kv_cache", "score"),
+    ]
+    assert sample(engine, n=1)[0].logprobs == (-3.0,) * 8
+    wire.calls.clear()
+    engine.load_weights((), version=2)
+    assert "pause keep" in wire.calls
+    assert "wake weights" not in wire.calls
+
+
+def test_what_is_asked_of_a_sleeping_vllm_wakes_it_once_on_the_version_it_had(make: Make) -> None:
+    wire = FakeWire()
+    engine = resting(make, wire, 2)
+    engine.load_weights((), version=4)
+    engine.rest()
+
+    async def ask() -> list[list[Completion]]:
+        calls = [engine.generate((5, place), 1, Sampling(max_tokens=8)) for place in range(5)]
+        return list(await asyncio.gather(*calls))
+
+    assert {(c.policy_version, c.logprobs) for (c,) in asyncio.run(ask())} == {(4, (-3.0,) * 8)}
+    assert wire.calls.count("wake kv_cache") == 1
+
+
+def test_a_vllm_on_a_device_of_its_own_never_sleeps(make: Make) -> None:
+    wire = FakeWire()
+    resting(make, wire, 0).rest()
+    assert wire.calls == ["label 0"]
+
+
+def test_the_probe_of_a_push_reads_the_prompt_asked_for_last(make: Make) -> None:
+    texts: list[tuple[int, ...]] = []
+
+    def collect(version: int, text: Sequence[int]) -> WeightSet:
+        texts.append(tuple(text))
+        return pushed(version, 1.0, 2.0)
+
+    engine = make(FakeWire(), collect=collect)
+    sample(engine)
+    engine.load_weights((), version=1)
+    assert texts == [(5, 6)]

@@ -14,7 +14,6 @@ from covey.engine.vllm import files
 from covey.engine.vllm.build import longest_sequence
 from covey.engine.vllm.files import (
     adapter_rank,
-    difference,
     push_folder,
     pushed_shapes,
     read_shapes,
@@ -22,7 +21,7 @@ from covey.engine.vllm.files import (
     save_policy,
     write_push,
 )
-from covey.engine.weights import make_weight_set
+from covey.engine.weights import difference, make_weight_set
 from covey.policy.models.adapters import add_adapters
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig

@@ -3,30 +3,37 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from covey.engine.base import EngineLost
-from covey.engine.vllm.server import ServedModel, Server, find_model
+from covey.engine.vllm.engine import Served, VLLMEngine
+from covey.engine.vllm.server import ServedModel, Server, called, find_model, open_server
 from covey.engine.vllm.wire import Sample
-from covey.types import Span
+from covey.types import Sampling, Span
+
+from .fake_wire import pushed
 
 CHOICE = {
     "token_ids": [8, 2],
     "logprobs": {"content": [{"token_id": 8, "logprob": -0.5}, {"token_id": 2, "logprob": -0.25}]},
     "finish_reason": "stop",
-    "weight_versions": [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}],
+    "weight_versions": [{"version": "run-6", "start": 0, "end": 1}, {"version": "run-7", "start": 1, "end": 2}],
 }
 GENERATED = {"choices": [CHOICE], "prompt_logprobs": [None, {"6": {"logprob": -1.5}}, {"7": {"logprob": -2.5}}]}
 ANSWERS: dict[str, Any] = {
     "/v1/models": {"data": [{"id": "policy", "max_model_len": 512}]},
     "/inference/v1/generate": GENERATED,
     "/collective_rpc": {"results": [""]},
+    "/weight_info": {"weight_version": "run-7"},
 }
 
 
@@ -37,6 +44,8 @@ class Fake:
     url: str = ""
     answers: dict[str, Any] = field(default_factory=lambda: dict(ANSWERS))
     fails: set[str] = field(default_factory=set)
+    hangs: set[str] = field(default_factory=set)
+    goes_on: threading.Event = field(default_factory=threading.Event)
     asked: list[tuple[str, str, Any, str | None]] = field(default_factory=list)
     """Method, path, body and key."""
 
@@ -57,6 +66,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
             body = json.loads(self.rfile.read(length)) if length else None
             found.asked.append((method, self.path, body, self.headers.get("Authorization")))
             path = self.path.partition("?")[0]
+            if path in found.hangs:
+                found.goes_on.wait(30)
             text = b"boom\nat line 3" if path in found.fails else json.dumps(found.answers.get(path, {})).encode()
             self.send_response(500 if path in found.fails else 200)
             self.send_header("Content-Length", str(len(text)))
@@ -70,7 +81,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     found.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setattr("covey.engine.vllm.wire.secrets.token_hex", lambda length: "run")
     yield found
+    found.goes_on.set()
     server.shutdown()
     server.server_close()
 
@@ -103,8 +116,10 @@ def test_a_text_is_scored_from_its_second_token_on(fake: Fake) -> None:
         ("pause", ("keep",), ("POST", "/pause?mode=keep&clear_cache=true", None)),
         ("resume", (), ("POST", "/resume", None)),
         ("call", ("covey_load", "/x"), ("POST", "/collective_rpc", {"method": "covey_load", "args": ["/x"]})),
-        ("label", (7,), ("POST", "/update_weight_version", {"new_version": "7"})),
+        ("label", (7,), ("POST", "/update_weight_version", {"new_version": "run-7"})),
         ("ping", (), ("GET", "/weight_info", None)),
+        ("sleep", (2,), ("POST", "/sleep?level=2", None)),
+        ("wake", ("kv_cache",), ("POST", "/wake_up?tags=kv_cache", None)),
         (
             "load_adapter",
             (Path("/a"),),
@@ -133,3 +148,64 @@ def test_the_model_of_an_address_is_found_or_the_line_says_how_to_start_one(fake
             ValueError, match=f"^engine.url={url} is no vLLM server .*; start one: VLLM_SERVER_DEV_MODE=1"
         ):
             find_model(url)
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+@pytest.fixture
+def engine(fake: Fake) -> Iterator[VLLMEngine]:
+    """The engine over the fake, which is on version 7."""
+    served = Served(64, frozenset(), torch.float32, max_rows=4, name=called(fake.url), deadline=0.5)
+    built = VLLMEngine(partial(open_server, fake.url, "policy"), served, version=7)
+    yield built
+    fake.goes_on.set()
+    built.close()
+
+
+def lost(engine: VLLMEngine) -> str:
+    """The line that sampling ends with, in a few deadlines at most."""
+    started = time.monotonic()
+    with pytest.raises(EngineLost) as error:
+        asyncio.run(engine.generate((5, 6), 1, Sampling(max_tokens=4)))
+    assert time.monotonic() - started < 5
+    return str(error.value)
+
+
+def test_a_server_that_hangs_is_named_within_its_deadline(fake: Fake, engine: VLLMEngine) -> None:
+    fake.hangs |= {"/inference/v1/generate", "/weight_info"}
+    assert lost(engine) == f"the vLLM server at {fake.url} did not answer a ping within 0.5 s"
+
+
+def test_a_server_that_hangs_in_a_push_is_named_within_its_deadline(fake: Fake, engine: VLLMEngine) -> None:
+    fake.hangs.add("/collective_rpc")
+    with pytest.raises(EngineLost, match=f"^the vLLM server at {fake.url} did not check weights within 0.5 s$"):
+        asyncio.run(engine.update(pushed(8, 1.0, 2.0), "keep"))
+
+
+def test_a_server_that_was_started_anew_at_its_address_is_named(fake: Fake, engine: VLLMEngine) -> None:
+    fake.answers["/inference/v1/generate"] = {
+        "choices": [CHOICE | {"weight_versions": [{"version": "default", "start": 0, "end": 2}]}]
+    }
+    assert lost(engine) == (
+        f"the vLLM server at {fake.url} answers from weights 'default', which this run did not push: it was started "
+        "anew, or somebody else pushes to it too"
+    )
+
+
+def test_a_server_that_somebody_else_pushes_to_is_found_by_a_ping(fake: Fake, engine: VLLMEngine) -> None:
+    fake.hangs.add("/inference/v1/generate")
+    fake.answers["/weight_info"] = {"weight_version": "other-7"}
+    assert "answers from weights 'other-7', which this run did not push" in lost(engine)
+
+
+def test_a_server_that_says_the_new_version_and_is_on_old_weights_is_named(fake: Fake, engine: VLLMEngine) -> None:
+    scored = {"prompt_logprobs": [None, {"2": {"logprob": -0.75}}, {"3": {"logprob": -0.75}}]}
+    fake.answers["/inference/v1/generate"] = scored
+    with pytest.raises(EngineLost, match=f"^after the push of version 8 the vLLM server at {fake.url} is 2.2 nats"):
+        asyncio.run(engine.update(pushed(8, 1.0, 2.0), "keep"))
+
+
+def test_an_answer_that_is_none_of_vllms_is_one_line(fake: Fake, engine: VLLMEngine) -> None:
+    fake.answers["/inference/v1/generate"] = {"detail": "maintenance"}
+    assert lost(engine) == f"the vLLM server at {fake.url} answers otherwise than vLLM 0.32 does (KeyError: 'choices')"

@@ -9,7 +9,7 @@ import asyncio
 from covey.engine.base import UpdateMode, WeightSet
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.scheduler import Limits, Scheduler
-from covey.engine.weights import check_pushed, replace_weights, trained_tensors
+from covey.engine.weights import check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.policy import Policy, inference
 
 ALONE = 1
@@ -28,7 +28,7 @@ class OwnWeightsEngine(NativeEngine):
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights, see `UpdatableEngine.update`. PushRefused leaves the old version as it was, whole."""
-        check_pushed(weights, trained_tensors(self._trained))
+        check_pushed(weights, shapes_of(trained_tensors(self._trained)), self.version)
         if how == "wait":
             await self._drain()
         try:

@@ -2,43 +2,68 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from covey.engine.base import WeightSet
+from covey.engine.base import Engine, WeightSet
 from covey.engine.native.runner import cache_shape
 from covey.engine.settings import EngineConfig
 from covey.engine.vllm.engine import Served, VLLMEngine
 from covey.engine.vllm.files import read_shapes, save_adapter, save_policy
 from covey.engine.vllm.in_process import Launch, open_in_process
-from covey.engine.vllm.server import find_model, open_server
+from covey.engine.vllm.restarting import RestartingEngine
+from covey.engine.vllm.server import called, find_model, open_server
 from covey.engine.vllm.wire import Wire
-from covey.engine.weights import make_weight_set
+from covey.engine.weights import make_probe, make_weight_set, trained_tensors
 from covey.policy.policy import DTYPES, Policy, is_adapted
 from covey.policy.sharding import gathered
 
 BLOCK = 128
 """Tokens that vLLM caches together, at most."""
+ROOM_TO_BREATHE = 0.95
+"""Share of free memory that vLLM is let have."""
 
 
-def build(policy: Policy, settings: EngineConfig) -> VLLMEngine:
+def build(policy: Policy, settings: EngineConfig, version: int = 0, *, sleep_level: int = 0) -> VLLMEngine:
     """Build the engine of a policy in this process, which pushes its weights with `load_weights`.
 
-    ValueError where vLLM cannot serve it, EngineLost where vLLM does not start.
+    They are those of `version` now. ValueError where vLLM cannot serve the policy, EngineLost where it does not start.
     """
     folder = Path(tempfile.mkdtemp(prefix="covey-vllm-"))
     try:
-        return start(policy, settings, folder) if settings.url is None else join(policy, settings, settings.url, folder)
+        if settings.url is not None:
+            return join(policy, settings, settings.url, folder, version)
+        return start(policy, settings, folder, version, sleep_level)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def start(policy: Policy, settings: EngineConfig, folder: Path) -> VLLMEngine:
+def build_beside(policy: Policy, settings: EngineConfig) -> Engine:
+    """Build the engine beside the trainer of the policy: started again where it is lost, asleep while it trains.
+
+    A server of somebody else is not started again.
+    """
+    if settings.url is not None:
+        return build(policy, settings)
+    return RestartingEngine(partial(build, policy, settings, sleep_level=sleep_level(policy, settings)))
+
+
+def sleep_level(policy: Policy, settings: EngineConfig) -> int:
+    """Return what is given back while the trainer works: all but an adapter's frozen base, where both share a GPU."""
+    if settings.sleep is not None:
+        return settings.sleep
+    if policy.device.type != "cuda":
+        return 0
+    return 1 if is_adapted(policy.model) else 2
+
+
+def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sleep_level: int) -> VLLMEngine:
     """Start vLLM here, on a copy of the policy's weights below `folder`."""
     on_gpu = policy.device.type == "cuda"
     if on_gpu and policy.device.index not in (None, 0):
@@ -48,26 +73,48 @@ def start(policy: Policy, settings: EngineConfig, folder: Path) -> VLLMEngine:
         )
     with gathered(policy):
         save_policy(policy, folder / "model")
-    served = describe(policy, settings, folder, longest_sequence(policy, settings.cache_bytes))
+    share = settings.gpu_memory_utilization
+    fitting = policy.max_length if share is not None else longest_sequence(policy, settings.cache_bytes)
+    served = replace(describe(policy, settings, folder, fitting), sleep_level=sleep_level)
     launch = Launch(
         folder=folder / "model",
         dtype=next(name for name, dtype in DTYPES.items() if dtype == policy.precision),
-        cache_bytes=settings.cache_bytes,
+        cache_bytes=settings.cache_bytes if share is None else None,
         max_rows=settings.max_rows,
         max_length=served.max_length,
         adapter=served.adapter,
         eager=not on_gpu,
+        memory_share=_free_share(policy.device) if on_gpu and share is None else share,
+        sleeps=sleep_level > 0,
     )
-    return _engine(partial(open_in_process, launch), served, policy, settings, folder)
+    engine = _engine(partial(open_in_process, launch), served, policy, settings, folder, version)
+    try:
+        with gathered(policy):
+            probe = make_probe(policy)
+        engine.prove(probe)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
-def join(policy: Policy, settings: EngineConfig, url: str, folder: Path) -> VLLMEngine:
+def _free_share(device: torch.device) -> float:
+    """Return the share of a GPU that is free now.
+
+    vLLM does not start where less is free than it is told it may have, even where its cache has a size of its own.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    return int(ROOM_TO_BREATHE * 100 * free / total) / 100
+
+
+def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version: int) -> VLLMEngine:
     """Take over a server that runs on a model of the policy's shape, and push the policy's weights to it."""
     model = find_model(url)
     served = describe(policy, settings, folder, min(policy.max_length, model.max_length))
-    engine = _engine(partial(open_server, url, model.name), served, policy, settings, folder)
+    served = replace(served, name=called(url), sleep_level=settings.sleep or 0)
+    engine = _engine(partial(open_server, url, model.name), served, policy, settings, folder, version)
     try:
-        engine.load_weights((), version=0)
+        engine.load_weights((), version)
     except BaseException:
         engine.close()
         raise
@@ -85,6 +132,7 @@ def describe(policy: Policy, settings: EngineConfig, folder: Path, max_length: i
         stop_ids=policy.stop_ids,
         dtype=torch.float32 if adapter is not None else policy.precision,
         max_rows=settings.max_rows,
+        deadline=settings.deadline,
         adapter=adapter,
         adapter_shapes=None if adapter is None else read_shapes(adapter),
     )
@@ -96,10 +144,12 @@ def _engine(
     policy: Policy,
     settings: EngineConfig,
     folder: Path,
+    version: int,
 ) -> VLLMEngine:
     return VLLMEngine(
         open_wire,
         served,
+        version=version,
         collect=partial(collect, policy),
         how=settings.update,  # type: ignore[arg-type] # checked with the settings
         on_close=partial(shutil.rmtree, folder, ignore_errors=True),
@@ -117,7 +167,16 @@ def longest_sequence(policy: Policy, cache_bytes: int) -> int:
     return min(policy.max_length, fitting)
 
 
-def collect(policy: Policy, version: int) -> WeightSet:
-    """Return the policy's trained weights as they are now. Collective where they are sharded."""
+def collect(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet:
+    """Return the policy's trained weights as they are now, not copied: the trainer waits until they are pushed.
+
+    Collective where they are sharded; only then they are copied, as what was gathered is put away again.
+    """
     with gathered(policy):
-        return make_weight_set(policy, version)
+        if policy.sharded:
+            return make_weight_set(policy, version, text)
+        tensors = {name: tensor.detach() for name, tensor in trained_tensors(policy).items()}
+        weights = WeightSet(version, tensors, "", make_probe(policy, text))
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()  # what the trainer keeps for itself, vLLM needs now
+    return weights

@@ -7,7 +7,7 @@ left: EngineLost, and the caller makes another engine.
 """
 
 import asyncio
-import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from covey.engine.base import EngineLost, EngineStats, PushRefused, UpdateMode, WeightSet, digest_of
-from covey.engine.vllm.files import Shapes, difference, push_folder, pushed_shapes, write_push
+from covey.engine.base import EngineLost, EngineStats, Probe, PushRefused, UpdateMode, WeightSet
+from covey.engine.vllm.files import push_folder, pushed_shapes, write_push
 from covey.engine.vllm.loop_thread import LoopThread
 from covey.engine.vllm.wire import Sample, Wire, one_line, sampling_params
+from covey.engine.weights import Shapes, defect, difference, disproof, refuse
 from covey.types import Completion, Sampling, Span
 
 T = TypeVar("T")
 
-DEADLINE = 120.0
-"""Seconds within which vLLM must answer; a completion may take longer, as long as its engine loop answers a ping."""
 START_SECONDS = 900.0
 """vLLM reads the weights, captures graphs and reserves its memory."""
 CLOSE_SECONDS = 30.0
@@ -46,6 +45,12 @@ class Served:
     adapter: Path | None = None
     """The folder of the LoRA adapter, where only that is trained and pushed."""
     adapter_shapes: Shapes | None = None
+    name: str = "vLLM"
+    """In errors."""
+    deadline: float = 120.0
+    """Seconds within which it must answer; a completion may take longer, as long as its engine loop answers a ping."""
+    sleep_level: int = 0
+    """What `rest` gives back: nothing (0), the cache, with weights kept by the host (1) or dropped (2)."""
 
 
 class VLLMEngine:
@@ -59,25 +64,27 @@ class VLLMEngine:
         served: Served,
         *,
         version: int = 0,
-        deadline: float = DEADLINE,
-        collect: Callable[[int], WeightSet] | None = None,
+        collect: Callable[[int, Sequence[int]], WeightSet] | None = None,
         how: UpdateMode = "keep",
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """Start vLLM, which takes a minute. EngineLost where it does not start.
 
-        `collect` makes the set of a version from the policy beside the engine, for `load_weights`, which takes it as
-        `how` says. `on_close` is called once vLLM is gone.
+        `collect` makes the set of a version from the policy beside the engine, with a probe that reads the prompt it is
+        given too, for `load_weights`, which takes it as `how` says. `on_close` is called once vLLM is gone.
         """
         self.version = version
         self._served = served
-        self._deadline = deadline
         self._collect = collect
         self._how = how
         self._on_close = on_close
         self._lost = ""
         """Why the engine is lost, "" while it is not."""
         self._is_closed = False
+        self._is_asleep = False
+        self._waking = threading.Lock()
+        self._seen: Sequence[int] = ()
+        """The prompt asked for last."""
         self._proof: asyncio.Future[None] | None = None
         self._stats = EngineStats()
         self._rows = 0
@@ -90,7 +97,7 @@ class VLLMEngine:
             on_close()
             if isinstance(error, EngineLost) or not isinstance(error, Exception):
                 raise
-            raise EngineLost(f"vLLM did not start: {one_line(error)}") from None
+            raise EngineLost(f"{served.name} did not start: {one_line(error)}") from None
 
     # ------------------------------------------------------------------------------------------------ sampling
 
@@ -110,6 +117,9 @@ class VLLMEngine:
                 f"the policy has {limit}"
             )
         self._raise_if_lost()
+        if self._is_asleep:
+            await asyncio.to_thread(self._wake)
+        self._seen = tuple(prompt_ids)
         return await asyncio.wrap_future(self._thread.submit(self._generate(tuple(prompt_ids), n, sampling)))
 
     async def _generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
@@ -149,12 +159,31 @@ class VLLMEngine:
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the weights of the policy beside it as they are now; the tensors are not looked at.
 
-        PushRefused and EngineLost as `update` raises them.
+        It then is awake. PushRefused and EngineLost as `update` raises them.
         """
         if self._collect is None:
             raise PushRefused(f"vLLM takes version {version} as a set with its probe, not as loose tensors")
         self._raise_if_lost()
-        self._thread.submit(self._update(self._collect(version), self._how)).result()
+        self._thread.submit(self._update(self._collect(version, self._seen), self._how)).result()
+
+    def rest(self) -> None:
+        """Give memory back to the trainer until weights are loaded, or completions asked for; see `Resting`."""
+        if self._served.sleep_level == 0 or self._is_asleep:
+            return
+        self._raise_if_lost()
+        self._thread.submit(self._within(self._wire.sleep(self._served.sleep_level), "fall asleep")).result()
+        self._is_asleep = True
+
+    def _wake(self) -> None:
+        """Load the weights of the present version again, once for all who ask: those that were dropped are gone."""
+        with self._waking:
+            if self._is_asleep:
+                self.load_weights((), self.version)
+
+    def prove(self, probe: Probe) -> None:
+        """Check that vLLM is on the weights of the probe. EngineLost where it is not."""
+        self._raise_if_lost()
+        self._thread.submit(self._prove(probe, "")).result()
 
     async def _update(self, weights: WeightSet, how: UpdateMode) -> None:
         if self._proof is not None:
@@ -163,8 +192,7 @@ class VLLMEngine:
         self._proof.add_done_callback(lambda proof: proof.exception())  # nobody need wait for it
         try:
             # Refuse what could not be taken whole, before anything changes.
-            if await asyncio.to_thread(digest_of, weights.tensors) != weights.digest:
-                raise PushRefused(f"version {weights.version} changed on its way: its bytes have another digest")
+            refuse(weights.version, await asyncio.to_thread(defect, weights, self.version))
             await self._push(weights, how)
             self._proof.set_result(None)
         except EngineLost as error:
@@ -178,12 +206,13 @@ class VLLMEngine:
     async def _push(self, weights: WeightSet, how: UpdateMode) -> None:
         served = self._served
         if served.adapter_shapes is not None:
-            _refuse(weights.version, [difference(pushed_shapes(weights), served.adapter_shapes)])
+            refuse(weights.version, difference(pushed_shapes(weights), served.adapter_shapes))
         with push_folder(weights) as folder:
             await asyncio.to_thread(write_push, weights, folder, served.dtype, served.adapter)
             if served.adapter_shapes is None:
                 check = self._wire.call("covey_refusal", str(folder))
-                _refuse(weights.version, await self._within(check, "check weights"))
+                for reason in await self._within(check, "check weights"):
+                    refuse(weights.version, reason)
             try:
                 await self._replace(folder, weights, how)
             except asyncio.CancelledError:
@@ -191,21 +220,28 @@ class VLLMEngine:
 
     async def _replace(self, folder: Path, weights: WeightSet, how: UpdateMode) -> None:
         """Load, label and prove. From here on there is no way back: any failure loses the engine."""
-        await self._watch(self._wire.pause(how))
+        was_asleep = self._is_asleep
+        if was_asleep:  # nothing is under way, nothing is cached
+            await self._within(self._wire.wake("weights"), "wake up")
+        else:
+            await self._watch(self._wire.pause(how))
         if self._served.adapter is None:
             await self._within(self._wire.call("covey_load", str(folder)), "load weights")
         else:
             await self._within(self._wire.load_adapter(folder), "load an adapter")
         await self._within(self._wire.label(weights.version), "take a version")
-        await self._within(self._wire.resume(), "go on sampling")
-        found = await self._within(self._wire.score(weights.probe.token_ids), "score the probe")
-        gap = _largest_gap(found, weights.probe.logprobs)
-        if not gap <= weights.probe.tolerance:  # NaN is refused too
-            raise self._lose(
-                f"after the push of version {weights.version} vLLM is {gap:.2g} nats from the trainer on the probe, "
-                f"at most {weights.probe.tolerance:g} is rounding"
-            )
+        if was_asleep:
+            await self._within(self._wire.wake("kv_cache"), "wake up")
+            self._is_asleep = False
+        else:
+            await self._within(self._wire.resume(), "go on sampling")
+        await self._prove(weights.probe, f"after the push of version {weights.version} ")
         self.version = weights.version
+
+    async def _prove(self, probe: Probe, when: str) -> None:
+        found = await self._within(self._wire.score(probe.token_ids), "score the probe")
+        if wrong := disproof(found, probe):
+            raise self._lose(f"{when}{self._served.name} {wrong}")
 
     # ------------------------------------------------------------------------------------------------ the rest
 
@@ -234,8 +270,8 @@ class VLLMEngine:
     async def _open(self, open_wire: Callable[[], Coroutine[Any, Any, Wire]]) -> Wire:
         wire = await asyncio.wait_for(open_wire(), START_SECONDS)
         if self._served.adapter is not None:
-            await asyncio.wait_for(wire.load_adapter(self._served.adapter), self._deadline)
-        await asyncio.wait_for(wire.label(self.version), self._deadline)
+            await asyncio.wait_for(wire.load_adapter(self._served.adapter), self._served.deadline)
+        await asyncio.wait_for(wire.label(self.version), self._served.deadline)
         return wire
 
     @contextmanager
@@ -260,7 +296,7 @@ class VLLMEngine:
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
-                done, _ = await asyncio.wait({task}, timeout=self._deadline)
+                done, _ = await asyncio.wait({task}, timeout=self._served.deadline)
                 if not done:
                     await self._within(self._wire.ping(), "answer a ping")
             return task.result()
@@ -273,9 +309,9 @@ class VLLMEngine:
         """Wait for an answer of vLLM, no longer than the deadline."""
         self._raise_if_lost()
         try:
-            return await asyncio.wait_for(work, self._deadline)
+            return await asyncio.wait_for(work, self._served.deadline)
         except TimeoutError:
-            raise self._lose(f"vLLM did not {doing} within {self._deadline:g} s") from None
+            raise self._lose(f"{self._served.name} did not {doing} within {self._served.deadline:g} s") from None
         except EngineLost as error:
             raise self._lose(one_line(error)) from None
 
@@ -294,17 +330,3 @@ def _completion(sample: Sample) -> Completion:
     spans: tuple[Span, ...] = sample.spans if len(set(versions)) > 1 else ()
     assert sample.ended != "abort", "an aborted sample is drawn again"
     return Completion(sample.token_ids, sample.logprobs, sample.ended, min(versions), spans=spans)
-
-
-def _largest_gap(found: Sequence[float], wanted: Sequence[float]) -> float:
-    """Return the most that two lists differ by; infinite where one is longer, NaN where one holds it."""
-    if len(found) != len(wanted):
-        return math.inf
-    gaps = [abs(a - b) for a, b in zip(found, wanted, strict=True)]
-    return math.nan if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
-
-
-def _refuse(version: int, reasons: Iterable[str]) -> None:
-    for reason in reasons:
-        if reason:
-            raise PushRefused(f"version {version}: {reason}")

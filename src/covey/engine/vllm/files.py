@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from covey.engine.base import WeightSet
+from covey.engine.weights import Shapes
 from covey.policy.policy import Policy
 from covey.system.disk import catch_write_errors
 
@@ -24,8 +25,6 @@ ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 SPARE = 64 << 20
 """Bytes left free on the disk in memory: others write there too, and Docker gives it 64 MB by default."""
 
-Shapes = dict[str, tuple[int, ...]]
-
 
 def read_shapes(path: Path) -> Shapes:
     """Return the names and shapes in a safetensors file, or in all of a folder, without reading the tensors."""
@@ -35,18 +34,6 @@ def read_shapes(path: Path) -> Shapes:
         with safe_open(file, framework="pt") as tensors:
             found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     return found
-
-
-def difference(pushed: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> str:
-    """Say in one line how pushed names and shapes differ from the engine's own, "" where they do not."""
-    missing, foreign = sorted(own.keys() - pushed.keys()), sorted(pushed.keys() - own.keys())
-    if missing or foreign:
-        names = ", ".join((missing + foreign)[:3])
-        return f"{len(missing)} tensors of the engine's are missing and {len(foreign)} are not the engine's ({names})"
-    for name, shape in own.items():
-        if pushed[name] != shape:
-            return f"{name} has the shape {pushed[name]}, the engine's has {shape}"
-    return ""
 
 
 def save_policy(policy: Policy, folder: Path) -> None:

@@ -3,14 +3,14 @@
 import itertools
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from covey.engine.base import EngineLost, UpdateMode
 from covey.engine.vllm.files import adapter_rank
-from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Sample, one_line
+from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Labels, Sample, one_line
 from covey.types import Span
 
 P = ParamSpec("P")
@@ -28,19 +28,23 @@ class Launch:
 
     folder: Path
     dtype: str
-    cache_bytes: int
+    cache_bytes: int | None
+    """Of keys and values; None takes what is left of `memory_share`."""
     max_rows: int
     max_length: int
     adapter: Path | None = None
     eager: bool = False
     """No compilation and no CUDA graphs: starts sooner, samples slower."""
+    memory_share: float | None = None
+    """Of the device, at most; None leaves vLLM's own."""
+    sleeps: bool = False
+    """Its memory can be given back, where the device is one that vLLM can do it on."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the keywords of vLLM's AsyncEngineArgs."""
         found: dict[str, Any] = {
             "model": str(self.folder),
             "dtype": self.dtype,
-            "kv_cache_memory_bytes": self.cache_bytes,
             "max_num_seqs": self.max_rows,
             "max_model_len": self.max_length,
             "logprobs_mode": "processed_logprobs",
@@ -50,6 +54,12 @@ class Launch:
             "disable_log_stats": True,
             "seed": 0,
         }
+        if self.cache_bytes is not None:
+            found["kv_cache_memory_bytes"] = self.cache_bytes
+        if self.memory_share is not None:
+            found["gpu_memory_utilization"] = self.memory_share
+        if self.sleeps:
+            found["enable_sleep_mode"] = True
         if self.adapter is not None:
             rank = adapter_rank(self.adapter)
             fitting = next((known for known in RANKS if known >= rank), rank)
@@ -79,6 +89,7 @@ class InProcess:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._lora: Any = None
+        self._labels = Labels("vLLM")
         self._names = itertools.count()
 
     @own_errors
@@ -93,7 +104,9 @@ class InProcess:
             token_ids=tuple(output.token_ids),
             logprobs=tuple(found[token_id].logprob for token_id, found in pairs),
             ended=output.finish_reason,
-            spans=tuple(Span(int(span.version), span.start, span.end) for span in output.weight_versions or ()),
+            spans=tuple(
+                Span(self._labels.version(span.version), span.start, span.end) for span in output.weight_versions or ()
+            ),
         )
 
     @own_errors
@@ -114,6 +127,14 @@ class InProcess:
         await self._llm.resume_generation()
 
     @own_errors
+    async def sleep(self, level: int) -> None:
+        await self._llm.sleep(level)
+
+    @own_errors
+    async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
+        await self._llm.wake_up([tag])
+
+    @own_errors
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         return list(await self._llm.collective_rpc(method, args=arguments))
 
@@ -126,11 +147,11 @@ class InProcess:
 
     @own_errors
     async def label(self, version: int) -> None:
-        await self._llm.update_weight_version(str(version))
+        await self._llm.update_weight_version(self._labels.of(version))
 
     @own_errors
     async def ping(self) -> None:
-        await self._llm.get_weight_version()
+        self._labels.version(await self._llm.get_weight_version())
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
@@ -149,6 +170,8 @@ async def open_in_process(launch: Launch) -> InProcess:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    launch = replace(launch, sleeps=launch.sleeps and current_platform.is_sleep_mode_available())
     return InProcess(AsyncLLM.from_engine_args(AsyncEngineArgs(**launch.arguments())))

@@ -5,7 +5,8 @@ loopback or a private network.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import httpx
 
 from covey.engine.base import EngineLost, UpdateMode
-from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Sample, one_line
+from covey.engine.vllm.wire import ADAPTER, PROBE_PARAMS, RECEIVER, Labels, Sample, one_line
 from covey.types import Span
 
 KEY = "VLLM_API_KEY"
@@ -51,24 +52,29 @@ class Server:
     def __init__(self, url: str, model: str) -> None:
         self._url = url.rstrip("/")
         self._model = model
+        self._labels = Labels(called(url))
         # A completion takes as long as it takes: who calls has a deadline, and asks whether the server lives.
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(base_url=self._url, headers=_headers(), timeout=timeout, limits=limits)
 
     async def sample(self, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> Sample:
-        (choice,) = (await self._generate(prompt_ids, params))["choices"]
-        versions = choice["weight_versions"] or ()
-        return Sample(
-            token_ids=tuple(choice["token_ids"]),
-            logprobs=tuple(token["logprob"] for token in choice["logprobs"]["content"]),
-            ended=choice["finish_reason"],
-            spans=tuple(Span(int(span["version"]), span["start"], span["end"]) for span in versions),
-        )
+        answer = await self._generate(prompt_ids, params)
+        with self._understood():
+            (choice,) = answer["choices"]
+            versions = choice["weight_versions"] or ()
+            return Sample(
+                token_ids=tuple(choice["token_ids"]),
+                logprobs=tuple(token["logprob"] for token in choice["logprobs"]["content"]),
+                ended=choice["finish_reason"],
+                spans=tuple(Span(self._labels.version(s["version"]), s["start"], s["end"]) for s in versions),
+            )
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        found = (await self._generate(token_ids, PROBE_PARAMS))["prompt_logprobs"]
-        return [found[place][str(token_id)]["logprob"] for place, token_id in enumerate(token_ids) if place > 0]
+        answer = await self._generate(token_ids, PROBE_PARAMS)
+        with self._understood():
+            found = answer["prompt_logprobs"]
+            return [found[place][str(token_id)]["logprob"] for place, token_id in enumerate(token_ids) if place > 0]
 
     async def pause(self, how: UpdateMode) -> None:
         await self._post(f"/pause?mode={how}&clear_cache=true")
@@ -76,9 +82,16 @@ class Server:
     async def resume(self) -> None:
         await self._post("/resume")
 
+    async def sleep(self, level: int) -> None:
+        await self._post(f"/sleep?level={level}")
+
+    async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
+        await self._post(f"/wake_up?tags={tag}")
+
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         answer = await self._post("/collective_rpc", {"method": method, "args": list(arguments)})
-        return list(answer.json()["results"])
+        with self._understood():
+            return list(answer.json()["results"])
 
     async def load_adapter(self, folder: Path) -> None:
         body = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
@@ -86,10 +99,12 @@ class Server:
         self._model = ADAPTER
 
     async def label(self, version: int) -> None:
-        await self._post("/update_weight_version", {"new_version": str(version)})
+        await self._post("/update_weight_version", {"new_version": self._labels.of(version)})
 
     async def ping(self) -> None:
-        await self._ask("GET", "/weight_info")
+        answer = await self._ask("GET", "/weight_info")
+        with self._understood():
+            self._labels.version(answer.json()["weight_version"])
 
     async def close(self) -> None:
         """Let go of the connections; the server runs on."""
@@ -97,8 +112,18 @@ class Server:
 
     async def _generate(self, token_ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
         body = {"model": self._model, "token_ids": list(token_ids), "sampling_params": dict(params)}
-        answer: dict[str, Any] = (await self._post("/inference/v1/generate", body)).json()
-        return answer
+        answer = await self._post("/inference/v1/generate", body)
+        with self._understood():
+            return dict(answer.json())
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Turn an answer that is none of vLLM's into EngineLost."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            said = f"{type(error).__name__}: {one_line(error)}"
+            raise EngineLost(f"{called(self._url)} answers otherwise than vLLM 0.32 does ({said})") from None
 
     async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         return await self._ask("POST", path, body)
@@ -110,11 +135,16 @@ class Server:
         try:
             answer = await self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise EngineLost(f"the vLLM server at {self._url} is gone: {one_line(error)}") from None
+            raise EngineLost(f"{called(self._url)} is gone: {one_line(error)}") from None
         if answer.is_error:
             said = " ".join(answer.text.split())[:200]
-            raise EngineLost(f"the vLLM server at {self._url} answered {answer.status_code} to {path}: {said}")
+            raise EngineLost(f"{called(self._url)} answered {answer.status_code} to {path}: {said}")
         return answer
+
+
+def called(url: str) -> str:
+    """Return how errors name a server."""
+    return f"the vLLM server at {url.rstrip('/')}"
 
 
 async def open_server(url: str, model: str) -> Server:

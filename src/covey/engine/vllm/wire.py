@@ -1,11 +1,12 @@
 """What the engine asks of vLLM, whether it runs in this process or behind an address."""
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from covey.engine.base import UpdateMode
+from covey.engine.base import EngineLost, UpdateMode
 from covey.policy.sampling import row_key
 from covey.types import Sampling, Span
 
@@ -28,6 +29,28 @@ class Sample:
     """In order, and without gaps."""
 
 
+class Labels:
+    """How versions are named to a vLLM: after whoever pushes too, so that weights of somebody else are told apart."""
+
+    def __init__(self, who: str) -> None:
+        """`who` names the vLLM in errors."""
+        self._who = who
+        self._mark = secrets.token_hex(4)
+
+    def of(self, version: int) -> str:
+        return f"{self._mark}-{version}"
+
+    def version(self, label: str | None) -> int:
+        """Return the version of a label. EngineLost where it is not one of these: other weights are there."""
+        mark, _, version = (label or "").partition("-")
+        if mark != self._mark:
+            raise EngineLost(
+                f"{self._who} answers from weights {label!r}, which this run did not push: it was started anew, or "
+                "somebody else pushes to it too"
+            )
+        return int(version)
+
+
 class Wire(Protocol):
     """The calls to one vLLM. Each raises EngineLost where vLLM is dead or answers with an error."""
 
@@ -45,6 +68,14 @@ class Wire(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def sleep(self, level: int) -> None:
+        """Give the memory of cached keys and values back, and that of weights: kept by the host (1) or dropped (2)."""
+        ...
+
+    async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
+        """Take memory for one of them again. Dropped weights hold anything until they are loaded."""
+        ...
+
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of the worker extension on every worker, and return what each answered."""
         ...
@@ -58,7 +89,7 @@ class Wire(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Return once vLLM's engine loop has answered."""
+        """Return once vLLM's engine loop has answered. EngineLost where it does so from weights of somebody else."""
         ...
 
     async def close(self) -> None:

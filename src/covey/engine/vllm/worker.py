@@ -5,7 +5,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from covey.engine.vllm.files import difference, read_shapes
+from covey.engine.vllm.files import read_shapes
+from covey.engine.weights import difference
 
 
 class Receiver:

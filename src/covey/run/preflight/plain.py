@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from covey.engine.base import Engine, EngineStats
+from covey.engine.weights import MEAN_SHARE
 from covey.policy import sharding
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.plain import plain_model, rollout_logprobs
 from covey.policy.policy import inference
 from covey.rollouts.rollout import causal_rollout
 from covey.run.preflight.budget import affordable_tokens, shortened
-from covey.run.preflight.policy import LOGPROB_TOLERANCE, MEAN_SHARE, first_groups, kind_of, laid_out, made_up_rows
+from covey.run.preflight.policy import LOGPROB_TOLERANCE, first_groups, kind_of, laid_out, made_up_rows
 from covey.run.preflight.subject import Finding, PreflightContext, Unscored
 from covey.system import collectives
 from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from covey.algorithm.build import build_objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
-from covey.engine.weights import PROBE_TOLERANCE
+from covey.engine.weights import MEAN_SHARE, PROBE_TOLERANCE
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import DTYPES, Policy, inference
 from covey.policy.settings import ModelConfig
@@ -33,8 +33,6 @@ from covey.types import Batch, Group
 LOGPROB_TOLERANCE = {name: PROBE_TOLERANCE[dtype] for name, dtype in DTYPES.items()}
 """Nats by precision, of the worst token. Below float32 products of other shapes round otherwise, and a token at the
 edge of top-p may fall in or out. What was measured is in docs/trust/preflight.md."""
-MEAN_SHARE = 0.1
-"""The mean may be this share of it: a defect moves many tokens a little before it moves one by much."""
 SAMPLERS_NOTE = "; each sampler compares its own on a probe whenever it takes weights"
 """With source=ray: what is measured here is an engine in this process."""
 GRADIENT_TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}

@@ -1,0 +1,99 @@
+"""vLLM beside the trainer, started again where it is lost: what a sampler's process does for the engine in it."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from covey.engine.base import MOST_LOSSES, EngineLost, EngineStats
+from covey.engine.vllm.engine import VLLMEngine
+from covey.engine.vllm.wire import one_line
+from covey.types import Completion, RunStopped, Sampling
+
+LOGGER = logging.getLogger(__name__)
+
+
+class RestartingEngine:
+    """See `Engine`. What was under way when vLLM was lost is asked for again, with the same seeds."""
+
+    def __init__(self, make: Callable[[int], VLLMEngine]) -> None:
+        """`make` starts vLLM on the policy's weights as they are now, under a version. EngineLost as it raises it."""
+        self._make = make
+        self._engine = make(0)
+        self._restarting = threading.Lock()
+        self._losses = 0
+        """Since weights were last taken: so often in a row."""
+        self._stats = EngineStats()
+        """Of engines that are gone."""
+        self._is_closed = False
+
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+        """Return n completions, see `Engine.generate`. RunStopped where vLLM is lost again and again."""
+        while True:
+            engine = self._engine
+            try:
+                return await engine.generate(prompt_ids, n, sampling)
+            except EngineLost as lost:
+                await asyncio.to_thread(self._restart, engine, engine.version, lost)
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the policy's weights as they are now. RunStopped where vLLM is lost again and again."""
+        engine = self._engine
+        try:
+            engine.load_weights(named_tensors, version)
+        except EngineLost as lost:
+            self._restart(engine, version, lost)
+        else:
+            self._losses = 0
+
+    def rest(self) -> None:
+        """Give memory back to the trainer, see `Resting`. An engine that is lost is started when it is needed."""
+        try:
+            self._engine.rest()
+        except EngineLost as lost:
+            LOGGER.warning("%s", lost)
+
+    def take_stats(self) -> EngineStats:
+        """Return what was done since the last call, restarts included."""
+        gone, self._stats = self._stats, EngineStats()
+        now = self._engine.take_stats()
+        return replace(
+            now,
+            prompt_tokens=gone.prompt_tokens + now.prompt_tokens,
+            sampled_tokens=gone.sampled_tokens + now.sampled_tokens,
+            seconds=gone.seconds + now.seconds,
+            peak_rows=max(gone.peak_rows, now.peak_rows),
+            restarts=gone.restarts,
+        )
+
+    def close(self) -> None:
+        """End vLLM. Closing again does nothing."""
+        self._is_closed = True
+        self._engine.close()
+
+    def _restart(self, lost: VLLMEngine, version: int, why: Exception) -> None:
+        """Start vLLM again on the policy's weights, once for all who lost the same engine."""
+        with self._restarting:
+            while self._engine is lost and not self._is_closed:
+                self._losses += 1
+                if self._losses >= MOST_LOSSES:
+                    raise RunStopped(f"vLLM was lost {self._losses} times in a row: {one_line(why)}")
+                LOGGER.warning("vLLM is lost and started again on version %d: %s", version, one_line(why))
+                gone = self._gone(lost)
+                try:
+                    self._engine = self._make(version)
+                except EngineLost as again:
+                    why = again
+                self._stats = gone
+            if self._is_closed:  # meanwhile: nobody else would end what was just started
+                self._engine.close()
+                raise why
+
+    def _gone(self, lost: VLLMEngine) -> EngineStats:
+        """End what is left of a lost engine. Return what it and those before it have done."""
+        done = self.take_stats()
+        lost.close()
+        return replace(done, restarts=done.restarts + 1)
