@@ -105,6 +105,23 @@ def test_every_choice_of_a_group_is_valid(group: str) -> None:
         validate(config)
 
 
+VLLM = ("engine=vllm", "engine.url=http://127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("engine.sleep=2", "model.lora_rank=4"), "engine.sleep=2 needs model.lora_rank = 0, got model.lora_rank=4"),
+        (
+            ("engine.gpu_memory_utilization=0.5",),
+            "engine.gpu_memory_utilization=0.5 needs engine.url = null, got engine.url=http://127.0.0.1:8000",
+        ),
+    ],
+)
+def test_memory_of_vllm_that_could_not_be_had_or_come_back_is_refused(words: tuple[str, ...], line: str) -> None:
+    assert refusal(*VLLM, *words) == line
+
+
 MASKED: dict[str, dict[str, str]] = {"nano-masked": {"engine.name": "fill"}}
 """What a masked policy needs of its engine."""
 
@@ -227,7 +244,7 @@ def test_a_slip_is_one_line_with_the_nearest_name(overrides: str, line: str) -> 
     [
         ("use_vllm=true", "engine=vllm"),
         ("vllm_mode=colocate", "engine=vllm"),
-        ("engine.gpu_memory_utilization=0.3", "engine=vllm"),
+        ("vllm_tensor_parallel_size=2", "engine=vllm"),
         ("mode=async", "source=ray or source=local"),
         ("sync_iter=false", "max_staleness"),
     ],

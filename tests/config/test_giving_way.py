@@ -150,3 +150,21 @@ def test_a_preset_of_which_nothing_is_left_is_said_to_have_no_effect(words: list
 def test_the_command_says_that_a_preset_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "algorithm=gdpo", "algorithm.advantage=pairwise"]) == 0
     assert "algorithm=gdpo has no effect" in capsys.readouterr().err
+
+
+VLLM = ("engine=vllm", "engine.url=http://127.0.0.1:8000")
+ON_RAY = ("engine=vllm", "source=ray", "devices.python=python")
+
+
+@pytest.mark.parametrize("words", [VLLM, ON_RAY], ids=["local", "ray"])
+def test_tokens_are_weighed_where_sampler_and_trainer_are_different_programs(words: tuple[str, ...]) -> None:
+    config, notices = composed("recipe=arithmetic", *words)
+    assert (config.algorithm.correction, config.algorithm.correction_max) == ("truncate", 2.0)
+    line = "algorithm.correction=truncate in place of none: engine=vllm is another program than the trainer"
+    assert line in notices
+
+
+def test_tokens_are_not_weighed_where_the_engine_is_the_trainers_or_somebody_said_so() -> None:
+    assert composed("recipe=arithmetic")[0].algorithm.correction == "none"
+    assert composed("recipe=arithmetic", *VLLM, "algorithm.correction=none")[0].algorithm.correction == "none"
+    assert composed("recipe=arithmetic", *VLLM, "algorithm.correction=mask")[0].algorithm.correction == "mask"

@@ -129,7 +129,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "eval_steps": ("evaluation.every",),
     "fp16": ("model.precision",),
     "gradient_accumulation_steps": ("groups_per_step", "micro_batch_tokens"),
-    "gpu_memory_utilization": ("engine.gpu_memory_utilization",),
     "grad_clip": ("optimizer.max_grad_norm",),
     "kl_loss_coef": ("algorithm.kl_coef",),
     "learning_rate": ("optimizer.lr",),

@@ -253,6 +253,11 @@ CASES: dict[str, Case | Refused] = {
         "http://127.0.0.1:8000",
         "engine.url=http://127.0.0.1:8000 needs engine.name = vllm, got engine.name=native",
     ),
+    "engine.gpu_memory_utilization": Refused(
+        0.5, "engine.gpu_memory_utilization=0.5 needs engine.name = vllm, got engine.name=native"
+    ),
+    "engine.sleep": Refused(1, "engine.sleep=1 needs engine.name = vllm, got engine.name=native"),
+    "engine.deadline": Refused(60.0, "engine.deadline=60.0 needs engine.name = vllm, got engine.name=native"),
     "engine.update": Refused(
         "wait", "engine.update=wait needs engine.name = vllm or source = ray, got engine.name=native, source=local"
     ),
@@ -423,7 +428,15 @@ OFF: dict[str, Settings] = {
     "saved weights, or a cold start that saves some": LORA,
     "an engine that samples": {"engine.name": "fake"},
     "model.precision = float32, bfloat16 or float16": {"model.precision": "float64"},
-    "source = local": {"engine.name": "vllm", "source": "ray"},
+    "source = local": {"engine.name": "vllm", "source": "ray", "devices.python": "python"},
+    "engine.url = null": {"engine.name": "vllm", "engine.url": "http://127.0.0.1:8000"},
+    "engine.gpu_memory_utilization = null": {
+        "engine.name": "vllm",
+        "engine.gpu_memory_utilization": 0.5,
+        "source": "ray",
+        "devices.python": "python",
+    },
+    "model.lora_rank = 0": {"engine.name": "vllm", "engine.url": "http://127.0.0.1:8000", **LORA},
     "model.load_in_4bit = false": {"model.load_in_4bit": True, "model.lora_rank": 2, "model.name": "policy"},
     "sampling.min_p = 0 or sampling.top_p = 1": {"sampling.min_p": 0.1, "sampling.top_p": 0.9},
     **infill.OFF,
