@@ -17,8 +17,9 @@ import torch
 
 from covey.engine.base import EngineLost, PushRefused, digest_of
 from covey.engine.vllm import files
-from covey.engine.vllm.build import build
+from covey.engine.vllm.build import build, build_beside
 from covey.engine.vllm.engine import VLLMEngine
+from covey.engine.vllm.restarting import RestartingEngine
 from covey.engine.vllm.server import Server
 from covey.engine.vllm.wire import RECEIVER
 from covey.engine.weights import make_weight_set
@@ -103,16 +104,17 @@ def test_stops_end_a_completion_and_a_killed_engine_process_is_lost_at_once() ->
         kill_while_sampling(engine)
 
 
-def kill_while_sampling(engine: VLLMEngine) -> None:
-    def kill() -> None:
-        for child in psutil.Process().children(recursive=True):
-            if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()):
-                child.send_signal(signal.SIGKILL)
+def tell_engine_process(what: signal.Signals) -> None:
+    for child in psutil.Process().children(recursive=True):
+        if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()):
+            child.send_signal(what)
 
+
+def kill_while_sampling(engine: VLLMEngine) -> None:
     async def run() -> float:
         under_way = asyncio.create_task(engine.generate(PROMPT, 4, Sampling(max_tokens=480)))
         await asyncio.sleep(0.3)
-        kill()
+        tell_engine_process(signal.SIGKILL)
         started = time.monotonic()
         with pytest.raises(EngineLost, match="vLLM failed: EngineDeadError"):
             await under_way
@@ -121,6 +123,54 @@ def kill_while_sampling(engine: VLLMEngine) -> None:
     assert asyncio.run(run()) < 20
     with pytest.raises(EngineLost, match="vLLM failed: EngineDeadError"):
         sample(engine, SAMPLING)
+
+
+# ------------------------------------------------------------------------------------------------ beside the trainer
+
+
+def test_vllm_that_is_killed_or_hangs_beside_the_trainer_is_started_again_on_the_version_there_was() -> None:
+    policy = tiny_policy("qwen2", tied=True)
+    engine = build_beside(policy, replace(SETTINGS, deadline=5.0))
+    assert isinstance(engine, RestartingEngine)
+    try:
+        for version, fault in enumerate((signal.SIGKILL, signal.SIGSTOP), start=1):
+            train_a_little(policy, seed=version)
+            engine.load_weights((), version)
+            undisturbed = asyncio.run(engine.generate(PROMPT, 4, SAMPLING))
+            completions = asyncio.run(disturbed(engine, fault))
+            assert gap(policy, completions, SAMPLING) < 1e-4
+            assert [c.token_ids for c in completions] == [c.token_ids for c in undisturbed]
+            assert {c.policy_version for c in completions} == {version}
+            assert engine.take_stats().restarts == 1
+    finally:
+        engine.close()
+    assert not [child for child in psutil.Process().children(recursive=True) if "EngineCore" in child.name()]
+
+
+async def disturbed(engine: RestartingEngine, fault: signal.Signals) -> list[Completion]:
+    """Sample while the engine's process is killed or stopped."""
+    long = [engine.generate(PROMPT, 4, Sampling(max_tokens=480, seed=place)) for place in range(4)]
+    under_way = [asyncio.create_task(call) for call in (*long, engine.generate(PROMPT, 4, SAMPLING))]
+    await asyncio.sleep(0.01)
+    tell_engine_process(fault)
+    return (await asyncio.gather(*under_way))[-1]
+
+
+def test_calls_of_sleep_and_waking_go_through_and_do_nothing_on_a_cpu() -> None:
+    policy = tiny_policy("qwen2", tied=False)
+    engine = build(policy, replace(SETTINGS, gpu_memory_utilization=0.02), sleep_level=2)
+    try:
+        for version in (1, 2):
+            engine.rest()
+            train_a_little(policy, seed=version)
+            engine.load_weights((), version)
+            completions = sample(engine, SAMPLING)
+            assert gap(policy, completions, SAMPLING) < 1e-4
+            assert {c.policy_version for c in completions} == {version}
+        engine.rest()
+        assert gap(policy, sample(engine, SAMPLING), SAMPLING) < 1e-4  # woken by being asked
+    finally:
+        engine.close()
 
 
 # ------------------------------------------------------------------------------------------------ a server
@@ -170,7 +220,7 @@ def test_a_server_that_runs_takes_the_policys_weights_and_samples_on_them(
     with pytest.raises(EngineLost, match="answered 401 to /inference/v1/generate"):
         asyncio.run(score_once(url))
     monkeypatch.setenv("VLLM_API_KEY", "secret")
-    engine = build(policy, replace(SETTINGS, url=url))
+    engine = build(policy, replace(SETTINGS, url=url, deadline=5.0))
     try:
         assert gap(policy, sample(engine, SAMPLING), SAMPLING) < 1e-4
         train_a_little(policy, seed=1)
@@ -179,11 +229,39 @@ def test_a_server_that_runs_takes_the_policys_weights_and_samples_on_them(
         assert gap(policy, completions, SAMPLING) < 1e-4
         assert {completion.policy_version for completion in completions} == {1}
         refuse_a_wrong_shape(engine, policy)
-        os.killpg(process.pid, signal.SIGKILL)
-        with pytest.raises(EngineLost, match=r"the vLLM server at http://127\.0\.0\.1:[0-9]* is gone"):
-            sample(engine, SAMPLING)
     finally:
         engine.close()
+    name_what_is_wrong(url, process, policy)
+
+
+def name_what_is_wrong(url: str, process: "subprocess.Popen[bytes]", policy: Policy) -> None:
+    """Lose the server in each way there is; each engine is lost once."""
+    faults = {
+        "answers from weights '.*', which this run did not push": lambda: asyncio.run(push_as_somebody_else(url)),
+        "did not answer a ping within 5 s": lambda: os.killpg(process.pid, signal.SIGSTOP),
+        "is gone": lambda: os.killpg(process.pid, signal.SIGKILL),
+    }
+    for line, make_fault in faults.items():
+        engine = build(policy, replace(SETTINGS, url=url, deadline=5.0))
+        try:
+            sample(engine, SAMPLING)
+            make_fault()
+            started = time.monotonic()
+            with pytest.raises(EngineLost, match=f"^the vLLM server at {url} {line}"):
+                sample(engine, SAMPLING)
+            assert time.monotonic() - started < 20
+        finally:
+            engine.close()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGCONT)
+
+
+async def push_as_somebody_else(url: str) -> None:
+    server = Server(url, "any")
+    try:
+        await server.label(7)
+    finally:
+        await server.close()
 
 
 async def score_once(url: str) -> None:

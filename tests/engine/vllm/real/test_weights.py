@@ -103,9 +103,21 @@ def test_what_is_not_the_whole_set_is_refused_and_the_old_version_stays_whole(se
     part = dict(list(whole.tensors.items())[:-2])
     name = next(name for name in whole.tensors if name.endswith("mlp.up_proj.weight"))
     wrong = dict(whole.tensors) | {name: torch.zeros(3, 128)}
-    for tensors, line in ((part, "2 tensors of the engine's are missing"), (wrong, f"{name} has the shape")):
+    no_numbers = dict(whole.tensors) | {name: torch.full_like(whole.tensors[name], float("nan"))}
+    for tensors, line in (
+        (part, "2 tensors of the engine's are missing"),
+        (wrong, f"{name} has the shape"),
+        (no_numbers, f"{name} holds values that are not finite"),
+    ):
         with pytest.raises(PushRefused, match=line):
             asyncio.run(engine.update(replace(whole, tensors=tensors, digest=digest_of(tensors)), "keep"))
+    with pytest.raises(PushRefused, match=f"it is older than version {version}"):
+        push(engine, policy, version - 1)
+    other = make_weight_set(
+        tiny_policy("llama" if "qwen" in policy.causal_lm.config.model_type else "qwen3", tied=False), 99
+    )
+    with pytest.raises(PushRefused, match="are not the engine's"):
+        asyncio.run(engine.update(other, "keep"))
     with pytest.raises(PushRefused, match="changed on its way"):
         asyncio.run(engine.update(replace(whole, digest="0" * 32), "keep"))
     assert engine.version == version
