@@ -166,7 +166,7 @@ def test_a_whole_file_of_settings_starts_another_run(capsys: pytest.CaptureFixtu
     assert main(["config", "--config", "saved.yaml", "environment=arithmetic"]) == 0
     assert "  levels:" in capsys.readouterr().out
     for words, line in (
-        (["recipe=gsm8k"], '"recipe=gsm8k" cannot be laid over saved.yaml, which has every setting'),
+        (["recipe=gsm8k"], '"recipe=gsm8k" cannot override settings of saved.yaml, which has every setting'),
         (["sed=3"], "unknown setting sed; did you mean seed?"),
         (
             ["environment.levels=[1]"],

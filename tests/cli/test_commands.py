@@ -165,7 +165,7 @@ def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: py
     assert f"cold start: 6 supervised steps, greedy accuracy {report['accuracy']:.1%}" in shown
     assert not report["cached"]
     assert "cold_start" in [line.split()[0] for line in shown.splitlines() if "█" in line]
-    assert re.search(r"^cold_start.json +the warmed policy and its accuracy$", shown, re.MULTILINE)
+    assert re.search(r"^cold_start.json +the cold-start policy and its accuracy$", shown, re.MULTILINE)
     assert "rollouts.jsonl" not in shown
     assert Path(report["path"]).parent == Path("cache").resolve()
 

@@ -11,7 +11,7 @@ import pytest
 from covey.rollouts.source import PromptStream
 from covey.run.build import build_run
 from covey.run.preflight.custom import check_custom
-from covey.run.preflight.subject import Finding, PreflightContext
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
 
@@ -68,7 +68,7 @@ def write(folder: Path, old: str = "", new: str = "") -> None:
     importlib.invalidate_caches()
 
 
-def checked(**changes: Any) -> Finding:
+def checked(**changes: Any) -> Check:
     config = small_config(curriculum__name="my_order:Hardest", **changes)
     run = build_run(config, scripted(), PhaseTimer())
     before = run.source.state_dict()

@@ -396,8 +396,8 @@ def test_a_mismatch_that_is_no_rounding_is_one_warning_until_it_is_gone(caplog: 
     for nats in (0.0, 0.05, 0.2, 0.2, 0.0, 0.3):
         trainer.step(apart_by(nats, policy), 0)
     assert [line.split(", more")[0] for line in caplog.messages] == [
-        "log-probs of sampler and trainer differ by 0.2 nats a token",
-        "log-probs of sampler and trainer differ by 0.3 nats a token",
+        "log-probs of sampler and trainer differ by 0.2 nats per token",
+        "log-probs of sampler and trainer differ by 0.3 nats per token",
     ]
 
 
@@ -407,6 +407,6 @@ def test_a_mismatch_beyond_the_limit_stops_the_run_before_the_update(updates: in
     trainer = make_trainer(policy, AlgorithmConfig(max_mismatch=0.5), updates_per_batch=updates)
     trainer.step(apart_by(0.4, policy), 0)
     before = weights(policy)
-    with pytest.raises(RunStopped, match=r"^log-probs of sampler and trainer differ by 0.6 nats a token, algo"):
+    with pytest.raises(RunStopped, match=r"^log-probs of sampler and trainer differ by 0.6 nats per token, algo"):
         trainer.step(apart_by(0.6, policy), 1)
     assert same(before, weights(policy))

@@ -205,17 +205,21 @@ class Objective:
         """
         inputs = apply_mask(inputs)
         keep_NT, weight_mean = inputs.mask_NT, inputs.log_probs_NT.new_ones(())
+        # Drop the tokens farthest from the sampler (M2PO, arXiv 2510.01161)
         if self.off_policy.m2po_threshold is not None:
             old_NT, sampler_NT = inputs.old_log_probs_NT, inputs.sampler_log_probs_NT
             keep_NT = m2po_keep(old_NT, sampler_NT, inputs.mask_NT, self.off_policy.m2po_threshold)
+        # Drop tokens of low entropy (arXiv 2506.01939)
         if self.policy.high_entropy_fraction < 1:
             assert inputs.entropy_NT is not None, "high_entropy_fraction needs entropy_NT"
             valid_L = inputs.entropy_NT[inputs.mask_NT]
             threshold = high_entropy_threshold(valid_L, self.policy.high_entropy_fraction)
             keep_NT = keep_NT & high_entropy_mask(inputs.entropy_NT, inputs.mask_NT, threshold)
+        # Weights may be normalised over the whole batch
         if self.off_policy.weights is not None and self.off_policy.weights.self_normalize:
             weights_NT = self._raw_weights(inputs, self.off_policy.weights)
             weight_mean = mean_weight(weights_NT, inputs.mask_NT, self.off_policy.weights.level)
+        # Select the tokens on which the policy is trained
         selected_NT = torch.zeros_like(inputs.mask_NT)
         if self.policy.selector is not None:
             selected_NT = self.policy.selector(self._loss_inputs(inputs, None), seed)
@@ -277,14 +281,17 @@ class Objective:
         self, inputs: ObjectiveInputs, totals: Totals, kl_coef: float, entropy_coef: float
     ) -> dict[str, Tensor]:
         pieces: dict[str, Tensor] = {}
+        # KL to the reference
         if self.kl.active and self.kl.in_loss and kl_coef != 0:
             kl_NT = self.kl_values(inputs)
             pieces["kl_loss"] = kl_coef * aggregate(kl_NT, inputs.mask_NT, totals, self.kl.reduction)
+        # KL to the sampler
         if self.kl.sampler_coef != 0:
             sampler_NT = inputs.sampler_log_probs_NT
             kl_NT = kl_penalty(inputs.log_probs_NT, sampler_NT, inputs.mask_NT, self.kl.sampler_options)
             term = aggregate(kl_NT, inputs.mask_NT, totals, self.kl.reduction)
             pieces["sampler_kl_loss"] = self.kl.sampler_coef * term
+        # Entropy bonus
         if entropy_coef != 0:
             assert inputs.entropy_NT is not None, "entropy_coef needs entropy_NT"
             pieces["entropy_loss"] = -entropy_coef * aggregate(inputs.entropy_NT, inputs.mask_NT, totals, TOKEN_MEAN)
@@ -293,13 +300,16 @@ class Objective:
     def _keep_and_weights(self, inputs: ObjectiveInputs, statistics: BatchStatistics | None) -> tuple[Tensor, Tensor]:
         old_NT, sampler_NT, mask_NT = inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, inputs.mask_NT
         keep_NT = mask_NT if statistics is None else mask_NT & statistics.keep_NT
+        # Rejection: criteria per token or sequence
         if self.off_policy.criteria:
             keep_NT = keep_NT & rejection_keep(old_NT, sampler_NT, mask_NT, self.off_policy.criteria)
+        # Drop sequences of negative advantage far from the sampler (DeepSeek-V3.2, arXiv 2512.02556)
         if self.off_policy.sequence_delta is not None:
             advantages_NT = self._loss_inputs(inputs, None).advantages_NT
             delta = self.off_policy.sequence_delta
             keep_N = off_policy_keep(advantages_NT, inputs.log_probs_NT, sampler_NT, mask_NT, delta)
             keep_NT = keep_NT & keep_N[:, None]
+        # Importance weights; those of 0 drop the token
         if self.off_policy.weights is None:
             return keep_NT, torch.ones_like(old_NT)
         weights_NT = self._raw_weights(inputs, self.off_policy.weights)
@@ -319,13 +329,16 @@ class Objective:
 
     def _log(self, inputs: ObjectiveInputs, loss_in: LossInputs, keep_NT: Tensor, weights_NT: Tensor) -> metrics.Sums:
         mask_NT = inputs.mask_NT
+        # Ratio, and mismatch between trainer and sampler
         sums = metrics.ratio_sums(loss_in)
         sums |= metrics.mismatch_sums(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, mask_NT)
         sums["policy_token_fraction"] = mean_over(keep_NT, mask_NT)
+        # Clip events, defined by each loss
         if self.policy.events is not None:
             sums |= metrics.event_sums(self.policy.events(loss_in), loss_in)
         if self.off_policy.weights is not None:
             sums["correction_weight"] = mean_over(weights_NT, mask_NT)
+        # Entropy and KL where they were computed
         if inputs.entropy_NT is not None:
             sums["entropy"] = mean_over(inputs.entropy_NT, mask_NT)
         if self.kl.active:
@@ -341,13 +354,16 @@ def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tupl
     ValueError where a custom one returns anything but a number for each token, or one without the gradient of the
     log-probs where those have one.
     """
+    # A table's loss needs no checks
     found = loss(inputs)
     if not isinstance(loss, custom.Custom):
         return found, {}
+    # A custom loss may return metrics beside its tensor
     loss_NT, own = custom.split_metrics(found)
     shape = tuple(inputs.mask_NT.shape)
     own = {name: loss.check_tensor(values_NT, shape, "token") for name, values_NT in own.items()}
     loss_NT = loss.check_tensor(loss_NT, shape, "token")
+    # It must depend on the policy where training asks for a gradient
     trains = torch.is_grad_enabled() and inputs.log_probs_NT.requires_grad
     if trains and not loss_NT.requires_grad:
         raise no_gradient(loss)

@@ -5,7 +5,7 @@ from typing import Any
 
 from covey.system.conditions import CONTINUES
 from covey.system.section import Section
-from covey.system.setting import Needs, is_positive, is_set, setting
+from covey.system.setting import Requires, is_positive, is_set, setting
 
 WITHOUT_RATIO = ("reinforce", "reinforce_ratio", "nll")
 """Losses that compare the policy with no other."""
@@ -38,25 +38,25 @@ def _reads_advantages(loss: str, off_policy_mask_delta: float | None) -> bool:
     return loss != "nll" or off_policy_mask_delta is not None
 
 
-PENALISED = Needs("algorithm.kl_coef > 0", ("algorithm.kl_coef",), is_positive)
-KL_IN_LOSS = Needs("algorithm.kl_in = loss", ("algorithm.kl_in",), lambda kl_in: kl_in == "loss")
-STEERED = Needs("algorithm.target_kl set", ("algorithm.target_kl",), is_set)
-CORRECTED = Needs("algorithm.correction = truncate or mask", ("algorithm.correction",), lambda mode: mode != "none")
-FILTERED = Needs("algorithm.group_filter set", ("algorithm.group_filter",), is_set)
-READ_ADVANTAGES = Needs(
+PENALISED = Requires("algorithm.kl_coef > 0", ("algorithm.kl_coef",), is_positive)
+KL_IN_LOSS = Requires("algorithm.kl_in = loss", ("algorithm.kl_in",), lambda kl_in: kl_in == "loss")
+STEERED = Requires("algorithm.target_kl set", ("algorithm.target_kl",), is_set)
+CORRECTED = Requires("algorithm.correction = truncate or mask", ("algorithm.correction",), lambda mode: mode != "none")
+FILTERED = Requires("algorithm.group_filter set", ("algorithm.group_filter",), is_set)
+READ_ADVANTAGES = Requires(
     "a loss that reads advantages", ("algorithm.loss", "algorithm.off_policy_mask_delta"), _reads_advantages
 )
-READ_REWARDS = Needs(
+READ_REWARDS = Requires(
     "a loss that reads advantages, or a selection",
     ("algorithm.loss", "algorithm.off_policy_mask_delta", "algorithm.selection"),
     lambda loss, delta, selection: _reads_advantages(loss, delta) or selection is not None,
 )
-MEAN_OF_SEQUENCES = Needs(
+MEAN_OF_SEQUENCES = Requires(
     "an aggregation that is a mean over sequences",
     ("algorithm.aggregation", "algorithm.kl_aggregation"),
     lambda *modes: any((mode or "").startswith("seq_mean") or ":" in (mode or "") for mode in modes),
 )
-CONSTANT_LENGTH = Needs(
+CONSTANT_LENGTH = Requires(
     "algorithm.aggregation to end in _norm",
     ("algorithm.aggregation", "algorithm.kl_aggregation"),
     lambda *modes: any((mode or "").endswith("_norm") or ":" in (mode or "") for mode in modes),
@@ -78,7 +78,7 @@ class AlgorithmConfig(Section):
     selection: str | None = None
     """Train on a part of each group: a key of selection.SELECTION; null trains on all."""
     selection_options: dict[str, Any] = setting(
-        {}, needs=Needs("algorithm.selection set", ("algorithm.selection",), is_set)
+        {}, needs=Requires("algorithm.selection set", ("algorithm.selection",), is_set)
     )
     """Keyword arguments of the selection."""
     length_normalizer: float | None = setting(None, needs=READ_ADVANTAGES)
@@ -95,17 +95,19 @@ class AlgorithmConfig(Section):
     """Keyword arguments of the loss function; unknown ones are refused."""
     ratio: str = setting(
         "token",
-        needs=Needs("algorithm.loss = clip, cispo, sapo or module:function", ("algorithm.loss",), _allows_ratio_level),
+        needs=Requires(
+            "algorithm.loss = clip, cispo, sapo or module:function", ("algorithm.loss",), _allows_ratio_level
+        ),
     )
     """Level of the importance ratio: token, sequence, sequence_mean (GSPO) or sequence_mean_token."""
     ratio_denominator: str = setting(
         "old",
-        needs=Needs("a loss with an importance ratio", ("algorithm.loss",), lambda loss: loss not in WITHOUT_RATIO),
+        needs=Requires("a loss with an importance ratio", ("algorithm.loss",), lambda loss: loss not in WITHOUT_RATIO),
     )
     """What the ratio is taken against: old, behaviour (the sampler's log-probs) or reference."""
     log_ratio_clamp: float | None = setting(
         20.0,
-        needs=Needs(
+        needs=Requires(
             "a loss with an importance ratio, or a correction",
             ("algorithm.loss", "algorithm.correction"),
             lambda loss, correction: loss not in WITHOUT_EXPONENTIAL or correction != "none",
@@ -127,7 +129,7 @@ class AlgorithmConfig(Section):
         needs=(
             PENALISED,
             KL_IN_LOSS,
-            Needs("a sampled algorithm.kl_estimator such as k3", ("algorithm.kl_estimator",), is_sampled),
+            Requires("a sampled algorithm.kl_estimator such as k3", ("algorithm.kl_estimator",), is_sampled),
         ),
     )
     """Gradient of the KL term in the loss: naive, straight_through_k2 or is_weighted."""
@@ -136,13 +138,13 @@ class AlgorithmConfig(Section):
         needs=(
             PENALISED,
             READ_REWARDS,
-            Needs("a sampled algorithm.kl_estimator such as k1", ("algorithm.kl_estimator",), is_sampled),
+            Requires("a sampled algorithm.kl_estimator such as k1", ("algorithm.kl_estimator",), is_sampled),
         ),
     )
     """Where the KL penalty enters: loss or reward (before the baseline, detached)."""
     kl_aggregation: str | None = setting(
         None,
-        needs=Needs(
+        needs=Requires(
             "a KL penalty in the loss",
             ("algorithm.kl_coef", "algorithm.kl_in", "algorithm.sampler_kl_coef"),
             _has_kl_in_loss,
@@ -152,7 +154,7 @@ class AlgorithmConfig(Section):
     kl_clamp: float | None = setting(
         20.0,
         gt=0,
-        needs=Needs(
+        needs=Requires(
             "a KL penalty with an exponential (k3 or is_weighted)",
             (
                 "algorithm.kl_coef",
@@ -168,7 +170,7 @@ class AlgorithmConfig(Section):
     sampler_kl_coef: float = setting(0.0, ge=0)
     """Weight of a KL penalty to the policy that sampled the data, in the loss."""
     sampler_kl_estimator: str = setting(
-        "k3", needs=Needs("algorithm.sampler_kl_coef > 0", ("algorithm.sampler_kl_coef",), is_positive)
+        "k3", needs=Requires("algorithm.sampler_kl_coef > 0", ("algorithm.sampler_kl_coef",), is_positive)
     )
     """k1_forward or k3, estimates of KL(sampler || policy)."""
     target_kl: float | None = setting(None, needs=PENALISED)
@@ -184,7 +186,7 @@ class AlgorithmConfig(Section):
         10000,
         needs=(
             STEERED,
-            Needs(
+            Requires(
                 "algorithm.kl_controller = proportional",
                 ("algorithm.kl_controller",),
                 lambda rule: rule == "proportional",
@@ -199,7 +201,7 @@ class AlgorithmConfig(Section):
     reference_refresh_every: int | None = setting(
         None,
         ge=1,
-        needs=Needs(
+        needs=Requires(
             "algorithm.kl_coef > 0",
             ("algorithm.kl_coef", "algorithm.ratio_denominator"),
             lambda coef, denominator: coef > 0 or denominator == "reference",
@@ -211,8 +213,8 @@ class AlgorithmConfig(Section):
         gt=0,
         le=1,
         needs=(
-            Needs("algorithm.reference_refresh_every set", ("algorithm.reference_refresh_every",), is_set),
-            Needs("model.lora_rank = 0 (adapters can only be copied)", ("model.lora_rank",), lambda rank: rank == 0),
+            Requires("algorithm.reference_refresh_every set", ("algorithm.reference_refresh_every",), is_set),
+            Requires("model.lora_rank = 0 (adapters can only be copied)", ("model.lora_rank",), lambda rank: rank == 0),
         ),
     )
     """Share of the policy in a refresh: 1 copies it, a small value every step is an EMA."""
@@ -229,7 +231,7 @@ class AlgorithmConfig(Section):
     rejection: str | None = None
     """Comma list of rejection criteria such as "token_k1,seq_mean_k3"; null rejects nothing."""
     rejection_thresholds: str | None = setting(
-        None, needs=Needs("algorithm.rejection set", ("algorithm.rejection",), is_set)
+        None, needs=Requires("algorithm.rejection set", ("algorithm.rejection",), is_set)
     )
     """Comma list of thresholds, one for each criterion ("lo_hi" for k1)."""
     off_policy_mask_delta: float | None = None

@@ -62,16 +62,20 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
 
 def _meant(word: str, rest: Sequence[str]) -> str:
     """Return what an unknown flag was meant to be: a setting, or another flag."""
+    # Take the flag as a setting, with the next word as its value
     flag, equals, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")
     if not equals:
         value = rest[0] if rest and not rest[0].startswith("-") and "=" not in rest[0] else "..."
+    # The same name as a setting or group
     groups = usage.group_choices()
     if name in groups or name in _setting_types():
         return f"; settings are written {name}={value}"
+    # A flag spelled alike
     close = difflib.get_close_matches(flag, list(FLAGS), n=1)
     if close:
         return f"; did you mean {close[0]}?"
+    # What other libraries call a setting
     from covey.config.names import named_elsewhere, nearest  # imports Hydra
 
     known = list(_setting_types())
@@ -83,6 +87,7 @@ def _meant(word: str, rest: Sequence[str]) -> str:
 def _refuse_slip(word: str, rest: Sequence[str]) -> None:
     """Refuse a word that sets nothing, or whose value stands behind a blank."""
     after = rest[0] if rest else ""
+    # A blank beside "=" splits a word in two
     if word.endswith("=") and after and "=" not in after and not after.startswith(("-", "~")):
         raise ValueError(f"{word} is empty; write {word}{after} without a blank")
     if word == "hydra.run.dir=":
@@ -92,6 +97,7 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
     if after.startswith("="):
         value = after[1:] or (rest[1] if len(rest) > 1 else "...")
         raise ValueError(f"{word} sets nothing; write {word}={value} without blanks")
+    # A path or a choice without the name of what it sets
     if os.path.exists(word):
         raise ValueError(f'"{word}" sets nothing; did you mean model.name={word}?')
     groups = usage.group_choices()
@@ -106,6 +112,7 @@ def with_whole_numbers(word: str) -> str:
     >>> with_whole_numbers("num_steps=1e3"), with_whole_numbers("seed=1e1,2"), with_whole_numbers("optimizer.lr=1e3")
     ('num_steps=1000', 'seed=10,2', 'optimizer.lr=1e3')
     """
+    # Only whole numbers may be written as 1e3
     name, equals, value = word.partition("=")
     kind = _setting_types().get(name.lstrip("+"))
     if not equals or kind not in (int, int | None, list[int]):

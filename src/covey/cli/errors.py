@@ -1,4 +1,4 @@
-"""Errors a user can mend, in one line each, with the nearest name that exists."""
+"""User errors, in one line each, with the nearest name that exists."""
 
 import errno
 import re
@@ -14,7 +14,7 @@ from covey.system.disk import cannot_write
 from covey.system.lookup import near
 
 MENDABLE = (ValueError, OSError, ImportError, HydraException, OmegaConfBaseException)
-"""What a user can mend, besides RunStopped. Anything else is a defect of covey and keeps its traceback."""
+"""User errors, besides RunStopped. Anything else is a defect of covey and keeps its traceback."""
 
 
 OUT_OF_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")

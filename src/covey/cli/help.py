@@ -187,6 +187,7 @@ def _sections_of(config: type[Config]) -> list[type]:
 def read_settings(section: type) -> list[Setting]:
     """Return the fields of a dataclass, each with the docstring that follows it and its bounds."""
     bounds = {found.name: bounds_of(found) for found in fields(section)}
+    # Fields without a docstring are no settings to show; limits come from their metadata
     (node,) = (node for node in _classes(sys.modules[section.__module__]) if node.name == section.__name__)
     found = []
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):

@@ -63,7 +63,7 @@ def insert_environment(verb: str, words: Sequence[str], file: Path | None) -> tu
 
 
 def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
-    """Return the file whose settings the words are laid over, None where there is no single one."""
+    """Return the file whose settings the words override, None where there is no single one."""
     if file is not None:
         return file
     resumed = [word.removeprefix("resume=") for word in words if word.startswith("resume=")]
@@ -125,12 +125,14 @@ def _over_saved(
 ) -> tuple[Path | None, DictConfig]:
     """Return the run or file that the job begins with, if any, and the composed settings over those saved there."""
     source = file or run
+    # A resumed run keeps its settings
     if (resume := composed.get("resume")) is not None:
         if verb not in ("train", "config") or file is not None:
             needed = "no --config" if file is not None else f"covey train, got covey {verb}"
             raise ValueError(f"resume={resume} needs {needed}")
         resumed = saved_settings.find_run(resume, ROOT)
         return resumed, saved_settings.settings_of(resumed, typed)
+    # A file or the policy's run gives settings, and words override them
     if source is not None:
         name = composed.model.name
         base = saved_settings.saved_in(source) if file else saved_settings.settings_to_measure(source, name)
@@ -155,12 +157,15 @@ def _run_below(verb: str, typed: Sequence[str], file: Path | None) -> Path | Non
 
 def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
     """Return warnings: typed settings that the verb does not read, runs that are skipped, another task than trained."""
+    # Settings that the verb does not read
     idle = check_typed(verb, config, typed, ranks.world_size())
     alone = " in one process" if ranks.world_size() == 1 else ""
     notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
+    # Newer runs without a checkpoint
     if "resume=latest" in typed:
         newer = run_folder.newer_trainings(Path(config.resume or ""), ROOT)
         notes += [f"resume=latest skips {path}, which is newer and has no checkpoint" for path in newer]
+    # Another task than the policy was trained on
     if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):
         other = diff_settings(run, config, typed)
         notes += [f"settings differ from the run in {run}: {', '.join(other)}"] if other else []

@@ -40,7 +40,7 @@ CONFIG_FLAG = "--config"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Exit codes: 0, 2 (what the user can mend, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
+    """Run the command. Exit codes: 0, 2 (user errors, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
     code = _code_of(list(sys.argv[1:] if argv is None else argv))
     if argv is None and threading.active_count() > 1:
         from covey.system.waits.watchdog import exit_within
@@ -143,6 +143,7 @@ def _config_file(words: Sequence[str]) -> "tuple[list[str], Path | None]":
     """Return the words without --config FILE, and the file."""
     from pathlib import Path
 
+    # The last --config counts, as with other flags
     places = [index for index, word in enumerate(words) if word == CONFIG_FLAG or word.startswith(f"{CONFIG_FLAG}=")]
     if not places:
         return list(words), None
@@ -321,24 +322,28 @@ def _arguments(argv: list[str]) -> Iterator[None]:
 
 def _complete(words: Sequence[str]) -> int:
     """Complete a word: verbs here, what follows the verb by Hydra, which must not see the verb."""
+    # The shell passes the whole line in COMP_LINE
     line = os.environ.get("COMP_LINE", "")
     typed = line.split()
     asked = bool(words) and words[0].startswith("query=")
+    # Complete the verb
     if asked and (len(typed) < 2 or (len(typed) == 2 and not line.endswith(" "))):
         print(" ".join(usage.VERBS))
         return 0
+    # Hide the verb from Hydra
     if asked:
         rest = line.split(None, 2)[2:]
         os.environ["COMP_LINE"] = f"covey {rest[0] if rest else ''}"
     with redirect_stdout(StringIO()) as out:
         _with_hydra("covey", ["--shell-completion", *words], lambda composed: None)
+    # Choices that only name a schema are no choices of the user's
     found = out.getvalue()
     print(" ".join(word for word in found.split() if "=schema_" not in word) if asked else found)
     return 0
 
 
 def report(error: Exception) -> int:
-    """Print an error and give the exit code: one line where the user can mend it, else the traceback."""
+    """Print an error and give the exit code: one line for a user error, else the traceback."""
     if isinstance(error, BrokenPipeError):  # `covey config | head`: whoever reads has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

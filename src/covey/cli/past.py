@@ -18,11 +18,13 @@ TRUST = "trust_run=true"
 
 def run_status(words: Sequence[str]) -> None:
     """Print the last word of trainer and samplers, and when that was. ValueError for words that name no such run."""
+    # Read what the run wrote last
     folder = run_folder_of("status", words)
     path = folder / STATUS
     if not path.is_file():
         raise ValueError(f"{folder} has no {STATUS}: runs with source=ray write it while they train")
     status = json.loads(path.read_text(encoding="utf-8"))
+    # A row for the trainer and for each sampler
     trainer = status["trainer"]
     table = Table("role", "state", "version", "groups", "tokens", "restarts", "process")
     groups = f"{trainer['groups_finished']} finished of {trainer['groups_pending']}"
@@ -48,6 +50,7 @@ def _of_whom(folder: Path) -> str:
 
 def run_replay(words: Sequence[str]) -> None:
     """Replay a run, and print how its weights compare. ValueError where it cannot be replayed or differs."""
+    # Settings are the run's; a trusted run may import code
     folder = run_folder_of("replay", [word for word in words if word != TRUST])
     settings.register()
     config = settings.to_config(settings_of(folder, [word for word in words if word == TRUST]))
@@ -55,6 +58,7 @@ def run_replay(words: Sequence[str]) -> None:
     from covey.run.records.record import RunRecorder
     from covey.run.replay import read_schedule, replay
 
+    # Train again in a scratch folder
     console = CleanConsole()
     steps = read_schedule(folder)
     scratch = tempfile.TemporaryDirectory(prefix="covey-replay-")

@@ -1,4 +1,4 @@
-"""`covey show RUN`: what a run came to, and its best and worst answers; several runs side by side."""
+"""`covey show RUN`: the result of a run, and its best and worst answers; several runs side by side."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,11 @@ SUMMARY = "summary.json"
 def run_show(words: Sequence[str]) -> None:
     """Show one run, or several side by side. ValueError, in one line, for words that do not say which."""
     folders, number = _read(words)
+    # Several runs: a table
     if len(folders) > 1:
         print_side_by_side(folders)
         return
+    # One run: its summary, or its metrics while it trains, then its answers
     (folder,) = folders
     console = CleanConsole()
     content = read_summary(folder)
@@ -39,7 +41,7 @@ def run_show(words: Sequence[str]) -> None:
 
 
 def print_side_by_side(folders: Sequence[Path]) -> None:
-    """Print what each run came to, and nothing else of it."""
+    """Print the result of each run, and nothing else of it."""
     runs = {relative(folder): read_summary(folder) for folder in folders}
     with as_written(f"{SUMMARY} of {', '.join(runs)}"):
         CleanConsole().print(side_by_side(runs), soft_wrap=True)

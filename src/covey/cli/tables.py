@@ -81,9 +81,10 @@ def before_after(content: Mapping[str, Any]) -> Table:
 
 def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return names to show for a learned judge's monitors and for its distance from them."""
-    watches = {name: f"{name} (not trained on)" for name in environment.get("watch", [])}
-    gap_to = environment.get("gap_to")
-    return watches | ({"gap": f"gap (judge less {gap_to})"} if gap_to else {})
+    names = environment.get("monitors", environment.get("watch", []))  # as older summaries call it
+    monitors = {name: f"{name} (not trained on)" for name in names}
+    reference = environment.get("gap_reference", environment.get("gap_to"))
+    return monitors | ({"gap": f"gap (judge less {reference})"} if reference else {})
 
 
 def _evaluation_title(content: Mapping[str, Any]) -> str:
@@ -145,6 +146,7 @@ def phase_table(content: Mapping[str, Any]) -> Table:
 
 def totals(content: Mapping[str, Any]) -> Text:
     """Return steps, tokens and memory on one line, and what went wrong, if anything, on the next."""
+    # Work done, where a step was made
     work = [
         f"{content['steps']} steps",
         f"{content['tokens']:,} tokens",
@@ -152,6 +154,7 @@ def totals(content: Mapping[str, Any]) -> Text:
     ]
     done = work if content["steps"] else []
     lines = [" · ".join([content["status"], *done, f"{memory(content['peak_memory_bytes'])} at peak"])]
+    # What a reader must know before trusting the numbers
     if content.get("samplers"):
         lines.append(samplers_note(content["samplers"]))
     if content["skipped_steps"]:
@@ -198,7 +201,7 @@ FILES = {
     "config.yaml": "every setting of the run",
     "changes.jsonl": "settings that it was resumed with instead",
     "preflight.json": "what was checked before the first step",
-    "cold_start.json": "the warmed policy and its accuracy",
+    "cold_start.json": "the cold-start policy and its accuracy",
     "metrics.jsonl": "numbers of each step",
     "schedule.jsonl": "which groups made each step, on which versions",
     "status.json": "what trainer and samplers did last",

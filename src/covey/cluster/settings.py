@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from covey.system.section import Section
-from covey.system.setting import Needs, setting
+from covey.system.setting import Requires, setting
 
-ON_RAY = Needs("source = ray", ("source",), lambda source: source == "ray")
+ON_RAY = Requires("source = ray", ("source",), lambda source: source == "ray")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from covey.config.schema import Config
 from covey.system.lookup import near
 from covey.system.section import Section
-from covey.system.setting import Bounds, Needs, bounds_of
+from covey.system.setting import Bounds, Requires, bounds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def check_needs(config: Config) -> None:
         raise ValueError(f"{found.name}={format_value(found.value)} needs {need.condition}, got {got}{remedy}")
 
 
-def unmet(config: Config) -> Iterator[tuple[Found, Needs]]:
+def unmet(config: Config) -> Iterator[tuple[Found, Requires]]:
     """Yield the settings that differ from their default, each with a condition that does not hold."""
     for found in walk(config):
         for need in found.bounds.needs:

@@ -42,15 +42,18 @@ FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
 def register() -> None:
     """Put into Hydra's store what needs no file: schema_config, schema_algorithm, environments, engines, optimisers."""
     store = ConfigStore.instance()
+    # The root, whose environment is chosen later
     root = OmegaConf.structured(Config)
     root.environment = MISSING
     _open_options(root.algorithm)
     OmegaConf.set_struct(root.model.chat_template_kwargs, False)
     OmegaConf.set_struct(root.curriculum.options, False)
     store.store(name="schema_config", node=root)
+    # The group of algorithms
     algorithm = OmegaConf.structured(AlgorithmConfig)
     _open_options(algorithm)
     store.store(group="algorithm", name="schema_algorithm", node=algorithm)
+    # Groups whose choices need no file: environments, optimisers, engines
     for name, schema in ENVIRONMENT_SETTINGS.items():
         store.store(group="environment", name=name, node=_opened(schema))
     for name in GROUPS["optimizer"]:
@@ -76,10 +79,12 @@ def _opened(schema: Any) -> DictConfig:
 def load(path: Path) -> DictConfig:
     """Return the settings in a saved config.yaml, typed by the schema. ValueError where it does not fit it."""
     saved = read_yaml(path)
+    # Make the schema, with the options of functions open
     node = OmegaConf.structured(Config)
     _open_options(node.algorithm)
     OmegaConf.set_struct(node.model.chat_template_kwargs, False)
     OmegaConf.set_struct(node.curriculum.options, False)
+    # Take the environment's own schema, then the saved values
     try:
         node.environment = _opened(ENVIRONMENT_SETTINGS[saved.environment.name])
         node.merge_with(saved)
@@ -145,10 +150,13 @@ def _check_keys(node: DictConfig, prefix: str) -> None:
 
     Hydra lets "+key=value" add keys to a schema, which nothing would read, and "~key" delete what is read.
     """
+    # A plain DictConfig says nothing of its schema; the type does
     schema: Any = OmegaConf.get_type(node)
     known = {field.name for field in fields(schema)}
+    # Deleted keys
     for key in sorted(known - {str(key) for key in node}):
         raise ValueError(f"{prefix}{key} cannot be deleted; every setting has a value")
+    # Unknown keys, also in sections
     for key in map(str, node):
         if key not in known:
             raise ValueError(f"unknown setting {prefix}{key}")
@@ -174,6 +182,7 @@ def _typed(schema: Any, given: Any, place: str) -> DictConfig:
 
     ValueError for a key that it does not have or a value of another type.
     """
+    # Fill the schema key by key, so that an error names its place
     node: DictConfig = OmegaConf.structured(schema)
     if given is not None and not isinstance(given, DictConfig):
         raise ValueError(f"{place} must be settings such as {{{fields(schema)[-1].name}: ...}}, got {given}")

@@ -64,6 +64,7 @@ def _check_model(config: Config) -> Iterator[str]:
 
 def _is_plausible(name: str) -> bool:
     """Tell whether `module:function` may be there, from the module's source: to import it could take long."""
+    # Find the module without importing it
     module, _, attribute = name.partition(":")
     try:
         spec = importlib.util.find_spec(module)
@@ -71,6 +72,7 @@ def _is_plausible(name: str) -> bool:
         return False
     if spec is None:
         return False
+    # What is no Python source (an extension) may define anything
     if spec.origin is None or not spec.origin.endswith(".py"):
         return True
     try:

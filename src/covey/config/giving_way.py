@@ -52,7 +52,9 @@ def give_way(config: Config, typed: Collection[str]) -> list[str]:
     line for each change. What contradicts itself with nothing typed stays as it is, for `validate` to refuse.
     """
     change = _Change(config, typed)
+    # Fit numbers to those that were typed
     _fit_numbers(change)
+    # Reset settings whose condition no longer holds; each reset may void another
     for _ in range(ROUNDS):
         idle = [
             (found, need)
@@ -63,6 +65,7 @@ def give_way(config: Config, typed: Collection[str]) -> list[str]:
             change.put(found.name, found.default, f"{format_value(found.value)} needs {need.condition}")
         if not idle:
             break
+    # Drop options of functions that were replaced
     _drop_options(change)
     _drop_narrow_clip(change)
     _correct_other_programs(change)

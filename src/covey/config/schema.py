@@ -25,7 +25,7 @@ from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.system import section
 from covey.system.disk import cache_folder
 from covey.system.section import Section
-from covey.system.setting import Needs, choices_of, is_set, setting
+from covey.system.setting import Requires, choices_of, is_set, setting
 from covey.trainer.settings import OptimizerConfig
 
 ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
@@ -43,7 +43,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
 }
 
 
-ENABLED = Needs("preflight.enabled = true", ("preflight.enabled",), bool)
+ENABLED = Requires("preflight.enabled = true", ("preflight.enabled",), bool)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ParallelConfig(Section):
     """Training on several processes, which torchrun or accelerate launch starts."""
 
     strategy: str = setting("ddp", choices=("ddp", "fsdp"))
-    """ddp (every rank holds all weights) or fsdp (weights, gradients and optimiser state are shared out: FSDP2)."""
+    """ddp (every rank holds all weights) or fsdp (FSDP2: weights, gradients and optimiser state are sharded)."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class ColdStartConfig(Section):
     warmup_steps: int = setting(10, ge=0)
     """Steps over which the rate rises linearly from 0."""
     cache_dir: str = field(default_factory=cache_folder)
-    """Where warmed policies are kept, by content; a second run takes it from there."""
+    """Content-addressed cache of cold-start policies; a second run takes it from there."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class EvaluationConfig(Section):
     num_prompts: int = setting(128, ge=1)
     """Held-out prompts, the same every time."""
     num_samples: int = setting(4, ge=1, le=100_000)
-    """Completions a prompt for pass@k and the mean reward."""
+    """Completions per prompt for pass@k and the mean reward."""
     k: list[int] = field(default_factory=lambda: [1, 4])
     """The k of pass@k; each must be <= num_samples."""
     correct_above: float = 1.0
@@ -115,7 +115,7 @@ class OutputConfig(Section):
     max_rollout_rows: int = setting(
         20000,
         ge=0,
-        needs=Needs(
+        needs=Requires(
             "output.rollouts_per_step > 0 or output.answers_per_evaluation > 0",
             ("output.rollouts_per_step", "output.answers_per_evaluation"),
             lambda rollouts, answers: rollouts > 0 or answers > 0,
@@ -129,7 +129,7 @@ class OutputConfig(Section):
     )
     """Besides metrics.jsonl: tensorboard, wandb."""
     wandb_project: str = setting(
-        "covey", needs=Needs("output.trackers with wandb", ("output.trackers",), lambda names: "wandb" in names)
+        "covey", needs=Requires("output.trackers with wandb", ("output.trackers",), lambda names: "wandb" in names)
     )
     """W&B project; WANDB_MODE=offline keeps it local."""
     progress: bool = True
@@ -176,7 +176,7 @@ class TimeoutsConfig(Section):
     """For the other ranks, where several processes train together."""
     samplers: float = setting(120.0, gt=0, needs=ON_RAY)
     """For a sampler's sign of life, and for it to take new weights; it is then replaced."""
-    tracker: float = setting(60.0, gt=0, needs=Needs("output.trackers set", ("output.trackers",), bool))
+    tracker: float = setting(60.0, gt=0, needs=Requires("output.trackers set", ("output.trackers",), bool))
     """For TensorBoard or W&B; the run then continues without it."""
 
 
@@ -212,13 +212,13 @@ class Config(Section):
     """Take prompts in an order drawn from the seed, a new one each pass."""
     resume: str | None = None
     """Go on with a run: its folder, or "latest". Its settings are taken from there."""
-    resume_changes: list[str] = setting([], needs=Needs("resume set", ("resume",), is_set))
+    resume_changes: list[str] = setting([], needs=Requires("resume set", ("resume",), is_set))
     """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
     trust_run: bool = False
     """Import what a run or a file of settings names that you did not make here, and follow its links."""
     rewards: list[Any] = setting([], needs=OF_REWARD_FUNCTIONS)
     """Reward functions (environment=reward_functions): ready-made names, module:function, or {function, args}."""
-    reward_weights: list[float] = setting([], needs=Needs("rewards set", ("rewards",), bool))
+    reward_weights: list[float] = setting([], needs=Requires("rewards set", ("rewards",), bool))
     """One weight for each reward function; empty weighs all 1."""
     model: ModelConfig = field(default_factory=ModelConfig)
     environment: Any = field(default_factory=ArithmeticConfig)

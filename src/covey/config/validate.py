@@ -110,6 +110,7 @@ def check_rewards(config: Config) -> None:
 def check_deadlines(config: Config) -> None:
     """Require a worker's deadline before the environment's, so that what hangs is named."""
     environment = config.environment
+    # A verifier ends by itself before the run would give up on it
     if isinstance(environment, MathConfig) and config.timeouts.scoring <= environment.timeout:
         raise ValueError(
             f"environment.timeout={environment.timeout:g} needs timeouts.scoring > that, "
@@ -117,6 +118,7 @@ def check_deadlines(config: Config) -> None:
         )
     if not isinstance(environment, RewardFunctionsConfig):
         return
+    # So does a reward function, its worker's start included
     longest = environment.timeout + (0 if environment.in_process else environment.start_timeout)
     if config.timeouts.scoring <= longest:
         names = "environment.timeout" + ("" if environment.in_process else " + environment.start_timeout")
@@ -171,6 +173,7 @@ def check_functions(config: Config) -> None:
     from covey.algorithm.losses import LOSS_FUNCTIONS
 
     algorithm = config.algorithm
+    # Names first, then the options of each
     _check_name("loss", algorithm.loss, LOSS_FUNCTIONS)
     _check_function("advantage", algorithm.advantage, ADVANTAGES, algorithm.advantage_options)
     for name, options in algorithm.shaping.items():
@@ -180,6 +183,7 @@ def check_functions(config: Config) -> None:
     if algorithm.group_filter is not None:
         _check_function("group_filter", algorithm.group_filter, GROUP_FILTERS, algorithm.group_filter_options)
     _check_sizes(config)
+    # Build objective and controller, which check what only they know
     build_objective(algorithm, norm_length=config.sampling.max_tokens)
     kl_controller(algorithm)
 
@@ -203,6 +207,7 @@ def _check_function(
 def _check_sizes(config: Config) -> None:
     """Require that parts of a group are smaller than the group."""
     algorithm, size = config.algorithm, min(group_sizes(config.group_size, config.group_size_schedule))
+    # pass@k needs k completions, leave-one-out one more
     k = algorithm.advantage_options.get("k")
     spare = algorithm.advantage == "passk" or algorithm.advantage_options.get("variant") == "loo"
     if algorithm.advantage in ("passk", "pkpo") and k is not None and not 1 <= k <= size - spare:
@@ -210,6 +215,7 @@ def _check_sizes(config: Config) -> None:
             f"algorithm.advantage_options.k={k} needs group_size >= {k + spare} for {algorithm.advantage}, "
             f"got group_size={size}"
         )
+    # Selection cannot keep more than a group has
     for option in ("k", "m", "group_size"):
         kept = algorithm.selection_options.get(option)
         if kept is not None and kept > size:

@@ -5,42 +5,42 @@ from importlib.util import find_spec
 
 from covey.system.conditions import CAUSAL, CONTINUES, FILLS_IN
 from covey.system.section import Section
-from covey.system.setting import Needs, is_set, setting
+from covey.system.setting import Requires, is_set, setting
 
-SAMPLES = Needs(
+SAMPLES = Requires(
     "an engine that samples",
     ("engine.name", "cold_start.enabled"),
     lambda engine, cold_start: engine != "fake" or cold_start,
 )
 
-VLLM = Needs("engine.name = vllm", ("engine.name",), lambda engine: engine == "vllm")
-HERE = Needs("engine.url = null", ("engine.url",), lambda url: not is_set(url))
-OWN_CACHE = Needs(
+VLLM = Requires("engine.name = vllm", ("engine.name",), lambda engine: engine == "vllm")
+HERE = Requires("engine.url = null", ("engine.url",), lambda url: not is_set(url))
+OWN_CACHE = Requires(
     "engine.gpu_memory_utilization = null", ("engine.gpu_memory_utilization",), lambda share: not is_set(share)
 )
-WHOLE = Needs("model.lora_rank = 0", ("model.lora_rank",), lambda rank: rank == 0, value=2)
+WHOLE = Requires("model.lora_rank = 0", ("model.lora_rank",), lambda rank: rank == 0, value=2)
 """An adapter's frozen base, once dropped, would never come back."""
-ALONE = Needs("source = local", ("source",), lambda source: source == "local")
-PUSHED = Needs(
+ALONE = Requires("source = local", ("source",), lambda source: source == "local")
+PUSHED = Requires(
     "engine.name = vllm or source = ray",
     ("engine.name", "source"),
     lambda engine, source: engine == "vllm" or source == "ray",
 )
 OF_VLLM = (
-    Needs(
+    Requires(
         "model.precision = float32, bfloat16 or float16",
         ("model.precision",),
         lambda precision: precision != "float64",
         value="vllm",
     ),
-    Needs("model.load_in_4bit = false", ("model.load_in_4bit",), lambda four_bit: not four_bit, value="vllm"),
-    Needs(
+    Requires("model.load_in_4bit = false", ("model.load_in_4bit",), lambda four_bit: not four_bit, value="vllm"),
+    Requires(
         "sampling.min_p = 0 or sampling.top_p = 1",  # vLLM cuts by min-p first
         ("sampling.min_p", "sampling.top_p"),
         lambda min_p, top_p: min_p == 0 or top_p == 1,
         value="vllm",
     ),
-    Needs(
+    Requires(
         "vLLM here (pip install 'covey[vllm]'), engine.url set or devices.python set",
         ("engine.url", "devices.python"),
         lambda url, python: is_set(url) or is_set(python) or find_spec("vllm") is not None,
@@ -96,7 +96,7 @@ class SamplingConfig(Section):
     likelihood: str = setting(
         "trajectory",
         choices=("trajectory", "one_step"),
-        needs=Needs("sampling.num_passes > 1", ("sampling.num_passes",), lambda passes: passes > 1),
+        needs=Requires("sampling.num_passes > 1", ("sampling.num_passes",), lambda passes: passes > 1),
     )
     """Log-probs of a fill in several passes: trajectory (of each pass, exact) or one_step (all from the first, biased;
     diffu-GRPO, arXiv 2504.12216)."""

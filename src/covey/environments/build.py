@@ -226,6 +226,7 @@ def build_custom(settings: "CustomConfig", config: "BuildSettings") -> "Environm
     from covey.environments.base import EnvironmentLike
     from covey.system.lookup import resolve
 
+    # Refuse options that do not fit before the factory runs
     factory = resolve(settings.factory, {})
     try:
         inspect.signature(factory).bind(**settings.options)

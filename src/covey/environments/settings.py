@@ -49,7 +49,7 @@ class CustomConfig(EnvironmentConfig):
 
 @dataclass
 class MixtureConfig(EnvironmentConfig):
-    """Several environments whose prompts take turns."""
+    """Several environments whose prompts are drawn round-robin."""
 
     name: str = "mixture"
     parts: dict[str, Any] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from typing import Any
 
 from covey.system.conditions import CAUSAL
 from covey.system.section import Section
-from covey.system.setting import Needs, is_positive, setting
+from covey.system.setting import Requires, is_positive, setting
 
 NANO = ("nano", "nano-masked")
 """The embedded policies."""
@@ -16,16 +16,16 @@ def is_on_hub(name: str) -> bool:
     return name not in NANO and not Path(name).is_dir()
 
 
-WITH_LORA = Needs("model.lora_rank > 0", ("model.lora_rank",), is_positive)
-IN_DDP = Needs("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp")
-ON_HUB = Needs("model.name = a hub name", ("model.name",), is_on_hub)
-OF_NANO = Needs("model.name = nano", ("model.name",), lambda name: name in NANO)
-OWN_WEIGHTS = Needs(
+WITH_LORA = Requires("model.lora_rank > 0", ("model.lora_rank",), is_positive)
+IN_DDP = Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp")
+ON_HUB = Requires("model.name = a hub name", ("model.name",), is_on_hub)
+OF_NANO = Requires("model.name = nano", ("model.name",), lambda name: name in NANO)
+OWN_WEIGHTS = Requires(
     "saved weights, or a cold start that saves some",
     ("model.name", "cold_start.enabled"),
     lambda name, cold_start: name not in NANO or cold_start,
 )
-PACKED = Needs("packing = shared or packed", ("packing",), lambda packing: packing != "padded")
+PACKED = Requires("packing = shared or packed", ("packing",), lambda packing: packing != "padded")
 
 
 @dataclass

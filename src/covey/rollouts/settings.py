@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.system.section import Section
-from covey.system.setting import Needs, setting
+from covey.system.setting import Requires, setting
 
-OF_CLASS = Needs("curriculum.name = module:Class", ("curriculum.name",), lambda name: ":" in name)
-OF_SUCCESS = Needs("curriculum.name = success", ("curriculum.name",), lambda name: name == "success")
-OF_DIFFICULTY = Needs("curriculum.name = difficulty", ("curriculum.name",), lambda name: name == "difficulty")
+OF_CLASS = Requires("curriculum.name = module:Class", ("curriculum.name",), lambda name: ":" in name)
+OF_SUCCESS = Requires("curriculum.name = success", ("curriculum.name",), lambda name: name == "success")
+OF_DIFFICULTY = Requires("curriculum.name = difficulty", ("curriculum.name",), lambda name: name == "difficulty")
 
 
 @dataclass

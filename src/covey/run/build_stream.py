@@ -19,16 +19,19 @@ def build_stream(config: Config, environment: Environment, prompts: Sequence[Pro
 
     ValueError where an environment has no prompts, or a curriculum by difficulty finds only one.
     """
+    # Split the prompts by the environment they come from
     of_each = {config.environment.name: list(prompts)}
     if environment.sampling_weights:
         names = environment.sampling_weights
         of_each = {name: [prompt for prompt in prompts if prompt.environment == name] for name in names}
+    # Refuse what leaves nothing to draw or to order
     empty = [name for name, found in of_each.items() if not found]
     if empty:
         raise ValueError(f"environment={empty[0]} has no training prompts")
     graded = {name: _difficulties(config.curriculum, environment, found) for name, found in of_each.items()}
     if _by_difficulty(config.curriculum) and not any(graded.values()):
         raise ValueError("a curriculum by difficulty needs training prompts of two difficulties or more, got fewer")
+    # Order the prompts of each, and interleave them by weight
     streams = {name: _ordered(config, found, graded[name]) for name, found in of_each.items()}
     if environment.sampling_weights:
         return WeightedRoundRobin(streams, environment.sampling_weights, config.seed)
@@ -55,6 +58,7 @@ def _by_difficulty(curriculum: CurriculumConfig) -> bool:
 def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[float]) -> PromptSampler:
     """Order the prompts of one environment, plainly where difficulties are asked for and missing."""
     c, seed, shuffle = config.curriculum, config.seed, config.shuffle
+    # Orders that need no buckets
     if ":" in c.name:
         return _custom(config, prompts)
     if c.name == "none" or (_by_difficulty(c) and not difficulties):
@@ -62,6 +66,7 @@ def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[f
     if c.name == "difficulty":
         rule = Promotion(c.promote_at, c.promotion_groups, c.demote_below, c.earlier_share)
         return EasyToHard(prompts, difficulties, rule, seed, shuffle=shuffle)
+    # Group prompts into the buckets whose success rate is tracked
     lanes: dict[str, list[Prompt]] = {}
     for index, prompt in enumerate(prompts):
         lanes.setdefault(str(difficulties[index]) if c.per == "difficulty" else prompt.id, []).append(prompt)
@@ -87,6 +92,7 @@ def _difficulties(curriculum: CurriculumConfig, environment: Environment, prompt
     if not _by_difficulty(curriculum):
         return ()
     found = [environment.difficulty(prompt) for prompt in prompts]
+    # Either every prompt has a difficulty or none: an order over some would drop the others
     graded = [difficulty for difficulty in found if difficulty is not None]
     if graded and len(graded) < len(prompts):
         name = prompts[found.index(None)].id

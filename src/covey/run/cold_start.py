@@ -1,6 +1,7 @@
 """Supervised warm-up on an environment's demonstrations: same Batch, same Trainer, loss "nll".
 
-A warmed policy is kept by content: the key is everything it depends on, so a second run takes it from the cache.
+A cold-start policy lies in a content-addressed cache, whose key is everything it depends on: a second run takes it
+from there.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ from covey.types import Batch, Completion, Group, Prompt, Reward, Sampling
 
 @dataclass(frozen=True)
 class ColdStart:
-    """A warmed policy on disk and how it came to be."""
+    """A cold-start policy on disk and how it came to be."""
 
     path: Path
     num_steps: int
@@ -50,7 +51,7 @@ class ColdStart:
     def summary_line(self) -> str:
         """Describe the cold start in one line."""
         origin = "taken from the cache" if self.cached else "made now"
-        accuracy = f"greedy accuracy {self.accuracy:.1%} on held-back training prompts"
+        accuracy = f"greedy accuracy {self.accuracy:.1%} on validation prompts"
         return f"{self.num_steps} supervised steps, {accuracy}, {origin}: {self.path}"
 
 
@@ -214,6 +215,7 @@ def _trainer_settings(config: Config) -> TrainerSettings:
 def _key(config: Config, demonstrations: Sequence[Demonstration]) -> str:
     """Return a hash of everything the SFT-initialised policy depends on."""
     # Leave out what does not change the weights
+    # Leave out what does not change the trained weights
     model = asdict(full_precision(config.model))
     for name in ("device", "gradient_checkpointing", "activation_offload", "attention"):
         del model[name]

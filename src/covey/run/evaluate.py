@@ -100,6 +100,7 @@ def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
 
 def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
     """Compute the evaluation from one greedy and several sampled completions of each prompt."""
+    # Greedy completions give the accuracy, sampled ones the mean reward and pass@k
     correct = tuple(_is_correct(group, settings.correct_above) for group in greedy)
     judged = [value for value in correct if not math.isnan(value)]
     rewards = tuple(fmean(group.rewards) if group.rewards else math.nan for group in sampled)

@@ -188,9 +188,11 @@ def discard_refused(folder: Path) -> bool:
     Whoever warmed a policy up, sampled or called a reward function keeps the log.
     """
     files = list(folder.iterdir())
+    # Any row, checkpoint or report counts as something done
     rows = [folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS)]
     if {path.name for path in files} - NOTHING_DONE or any(not path.is_file() or path.stat().st_size for path in rows):
         return False
+    # A phase besides the start counts too: it cost time that the log explains
     if set((read_summary(folder) or {}).get("phases", {})) - {UNTIMED}:
         return False
     logging.getLogger().handlers.clear()  # one of them writes into it

@@ -88,6 +88,7 @@ def shape_of(model: ModelConfig) -> Shape | None:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+    # On the meta device no weight is allocated
     make = AutoModelForCausalLM if model.kind == "causal" else AutoModelForMaskedLM
     try:
         with torch.device("meta"):
@@ -100,6 +101,7 @@ def shape_of(model: ModelConfig) -> Shape | None:
 def _counted(model: "PreTrainedModel") -> Shape:
     text = model.config.get_text_config()
     values: Mapping[str, Any] = text.to_dict()
+    # Widths of attention: from the projections where they have the usual names, else from the configuration
     layers = tuple(_layers(model))
     heads = text.num_attention_heads
     head_width = values.get("head_dim") or text.hidden_size // heads

@@ -189,10 +189,12 @@ def report(config: Config) -> str:
     It is YAML, and as comments at its end the derived numbers and what memory a GPU needs.
     """
     parts: list[tuple[str, Mapping[str, int | str]]] = [("derived", derived(config))]
+    # Count weights, adapters included
     if counts := weights(config.model):
         trained, total = counts
         share = {"weights": f"{total:,}", "trained": f"{trained:,} ({trained / total:.2%})"}
         parts.append(("weights of the model, adapters included", share))
+    # Add the memory of each GPU where the model's shape is known
     if planned := plan(config, ranks.world_size()):
         sizes = {name: memory(count) for name, count in planned.items()}
         parts.append(("memory of each GPU, estimated from the shape of the model; `covey check` measures", sizes))

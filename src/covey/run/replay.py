@@ -125,6 +125,7 @@ def oldest_needed(steps: Sequence[PastStep]) -> list[float]:
 
 def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
     """Refuse (ValueError) what one process cannot sample again with the same bits."""
+    # Samples must follow from seeds
     if config.engine.name != "native":
         raise ValueError(
             f"covey replay needs engine.name=native, got engine.name={config.engine.name}: its samples do not follow "
@@ -135,12 +136,14 @@ def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
             f"covey replay trains in one process, and sums over devices.trainer={config.devices.trainer} ranks round "
             "otherwise: runs of one rank are replayed bit for bit"
         )
+    # Every group must be attributable to versions
     mixed = [group for step in steps for group in step.groups if group.failures and len(group.versions()) > 1]
     if mixed:
         raise ValueError(
             f"a group of {mixed[0].prompt_id} has completions that were not scored, and others of several versions: "
             "which is which is not recorded"
         )
+    # The schedule must be complete
     numbers = [step.step for step in steps]
     if numbers != list(range(1, len(steps) + 1)):
         raise ValueError(f"the schedule lacks steps: it has {len(numbers)}, the last is step {numbers[-1]}")

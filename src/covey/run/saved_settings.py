@@ -112,14 +112,16 @@ def apply_overrides(source: Path, base: DictConfig, composed: DictConfig, typed:
     somebody else and would act in your name (`trust.check`).
     """
     wanted = with_own_caches(base.copy(), source, trusted=composed.trust_run)
+    # Apply what was typed
     for override in parsed(typed):
         key = override.key_or_group
         if key == "recipe" or override.is_delete():
-            raise ValueError(f'"{override.input_line}" cannot be laid over {source}, which has every setting')
+            raise ValueError(f'"{override.input_line}" cannot override settings of {source}, which has every setting')
         if override.is_add() or not is_choice(wanted, key):
             OmegaConf.update(wanted, key, override.value(), merge=True, force_add=override.is_add())
         else:
             wanted[key] = composed[key]
+    # Controls of this command come from the command line, not from the saved run
     for name in CONTROL:
         wanted[name] = composed[name]
     _refuse_masked(source, wanted)

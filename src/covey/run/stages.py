@@ -68,6 +68,7 @@ def run_cold_start(config: Config, environment: Environment, record: RunRecorder
     """Return the config of the policy that the cold start made, unchanged where there is none."""
     if not config.cold_start.enabled:
         return config
+    # Train or load the policy of the cold start
     waiting = record.watchdog.deadline("the cold start", "timeouts.cold_start")
     with record.timer.phase("cold_start"), waiting:
         try:

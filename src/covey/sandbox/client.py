@@ -38,6 +38,7 @@ class Sandbox:
         """
         check_choice(num_slots, tier)
         self._omit = tuple(unsafe_without)
+        # The first slot proves its isolation before anything else starts
         first = start_first(tier, self._omit)
         self.tier: Tier = first.tier
         self._num_slots = num_slots or len(os.sched_getaffinity(0)) + 1

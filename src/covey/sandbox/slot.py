@@ -31,10 +31,12 @@ class Slot:
 
         `proves`: also has programs of known outcome judged first, which takes some tenths of a second.
         """
+        # State that caller and close share
         self.tier = tier
         self._lock = threading.Lock()
         self._is_closed = False
         self._folder: str | None = None
+        # Start the judge, and wait for its description
         self._process, self._channel, interpreter = launch()
         start = {
             "tier": tier,
@@ -56,10 +58,12 @@ class Slot:
 
     def close(self) -> None:
         """End the judge, and with it all that it has started. Idempotent."""
+        # Close once
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
+        # Hanging up ends the judge; kill it where it does not
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
         try:
@@ -98,6 +102,7 @@ def launch() -> tuple["subprocess.Popen[bytes]", socket.socket, str]:
 
 def launch_with(interpreter: str) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     """Start a judge. Raises OSError where that interpreter cannot be run."""
+    # Start the interpreter with a channel and a pipe for its code
     ours, theirs = socket.socketpair()
     read, write = os.pipe()
     try:
@@ -118,6 +123,7 @@ def launch_with(interpreter: str) -> tuple["subprocess.Popen[bytes]", socket.soc
     finally:
         theirs.close()
         os.close(read)
+    # Send the code
     with open(write, "wb") as pipe, contextlib.suppress(BrokenPipeError):
         pipe.write(boot.bundle())
     return process, ours

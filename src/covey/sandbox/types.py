@@ -33,7 +33,7 @@ class Limits:
     wall_seconds: float = 5.0
     """For each test, and for loading the program."""
     total_seconds: float = 20.0
-    """For all tests of a program; once one has timed out the rest is shared out among the others."""
+    """For all tests of a program; once one has timed out the others share the rest."""
     cpu_seconds: int = 20
     """Of one process; a program gets a fresh one after a test that ended it."""
     memory_bytes: int = 512 << 20

@@ -131,6 +131,7 @@ def run_on_rank0(make: Callable[[], T]) -> T:
     """
     if not is_distributed():
         return make()
+    # Rank 0 makes it; an error travels in its place
     answer: list[Any] = [None, None]
     error: Exception | None = None
     if is_main_process():
@@ -139,6 +140,7 @@ def run_on_rank0(make: Callable[[], T]) -> T:
         except Exception as caught:
             error, answer[1] = caught, f"{type(caught).__name__}: {caught}"
     dist.broadcast_object_list(answer, src=0)
+    # Every rank raises, rank 0 its own error
     if error is not None:
         raise error
     if answer[1] is not None:
@@ -154,11 +156,13 @@ def run_or_fail_together(make: Callable[[], T], what: str) -> T:
     """
     if not is_distributed():
         return make()
+    # Each rank tries
     made, error = None, None
     try:
         made = make()
     except Exception as caught:
         error = caught
+    # All tell how it went, so that none waits for a rank that failed
     barrier(what)
     told = all_gather(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
@@ -207,10 +211,12 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
     """
     if not is_distributed():
         return
+    # A parameter without gradient on one rank may have one on another: send zeros
     num_ranks_with_gradient = all_sum_ints(*(int(parameter.grad is not None) for parameter in parameters))
     for parameter, num_ranks in zip(parameters, num_ranks_with_gradient, strict=True):
         if parameter.grad is None and num_ranks > 0:
             parameter.grad = torch.zeros_like(parameter)
+    # Sum in buckets: few large messages are faster than many small ones
     for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat)
@@ -266,6 +272,7 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield neighbouring gradients of one type, at least one and about BUCKET_BYTES together."""
     bucket: list[Tensor] = []
     size = 0
+    # A bucket has one dtype, since it becomes one tensor
     for gradient in gradients:
         if bucket and (size + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
             yield bucket

@@ -31,10 +31,12 @@ def check_hub_model(name: str) -> str:
 @cache
 def silence() -> str:
     """Return why the hub cannot be reached and stop its clients from trying, or "" where it answers."""
+    # What the user decided
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
+    # Try one connection, and stop clients that would try again for a minute
     found = urlsplit(constants.ENDPOINT)
     problem = _unreachable(found.scheme, found.hostname or "", found.port)
     if problem:
@@ -46,6 +48,7 @@ def silence() -> str:
 
 def _unreachable(scheme: str, host: str, port: int | None) -> str:
     """Return why no connection can be made to a host or the proxy before it, or "" where one can."""
+    # Connect to the proxy where there is one
     proxy = None if proxy_bypass(host) else getproxies().get(scheme)
     if proxy:
         found = urlsplit(proxy if "//" in proxy else f"//{proxy}")
@@ -59,6 +62,7 @@ def _unreachable(scheme: str, host: str, port: int | None) -> str:
         except OSError as error:
             outcome[0] = error.strerror or str(error) or outcome[0]
 
+    # Connect in a thread with a deadline
     thread = threading.Thread(target=connect, daemon=True)  # looking a name up knows no deadline
     thread.start()
     thread.join(CONNECT_SECONDS)

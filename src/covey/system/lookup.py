@@ -24,10 +24,12 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
     """
     if name_or_path in table:
         return table[name_or_path]
+    # Split "module:function"
     parts = module_and_name(name_or_path)
     if parts is None:
         raise ValueError(f"expected one of {', '.join(sorted(table))} or module:function, got {name_or_path}")
     module_name, function_name = parts
+    # Import the module, whose own errors are the user's
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -36,6 +38,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
         raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported{hint}") from error
     except Exception as error:
         raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
+    # Find the function
     function = vars(module).get(function_name)
     if not callable(function):
         suggestion = near(function_name, [name for name, value in vars(module).items() if callable(value)])
@@ -50,6 +53,7 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
     message gives to the place the options came from. ValueError names the unknown and the allowed ones.
     """
     allowed = _option_parameters(function)
+    # Refuse unknown options
     if allowed is None:
         return
     names = [p.name for p in allowed]
@@ -57,6 +61,7 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
     if unknown:
         allowed_names = f"be among {', '.join(names)}" if names else "be empty"
         raise ValueError(f"{setting} must {allowed_names} for {function.__name__}, got {', '.join(unknown)}")
+    # Require options without a default
     missing = [p.name for p in allowed if p.default is p.empty and p.name not in options]
     if missing:
         raise ValueError(f"{setting} must set {', '.join(missing)} for {function.__name__}, got {sorted(options)}")

@@ -37,20 +37,24 @@ def local_rank() -> int:
 
 def check_ranks(environment: Mapping[str, str] = os.environ) -> None:
     """Refuse what leaves processes apart that were started together. Raises ValueError."""
+    # Variables of launchers are numbers
     for name in (*RANK, *WORLD_SIZE, *LOCAL_RANK):
         if name in environment and not environment[name].isdecimal():
             raise _own(f"{name} must be a number, got {environment[name]!r}: a launcher such as torchrun sets it")
+    # Rank and size agree
     size, number = world_size(), rank()
     if not 0 <= number < size:
         raise _own(f"the rank must be from 0 to {size - 1}, got {number}: a launcher sets RANK and WORLD_SIZE")
     if size > 1 and not any(name in environment for name in (*RANK, SLURM_RANK)):
         raise ValueError(f"WORLD_SIZE={size} needs RANK: a launcher such as torchrun sets both")
+    # A Slurm task that does not know of the others would train a run of its own
     tasks = environment.get("SLURM_NTASKS", "1")
     if size == 1 and tasks.isdigit() and int(tasks) > 1 and SLURM_RANK in environment and not _is_launched(environment):
         raise ValueError(
             f"this is one of {tasks} tasks of a Slurm job, and nothing says that the others run it too: start it with "
             "`srun covey ...` or torchrun, or with WORLD_SIZE=1 to train in this process alone"
         )
+    # Several machines need an address
     near = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", tasks)
     if "OMPI_COMM_WORLD_SIZE" in environment and near != str(size) and "MASTER_ADDR" not in environment:
         raise ValueError("mpirun over several machines needs MASTER_ADDR, the name of the first one")

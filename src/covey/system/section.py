@@ -53,14 +53,17 @@ def _converted_field(section: type, name: str, value: Any) -> Any:
 
 def converted(value: Any, kind: Any, name: str) -> Any:
     """Return the value as one of `kind`, a type as fields are annotated with. ValueError where it is of another."""
+    # Optional values
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (inner,) = (part for part in parts if part is not types.NoneType)
         return None if value is None else converted(value, inner, name)
+    # Lists and mappings, entry by entry
     if origin is list and isinstance(value, list | tuple):
         return [converted(item, parts[0], f"{name}[{index}]") for index, item in enumerate(value)]
     if origin is dict and isinstance(value, Mapping):
         return {converted(k, parts[0], name): converted(v, parts[1], f"{name}.{k}") for k, v in value.items()}
+    # Values of the right type already
     if origin is None and (kind is Any or type(value) is kind):
         return value
     return _one(value, origin or kind, name)
@@ -68,6 +71,7 @@ def converted(value: Any, kind: Any, name: str) -> Any:
 
 def _one(value: Any, kind: Any, name: str) -> Any:
     """Return a value that is not of the very type but may serve as one."""
+    # Numbers and paths, which have several types
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is float and is_number:
         return float(value)
@@ -75,6 +79,7 @@ def _one(value: Any, kind: Any, name: str) -> Any:
         return int(value)
     if kind is str and isinstance(value, str | os.PathLike):
         return str(value)
+    # Sections within sections; a mapping is refused, with the call to write instead
     if isinstance(kind, type) and issubclass(kind, Section):
         if isinstance(value, kind):
             return value

@@ -9,10 +9,10 @@ _KEY = "covey"
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class Requires:
     """Condition without which nothing reads a setting.
 
-    >>> Needs("model.lora_rank > 0", ("model.lora_rank",), is_positive).holds(8)
+    >>> Requires("model.lora_rank > 0", ("model.lora_rank",), is_positive).holds(8)
     True
     """
 
@@ -27,7 +27,7 @@ class Needs:
     value: Any = None
     """The one value of the setting that the condition is about; None stands for all but the default."""
 
-    def for_value(self, value: Any) -> "Needs":
+    def for_value(self, value: Any) -> "Requires":
         """Return the same condition for one value of a setting alone."""
         return replace(self, value=value)
 
@@ -44,7 +44,7 @@ class Bounds:
     """The values there are, or those of each item of a list."""
     packages: Mapping[Any, tuple[str, str]] | None = None
     """Value -> the package that it needs, and the extra of covey that installs it."""
-    needs: tuple[Needs, ...] = ()
+    needs: tuple[Requires, ...] = ()
 
     def in_words(self, explained: str = "") -> str:
         """Describe the bounds for a reader of the help, without choices that `explained` names.
@@ -74,13 +74,13 @@ def setting(
     lt: float | None = None,
     choices: Sequence[str] = (),
     packages: Mapping[Any, tuple[str, str]] | None = None,
-    needs: Needs | tuple[Needs, ...] = (),
+    needs: Requires | tuple[Requires, ...] = (),
 ) -> Any:
     """Return a dataclass field with bounds. A default that is a list or a mapping is copied for each object.
 
     A default that is a function is called for each object.
     """
-    wanted = (needs,) if isinstance(needs, Needs) else needs
+    wanted = (needs,) if isinstance(needs, Requires) else needs
     metadata = {_KEY: Bounds(ge, gt, le, lt, tuple(choices), packages, wanted)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)

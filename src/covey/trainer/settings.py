@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from covey.policy.settings import IN_DDP
 from covey.system.section import Section
-from covey.system.setting import Needs, setting
+from covey.system.setting import Requires, setting
 
-ADAM = Needs("optimizer.name = adamw or adamw8bit", ("optimizer.name",), lambda name: name != "sgd")
+ADAM = Requires("optimizer.name = adamw or adamw8bit", ("optimizer.name",), lambda name: name != "sgd")
 
 
 @dataclass
@@ -31,7 +31,7 @@ class OptimizerConfig(Section):
     schedule: str = setting(
         "constant",
         choices=("constant", "linear", "cosine"),
-        needs=Needs(
+        needs=Requires(
             "optimizer.warmup_steps < num_steps",
             ("optimizer.warmup_steps", "num_steps"),
             lambda warmup_steps, num_steps: warmup_steps < num_steps,
@@ -45,7 +45,9 @@ class OptimizerConfig(Section):
         0.0,
         ge=0,
         le=1,
-        needs=Needs("optimizer.schedule = linear or cosine", ("optimizer.schedule",), lambda name: name != "constant"),
+        needs=Requires(
+            "optimizer.schedule = linear or cosine", ("optimizer.schedule",), lambda name: name != "constant"
+        ),
     )
     """Share of lr towards which linear and cosine fall; the step after the last would have it."""
     max_grad_norm: float = setting(1.0, ge=0)

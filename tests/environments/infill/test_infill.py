@@ -43,9 +43,9 @@ def prompt_of(text: str, *places: int) -> Prompt:
     return Prompt("p", "infill", masked, columns)
 
 
-def infill(**watches: Any) -> Infill:
+def infill(**monitors: Any) -> Infill:
     made: Any = FakeJudge()
-    return Infill({"train": [], "test": []}, TOKENIZER, made, watches, {})
+    return Infill({"train": [], "test": []}, TOKENIZER, made, monitors, {})
 
 
 def ids_of(text: str) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ def infill_config(cache: Path, environment: dict[str, Any] | None = None, **chan
         "judge_num_layers": 1,
         "judge_floor": 0.0,
         "judge_cache_dir": str(cache),
-        "watch": ["grammar"],
+        "monitors": ["grammar"],
     }
     config.environment = InfillConfig(**settings | (environment or {}))
     return config
@@ -127,7 +127,7 @@ def typed(cache: Path) -> list[str]:
         *("environment=infill", "engine=fill", "algorithm=infill_document", "model.kind=masked"),
         *(word for word in plain if not word.startswith("model.nano")),
         *(f"environment.judge_{setting}" for setting in judge),
-        *("environment.num_train=16", "environment.num_test=4", "environment.watch=[grammar]"),
+        *("environment.num_train=16", "environment.num_test=4", "environment.monitors=[grammar]"),
     ]
 
 
@@ -204,8 +204,8 @@ def test_the_seconds_of_a_judge_are_a_phase_of_their_own(tmp_path: Path, cache: 
 
 
 def test_what_watches_the_judge_is_logged_and_changes_no_weight(tmp_path: Path, cache: Path) -> None:
-    alone = trained(tmp_path / "a", infill_config(cache, {"watch": []}))
-    watched = trained(tmp_path / "b", infill_config(cache, {"watch": ["grammar", "second_judge", "ngram"]}))
+    alone = trained(tmp_path / "a", infill_config(cache, {"monitors": []}))
+    watched = trained(tmp_path / "b", infill_config(cache, {"monitors": ["grammar", "second_judge", "ngram"]}))
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     new = set(watched[0]) - set(alone[0])
     watching = ("grammar", "second_judge", "ngram", "gap")
@@ -214,7 +214,7 @@ def test_what_watches_the_judge_is_logged_and_changes_no_weight(tmp_path: Path, 
     assert watched[0]["reward/ngram"] < -0.5
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert set(summary["gain"]["reward_parts"]) == {"judge", "grammar", "second_judge", "ngram", "gap"}
-    assert summary["environment"]["watch"] == ["grammar", "second_judge", "ngram"]
+    assert summary["environment"]["monitors"] == ["grammar", "second_judge", "ngram"]
     assert 0 <= summary["environment"]["judge"]["accuracy"] <= 1
 
 
@@ -325,15 +325,15 @@ def test_fills_are_drawn_as_the_document_has_it_unless_told_otherwise(
         ),
         (
             ["recipe=infill_nano", "data.path=play.txt"],
-            "environment.watch=[grammar] needs data.path = null, got data.path=play.txt",
+            "environment.monitors=[grammar] needs data.path = null, got data.path=play.txt",
         ),
         (
             ["recipe=infill_nano", "environment.mask_ratios=[0]"],
             "environment.mask_ratios must be numbers between 0 and 1",
         ),
         (
-            ["recipe=infill_nano", "environment.watch=[me]"],
-            "environment.watch must be one of grammar, second_judge, ngram",
+            ["recipe=infill_nano", "environment.monitors=[me]"],
+            "environment.monitors must be one of grammar, second_judge, ngram",
         ),
     ],
 )

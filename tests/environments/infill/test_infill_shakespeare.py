@@ -11,7 +11,7 @@ from ...support.small import logging_as_it_was
 
 SETTINGS = (
     *("recipe=infill_nano", "num_steps=60", "environment.window=32", "environment.num_train=16384"),
-    *("environment.watch=[ngram]", "environment.judge_num_steps=1200", "environment.judge_floor=0.6"),
+    *("environment.monitors=[ngram]", "environment.judge_num_steps=1200", "environment.judge_floor=0.6"),
     # The judge is right about 72 % of texts: with less of a penalty it is flattered (docs/tasks/infill.md).
     *("cold_start.num_steps=600", "algorithm.kl_coef=3", "output.progress=false"),
 )

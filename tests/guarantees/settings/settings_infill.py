@@ -15,7 +15,7 @@ INFILL: dict[str, Any] = {
     "environment.name": "infill",
     "environment.num_train": 8,
     "environment.num_test": 4,
-    "environment.watch": [],
+    "environment.monitors": [],
     "environment.judge_num_steps": 2,
     "environment.judge_pairs": 2,
     "environment.judge_hidden_size": 16,
@@ -109,7 +109,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "environment.masking": (prompts, "spans", INFILL),
     "environment.mask_ratios": (prompts, [0.1, 0.6], INFILL),
     "environment.span_length": (prompts, 2, SPANS),
-    "environment.judge": (judges, "judge", INFILL | {"environment.watch": ["second_judge"]}),
+    "environment.judge": (judges, "judge", INFILL | {"environment.monitors": ["second_judge"]}),
     "environment.judge_floor": (judges, 1.0, INFILL),
     "environment.judge_device": (refusal, "nowhere", INFILL),
     "environment.judge_batch_size": (batches, 2, INFILL),
@@ -121,7 +121,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "environment.judge_hidden_size": (scores, 32, INFILL),
     "environment.judge_num_layers": (scores, 3, INFILL),
     "environment.judge_cache_dir": (judges, "elsewhere", INFILL),
-    "environment.watch": (judged, ["grammar", "ngram", "second_judge"], INFILL),
+    "environment.monitors": (judged, ["grammar", "ngram", "second_judge"], INFILL),
 }
 """Setting -> what it changes, another value, what both have."""
 OFF = {
@@ -129,7 +129,7 @@ OFF = {
     "a policy that continues its prompts, model.kind = causal": INFILL,
     "data.path = rows, not a text file": INFILL,
     "environment.masking = spans": INFILL,
-    "a judge that covey trains (nano-judge, or second_judge among the watches)": {
+    "a judge that covey trains (nano-judge, or second_judge among the monitors)": {
         name: value
         for name, value in SAVED.items()
         if not name.startswith("environment.judge_") or name == "environment.judge_floor"

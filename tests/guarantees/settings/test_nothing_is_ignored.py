@@ -17,7 +17,7 @@ from covey.cli.main import main
 from covey.config.checks import as_typed, format_value, walk
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config, setting_names
 from covey.run.build import build_environment
-from covey.system.setting import Needs
+from covey.system.setting import Requires
 
 from ...support.small import logging_as_it_was, words
 from .settings_cases import CASES, COLD, HERE, OFF, PREFLIGHT, SECOND_READERS, Case, Observation, Refused, Settings
@@ -128,7 +128,7 @@ RULES = list(
 
 
 @pytest.mark.parametrize(("name", "rule"), RULES, ids=[f"{name}, {rule.condition}" for name, rule in RULES])
-def test_a_setting_is_refused_where_nothing_would_read_it(name: str, rule: Needs) -> None:
+def test_a_setting_is_refused_where_nothing_would_read_it(name: str, rule: Requires) -> None:
     case = CASES[name]
     along = case.along if isinstance(case, Case) else {}
     value = case.value if rule.value is None else rule.value

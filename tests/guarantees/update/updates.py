@@ -124,7 +124,7 @@ def make_case(
     sampling: Sampling = SAMPLING,
     num_updates: int = 2,
 ) -> UpdateCase:
-    """Groups as this policy would have sampled them, give or take 0.3 nats a token.
+    """Groups as this policy would have sampled them, give or take 0.3 nats per token.
 
     Without `groups` those of `builders.random_groups`; without `advantages` numbers that are never 0.
     """

@@ -17,7 +17,7 @@ from covey.environments.base import Environment
 from covey.policy.policy import Policy
 from covey.run.build import Run, build_run
 from covey.run.preflight.preflight import STAGES, raise_on_failure, run_checks
-from covey.run.preflight.subject import Finding, PreflightContext
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.system.waits.timer import PhaseTimer
 from covey.types import Completion, Failure, Prompt, Reward, Sampling
 from tests.support.scripted import Scripted
@@ -47,7 +47,7 @@ def slow(subject: PreflightContext) -> PreflightContext:
     return replace(subject, clock=count(0.0, 60.0).__next__)
 
 
-def finding(subject: PreflightContext, name: str) -> Finding:
+def finding(subject: PreflightContext, name: str) -> Check:
     """Of one check alone."""
     return next(stage.look for stage in STAGES if stage.name == name)(subject)
 

@@ -174,7 +174,7 @@ def test_what_builds_on_a_failed_check_is_not_measured(build: Build) -> None:
 
 
 def test_the_first_failure_of_any_rank_is_that_of_all() -> None:
-    good, bad = (Check("memory", passed, "", "", "", {}, 0.0) for passed in (True, False))
+    good, bad = (Check(passed, "", "", name="memory") for passed in (True, False))
     assert _agreed([good, bad]) is bad
     assert _agreed([good, good]) is good
 

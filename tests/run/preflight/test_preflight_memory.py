@@ -16,7 +16,7 @@ from covey.run.preflight import passes
 from covey.run.preflight.memory import check_memory, gradient_bytes, state_bytes
 from covey.run.preflight.passes import (
     LiveBytes,
-    Point,
+    MemorySample,
     Shape,
     bytes_of,
     fitting_tokens,
@@ -27,7 +27,7 @@ from covey.run.preflight.passes import (
 )
 from covey.run.preflight.policy import probe_trainer
 from covey.run.preflight.room import available_bytes, host_bytes
-from covey.run.preflight.subject import Finding, PreflightContext
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.system.waits.timer import PhaseTimer
 
 from ...support.small import small_config
@@ -62,7 +62,7 @@ LARGE = {"groups_per_step": 64, "sampling__max_tokens": 64, "micro_batch_tokens"
 """Steps of several micro-batches, the largest of which is measured itself."""
 
 
-def needed(found: Finding) -> int:
+def needed(found: Check) -> int:
     return int(found.values["needed"])
 
 
@@ -202,7 +202,7 @@ def test_a_synthetic_micro_batch_is_filled_with_rollouts_of_full_length(packing:
 
 
 def test_the_line_and_the_number_that_fits_are_those_of_the_points() -> None:
-    points = [Point(100, 5000, 0.1), Point(200, 9000, 0.2)]
+    points = [MemorySample(100, 5000, 0.1), MemorySample(200, 9000, 0.2)]
     assert bytes_of(points, 1000) == 41000
     assert fitting_tokens(points, 41000) == 1000
     assert fitting_tokens(points, 40999) == 990

@@ -14,7 +14,7 @@ from covey.policy.models import loading
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.run.preflight.plain import reachable_tokens
-from covey.run.preflight.policy import made_up_rows
+from covey.run.preflight.policy import synthetic_rows
 from covey.run.preflight.preflight import run_checks
 from covey.run.preflight.rounding import explained_error
 from covey.run.preflight.slope import _slope
@@ -110,7 +110,7 @@ def test_a_policy_that_is_sure_of_its_tokens_is_held_to_what_float32_rounds(kern
 
 def test_rounding_explains_nothing_within_the_tolerance_beyond_a_twentieth_or_against_a_typed_one(build: Build) -> None:
     subject = sharpen(build(**SHARP), 300.0)
-    rows = made_up_rows(subject.groups, 1.0)
+    rows = synthetic_rows(subject.groups, 1.0)
     asked = (subject.run.policy, rows, subject.run.source.sampling)
     assert explained_error(subject.config, *asked, error=1e-6, limit=1e-5) == 1e-5
     assert 1e-4 < explained_error(subject.config, *asked, error=2e-5, limit=1e-5) <= 0.05

@@ -149,7 +149,7 @@ def test_a_refused_run_ends_before_its_first_step_with_the_report_beside_it(
 
 
 def test_a_figure_that_is_not_a_number_is_null_in_the_report(tmp_path: Path) -> None:
-    write([Check("gradient", False, "?", "1", "!", {"shared/9": math.nan, "padded/9": 0.5}, 1.0)], tmp_path)
+    write([Check(False, "?", "1", "!", {"shared/9": math.nan, "padded/9": 0.5}, name="gradient")], tmp_path)
     assert report(str(tmp_path))[0]["values"] == {"shared/9": None, "padded/9": 0.5}
 
 

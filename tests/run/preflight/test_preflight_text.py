@@ -1,4 +1,4 @@
-"""What the preflight refuses of texts: tokenizers and templates that lose words, gold answers without full marks."""
+"""What the preflight refuses of texts: tokenizers and templates that lose words, gold answers short of the maximum."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -246,7 +246,7 @@ def judged(gap: tuple[float, float, float]) -> Evaluation:
 def test_a_judge_that_rises_above_what_watches_it_is_shown_and_said(
     after: tuple[float, float, float], flattered: bool, tmp_path: Path
 ) -> None:
-    facts = replace(FACTS, environment={"watch": ["grammar"], "gap_to": "grammar"})
+    facts = replace(FACTS, environment={"monitors": ["grammar"], "gap_reference": "grammar"})
     content = summary(facts, judged((0.1, 0.1, 0.1)), judged(after))
     shown = io.StringIO()
     print_summary(content, tmp_path, Console(file=shown, width=200))

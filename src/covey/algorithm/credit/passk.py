@@ -81,6 +81,7 @@ def best_minus_second(scores: Scores, *, scale: str = "group_std", ddof: int = 1
     if bool((sizes_G == 1).any()):
         raise ValueError("group_size must be >= 2 for best_minus_second, got 1")
 
+    # Only the best rollout of a group has an advantage: its lead over the second
     def lead(rewards_M: Tensor) -> Tensor:
         lead_M = torch.zeros_like(rewards_M)
         lead_M[-1] = rewards_M[-1] - rewards_M[-2]

@@ -32,30 +32,30 @@ def check_answers(config: Config) -> None:
         raise ValueError(f"environment.{error}") from error
 
 
-def _check_gsm8k(settings: Any, is_made_up: bool) -> None:
+def _check_gsm8k(settings: Any, is_generated: bool) -> None:
     from covey.environments.math.gsm8k import check_scheme
 
     check_scheme(settings.scheme, settings.format_reward)
 
 
-def _check_math(settings: Any, is_made_up: bool) -> None:
+def _check_math(settings: Any, is_generated: bool) -> None:
     from covey.environments.math.mathematics import MathSettings
     from covey.environments.math.verifier import MathLimits
 
     MathSettings(settings.scheme, settings.format_reward, limits=MathLimits(settings.timeout, settings.num_workers))
 
 
-def _check_countdown(settings: Any, is_made_up: bool) -> None:
+def _check_countdown(settings: Any, is_generated: bool) -> None:
     from covey.environments.countdown.environment import check_problems, check_rules
 
     check_rules(settings)
-    if is_made_up:
+    if is_generated:
         check_problems(settings)
 
 
-def _check_ifeval(settings: Any, is_made_up: bool) -> None:
+def _check_ifeval(settings: Any, is_generated: bool) -> None:
     ifeval_scheme(settings)
-    if is_made_up:
+    if is_generated:
         ifeval_recipe(settings)
 
 
@@ -79,6 +79,7 @@ def check_code(config: Config) -> None:
     """
     settings = config.environment
     assert isinstance(settings, CodeConfig), "check_environment calls this"
+    # Names and limits that the environment checks itself
     try:
         code_limits(settings)
         if config.data.path is None:
@@ -110,15 +111,18 @@ ARCHITECTURES = ("modernbert", "bert", "roberta")
 def check_kind(config: Config) -> None:
     """Require that masked policies, their engine and their environment come together."""
     model, engine = config.model, config.engine.name
+    # The embedded models have one kind and one list of architectures
     masked = model.kind == "masked"
     if model.name in NANO and masked != (model.name == "nano-masked"):
         wanted = "masked" if model.name == "nano-masked" else "causal"
         raise ValueError(f"model.name={model.name} needs model.kind={wanted}, got model.kind={model.kind}")
     if model.name in NANO and masked != (model.nano_architecture in ARCHITECTURES):
         raise ValueError(f"model.nano_architecture={model.nano_architecture} is none of model.name={model.name}")
+    # Masked policies need engine=fill, causal ones any other
     if masked != (engine == "fill") and (masked or engine != "fake"):
         wanted = "masked" if engine == "fill" else "causal"
         raise ValueError(f"engine.name={engine} needs model.kind={wanted}, got model.kind={model.kind}")
+    # Masked policies need prompts with masks, and the other way round
     environment = config.environment.name
     if masked and environment not in FILLS:
         raise ValueError(f"model.kind=masked needs prompts with masked tokens, got environment={environment}")
@@ -132,14 +136,15 @@ def check_infill(config: Config) -> None:
     assert isinstance(settings, InfillConfig), "check_environment calls this"
     if not settings.mask_ratios or not all(0 < ratio < 1 for ratio in settings.mask_ratios):
         raise ValueError(f"environment.mask_ratios must be numbers between 0 and 1, got {settings.mask_ratios}")
-    if config.data.path is not None and "grammar" in settings.watch:
-        raise ValueError(f"environment.watch=[grammar] needs data.path = null, got data.path={config.data.path}")
+    if config.data.path is not None and "grammar" in settings.monitors:
+        raise ValueError(f"environment.monitors=[grammar] needs data.path = null, got data.path={config.data.path}")
 
 
 def check_machines(config: Config) -> None:
     """Check ranges, that stages and scores exist, and the time for a group's machines."""
     settings = config.environment
     assert isinstance(settings, MachinesConfig), "check_environment calls this"
+    # Names that the environment checks itself
     try:
         machine_settings(settings)
         check_stages(settings.stages)

@@ -43,6 +43,7 @@ def check_parts(config: Config) -> None:
     algorithm = config.algorithm
     if algorithm.advantage != "gdpo":
         return
+    # gdpo normalises parts of the reward, so what changes their sum would be ignored
     ignored = {f"algorithm.shaping={','.join(algorithm.shaping)}": bool(algorithm.shaping)}
     ignored["algorithm.kl_in=reward"] = algorithm.kl_in == "reward" and algorithm.kl_coef > 0
     for setting, is_set in ignored.items():

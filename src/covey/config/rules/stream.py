@@ -31,6 +31,7 @@ def check_group_sizes(config: Config, least: int) -> None:
     """Require group sizes of at least `least` at every step, and a schedule that is reached."""
     if config.group_size < least:
         raise ValueError(f"group_size must be >= {least}, got {config.group_size}")
+    # Steps of the schedule must rise and lie within the run
     before = 0
     for entry in config.group_size_schedule:
         if entry.group_size < least:
@@ -40,6 +41,7 @@ def check_group_sizes(config: Config, least: int) -> None:
         if entry.step >= config.num_steps:
             raise ValueError(f"group_size_schedule: step {entry.step} needs num_steps > that, got {config.num_steps}")
         before = entry.step
+    # A step's completions are held at once
     most = config.groups_per_step * max(group_sizes(config.group_size, config.group_size_schedule))
     if most > MOST_COMPLETIONS:
         raise ValueError(

@@ -151,12 +151,14 @@ class Code(Environment):
         """Run a program of full score again, on inputs it has not seen where there are any. The reward stays."""
         self._counts["rechecked"] += 1
         self._num_rechecks += 1
+        # New arguments, which a program that remembers the old ones does not know
         tests = problem.fresh_tests(f"recheck {self._num_rechecks}")
         try:
             report = await self._runner.run(program, tests, problem.entry_point, self.settings.limits)
         except SandboxFailed as error:
             LOGGER.warning("prompt %s: a program could not be run again: %s", prompt.id, error)
             return
+        # Count and log a program that passed once only
         failed = _first_failure(report)
         if failed is not None:
             self._counts["recheck_disagreements"] += 1

@@ -51,12 +51,14 @@ def fenced_blocks(text: str) -> list[str]:
     """Return the contents of the fenced blocks, each less the indentation of its opening fence."""
     blocks: list[str] = []
     begin: re.Match[str] | None = None
+    # A fence closes with at least as many marks as it opened with
     for fence in _FENCE.finditer(text):
         if begin is None:
             begin = fence
         elif fence[2].startswith(begin[2]) and not fence[3].strip():
             blocks.append(_content(text, begin, fence.start()))
             begin = None
+    # A block without an end goes on to the end of the text
     if begin is not None:
         blocks.append(_content(text, begin, len(text)))
     return blocks

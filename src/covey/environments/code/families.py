@@ -57,12 +57,14 @@ def line(rng: random.Random) -> Draft:
 
 
 def steps(rng: random.Random) -> Draft:
+    # Draw a rule
     name, factor, term = rng.choice(NAMES), rng.randint(2, 9), rng.randint(2, 99)
     word, sign = rng.choice((("plus", "+"), ("minus", "-")))
     if rng.random() < 0.5:
         told, expression = f"n times {factor}, then {word} {term}", f"n * {factor} {sign} {term}"
     else:
         told, expression = f"n {word} {term}, then times {factor}", f"(n {sign} {term}) * {factor}"
+    # State it, and write the solution
     return Draft(
         f"Python: {name}(n) returns {told}",
         name,
@@ -84,12 +86,14 @@ def fizzbuzz_of_three(rng: random.Random) -> Draft:
 
 
 def _fizzbuzz(rng: random.Random, num_words: int) -> Draft:
+    # Draw divisors and words
     divisors = sorted(rng.sample(range(2, 10), num_words))
     words = rng.sample(WORDS, num_words)
     pairs = list(zip(divisors, words, strict=True))
     told = ", ".join(f'"{word}" for multiples of {divisor}' for divisor, word in pairs)
     parts = " + ".join(f'"{word}" * (n % {divisor} == 0)' for divisor, word in pairs)
 
+    # Draw multiples of none, one or both
     def inputs(rng: random.Random) -> Arguments:
         chosen = rng.choice((1, *divisors, divisors[0] * divisors[1]))
         return (chosen * rng.randint(1, 12),)
@@ -114,6 +118,7 @@ def counting(rng: random.Random) -> Draft:
 
 
 def letters(rng: random.Random) -> Draft:
+    # Draw a shift and the letters it leaves alone
     shift, kept = rng.randint(1, 25), "".join(sorted(rng.sample(string.ascii_lowercase, 3)))
     listed = ", ".join(kept)
     solution = (
@@ -125,6 +130,7 @@ def letters(rng: random.Random) -> Draft:
         "        out += c\n"
         "    return out"
     )
+    # Mostly letters, among what must stay
     alphabet = string.ascii_lowercase + " .,XY" + kept * 4
     return Draft(
         f"Python: shift(text) moves each lower-case letter {shift} places on in the alphabet, "
@@ -136,6 +142,7 @@ def letters(rng: random.Random) -> Draft:
 
 
 def digits(rng: random.Random) -> Draft:
+    # Draw base, power and number of rounds
     base, power = rng.randint(3, 16), rng.randint(1, 3)
     told = {1: "digits", 2: "squares of the digits", 3: "cubes of the digits"}[power]
     term = f"(n % {base})" + f" ** {power}" * (power > 1)
@@ -164,6 +171,7 @@ BRACKET_NAMES = ("balanced", "is_balanced", "matched", "is_valid", "check")
 
 
 def parentheses(rng: random.Random) -> Draft:
+    # Draw the kinds of brackets and the two answers
     kinds, name = rng.sample(PAIRS, rng.randint(1, 3)), rng.choice(BRACKET_NAMES)
     yes, no = rng.choice((("True", "False"), ("1", "0"), ('"yes"', '"no"')))
     opening, closing = "".join(k[0] for k in kinds), "".join(k[1] for k in kinds)
@@ -187,6 +195,7 @@ def parentheses(rng: random.Random) -> Draft:
 
 
 def nesting(rng: random.Random) -> Draft:
+    # Draw the kinds of brackets and the answer for a mismatch
     kinds, wrong = rng.sample(PAIRS, rng.randint(1, 3)), rng.choice((-1, -2, -5, 99))
     opening, closing = "".join(k[0] for k in kinds), "".join(k[1] for k in kinds)
     solution = (
@@ -231,6 +240,7 @@ def _matching(rng: random.Random, kinds: list[str], depth: int) -> str:
 
 
 def intervals(rng: random.Random) -> Draft:
+    # Draw the largest gap
     gap, name = rng.randint(0, 30), rng.choice(("join", "merge", "unite", "union"))
     solution = (
         f"def {name}(pairs):\n"
@@ -261,6 +271,7 @@ OPERATORS = (("+", "a + b"), ("-", "a - b"), ("*", "a * b"), ("<", "min(a, b)"),
 
 
 def postfix(rng: random.Random) -> Draft:
+    # Draw symbols and what they mean
     meanings = rng.sample(OPERATORS, 3)
     symbols = rng.sample("+-*<>&|#@", 3)
     pairs = list(zip(symbols, (meaning for _, meaning in meanings), strict=True))
@@ -294,6 +305,7 @@ def _expression(rng: random.Random, symbols: list[str], depth: int) -> list[int 
 
 
 def edits(rng: random.Random) -> Draft:
+    # Draw three prices
     insert, delete, replace = (rng.randint(1, 9) for _ in range(3))
     solution = (
         "def price(a, b):\n"
@@ -322,9 +334,11 @@ def edits(rng: random.Random) -> Draft:
 def chosen_families(problem: str, difficulty: int | None) -> list[tuple[str, int]]:
     """Return the families and difficulties that a setting means, by difficulty. ValueError where there are none."""
     names = MIXES.get(problem, (problem,))
+    # Refuse unknown names
     unknown = [name for name in names if name not in FAMILIES]
     if unknown:
         raise ValueError(f"problem must be one of {', '.join([*MIXES, *FAMILIES])}, got {problem}")
+    # Keep levels of the asked difficulty
     levels = [(name, level) for name in names for level in FAMILIES[name]]
     fitting = [(name, level) for name, level in levels if difficulty in (None, level)]
     if not fitting:
@@ -347,4 +361,4 @@ FAMILIES: dict[str, dict[int, Family]] = {
 }
 """Name of a family to its problems of each difficulty."""
 MIXES: dict[str, Sequence[str]] = {"starters": ("line", "steps"), "all": tuple(FAMILIES)}
-"""Names for several families; the starters are what a policy made from nothing learns within minutes."""
+"""Names for several families; the starters are what a randomly initialised policy learns within minutes."""

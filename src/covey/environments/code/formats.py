@@ -37,11 +37,14 @@ def problems_of(rows: Mapping[Split, Sequence[Row]]) -> dict[Split, list[Problem
 
 def problem_of(row: Row) -> Problem:
     """Read the problem of a row. Raises ValueError where it lacks something."""
+    # Columns go by several names in public data sets
     prompt = _text(row, "prompt", "text")
     solution = _solution(row, prompt)
     tests = _given(row, "tests", "test", "test_list")
     asserts = row["test_list"] if _is_list_of_text(row.get("test_list")) else tests
+    # The function's name: from a column, or from the calls in its tests
     entry_point = row.get("entry_point") or row.get("function") or _called(asserts)
+    # HumanEval's prompts are the beginning of the program itself
     opening = prompt if _begins_program(prompt, entry_point) else ""
     return Problem(
         family=str(row.get("source", "rows")),
@@ -147,11 +150,13 @@ def split_tests(source: str, entry_point: str) -> list[str]:
 
     A file of asserts, or a `check` that consists of asserts, gives one test for each; anything else stays whole.
     """
+    # Several asserts are several tests
     tree = _parsed(source)
     if tree is None:
         raise ValueError("tests are not Python code")
     if tree.body and all(isinstance(node, ast.Assert) for node in tree.body):
         return [ast.unparse(node) for node in tree.body]
+    # So are those within check(candidate); other programs are one test
     checks = [node for node in tree.body if _is_function(node, "check")]
     if len(checks) != 1 or not isinstance(checks[0], ast.FunctionDef):
         return [source]
@@ -160,6 +165,7 @@ def split_tests(source: str, entry_point: str) -> list[str]:
     only_called = all(ast.unparse(node) == f"check({entry_point})" for node in after)
     if not only_called or len(asserts) < 2 or not all(isinstance(node, ast.Assert) for node in asserts):
         return [source]
+    # Each gets the text before them
     head = ast.unparse(ast.Module(before, [])) + f"\n\ndef check({ast.unparse(checks[0].args)}):\n    "
     return [f"{head}{ast.unparse(node)}\n\ncheck({entry_point})\n" for node in asserts]
 
@@ -189,10 +195,12 @@ def plain_value(value: Any) -> Any:
     >>> plain_value({"$tuple": [1, {"$set": [2]}]})
     (1, {2})
     """
+    # Lists and plain values
     if isinstance(value, list):
         return [plain_value(item) for item in value]
     if not isinstance(value, dict):
         return value
+    # A mapping with one tagged key stands for what JSON cannot hold
     (tag,) = value if len(value) == 1 else ("",)
     if tag in TAGS:
         try:

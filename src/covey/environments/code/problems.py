@@ -58,6 +58,7 @@ def draft_tests(draft: Draft, seed: str) -> tuple[CallTest, ...]:
 
     At most `MAX_ALIKE` of them are passed by a program that returns a constant, or what it was given.
     """
+    # Draw arguments until the tests tell the solution from constant answers
     rng = random.Random(f"{draft.statement}/{seed}")
     solve = reference(draft)
     tests: dict[str, CallTest] = {}
@@ -99,20 +100,23 @@ def reference(draft: Draft) -> Callable[..., Any]:
 def generate_problems(
     problem: str, difficulty: int | None, counts: Mapping[Split, int], seed: int
 ) -> dict[Split, list[Problem]]:
-    """Return different problems for each split, families taken in turn. A family that has too few gives each a part.
+    """Return different problems for each split, families round-robin. A family that has too few gives each a part.
 
     Raises ValueError for unknown families and difficulties and for counts below 1.
     """
+    # Divide the counts among the families
     if min(counts.values()) < 1:
         raise ValueError(f"num_train and num_test must be >= 1, got {counts['train']} and {counts['test']}")
     chosen = chosen_families(problem, difficulty)
     splits: dict[Split, list[Problem]] = {"train": [], "test": []}
     for place, (family, level) in enumerate(chosen):
         wanted = {split: number // len(chosen) + (place < number % len(chosen)) for split, number in counts.items()}
+        # Hold out the first problems of each
         made = _different(family, level, sum(wanted.values()), seed)
         num_test = -(-len(made) * wanted["test"] // max(1, sum(wanted.values())))
         splits["test"] += made[:num_test]
         splits["train"] += made[num_test:]
+    # Mix the families
     for split, found in splits.items():
         random.Random(f"code order {split} {seed}").shuffle(found)
     return splits
@@ -122,6 +126,7 @@ def _different(family: str, level: int, count: int, seed: int) -> list[Problem]:
     """Draw up to `count` problems, no two of which say the same."""
     found: dict[str, Problem] = {}
     misses = number = 0
+    # Draw until there are enough, or nothing new comes any more
     while len(found) < count and misses < MAX_MISSES:
         drawn_from = f"code {family} {level} {seed} {number}"
         draft = drawn(family, level, drawn_from)

@@ -117,6 +117,7 @@ class Server:
 
     def run(self, code: str, stdin: str, seconds: float, limits: Mapping[str, Any]) -> dict[str, Any]:
         """Return its `run_result`. Raises Unreachable where there is none."""
+        # The request of SandboxFusion's /run_code
         body = {
             "code": code,
             "language": "python",
@@ -125,6 +126,7 @@ class Server:
             "memory_limit_MB": limits["memory_bytes"] >> 20,
         }
         answer = self._post(json.dumps(body).encode(), seconds + self.margin, OVERHEAD * limits["output_bytes"])
+        # Its own failure is no verdict on the program
         result = answer.get("run_result")
         if answer.get("status") == "SandboxError" or not isinstance(result, dict):
             raise Unreachable(f"{self.url}: {answer.get('message') or 'no run_result'!s:.200}")
@@ -132,6 +134,7 @@ class Server:
 
     def _post(self, body: bytes, seconds: float, max_bytes: int) -> dict[str, Any]:
         address = f"{self.url.rstrip('/')}/run_code"
+        # Post it, and read at most so many bytes
         request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=seconds) as response:
@@ -143,6 +146,7 @@ class Server:
             raise Unreachable(f"{address} has not answered for {seconds:.3g} s") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unreachable(f"{address}: {type(error).__name__}: {error}") from error
+        # Whatever comes must be an object
         if not isinstance(answer, dict):
             raise Unreachable(f"{address} answers with {type(answer).__name__}, not an object")
         return answer
@@ -211,12 +215,14 @@ class RemoteProgram:
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """Return the next frame. Raises LoadFailed, TimedOut, Ended, TooMuch, Violation or Unreachable."""
+        # Ask the server where nothing is waiting
         if self._answers and self._answers[0] == {"loaded": True} and self.spawner.remote.loads_first:
             self._run([])
         if not self._answers and self.is_script:
             return self._run_script()
         if not self._answers and not self._num_missing and self._calls:
             self._run_calls()
+        # Hand out the answers in order
         if not self._answers:
             raise self._ending
         answer = self._answers.popleft()
@@ -240,9 +246,11 @@ class RemoteProgram:
         return max(0.1, self.spawner.remote.started + self.limits["total_seconds"] - time.monotonic())
 
     def _ask(self, code: str, stdin: str, seconds: float) -> dict[str, Any]:
+        # A server that failed once fails the case
         if self.spawner.failure:
             raise Unreachable(self.spawner.failure)
         server, link = self.spawner.remote.server, self.spawner.link
+        # Time on the way is not charged to the program
         link.begin(time.monotonic() + seconds + server.margin + PATIENCE_SECONDS, is_charged=False)
         try:
             result = server.run(code, stdin, seconds, self.limits)
@@ -250,14 +258,17 @@ class RemoteProgram:
             self.spawner.failure = str(error)
             raise
         link.begin(time.monotonic() + self.limits["wall_seconds"], is_charged=True)
+        # Time-outs of the server and of the driver read alike
         late = result.get("status") == "TimeLimitExceeded" or TIMED_OUT in str(result.get("stderr"))
         self._ending = TimedOut if late else Ended
         return result
 
     def _run(self, calls: list[dict[str, Any]]) -> None:
         """Make the calls in a fresh process. Raises LoadFailed where the program cannot be loaded."""
+        # One request runs the program and all its calls
         result = self._ask(self._driver(calls), "", self._seconds())
         lines = str(result.get("stdout") or "").split("\n")[:-1]  # a torn last line just ends the list
+        # The first line says whether it was loaded
         if not lines:
             late = self._ending is TimedOut
             raise LoadFailed("loading it took too long" if late else "its process ended while loading it")
@@ -266,16 +277,20 @@ class RemoteProgram:
             raise LoadFailed(error_text(first))
         if first != {"loaded": True} or len(lines) - 1 > len(calls):
             raise Violation("what came was not the answers to the calls")
+        # The others are answers
         self._answers.extend(lines[1:])  # the judge looks whether they are in order
         self._num_missing = len(calls) - len(lines[1:])
 
     def _run_script(self) -> dict[str, Any]:
+        # Run the script
         result = self._ask(self._order["code"], self._input.decode("utf-8", "replace"), self.limits["wall_seconds"])
         if self._ending is TimedOut:
             raise TimedOut
+        # Bound what it printed
         self._printed = str(result.get("stdout") or "").encode("utf-8", "replace")
         if len(self._printed) > self.limits["output_bytes"]:
             raise TooMuch
+        # An exception shows on stderr
         error = str(result.get("stderr") or "").strip()
         if result.get("return_code") and "Traceback (most recent call last)" in error:
             return {"i": 0, "err": "Exception", "text": error.rpartition("\n")[2][:300]}
@@ -291,6 +306,7 @@ class RemoteProgram:
             "wall_seconds": self.limits["wall_seconds"],
             "max_bytes": self.limits["output_bytes"],
         }
+        # Bound the line before it is parsed
         return f"ORDER = {json.dumps(order)!r}\n{DRIVER.read_text(encoding='utf-8')}"
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from covey.environments.settings import EnvironmentConfig
-from covey.system.setting import Needs, is_set, setting
+from covey.system.setting import Requires, is_set, setting
 
-PROBLEMS_MADE_UP = Needs("problems made up, data.path = null", ("data.path",), lambda path: path is None)
+PROBLEMS_GENERATED = Requires("problems made up, data.path = null", ("data.path",), lambda path: path is None)
 
 
 @dataclass
@@ -13,15 +13,15 @@ class CodeConfig(EnvironmentConfig):
     """Programs that tests judge in a sandbox: problems made up, or rows from `data`."""
 
     name: str = "code"
-    problem: str = setting("starters", needs=PROBLEMS_MADE_UP)
+    problem: str = setting("starters", needs=PROBLEMS_GENERATED)
     """A family of problems, or starters (the easiest), or all (docs/tasks/code.md lists them)."""
-    difficulty: int | None = setting(None, needs=PROBLEMS_MADE_UP)
+    difficulty: int | None = setting(None, needs=PROBLEMS_GENERATED)
     """Only problems of this difficulty; null takes all of `problem`."""
-    num_train: int = setting(4096, ge=1, needs=PROBLEMS_MADE_UP)
+    num_train: int = setting(4096, ge=1, needs=PROBLEMS_GENERATED)
     """Training problems (fewer where a family has not so many)."""
-    num_test: int = setting(512, ge=1, needs=PROBLEMS_MADE_UP)
+    num_test: int = setting(512, ge=1, needs=PROBLEMS_GENERATED)
     """Held-out problems, none of which is in the training set."""
-    problem_seed: int = setting(0, needs=PROBLEMS_MADE_UP)
+    problem_seed: int = setting(0, needs=PROBLEMS_GENERATED)
     """Which problems are drawn."""
     partial_weight: float = setting(0.5, ge=0, le=1)
     """Reward for passing some of the tests: this times their share. 0 rewards only programs that pass all."""
@@ -30,7 +30,7 @@ class CodeConfig(EnvironmentConfig):
     isolation: str = setting(
         "auto",
         choices=("auto", "namespace", "landlock", "unsafe_no_isolation"),
-        needs=Needs("environment.remote_url = null", ("environment.remote_url",), lambda url: not url),
+        needs=Requires("environment.remote_url = null", ("environment.remote_url",), lambda url: not url),
     )
     """How programs are isolated: auto, namespace, landlock or unsafe_no_isolation."""
     num_slots: int | None = setting(None, ge=1)
@@ -52,6 +52,6 @@ class CodeConfig(EnvironmentConfig):
     remote_url: str | None = None
     """A SandboxFusion-compatible server that runs the programs; null runs them here."""
     remote_margin: float = setting(
-        10.0, gt=0, needs=Needs("environment.remote_url set", ("environment.remote_url",), is_set)
+        10.0, gt=0, needs=Requires("environment.remote_url set", ("environment.remote_url",), is_set)
     )
     """Seconds that server may take besides the program's own time."""

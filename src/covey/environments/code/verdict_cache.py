@@ -20,7 +20,7 @@ RESULT_BYTES = 200
 class _Verdict:
     report: Report
     num_agreed: int = 1
-    """Runs in a row that came to it."""
+    """Consecutive runs with this result."""
 
 
 class _Verdicts(AsyncCache[str, _Verdict]):

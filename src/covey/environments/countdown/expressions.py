@@ -87,11 +87,13 @@ class _Reader:
         return -value if value is not None and sign == "-" else value
 
     def _atom(self) -> Fraction | None:
+        # A sum in brackets
         if self._take("("):
             self._depth += 1
             value = self.sum() if self._depth <= MAX_DEPTH else None
             self._depth -= 1
             return value if value is not None and self._take(")") else None
+        # A number
         if self.is_at_end() or not self._tokens[self._position].isdigit():
             return None
         self.numbers.append(int(self._tokens[self._position]))
@@ -172,13 +174,16 @@ class _Search:
         self._num_left = MAX_COMBINATIONS
 
     def found(self, terms: list[Term]) -> str | None:
+        # One of the terms is the target
         if len(terms) == 1 or not self._uses_all:
             for term in terms:
                 if term.value == self._target:
                     return term.text
+        # The same numbers in another order are as hopeless
         key = tuple(sorted(term.value for term in terms))
         if len(terms) == 1 or key in self._hopeless:
             return None
+        # Join two terms in every way
         for remaining in self._joinings(terms):
             answer = self.found(remaining)
             if answer is not None or self._num_left <= 0:

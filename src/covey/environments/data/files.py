@@ -128,6 +128,7 @@ def _parsed(line: bytes, place: str) -> Entry:
 
 def _read_json(path: Path) -> Iterator[Entry]:
     """Read one list of objects, or one object. Some .json files are JSON lines, which are read as such."""
+    # One row per line, whatever the name ends in
     if _is_json_lines(path):
         yield from _read_json_lines(path)
         return
@@ -136,6 +137,7 @@ def _read_json(path: Path) -> Iterator[Entry]:
             content = json.loads(file.read().decode("utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not readable JSON ({error})") from error
+    # A list of rows, or one row
     rows = content if isinstance(content, list) else [content]
     for number, row in enumerate(rows, start=1):
         yield checked(row, f"{path} entry {number}")

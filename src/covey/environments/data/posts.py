@@ -1,4 +1,4 @@
-"""Generated forum posts with summaries: what TL;DR data look like, small enough for a policy made from nothing.
+"""Generated forum posts with summaries: what TL;DR data look like, small enough for a randomly initialised policy.
 
 Rows have the columns of trl-lib/tldr, `prompt` and `completion`. Summaries are what people hand in: some say the one
 thing that happened, some retell everything, and most forget the full stop. So a policy that imitates them has

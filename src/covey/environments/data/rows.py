@@ -74,7 +74,7 @@ def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
     """Return the rows of a file, a folder, a pattern of files, a hub data set, or of what a function returns.
 
     Where there is no test split, `test_fraction` of the rows is held out: those whose content hashes lowest, so the
-    choice is the same every time, rows with equal prompts all or none. Raises ValueError for whatever a user can mend.
+    choice is the same every time, rows with equal prompts all or none. Raises ValueError for any user error.
     """
     settings = settings or RowSettings()
     if path is None:
@@ -88,14 +88,17 @@ def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
 def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
     """Return a source of training rows, and one of test rows where the data has any."""
     local, wanted = Path(path).expanduser(), (settings.train_split, settings.test_split)
+    # Rows of a function
     if is_function_path(path):
         return _named_splits(_in_memory(_returned(path), path), settings, path)
+    # A file, a folder, a pattern
     if local.is_file():
         return {"train": lambda: read_files([local])}
     if local.is_dir():
         return _named_splits(folder_splits(local, wanted, settings.subset), settings, path)
     if any(mark in path for mark in "*?["):
         return _named_splits(pattern_splits(str(local), wanted), settings, path)
+    # A data set of the hub
     check_place(path)
     return _named_splits(_in_memory(_of_hub(path, settings), f"data set {path}"), settings, f"data set {path}")
 
@@ -130,6 +133,7 @@ def _returned(path: str) -> Mapping[str, Iterable[Row]]:
 def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
     from covey.system.hub import silence
 
+    # Ask once whether the hub answers, before its client tries again for a minute
     problem = silence()
     import datasets
 

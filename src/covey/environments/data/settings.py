@@ -5,7 +5,7 @@ from pathlib import Path
 
 from covey.system.lookup import is_function_path
 from covey.system.section import Section
-from covey.system.setting import Needs, is_set, setting
+from covey.system.setting import Requires, is_set, setting
 
 OWN_ROWS = ("arithmetic", "machines", "custom")
 """Environments that make their own problems; others may read `data`."""
@@ -17,14 +17,14 @@ def has_named_splits(path: str | None) -> bool:
     return path is None or not (Path(path).expanduser().is_file() or is_function_path(path))
 
 
-READS_ROWS = Needs("an environment that reads rows", ("environment.name",), lambda name: name not in OWN_ROWS)
-HAS_PATH = Needs(
+READS_ROWS = Requires("an environment that reads rows", ("environment.name",), lambda name: name not in OWN_ROWS)
+HAS_PATH = Requires(
     "data.path set", ("data.path", "environment.name"), lambda path, name: path is not None or name == "mixture"
 )
-OF_REWARD_FUNCTIONS = Needs(
+OF_REWARD_FUNCTIONS = Requires(
     "environment=reward_functions", ("environment.name",), lambda name: name in ("reward_functions", "mixture")
 )
-NAMED_SPLITS = Needs("data.path = a folder or a hub name", ("data.path",), has_named_splits)
+NAMED_SPLITS = Requires("data.path = a folder or a hub name", ("data.path",), has_named_splits)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class DataConfig(Section):
     max_rows: int | None = setting(None, ge=1, needs=(READS_ROWS, HAS_PATH))
     """Take at most this many rows of each split."""
     shuffle_rows: bool = setting(
-        True, needs=(READS_ROWS, HAS_PATH, Needs("data.max_rows set", ("data.max_rows",), is_set))
+        True, needs=(READS_ROWS, HAS_PATH, Requires("data.max_rows set", ("data.max_rows",), is_set))
     )
     """Take those `max_rows` at random, the same ones every time; false takes the first."""
     bad_rows: str = setting("error", choices=("error", "skip"), needs=(READS_ROWS, HAS_PATH))

@@ -102,7 +102,7 @@ def _laid_out(sentences: Sequence[str], wanted: Arguments) -> str:
 
 
 def _parts(sentences: Sequence[str], num_parts: int) -> list[str]:
-    """Return the sentences shared out in order."""
+    """Return the sentences distributed in order."""
     bounds = [index * len(sentences) // num_parts for index in range(num_parts + 1)]
     return [" ".join(sentences[begin:end]) for begin, end in itertools.pairwise(bounds)]
 

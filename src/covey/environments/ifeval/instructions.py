@@ -39,14 +39,17 @@ def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Ins
     """
     if instruction_id not in CHECKS:
         raise ValueError(f"instruction must be one of {', '.join(CHECKS)}, got {instruction_id!r}")
+    # Arguments without a value are absent, as in the benchmark's files
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
     check_options(CHECKS[instruction_id], given, setting=f"kwargs of {instruction_id}")
     checked = {name: _checked(instruction_id, name, value) for name, value in given.items()}
+    # Arguments that depend on each other
     if checked.get("nth_paragraph", 1) > checked.get("num_paragraphs", 1):
         raise ValueError(
             f"nth_paragraph of {instruction_id} must be <= num_paragraphs={checked['num_paragraphs']}, "
             f"got {checked['nth_paragraph']}"
         )
+    # Packages that the check needs
     if instruction_id in NEED_LANGDETECT:
         languages.check_installed()
     return Instruction(instruction_id, checked)
@@ -54,13 +57,16 @@ def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Ins
 
 def _checked(instruction_id: str, name: str, value: Any) -> Any:
     """Return an argument in the type its check takes. Raises ValueError where it cannot be had."""
+    # Numbers
     where = f"{name} of {instruction_id}"
     if name in COUNTS:
         return _count(where, value, at_least=name == "nth_paragraph")
+    # Lists of words
     if name in WORD_LISTS:
         if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
             raise ValueError(f"{where} must be a list of words, got {value!r}")
         return list(value)
+    # Relations and other text
     if name.endswith("relation") and value not in text_checks.RELATIONS:
         raise ValueError(f"{where} must be one of {', '.join(text_checks.RELATIONS)}, got {value!r}")
     if not isinstance(value, str) or not value.strip():

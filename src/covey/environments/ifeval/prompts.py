@@ -37,7 +37,7 @@ def load(
 ) -> dict[Split, list[Prompt]]:
     """Return the prompts of both splits. Where they are read, training on the benchmark itself is warned of.
 
-    `instruction` is what the system message says, "" for none. ValueError for rows that a user can mend.
+    `instruction` is what the system message says, "" for none. ValueError for rows the user must fix.
     """
     benchmark = _benchmark_rows(source) if source.benchmark is not None else []
     if source.path is None:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from covey.environments.settings import EnvironmentConfig
-from covey.system.setting import Needs, setting
+from covey.system.setting import Requires, setting
 
-OF_TORCHRL = Needs("environment.scheme = torchrl", ("environment.scheme",), lambda scheme: scheme == "torchrl")
-GENERATED = Needs("data.path = null, so that prompts are generated", ("data.path",), lambda path: path is None)
+OF_TORCHRL = Requires("environment.scheme = torchrl", ("environment.scheme",), lambda scheme: scheme == "torchrl")
+GENERATED = Requires("data.path = null, so that prompts are generated", ("data.path",), lambda path: path is None)
 
 
 @dataclass
@@ -23,7 +23,7 @@ class IfevalConfig(EnvironmentConfig):
     think_bonus: float = setting(0.05, needs=OF_TORCHRL)
     """Added for exactly one think block (scheme torchrl)."""
     min_words: int = setting(
-        3, needs=Needs("a scheme other than torchrl", ("environment.scheme",), lambda scheme: scheme != "torchrl")
+        3, needs=Requires("a scheme other than torchrl", ("environment.scheme",), lambda scheme: scheme != "torchrl")
     )
     """An answer with fewer different words of two letters and more follows nothing (all schemes but torchrl)."""
     instruction: str | None = None
@@ -39,7 +39,8 @@ class IfevalConfig(EnvironmentConfig):
     num_train: int = setting(4096, needs=GENERATED)
     """Generated training prompts."""
     num_test: int = setting(
-        512, needs=(GENERATED, Needs("environment.benchmark = null", ("environment.benchmark",), lambda path: not path))
+        512,
+        needs=(GENERATED, Requires("environment.benchmark = null", ("environment.benchmark",), lambda path: not path)),
     )
     """Generated held-out prompts, none of which is in the training set."""
     problem_seed: int = setting(0, needs=GENERATED)

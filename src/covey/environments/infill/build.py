@@ -1,4 +1,4 @@
-"""From settings to the environment of masked texts, its judge and what watches it."""
+"""From settings to the environment of masked texts, its judge and its monitors."""
 
 import math
 import random
@@ -15,8 +15,8 @@ from covey.environments.infill.environment import (
     GRAMMAR,
     Draw,
     Infill,
+    Monitor,
     Rule,
-    Watch,
     gap_reference,
     make_prompts,
     written,
@@ -59,9 +59,11 @@ class Material:
     def pairs(self, split: str, seed: int) -> "PairSource":
         """Return real texts of a split with their corrupted versions."""
         count = self.texts.num_pool if split == "train" else NUM_CHECKED
+        # Draw texts of the split, cut to what the policy sees
         drawn = self.texts.draw("train" if split == "train" else "test", count, f"judge/{seed}")
         cut = [self.masker.cut(text) for text in drawn]
         pool = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in cut if text]
+        # Corrupt them as the policy's inputs are masked
         choose, span = MASKINGS[self.settings.masking], self.settings.span_length
         corrupt = Corruption(
             pool=pool,
@@ -102,14 +104,17 @@ class Corruption:
 
     def __call__(self, ids: Sequence[int], chance: random.Random) -> list[int]:
         """Return the text with at least one token replaced by another."""
+        # Choose how many tokens to replace, and which
         most = max(1, round(chance.choice(self.ratios) * len(ids)))
         count = 1 if chance.random() < SINGLE else chance.randint(1, most)
         places = self.places(len(ids), min(count, len(ids)), chance)
+        # Replace them by what stands between the same neighbours elsewhere, or at random
         plausible = chance.random() < PLAUSIBLE
         found = list(ids)
         for position in chance.sample(places, len(places)):
             known = self._between[_neighbours(found, position)] if plausible else ()
             found[position] = chance.choice(known) if known else self._token(chance)
+        # A corrupted text differs from the real one
         while found == list(ids):
             found[chance.choice(places)] = self._token(chance)
         return found
@@ -153,6 +158,7 @@ def build(
 
     ValueError where the texts cannot be masked, or a judge is below its floor.
     """
+    # The policy's tokenizer masks the texts
     tokenizer = load_tokenizer(model)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"environment=infill needs a policy with a mask token, model.name={model.name} has none")
@@ -160,10 +166,16 @@ def build(
     masker = Masker(tokenizer, settings.window, settings.masking, settings.span_length)
     counts = Draw(settings.mask_ratios, {"train": settings.num_train, "test": settings.num_test}, settings.problem_seed)
     material = Material(texts, masker, tokenizer, settings, say)
+    # Train or load the judge and its monitors, from seeds of their own
     first = judged(material, settings.judge, 2 * seed)
-    watches, others = _watches(material, 2 * seed + 1)
-    facts = {"watch": list(settings.watch), "gap_to": gap_reference(watches), "judge": first.facts, **others}
-    return Infill(make_prompts(texts, masker, tokenizer, counts), tokenizer, first.judge, watches, facts)
+    monitors, others = _monitors(material, 2 * seed + 1)
+    facts = {
+        "monitors": list(settings.monitors),
+        "gap_reference": gap_reference(monitors),
+        "judge": first.facts,
+        **others,
+    }
+    return Infill(make_prompts(texts, masker, tokenizer, counts), tokenizer, first.judge, monitors, facts)
 
 
 def judged(material: Material, name: str, seed: int) -> Judged:
@@ -203,21 +215,22 @@ def _ensure(material: Material, training: JudgeTraining) -> str:
     return str(ensure_judge(training, pairs, content, Path(settings.judge_cache_dir), material.say))
 
 
-def _watches(material: Material, seed: int) -> tuple[Mapping[str, Watch], Mapping[str, Any]]:
+def _monitors(material: Material, seed: int) -> tuple[Mapping[str, Monitor], Mapping[str, Any]]:
     """Return what looks at the same texts, and what there is to record of it."""
-    watches: dict[str, Watch] = {}
+    monitors: dict[str, Monitor] = {}
     facts: dict[str, Any] = {}
-    for name in material.settings.watch:
+    # Make each monitor; a second judge differs from the first in its seed alone
+    for name in material.settings.monitors:
         if name == "grammar":
-            watches[name] = GRAMMAR
+            monitors[name] = GRAMMAR
         elif name == "ngram":
             drawn = material.texts.draw("train", material.texts.num_pool, "ngram")
             texts = [material.masker.cut(text) for text in drawn]
-            watches[name] = Rule(NgramModel(texts).log_prob)
+            monitors[name] = Rule(NgramModel(texts).log_prob)
         else:
             second = judged(material, NANO_JUDGE, seed)
-            watches[name], facts[name] = second.judge, second.facts
-    return watches, facts
+            monitors[name], facts[name] = second.judge, second.facts
+    return monitors, facts
 
 
 NUM_VALUES = 256

@@ -20,7 +20,7 @@ NOT_TEXT = "\N{REPLACEMENT CHARACTER}"
 """Stands for a token that is no text, such as padding: it cannot be used to leave something out."""
 
 
-class Watch(Protocol):
+class Monitor(Protocol):
     """Looks at completed texts. What it says is logged and never trained on."""
 
     async def scores(self, texts: Sequence[str]) -> list[float]: ...
@@ -28,7 +28,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """A watch that is a function of one text."""
+    """A monitor that is a function of one text."""
 
     of: Callable[[str], float]
 
@@ -80,13 +80,13 @@ class Infill(Environment):
         prompts: Mapping[Split, list[Prompt]],
         tokenizer: PreTrainedTokenizerBase,
         judge: Judge,
-        watches: Mapping[str, Watch],
+        monitors: Mapping[str, Monitor],
         facts: Mapping[str, Any],
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._judge = judge
-        self._watches = watches
+        self._monitors = monitors
         self._facts = facts
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -103,8 +103,8 @@ class Infill(Environment):
     ) -> list[Reward | Failure]:
         texts = [self.completed(prompt, ids) for ids in completion_ids]
         judged = await self._judge.scores(texts)
-        watched = [await watch.scores(texts) for watch in self._watches.values()]
-        parts = [dict(zip(self._watches, found, strict=True)) for found in zip(*watched, strict=True)]
+        monitored = [await monitor.scores(texts) for monitor in self._monitors.values()]
+        parts = [dict(zip(self._monitors, found, strict=True)) for found in zip(*monitored, strict=True)]
         parts = parts or [{} for _ in texts]
         return [
             Reward(score, {"judge": score, **part, **_gap(score, part)})
@@ -150,6 +150,7 @@ def written(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str
     special = set(tokenizer.all_special_ids)
     pieces: list[str] = []
     run: list[int] = []
+    # Decode runs of ordinary tokens; others are marked as no text
     for token_id in token_ids:
         if token_id in special or token_id >= len(tokenizer):
             pieces += [str(tokenizer.decode(run)), NOT_TEXT]
@@ -165,9 +166,9 @@ def _gap(score: float, parts: Mapping[str, float]) -> dict[str, float]:
     return {} if name is None else {"gap": score - parts[name]}
 
 
-def gap_reference(watches: Collection[str]) -> str | None:
-    """Return the watch that a judge is compared with. None where none has its scale."""
-    return next((name for name in SAME_SCALE if name in watches), None)
+def gap_reference(monitors: Collection[str]) -> str | None:
+    """Return the monitor that a judge is compared with. None where none has its scale."""
+    return next((name for name in SAME_SCALE if name in monitors), None)
 
 
 SAME_SCALE = ("grammar", "second_judge")

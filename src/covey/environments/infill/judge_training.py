@@ -1,7 +1,7 @@
 """The embedded judge: a small encoder that covey trains itself to tell real text from corrupted text.
 
-It is kept by content, as warmed policies are: a second run takes it from the cache. How often it ranks a held-out text
-above its corrupted version is measured before it may be used, for judges from elsewhere too.
+It lies in a content-addressed cache, as cold-start policies do, from which a second run takes it. How often it ranks a
+held-out text above its corrupted version is measured before it may be used, for judges from elsewhere too.
 """
 
 import hashlib

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 from covey.environments.settings import EnvironmentConfig
 from covey.system.disk import cache_folder
-from covey.system.setting import Needs, setting
+from covey.system.setting import Requires, setting
 
-TRAINED_JUDGE = Needs(
-    "a judge that covey trains (nano-judge, or second_judge among the watches)",
-    ("environment.judge", "environment.watch"),
-    lambda judge, watch: judge == "nano-judge" or "second_judge" in watch,
+TRAINED_JUDGE = Requires(
+    "a judge that covey trains (nano-judge, or second_judge among the monitors)",
+    ("environment.judge", "environment.monitors"),
+    lambda judge, monitors: judge == "nano-judge" or "second_judge" in monitors,
 )
 
 
@@ -22,7 +22,7 @@ class InfillConfig(EnvironmentConfig):
     """Texts with masked tokens, scored by a learned judge: generated sentences, a text file or rows from `data`."""
 
     name: str = "infill"
-    text_column: str = setting("text", needs=Needs("data.path = rows, not a text file", ("data.path",), _has_rows))
+    text_column: str = setting("text", needs=Requires("data.path = rows, not a text file", ("data.path",), _has_rows))
     """Column that holds the text, where `data` has rows."""
     window: int = setting(64, ge=2)
     """Most tokens of a text."""
@@ -31,7 +31,7 @@ class InfillConfig(EnvironmentConfig):
     mask_ratios: list[float] = field(default_factory=lambda: [0.3])
     """Shares of tokens masked, in equal parts; several are the stages that curriculum.name=difficulty climbs."""
     span_length: int = setting(
-        4, ge=1, needs=Needs("environment.masking = spans", ("environment.masking",), lambda how: how == "spans")
+        4, ge=1, needs=Requires("environment.masking = spans", ("environment.masking",), lambda how: how == "spans")
     )
     """Tokens of a span."""
     num_train: int = setting(4096, ge=1)
@@ -63,7 +63,7 @@ class InfillConfig(EnvironmentConfig):
     judge_num_layers: int = setting(2, ge=1, needs=TRAINED_JUDGE)
     """Layers of nano-judge."""
     judge_cache_dir: str = setting(cache_folder, needs=TRAINED_JUDGE)
-    """Where trained judges are kept, by content."""
-    watch: list[str] = setting(["second_judge"], choices=("grammar", "second_judge", "ngram"))
+    """Content-addressed cache of trained judges."""
+    monitors: list[str] = setting(["second_judge"], choices=("grammar", "second_judge", "ngram"))
     """Logged, never trained on: grammar (exact, of generated sentences), second_judge (trained independently), ngram
     (nats a character by a model of counts)."""

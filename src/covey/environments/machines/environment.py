@@ -76,10 +76,13 @@ class Machines(Environment):
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         problem: Problem = prompt.columns["problem"]
+        # Read and place the machines, then simulate them together
         found = [self._machine(completion, problem) for completion in completions]
         outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine in found))
+        # Score them
         pairs = zip(found, outcomes, strict=True)
         judged = [self._judged(machine, outcome, problem) for machine, outcome in pairs]
+        # Count for the metrics
         self._tally.add(found, judged, [one.ending for one in outcomes if isinstance(one, Outcome)])
         return [
             score if isinstance(score, Failure) else self._reward(machine, score)
@@ -93,9 +96,11 @@ class Machines(Environment):
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         """Write designs out. None of them is a good answer on purpose."""
+        # Draw designs, and cap how often one score occurs
         designs = make_designs(self._wanted)
         if self._settings.demonstration_cap < 1:
             designs = capped(designs, asyncio.run(self._raw_scores(designs)), self._settings.demonstration_cap)
+        # Write them as completions
         form = self._settings.form
         return [
             (
@@ -203,11 +208,13 @@ class StepStats:
 
     def take(self) -> dict[str, float]:
         """Return what there is to log, and begin anew."""
+        # Take the counts and begin anew
         groups, unique, codes = [group for group in self.scores if group], self.num_unique, self.codes
         reasons = [code for code in codes if code] + [ending for ending in self.endings if ending != "complete"]
         self.scores, self.num_unique, self.codes, self.endings = [], [], [], []
         if not groups:
             return {}
+        # Average over machines
         every = [score for group in groups for score in group]
         placed = [code for code in codes if code in ("", "overlap", "size", "boulder")]
         found = {
@@ -216,6 +223,7 @@ class StepStats:
             "unique_machines": sum(unique) / len(unique),
             **{f"invalid/{reason}": reasons.count(reason) / len(codes) for reason in sorted(set(reasons))},
         }
+        # Validity in space is a share of the texts that are trees at all
         if placed:  # of the texts that are trees
             found["spatial_validity"] = sum(code in ("", "boulder") for code in placed) / len(placed)
         return found | _best_at(groups)

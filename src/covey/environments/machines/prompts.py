@@ -35,11 +35,14 @@ def make_prompt(split: Split, index: int, problem: Problem, form: str, score: st
 
 
 def _text(problem: Problem, form: str, score: str, instruction: str | None) -> str | tuple[Message, ...]:
+    # The short form for tiny models
     if form == "compact":
         return f"{problem.stage} {problem.budget}:{write_compact(problem.given)}"
+    # The task in words
     system = instruction_of(problem.rules, form) if instruction is None else instruction
     goal = VALID_GOAL if STAGES[problem.stage].pays_validity else GOALS[score]
     parts = [goal, f"Use at most {problem.budget} blocks, the starting block among them."]
+    # A machine that is begun must be continued
     if STAGES[problem.stage].is_begun:
         parts.append(
             f"Begin with exactly these blocks and add others:\n```json\n{FORMS[form].write(problem.given)}\n```"
@@ -65,9 +68,11 @@ def write_answer(tree: Tree, problem: Problem, form: str) -> str:
 
 def instruction_of(rules: Rules, form: str) -> str:
     """Describe how machines are built, from which blocks, and how they are written."""
+    # Blocks that are allowed
     solid = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and not BLOCKS[type_].is_linear]
     linear = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and BLOCKS[type_].is_linear]
     limits = " x ".join(f"{length:g}" for length in rules.size_limit)
+    # Rules, facings, blocks, and the form of the answer
     lines = [
         BUILDING.format(max_linear=rules.max_linear, limits=limits),
         "\nFacings (facing of the parent: world direction of its faces)",

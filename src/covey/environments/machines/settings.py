@@ -12,7 +12,7 @@ class MachinesConfig(EnvironmentConfig):
 
     name: str = "machines"
     stages: list[str] = field(default_factory=lambda: ["car"])
-    """What is asked for, in turn: valid, small_car, budget_car, car, arm, catapult (docs/tasks/machines.md)."""
+    """What is requested, round-robin: valid, small_car, budget_car, car, arm, catapult (docs/tasks/machines.md)."""
     form: str = "tree"
     """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
     score: str = "strict"

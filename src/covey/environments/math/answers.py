@@ -68,11 +68,13 @@ def without_thoughts(completion: str) -> str:
     opening."""
     kept: list[str] = []
     depth = position = 0
+    # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
     for tag in _THINK.finditer(completion):
         if depth == 0:
             kept = [] if tag[1] else [*kept, completion[position : tag.start()]]
         depth = max(0, depth - 1) if tag[1] else depth + 1
         position = tag.end()
+    # An unclosed thought has no answer
     if depth == 0:
         kept.append(completion[position:])
     return " ".join(part for part in kept if part)
@@ -183,6 +185,7 @@ _HEDGE_BEFORE = re.compile(r"([\d.,]+)[^\w\n]{0,4}\bor[\s$*(\[\\]{0,6}$")
 
 def _answer_of(text: str, marks: list[_Mark]) -> Answer:
     """Return what the last mark says, or the whole list of alternatives that it ends."""
+    # Find where the run of values before the last one begins
     last = len(marks) - 1
     first, joined = last, False
     while first > 0:
@@ -191,6 +194,7 @@ def _answer_of(text: str, marks: list[_Mark]) -> Answer:
             break
         joined = joined or joint[1] is not None or "," in joint[0]
         first -= 1
+    # Several values joined by "and" or commas are one answer
     run = [mark.text.strip() for mark in marks[first:]]
     if len(set(run)) > 1 and (joined or len(set(run)) > 2):
         return Answer(", ".join(run), marks[last].form)
@@ -214,15 +218,18 @@ def find_answer(completion: str, numeric: bool = True) -> Answer | None:
     Args:
         numeric: the question asks for a number; otherwise any expression or text is taken from a mark.
     """
+    # Collect the marks of answers
     text = single_blanks(without_thoughts(completion[-MAX_COMPLETION:]))
     marks = _marks(text, numeric)
     negated = [mark for mark in marks if mark.form == "label" and _NEGATED.match(mark.text)]
     stated = [_affirmed(mark) for mark in marks]
     filled = [mark for mark in stated if mark.text.strip()]
+    # Those that say something
     if filled:
         return _answer_of(text, filled)
     if len(negated) < len(marks):
         return None
+    # All say what the answer is not: read the text without them
     for mark in reversed(negated):
         text = text[: mark.begin] + text[mark.end :]
     return Answer(text.strip(), "none") if text.strip() else None

@@ -1,4 +1,4 @@
-"""Made-up rows in the form of GSM8K and of MATH, small enough for a policy made from nothing to learn on a laptop.
+"""Made-up rows in the form of GSM8K and of MATH, small enough for a randomly initialised policy to learn on a laptop.
 
 `data.path=covey.environments.math.generated:word_problems` reads them. Every row follows from a fixed seed, so the rows
 are the same everywhere; no question is in both splits.
@@ -48,12 +48,14 @@ def _rows(makers: Mapping[Maker, int], as_row: Callable[[str, str, str], dict[st
     generator = random.Random("made-up rows")
     found: dict[str, Row] = {}
     kinds = list(makers)
+    # Draw until there are enough different questions
     while len(found) < NUM_TRAIN + NUM_TEST:
         maker = generator.choice(kinds)
         question, solution, answer = maker(generator)
         if answer in _NUMBER.findall(question):  # a policy that copies a number would be right
             continue
         found.setdefault(question, as_row(question, solution, answer) | {"level": makers[maker]})
+    # Hold out the first of them, in another order
     rows = list(found.values())
     generator.shuffle(rows)
     return {"train": rows[NUM_TEST:], "test": rows[:NUM_TEST]}

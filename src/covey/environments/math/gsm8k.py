@@ -101,7 +101,7 @@ class GSM8K(Environment):
         return DEMONSTRATIONS[self.scheme](prompt.columns["solution"], prompt.columns["gold"])
 
     async def validate(self) -> None:
-        """Score every worked solution. Raises ValueError that names the first one without full marks."""
+        """Score every worked solution. Raises ValueError that names the first one without the maximum reward."""
         for split in self._prompts:
             for prompt, demonstration in self.demonstrations(split):
                 (reward,) = await self.score(prompt, [demonstration])

@@ -115,6 +115,7 @@ class Mathematics(Environment):
         self._verifier.close()
 
     async def _score(self, completion: str, gold: str, question: str) -> Reward | Failure:
+        # Schemes of other libraries
         scheme = self._settings.scheme
         if scheme in TEXT_SCHEMES:
             return TEXT_SCHEMES[scheme](completion, gold)
@@ -126,6 +127,7 @@ class Mathematics(Environment):
             answer = first_block(completion, "answer")
             equal = await self._verifier.torchrl_equal(answer, gold) if answer else False
             return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
+        # The scheme of covey, by its verifier
         right = await self._verifier.is_right(completion, gold, question, computed=scheme == "covey")
         return right if isinstance(right, Failure) else covey_reward(completion, right, self._settings.format_reward)
 
@@ -144,6 +146,7 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 
 def gold_answer(row: Row, columns: MathColumns) -> str:
     """Return the gold answer of a row, without dollar signs around it. Raises ValueError where there is none."""
+    # The answer's column, else what the solution boxes
     answer = row.get(columns.answer)
     if answer is None:
         solution = row.get(columns.solution)
@@ -153,6 +156,7 @@ def gold_answer(row: Row, columns: MathColumns) -> str:
         answer = boxed_answer(str(solution))
         if answer is None:
             raise ValueError(f"has no \\boxed{{}} in column {columns.solution!r}")
+    # Strip dollars; refuse other formats
     text = str(answer).strip()
     if "####" in text:
         raise ValueError(f"has a '####' in column {columns.answer!r}, which environment=gsm8k reads")
@@ -171,6 +175,7 @@ def _prompts(split: Split, rows: Sequence[Row], settings: MathSettings) -> tuple
         except ValueError as error:
             if not settings.skips_bad_rows:
                 raise ValueError(f"{split} row {index} {error}") from error
+    # Rows that were left out are counted
     if len(prompts) < len(rows):
         _log.warning("%s: %d rows without a gold answer left out", split, len(rows) - len(prompts))
     return tuple(prompts)

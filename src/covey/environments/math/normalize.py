@@ -108,6 +108,7 @@ def closing_brace(text: str, opening: int, limit: int = 2000) -> int | None:
     depth = 0
     position = opening
     while position < min(len(text), opening + limit):
+        # An escaped brace does not count
         character = text[position]
         if character == "\\":
             position += 2

@@ -141,11 +141,13 @@ class _Arithmetic:
 
     def atom(self) -> Fraction | None:
         before = self.position
+        # A bracket
         if self.take("("):
             value = self.parenthesis()
             if value is None:
                 self.position = before
             return value
+        # A number, perhaps mixed
         number = self.number.match(self.text, self.position)
         value = _to_fraction(number[0]) if number is not None else None
         if number is None or value is None:
@@ -249,10 +251,12 @@ _BLANKS = re.compile(r"[\s$*_]+")
 
 def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
     """Return the value written at `begin`. Of a chain of equalities, the last member."""
+    # Compute what is written
     arithmetic = _Arithmetic(text, begin, number)
     value = arithmetic.sum()
     if value is None:
         return None
+    # After "=" the later value counts, as long as there is one
     equals = _EQUALS.match(text, arithmetic.position)
     if equals is not None and not _REASON.search(equals[0]):
         later = _value_at(text, equals.end(), number)
@@ -310,13 +314,16 @@ def read_values(content: str, strict: bool = False, computed: bool = False) -> l
             and a comma is never a decimal comma. For boxes and reference answers.
         computed: a value that is no numeral, such as `12+7` and `84/2`, has no readings.
     """
+    # Read the first value
     text = plain(content[:MAX_CONTENT]).strip(" \n*_`\"'")
     number = _NUMBER_STRICT if strict else _NUMBER_PROSE
     first = None if is_date(text) else _first_value(text, number)
     if first is None or _NO_VALUE_BEFORE.search(text, 0, first.begin):
         return []
+    # Others may follow: "3 or 4"
     values = [first, *_alternatives(text, first.end, number)]
     end = values[-1].end
+    # What stands before or after may say that it is no answer
     if _NO_VALUE_AFTER.match(text, end):
         return []
     if (strict or "\\" in content) and not _STRICT_BEFORE.fullmatch(text, 0, first.begin):
@@ -375,6 +382,7 @@ def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
 def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Readings]:
     """Return the values listed directly before the last number: two joined by `or`, three and more joined by
     anything."""
+    # Go backwards from the last number while only commas and "or" stand between
     listed: list[Readings] = []
     says_or = False
     for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):

@@ -1,4 +1,4 @@
-"""How verl and TorchRL read and spell answers, reproduced to the letter so that curves can be compared with theirs.
+"""How verl and TorchRL read and spell answers, reproduced verbatim so that curves can be compared with theirs.
 
 As judges of mathematics these rules are crude, and their oddities (a unit without a blank before it counts, an error in
 the spelling falls back to the raw text) are kept: every one of them changes somebody's reward. Pure functions on text.
@@ -65,17 +65,22 @@ def verl_normalised(text: str) -> str:
 
     Raises ValueError for two `\\text{ ` and for a root or fraction at the very end.
     """
+    # Replace spellings, in the order of verl
     for written, short in VERL_SPELLINGS:
         text = text.replace(written, short)
     if text.count("\\text{ ") > 1:
         raise ValueError("two units")
+    # Drop units and percent signs
     text = text.split("\\text{ ")[0].replace("\\\\%", "").replace("\\%", "")
+    # Complete decimals
     text = text.replace(" .", " 0.").replace("{.", "{0.")
     if text.startswith("."):
         text = f"0{text}"
+    # Keep what "k =" says
     left, equals, right = text.partition("=")
     if equals and len(left) <= 2 and "=" not in right:
         text = right
+    # Complete roots and fractions
     text = _with_fractions(_with_roots(text).replace(" ", ""))
     return _slash_as_fraction("\\frac{1}{2}" if text == "0.5" else text)
 
@@ -91,6 +96,7 @@ def _with_roots(text: str) -> str:
 def _with_fractions(text: str) -> str:
     """Write `\\frac12` and `\\frac1{2}` as `\\frac{1}{2}`. Where one cannot be read, none before it is changed
     either."""
+    # \frac12 is \frac{1}{2}
     first, *rest = text.split("\\frac")
     made = [first]
     for part in rest:
@@ -133,13 +139,16 @@ def verl_dapo_reward(completion: str, gold: str) -> Reward:
 
 def dapo_normalised(text: str) -> str:
     """Return DAPO's spelling of an answer (the normalisation of Lewkowycz et al., arXiv 2206.14858)."""
+    # Keep what the last "=" says
     text = text.split("=")[-1]
+    # Replace spellings, then words, then patterns, in the order of DAPO
     for written, short in DAPO_SPELLINGS:
         text = text.replace(written, short)
     for word in DAPO_WORDS:
         text = text.replace(word, "")
     for pattern, replacement in _DAPO_PATTERNS:
         text = pattern.sub(replacement, text)
+    # Drop dollars, and commas of numbers
     text = text.replace("$", "")
     digits = text.replace(",", "")
     return (digits if digits.isdigit() else text).strip()

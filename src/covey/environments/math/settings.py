@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from covey.environments.settings import EnvironmentConfig
-from covey.system.setting import Needs, setting
+from covey.system.setting import Requires, setting
 
-FORMAT_SCHEME = Needs(
+FORMAT_SCHEME = Requires(
     "environment.scheme = covey or values", ("environment.scheme",), lambda scheme: scheme in ("covey", "values")
 )
-ASKS_MATH_VERIFY = Needs(
+ASKS_MATH_VERIFY = Requires(
     "a scheme that asks math-verify", ("environment.scheme",), lambda scheme: scheme not in ("verl", "verl_dapo")
 )
 

@@ -41,18 +41,21 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
     Equal as text, or but for the order of terms, is right. Long texts, towers of powers, what denies (`\\neg`),
     formulas whose values differ and those that multiplying out would make too long are wrong without algebra.
     """
+    # The same text, or one that cannot be read safely
     if same_spelling(answer, gold):
         return True
     if max(len(answer), len(gold)) > MAX_SYMBOLIC or _TOWER.search(answer):
         return False
     if _DENIAL.search(answer) or is_date(gold):
         return False
+    # The same tree, or relation
     tree, expected = read_tree(answer), read_tree(gold)
     if tree is None or expected is None:
         return None
     related = True if canonical(tree) == canonical(expected) else same_relation(tree, expected)
     if related is not None:
         return related
+    # Numbers at random points tell most others apart
     if num_terms(tree) > MAX_TERMS_OF_ANSWER:
         return False
     if not (is_expression(tree) and is_expression(expected)):
@@ -63,6 +66,7 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
 
 def symbolic_equal(answer: str, gold: str) -> bool:
     """Return whether both are exactly equal as mathematics. Long texts and towers of powers are refused (False)."""
+    # Without sympy, where that is enough
     at_sight = equal_at_sight(answer, gold)
     if at_sight is not None:
         return at_sight
@@ -70,10 +74,12 @@ def symbolic_equal(answer: str, gold: str) -> bool:
     from math_verify import parse, verify
 
     _silence()
+    # A number is compared exactly
     expected = parse(f"${gold}$", parsing_timeout=None)
     number = read_values(answer, strict=True)
     if expected and len(number) == 1 and isinstance(expected[0], sympy.Expr) and not expected[0].free_symbols:
         return any(_exactly(expected[0], value) for value in number[0])
+    # Else math_verify decides
     found = parse(f"${answer}$", parsing_timeout=None)
     return bool(verify(expected, found, float_rounding=12, timeout_seconds=None))
 
@@ -105,6 +111,7 @@ def trl_verdict(
     from math_verify import LatexExtractionConfig, parse, verify
 
     _silence()
+    # Parse and verify as TRL's accuracy_reward does
     expected = parse(solution, parsing_timeout=parse_seconds)
     if not expected:
         return None

@@ -92,11 +92,14 @@ class MathVerifier:
     async def _call(self, function: Callable[..., Any], texts: Mapping[str, str]) -> Any:
         """Return what the function returns. 0.0 where it did not survive. A Failure where there was no worker to run
         it."""
+        # Start the pool with the first call
         if self._pool is None:
             self._pool = WorkerPool(FUNCTIONS, _settings(self.limits))
         result = await self._pool.call(FUNCTIONS.index(function), texts)
+        # Without a worker there is no verdict
         if isinstance(result, Failure) and result.reason.startswith(NO_WORKER):
             return result
+        # An answer that is too hard to read is wrong, and counted
         self._counts["math_calls"] += 1
         if not isinstance(result, Failure):
             return result

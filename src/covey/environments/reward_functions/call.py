@@ -29,7 +29,7 @@ LARGEST_REWARD = 3.4e38
 
 
 class Outcome(TypedDict):
-    """What one call came to. Plain data, so that it can cross processes."""
+    """The result of one call. Plain data, so that it can cross processes."""
 
     values: list[float | None]
     """One for each completion; None where the function does not apply, or where there is a problem."""
@@ -141,12 +141,14 @@ def _shortened(value: Any) -> str:
 
 def judged(returned: Any, count: int) -> Outcome:
     """Return the values a function returned for `count` completions, each through the gate."""
+    # Arrays become lists; anything but one value per completion is refused
     values = returned.tolist() if isinstance(returned, _Array) else returned
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
         return failed(f"returned {type(returned).__name__} {_shortened(returned)}, not a list of numbers", count)
     values = [value.tolist() if isinstance(value, _Array) else value for value in values]
     if len(values) != count:
         return failed(f"returned {len(values)} values for {count} completions", count)
+    # Each value is a number or None
     problems = {i: problem_with(value) for i, value in enumerate(values) if value is not None}
     wrong = {str(i): f"returned {problem} for completion {i}" for i, problem in problems.items() if problem}
     accepted = [None if value is None or str(i) in wrong else float(value) for i, value in enumerate(values)]
@@ -211,7 +213,7 @@ class RewardCall:
         return hooks.add_to(outcome)
 
     def _after(self, error: BaseException, count: int, keywords: Mapping[str, Any]) -> Outcome | None:
-        """Return what an error came to. None where each completion is to be tried alone."""
+        """Return the result of an error. None where each completion is to be tried alone."""
         within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
         misfit = None if within or not isinstance(error, TypeError) else _misfit(self.function, keywords)
         if misfit is None and _row_lacks_argument(self.function, keywords):
@@ -275,11 +277,13 @@ def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
     """Return outcomes of single completions as one."""
+    # Name each completion's problem by its place in the group
     problems: dict[str, str] = {}
     for index, outcome in enumerate(outcomes):
         if "0" in outcome["problems"]:
             reason = outcome["problems"]["0"].removesuffix(" for completion 0")
             problems[str(index)] = f"{reason} for completion {index}"
+    # Columns that only some calls gave are None for the others
     columns = dict.fromkeys(column for outcome in outcomes for column in outcome["extras"])
     return Outcome(
         values=[outcome["values"][0] for outcome in outcomes],

@@ -89,7 +89,9 @@ def reward_functions(
         raise ValueError("environment=reward_functions needs rewards=[module:function], got none")
     if weights and len(weights) != len(functions):
         raise ValueError(f"reward_weights must have one entry for each of {len(functions)} rewards, got {len(weights)}")
+    # Load what was named
     loaded = [load_reward(entry) if isinstance(entry, str | Mapping) else entry for entry in functions]
+    # Names are unique: the second of equal ones gets a number
     seen: defaultdict[str, int] = defaultdict(int)
     result = []
     for function, weight in zip(loaded, weights or [1.0] * len(loaded), strict=True):
@@ -222,10 +224,12 @@ class RewardFunctions(Environment):
     def _keywords(self, prompt: Prompt, completions: Sequence[str]) -> dict[str, list[Any]]:
         """Return what one function is called with, besides the hooks, made anew for each: it may change its
         arguments."""
+        # Columns as lists, one entry per completion
         count = len(completions)
         columns = {name: [value] * count for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
         if isinstance(prompt.text, str):
             return {"prompts": [prompt.text] * count, "completions": list(completions), **columns}
+        # A conversation; each completion gets a copy, since functions may change it
         asked, begun = split_prefill(prompt.text)
         return {
             "prompts": [[copy.deepcopy(dict(message)) for message in asked] for _ in range(count)],

@@ -28,10 +28,12 @@ class PromptFormat:
         """
         if self.column not in row:
             raise ValueError(f"has no column {self.column!r} (has: {', '.join(row)})")
+        # Text
         prompt = row[self.column]
         if isinstance(prompt, str):
             _check_text(prompt)
             return row
+        # A conversation, which may end with an answer
         messages = _conversation(prompt)
         if ends_with_assistant(messages) and not self.prefill:
             return self._without_answer(row, messages)
@@ -49,6 +51,7 @@ class PromptFormat:
 
     def _without_answer(self, row: Row, messages: list[dict[str, Any]]) -> Row:
         """Return the row with its last message, the assistant's, moved into the answer column."""
+        # An answer at the end needs a place to go
         if self.answer_column is None:
             raise ValueError(
                 "has a prompt that ends with the assistant's message (data.answer_column=NAME moves it into a column, "
@@ -59,6 +62,7 @@ class PromptFormat:
                 f"has an answer at the end of its prompt and one in column {self.answer_column!r}; "
                 "name another data.answer_column"
             )
+        # Move it there
         *rest, answer = messages
         if not rest or rest[-1]["role"] == "assistant":
             raise ValueError("has a prompt in which nobody speaks before the assistant's last message")
@@ -90,6 +94,7 @@ def _conversation(prompt: Any) -> list[dict[str, Any]]:
         raise ValueError(
             f"has a prompt that must be text or a list of messages with role and content, got {prompt!r:.80}"
         )
+    # Something must be said in it
     if not prompt:
         raise ValueError("has an empty prompt")
     messages = [_message(message) for message in prompt]
@@ -100,12 +105,15 @@ def _conversation(prompt: Any) -> list[dict[str, Any]]:
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message without the keys that tables of columns fill up with nulls."""
+    # Data sets give absent keys as null
     message = {key: value for key, value in given.items() if value is not None}
     role = message["role"]
     if role not in ROLES:
         raise ValueError(f"has a prompt with the unknown role {role!r} (known: {', '.join(ROLES)})")
+    # A call of tools has no content
     if "content" not in message and role == "assistant" and message.get("tool_calls"):
         message["content"] = ""
+    # Text, or parts of text
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         return message

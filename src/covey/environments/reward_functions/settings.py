@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from covey.environments.settings import EnvironmentConfig
-from covey.system.setting import Needs, setting
+from covey.system.setting import Requires, setting
 
-IN_WORKERS = Needs("environment.in_process = false", ("environment.in_process",), lambda in_process: not in_process)
+IN_WORKERS = Requires("environment.in_process = false", ("environment.in_process",), lambda in_process: not in_process)
 
 
 @dataclass

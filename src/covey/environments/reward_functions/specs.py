@@ -50,6 +50,7 @@ class RewardSpec:
 def reward_spec(entry: object) -> RewardSpec:
     """Read an entry. Raises ValueError for neither a name nor a mapping of `function` and `args`, and for an unknown
     name."""
+    # A name
     if isinstance(entry, str):
         return _named(RewardSpec(entry))
     if callable(entry):
@@ -57,6 +58,7 @@ def reward_spec(entry: object) -> RewardSpec:
         raise ValueError(f'rewards must name functions: "{meant}" in place of {entry!r:.80}')
     if not isinstance(entry, Mapping):
         raise ValueError(f"rewards must hold names or mappings of {' and '.join(KEYS)}, got {entry!r:.80}")
+    # A mapping of function and args
     for key in entry:
         if key not in KEYS:
             raise ValueError(f"rewards have no key {key!r}{near(str(key), KEYS)}; there is {' and '.join(KEYS)}")
@@ -94,14 +96,17 @@ def load_reward(entry: object) -> RewardCallable:
 
     ValueError that says which part is wrong.
     """
+    # Find modules of the current directory
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     spec = reward_spec(entry)
+    # Find the function and check its arguments
     function = _named_by(spec.function) if spec.ready_made is None else REWARDS[spec.ready_made]
     parameters = inspect.signature(function).parameters
     _refuse_unknown(spec, parameters)
     if not isinstance(function, type):
         return functools.partial(function, **spec.args) if spec.args else function
+    # Make a class once; functions get their arguments with every call
     _refuse_missing(spec, parameters)
     try:
         made = function(**spec.args)
@@ -135,12 +140,14 @@ def _named_by(name: str) -> Any:
     parts = module_and_name(name)
     assert parts is not None, "_named refuses others"
     module_name, attribute = parts
+    # Import the module, whose own errors are the user's
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         meant = function_path_of_file(name)
         reason = f"a module is named without .py; write {meant}" if meant != name else str(error)
         raise ValueError(f"reward function {name}: cannot import {module_name}: {reason}") from error
+    # Find the function, also a method
     try:
         function = operator.attrgetter(attribute)(module)
     except AttributeError as error:

@@ -180,7 +180,7 @@ def _as_sharded(saved: Mapping[str, torch.Tensor], policy: Policy) -> dict[str, 
 
 
 COLD_START_REPORT = "cold_start.json"
-"""Marks a warmed policy, which lies in a cache that may be emptied."""
+"""Marks a cold-start policy, which lies in a cache that may be emptied."""
 WRAPPED = "base_model.model."
 """What peft puts before the names of the model that it wraps."""
 
@@ -191,6 +191,7 @@ def save_base_model(policy: Policy, folder: Path, weights: Mapping[str, Tensor] 
     `weights` are the whole ones of a sharded policy. The name is absolute, for peft and transformers; covey looks in
     the run folder first, which may have been moved (`adapters.base_of`).
     """
+    # A hub model is found by its name again; a cold start's cache may be emptied, and a random start has no name
     name = policy.causal_lm.name_or_path or ""
     is_cold_start = bool(name) and (Path(name) / COLD_START_REPORT).is_file()
     if (is_cold_start or not name) and not folder.is_dir():
@@ -199,6 +200,7 @@ def save_base_model(policy: Policy, folder: Path, weights: Mapping[str, Tensor] 
                 _copy(Path(name), aside)
             else:
                 _save(policy, policy.model.state_dict() if weights is None else weights, aside)
+    # Adapters name their base as from_pretrained looks it up
     base = folder if is_cold_start or not name else Path(name)
     policy.model.peft_config["default"].base_model_name_or_path = (  # type: ignore[index,union-attr]
         str(base.resolve()) if base.is_dir() else name

@@ -35,10 +35,12 @@ def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: 
 
     `prompts` is the `fingerprint.prompt_hash` of this process. ValueError where the run in `folder` had another.
     """
+    # Prompts are compared by hash; checkpoints of old versions have none
     if _last_prompts(folder, checkpoint) in (None, prompts):
         return
     path = config.data.path
     key, chosen = ("environment.name", config.environment.name) if path is None else ("data.path", path)
+    # Changed prompts are accepted only where the user changed what they come from
     if not any(name.partition(".")[0] in ORIGIN_OF_PROMPTS for name in config.resume_changes):
         raise ValueError(
             f"the prompts of {key}={chosen} are not those that {folder} was trained on; "
@@ -145,15 +147,18 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     """
     if config.resume is None:
         return None
+    # Find the newest checkpoint whose digests hold
     checkpoint = newest_valid(folder / "checkpoints")
     if checkpoint is None:
         if complete_checkpoints(folder / "checkpoints"):
             raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
         raise ValueError(f"{folder} ended before its first checkpoint (output.save_every=N writes one every N steps)")
+    # Refuse to resume a finished run
     manifest = read_manifest(checkpoint)
     step, evaluated = int(manifest["step"]), "score" in manifest
     if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+    # Drop rows written after that checkpoint, which the resumed run writes again
     for name in (METRICS, ROLLOUTS, EVALUATIONS, SCHEDULE):
         truncate_jsonl(folder / name, step, evaluated=evaluated)
     return checkpoint
@@ -186,6 +191,7 @@ def changed_facts(checkpoint: Path) -> list[str]:
 
 def _is_past(line: str, step: int, evaluated: bool) -> bool:
     """Check that a row stays. One torn by a power cut does not: rows up to the checkpoint were synced before it."""
+    # A torn last line has no newline
     if not line.endswith("\n"):
         return False
     try:

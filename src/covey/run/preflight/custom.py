@@ -29,7 +29,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.rollouts.settings import group_sizes
 from covey.rollouts.source import AdaptiveSampler, Outcome, PromptSampler
-from covey.run.preflight.subject import Finding, PreflightContext
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import custom
 from covey.system.lookup import describe
 from covey.trainer.credit import estimated, selected_by, shaped
@@ -40,15 +40,15 @@ CLOSE = 1e-5
 """How far two values of the same token or rollout may be apart; relative, and absolute for small ones."""
 
 
-def check_custom(subject: PreflightContext) -> Finding:
+def check_custom(subject: PreflightContext) -> Check:
     """Check that every function named as module:function returns what it must, and that its gradient is finite."""
     config, stream = subject.config, subject.run.source.stream
     try:
         tried = try_curriculum(config, stream) if ":" in config.curriculum.name else []
         tried += try_custom(config, subject.prompts)
     except ValueError as error:
-        return Finding(False, str(error), "", "fix the function")
-    return Finding(True, f"{', '.join(tried)} tried on made-up inputs", "")
+        return Check(False, str(error), "", "fix the function")
+    return Check(True, f"{', '.join(tried)} tried on made-up inputs", "")
 
 
 def try_custom(config: Config, prompts: Sequence[Prompt]) -> list[str]:
@@ -76,7 +76,7 @@ class Case:
     answers: tuple[Answer, ...]
 
 
-def made_up_cases(config: Config, prompts: Sequence[Prompt]) -> list[Case]:
+def synthetic_cases(config: Config, prompts: Sequence[Prompt]) -> list[Case]:
     """Make batches of three groups: of plain rewards, of equal ones, and with one completion that was not scored."""
     size = min(group_sizes(config.group_size, config.group_size_schedule))
     plain = [(3 * group + 2 * member) % 7 / 4 for group in range(NUM_GROUPS) for member in range(size)]
@@ -131,7 +131,7 @@ def try_advantage(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     estimator = _custom(custom.ADVANTAGE, name, ADVANTAGES, options)
     if estimator is None:
         return
-    for case in made_up_cases(config, prompts):
+    for case in synthetic_cases(config, prompts):
         with on(case):
             estimated(estimator, case.scores, case.answers if estimator.num_inputs == 2 else None)
     yield name
@@ -143,7 +143,7 @@ def try_shaping(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
         shape = _custom(custom.SHAPING, name, SHAPING, options)
         if shape is None:
             continue
-        for case in made_up_cases(config, prompts):
+        for case in synthetic_cases(config, prompts):
             given = case.scores
             info = ShapingInputs(
                 groups_N=given.groups_N,
@@ -164,7 +164,7 @@ def try_selection(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     choose = _custom(custom.SELECTION, name, SELECTION, options)
     if choose is None:
         return
-    for case in made_up_cases(config, prompts):
+    for case in synthetic_cases(config, prompts):
         with on(case):
             selected_by(choose, case.scores, ADVANTAGES["group_center"])
     yield choose.name
@@ -194,25 +194,29 @@ def try_loss(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
         return
     loss = custom.lookup(custom.LOSS, algorithm.loss, LOSS_FUNCTIONS, algorithm.loss_options)
     assert isinstance(loss, custom.Custom), "the name has a colon"
-    leaf_NT, whole = made_up_loss_inputs(algorithm)
+    # Finite losses and gradients on inputs of a usual range
+    leaf_NT, whole = synthetic_loss_inputs(algorithm)
     loss_NT, _ = evaluate_loss(loss, whole)
     loss.check_finite(loss_NT, whole.mask_NT, whole.log_probs_NT, "log-prob")
     _check_gradient(loss, leaf_NT, select(loss_NT, whole.mask_NT))
-    _, part = made_up_loss_inputs(algorithm, num_rows=2)
+    # The same value for a rollout, whatever else is in the micro-batch
+    _, part = synthetic_loss_inputs(algorithm, num_rows=2)
     _check_same(loss, "rollouts apart", "fewer are beside one", evaluate_loss(loss, part)[0], loss_NT[:2], part)
-    _, wider = made_up_loss_inputs(algorithm, padding=3)
+    _, wider = synthetic_loss_inputs(algorithm, padding=3)
     wide_NT = evaluate_loss(loss, wider)[0][:, :5]
     _check_same(loss, "tokens outside of inputs.mask_NT out", "there is more padding", wide_NT, loss_NT, whole)
     yield algorithm.loss
 
 
-def made_up_loss_inputs(algorithm: AlgorithmConfig, num_rows: int = 4, padding: int = 0) -> tuple[Tensor, LossInputs]:
+def synthetic_loss_inputs(algorithm: AlgorithmConfig, num_rows: int = 4, padding: int = 0) -> tuple[Tensor, LossInputs]:
     """Return log-probs as a leaf of the graph, and what a loss is given of them: always the same numbers."""
+    # Draw log-probs, those of an older policy beside them, and rollouts of 5, 2, 0 and 3 tokens
     generator = torch.Generator().manual_seed(0)
     log_probs_NT, moved_NT = -2 * torch.rand(2, 4, 5, generator=generator)
     mask_NT = torch.arange(5) < torch.tensor([5, 2, 0, 3])[:, None]
     advantages_NT = torch.tensor([1.0, -0.5, 0.25, 0.0])[:, None].expand(4, 5)
     old_NT = log_probs_NT + 0.3 * (moved_NT + 1)
+    # Cut and pad them as asked
     given = [values[:num_rows] for values in (log_probs_NT, old_NT, advantages_NT, mask_NT)]
     leaf_NT, old_NT, advantages_NT, mask_NT = (torch.nn.functional.pad(values, (0, padding)) for values in given)
     leaf_NT.requires_grad_()
@@ -246,10 +250,12 @@ def try_kl_estimator(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]
     assert isinstance(estimator, custom.Custom), "the name has a colon"
     q_NT = torch.linspace(-2, 2, 12).view(3, 4)
     leaf_NT = q_NT.clone().requires_grad_()
+    # The value has one entry per token, and a gradient where the loss takes one
     value_NT = estimator.check_tensor(estimator(leaf_NT, config.algorithm.kl_clamp), (3, 4), "token")
     is_differentiated = config.algorithm.kl_in == "loss" and config.algorithm.kl_gradient == "naive"
     if is_differentiated and not value_NT.requires_grad:
         raise estimator.error("depend on q_NT for kl_gradient=naive", "a tensor without that gradient")
+    # It is finite, and that of a token does not depend on other tokens
     estimator.check_finite(value_NT.detach(), torch.ones(3, 4, dtype=torch.bool), q_NT, "log-ratio")
     if not torch.allclose(estimator(q_NT[:1], config.algorithm.kl_clamp), value_NT[:1], rtol=CLOSE, atol=CLOSE):
         raise estimator.error("take each token alone", "another value where fewer are beside it")

@@ -10,36 +10,38 @@ from covey.policy import sharding
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import inference
 from covey.run.preflight.policy import whole_batch
-from covey.run.preflight.subject import Finding, PreflightContext
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.trainer.forward import ScoringContext, objective_inputs, score_frozen
 
 KL_TOLERANCE = 1e-5
-"""Nats a token between a policy and the reference it is equal to."""
+"""Nats per token between a policy and the reference it is equal to."""
 SPREAD = 1e-9
 """Rewards closer than this are the same."""
 
 
-def check_frozen(subject: PreflightContext) -> Finding:
+def check_frozen(subject: PreflightContext) -> Check:
     """Check that reference and judge have nothing to train."""
     reference, environment = subject.run.trainer.reference, subject.run.environment
+    # A reference under LoRA is the policy without adapters, and needs no freezing
     faults = []
     if reference is not None and reference.policy.model is not subject.run.policy.model:
         faults += ["the reference" for p in reference.policy.model.parameters() if p.requires_grad][:1]
     judge = environment.judge_summary()
     if judge is not None and not judge.is_frozen:
         faults.append("the judge")
+    # Name what was checked
     names = [name for name, there in (("reference", reference), ("judge", judge is not None)) if there]
     if faults:
-        return Finding(False, f"{faults[0]} has weights that would be trained", "none", "freeze it")
-    return Finding(True, f"{' and '.join(names) or 'neither reference nor judge'} frozen", "nothing trained")
+        return Check(False, f"{faults[0]} has weights that would be trained", "none", "freeze it")
+    return Check(True, f"{' and '.join(names) or 'neither reference nor judge'} frozen", "nothing trained")
 
 
-def check_kl(subject: PreflightContext) -> Finding:
+def check_kl(subject: PreflightContext) -> Check:
     """Check that the penalised KL begins at 0, the policy being its reference before the first step."""
     run, config = subject.run, subject.config
     reference, objective = run.trainer.reference, run.trainer.objective
     if reference is None or not objective.kl.active:
-        return Finding(True, "no KL to a reference", "", applies=False)
+        return Check(True, "no KL to a reference", "", applies=False)
     # Measure the largest KL of a token
     scoring = Scoring(run.source.sampling, config.logprob_chunk)
     forward = ScoringContext(run.policy, reference, objective, scoring)
@@ -53,19 +55,21 @@ def check_kl(subject: PreflightContext) -> Finding:
         found = max(found, float(kl_NT.abs().max()))
     remedy = "the reference is not the policy that is trained: look at model and cold_start"
     figure = f"KL to the reference is {found:.2g} nats on a token at most, before any update"
-    return Finding(found <= KL_TOLERANCE, figure, f"{KL_TOLERANCE:g}", "" if found <= KL_TOLERANCE else remedy)
+    return Check(found <= KL_TOLERANCE, figure, f"{KL_TOLERANCE:g}", "" if found <= KL_TOLERANCE else remedy)
 
 
-def check_rewards(subject: PreflightContext) -> Finding:
+def check_rewards(subject: PreflightContext) -> Check:
     """Check that fills of one input differ in reward, or there is nothing to learn from."""
     run, config = subject.run, subject.config
     sampling = replace(run.source.sampling, seed=config.seed)
+    # Sample as training does
     with sharding.gathered(run.policy):
         groups = run.local.run(subject.prompts, max(2, config.group_size), sampling)
     scored = [group.rewards for group in groups if group.rewards]
+    # Groups whose rewards are all equal have advantage 0
     varied = sum(max(rewards) - min(rewards) > SPREAD for rewards in scored)
     figure = f"the rewards of {varied} of {len(scored)} groups vary"
     if varied > 0:
-        return Finding(True, figure, "one at least", values={"varied": float(varied)})
+        return Check(True, figure, "one at least", values={"varied": float(varied)})
     remedy = "raise sampling.temperature or the share of masked tokens, or take another judge"
-    return Finding(False, figure, "one at least", remedy, {"varied": 0.0})
+    return Check(False, figure, "one at least", remedy, {"varied": 0.0})

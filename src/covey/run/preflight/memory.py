@@ -10,9 +10,9 @@ from covey.config.schema import Config
 from covey.engine.native.runner import cache_shape
 from covey.policy import sharding
 from covey.run.plan import optimizer_bytes, sampling_bytes
-from covey.run.preflight.passes import Point, Shape, bytes_of, fitting_tokens, largest_shape, measure
+from covey.run.preflight.passes import MemorySample, Shape, bytes_of, fitting_tokens, largest_shape, measure
 from covey.run.preflight.policy import local, probe_trainer
-from covey.run.preflight.subject import Finding, PreflightContext, vocabulary_size
+from covey.run.preflight.subject import Check, PreflightContext, vocabulary_size
 from covey.system import collectives
 from covey.system.text.format import memory
 
@@ -30,11 +30,11 @@ class Need:
 
     @property
     def total(self) -> int:
-        """Return the optimiser's bytes and the larger of training and sampling, which take turns."""
+        """Return the optimiser's bytes and the larger of training and sampling, which are drawn round-robin."""
         return self.optimizer + max(self.training, self.sampling)
 
 
-def check_memory(subject: PreflightContext) -> Finding:
+def check_memory(subject: PreflightContext) -> Check:
     """Check that optimiser, gradients and the largest micro-batch fit into the free memory.
 
     A pass is tried only if what is known beforehand fits: on a CPU, too large a one would end the process.
@@ -48,32 +48,34 @@ def check_memory(subject: PreflightContext) -> Finding:
     known = Need(optimizer, gradients, gradients + _sampling_bytes(subject, num_groups))
     if any(collectives.all_gather(known.total > free)):  # decided by all ranks together: a pass is collective
         figure = f"{_parts(known)}, activations not counted"
-        return Finding(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
+        return Check(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
     # Measure passes and extrapolate
     shape = largest_shape(subject, num_groups)
     try:
         points = measure(probe_trainer(subject), shape, free - optimizer)
     except torch.OutOfMemoryError:
         figure = f"{_parts(known)}; a pass over a small micro-batch then ran out of memory"
-        return Finding(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
+        return Check(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
     need = Need(optimizer, bytes_of(points, shape.num_tokens), known.sampling)
     return _finding(config, need, free, points, shape)
 
 
-def _finding(config: Config, need: Need, free: int, points: Sequence[Point], shape: Shape) -> Finding:
+def _finding(config: Config, need: Need, free: int, points: Sequence[MemorySample], shape: Shape) -> Check:
+    # Say what was measured
     tried = len(points) != 2
     how = "measured" if tried else f"scaled up from {points[0].num_tokens:,} and {points[1].num_tokens:,}"
     figure = f"{_parts(need)} with {shape.num_tokens:,} tokens in a micro-batch ({how})"
     values = _values(need, free) | {"num_tokens": float(shape.num_tokens), "measured": float(tried)}
     if need.total <= free:
-        return Finding(True, figure, _free(free), values=values)
+        return Check(True, figure, _free(free), values=values)
+    # Say what to lower
     fits = fitting_tokens(points, free - need.optimizer)
     lower = f"lower micro_batch_tokens to {fits}"
     if fits < shape.max_tokens:
         lower = "lower sampling.max_tokens"
     if not config.model.gradient_checkpointing:
         lower += " or set model.gradient_checkpointing=true"
-    return Finding(False, figure, _free(free), lower, values)
+    return Check(False, figure, _free(free), lower, values)
 
 
 def _parts(need: Need) -> str:

@@ -42,11 +42,11 @@ class Shape:
     several: bool
     """A step has more than one: the gradients of the first are there during the second."""
     mask_id: int | None = None
-    """Of a masked policy: the token it replaces."""
+    """For masked policies, the token it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MemorySample:
     """One measured micro-batch."""
 
     num_tokens: int
@@ -78,7 +78,7 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> Shape:
     )
 
 
-def measure(trainer: Trainer, shape: Shape, free: int) -> list[Point]:
+def measure(trainer: Trainer, shape: Shape, free: int) -> list[MemorySample]:
     """Measure two small micro-batches, then the largest if it is quick and fits in half of `free`.
 
     The small ones are there twice: beside the gradients of the first, the second takes more with every token. Alone, a
@@ -95,7 +95,7 @@ def measure(trainer: Trainer, shape: Shape, free: int) -> list[Point]:
     return points
 
 
-def measured(trainer: Trainer, shape: Shape, num_tokens: int) -> Point:
+def measured(trainer: Trainer, shape: Shape, num_tokens: int) -> MemorySample:
     """Measure a real pass over a micro-batch of about `num_tokens`, letting go of the gradient."""
     batch = synthetic(shape, num_tokens, trainer.policy.device)
     started = time.perf_counter()
@@ -104,7 +104,7 @@ def measured(trainer: Trainer, shape: Shape, num_tokens: int) -> Point:
     seconds = time.perf_counter() - started
     for parameter in trainer.policy.model.parameters():
         parameter.grad = None
-    return Point(batch.micro_batches[0].input_ids_BT.numel(), live.peak, seconds)
+    return MemorySample(batch.micro_batches[0].input_ids_BT.numel(), live.peak, seconds)
 
 
 def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
@@ -134,12 +134,12 @@ def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
     return replace(batch, micro_batches=batch.micro_batches[:1] * (2 if shape.several else 1))
 
 
-def bytes_of(points: Sequence[Point], num_tokens: int) -> int:
+def bytes_of(points: Sequence[MemorySample], num_tokens: int) -> int:
     """Extrapolate the bytes at `num_tokens` by the straight line through the last two points."""
     return round(points[-1].num_bytes + slope(points) * (num_tokens - points[-1].num_tokens))
 
 
-def fitting_tokens(points: Sequence[Point], free: int) -> int:
+def fitting_tokens(points: Sequence[MemorySample], free: int) -> int:
     """Return the largest micro-batch within `free` bytes by that line, 0 where there is none.
 
     It is rounded down to two digits.
@@ -149,7 +149,7 @@ def fitting_tokens(points: Sequence[Point], free: int) -> int:
     return fits // unit * unit
 
 
-def slope(points: Sequence[Point]) -> float:
+def slope(points: Sequence[MemorySample]) -> float:
     """Return the bytes per token, for a single point all that it took over its tokens."""
     *before, last = points
     if not before or before[-1].num_tokens == last.num_tokens:

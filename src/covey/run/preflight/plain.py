@@ -21,8 +21,8 @@ from covey.policy.plain import plain_model, rollout_logprobs
 from covey.policy.policy import inference
 from covey.rollouts.rollout import causal_rollout
 from covey.run.preflight.budget import affordable_tokens, shortened
-from covey.run.preflight.policy import LOGPROB_TOLERANCE, first_groups, kind_of, laid_out, made_up_rows
-from covey.run.preflight.subject import Finding, PreflightContext, Unscored
+from covey.run.preflight.policy import LOGPROB_TOLERANCE, first_groups, kind_of, laid_out, synthetic_rows
+from covey.run.preflight.subject import Check, PreflightContext, Unscored
 from covey.system import collectives
 from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling
 
@@ -71,7 +71,7 @@ class Look:
     num_tokens: int
 
 
-def check_plain(subject: PreflightContext) -> Finding:
+def check_plain(subject: PreflightContext) -> Check:
     """Check that engine and trainer give the log-probs of transformers, at short and full length."""
     config = subject.config
     short = shortened(first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS))
@@ -99,7 +99,7 @@ def check_plain(subject: PreflightContext) -> Finding:
     values = largest | {f"{name}/mean": mean for name, mean in means.items()}
     values |= {f"tokens/{look.name}": float(look.num_tokens) for look in looks}
     allowed = f"{limit:g} nats at most, {MEAN_SHARE * limit:g} on average"
-    return Finding(not wrong, figure, allowed, remedy if wrong else "", values)
+    return Check(not wrong, figure, allowed, remedy if wrong else "", values)
 
 
 def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tensor]:
@@ -108,16 +108,19 @@ def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tenso
     Of the engine only the tokens that it has drawn.
     """
     config, run, policy = subject.config, subject.run, subject.run.policy
+    # Score with transformers alone
     rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_loss_tokens > 0]
     with torch.no_grad(), sharding.gathered(policy):
         plain = plain_model(policy)
         sampling = run.source.sampling
         expected_L = torch.cat([rollout_logprobs(plain, rollout, sampling) for rollout in rollouts])
-    batch = laid_out(subject, made_up_rows(groups, 1.0), config.packing, config.micro_batch_tokens)
+    # Score with the trainer, in the layout of the run
+    batch = laid_out(subject, synthetic_rows(groups, 1.0), config.packing, config.micro_batch_tokens)
     scoring = Scoring(sampling, config.logprob_chunk)
     with inference(policy.model):
         trainer_L = torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
     found = {"trainer": (trainer_L.double() - expected_L.double()).abs()}
+    # Take what the engine said of its own samples
     sampled_L = torch.cat([m.sampler_logprob_L for m in batch.micro_batches])
     if config.engine.name != "fake" and bool((sampled_L != UNKNOWN).any()):
         found["engine"] = (sampled_L - expected_L.double()).abs()[sampled_L != UNKNOWN]
@@ -136,14 +139,17 @@ def _at_full_length(subject: PreflightContext) -> list[Look]:
 
     Nothing where a look at short ones has seen that length.
     """
+    # A fill has no length of its own
     policy, config = subject.run.policy, subject.config
     prompt, prompt_ids = subject.longest
     if policy.mask_id is not None:  # a fill is as long as its input
         groups = _sampled(subject, [prompt], config.sampling.max_tokens, lambda engine: engine)
         return [Look("long", groups, len(prompt_ids))]
+    # Look only where the run reaches beyond what was sampled already
     num_tokens, num_sampled = min(_needed_tokens(subject), reachable_tokens(subject)), NUM_SAMPLED
     if num_tokens <= _longest(subject.groups) + num_sampled:
         return []
+    # Continue the longest prompt with text until a few tokens before the end, and sample these
     longer = _continued(subject, num_tokens - num_sampled)
     start = min(len(prompt_ids), len(longer) - 1)
     beside = [p for p in subject.prompts if p.id != prompt.id][:1]

@@ -21,7 +21,7 @@ from covey.policy.settings import ModelConfig
 from covey.run.build import trainer_settings
 from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of
 from covey.run.preflight.rounding import explained_error
-from covey.run.preflight.subject import Finding, PreflightContext
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.batch import count, make_batch, make_rows
@@ -51,11 +51,11 @@ reference."""
 # ------------------------------------------------------------------------------------------------ log-probs
 
 
-def check_logprobs(subject: PreflightContext) -> Finding:
+def check_logprobs(subject: PreflightContext) -> Check:
     """Check that the trainer finds the engine's log-probs, dropout off in both."""
     config = subject.config
     if config.engine.name == "fake":
-        return Finding(True, "engine=fake samples from a script, not from the policy", "")
+        return Check(True, "engine=fake samples from a script, not from the policy", "")
     # Score the sampled tokens with the trainer
     batch = whole_batch(subject)
     scoring = Scoring(subject.run.source.sampling, config.logprob_chunk)
@@ -79,37 +79,42 @@ def check_logprobs(subject: PreflightContext) -> Finding:
     )
     passed = largest <= limit and mean <= MEAN_SHARE * limit
     allowed = f"{limit:g} nats at most, {MEAN_SHARE * limit:g} on average"
-    return Finding(passed, figure, allowed, "" if passed else remedy, {"max": largest, "mean": mean})
+    return Check(passed, figure, allowed, "" if passed else remedy, {"max": largest, "mean": mean})
 
 
 # ------------------------------------------------------------------------------------------------ gradient
 
 
-def check_gradient(subject: PreflightContext) -> Finding:
+def check_gradient(subject: PreflightContext) -> Check:
     """Check that the gradient is the same in every layout, in one micro-batch or several."""
     config, policy = subject.config, subject.run.policy
     trainer = _gradient_trainer(subject)
+    # Take fewer and shorter groups where a pass is long
     groups = first_groups(subject.groups)
     is_long = tokens_of(groups) > affordable_tokens(subject, NUM_FORWARDS)
     if is_long:
         groups = shortened(groups, affordable_tokens(subject, FEWER_FORWARDS))
-    rows = made_up_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
+    rows = synthetic_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
+    # Take as the reference: each rollout padded, in a micro-batch of its own
     with without_dropout(policy.model):
         compute_gradient_only(trainer, laid_out(subject, rows, "padded", 1))
         expected = entries(policy.model)
         size = norm_of(expected)
+        # Compare each layout and split with it
         errors = {}
         for packing, budget in _variants(rows, is_long):
             compute_gradient_only(trainer, laid_out(subject, rows, packing, budget))
             pieces = zip(entries(policy.model), expected, strict=True)
             errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
+        # Allow what rounding explains, measured in float64 where the usual tolerance is exceeded
         limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
         limit = explained_error(config, policy, rows, trainer_settings(config).sampling, max(errors.values()), limit)
     return _gradient_finding(config, limit, errors, tokens_of(groups))
 
 
-def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int], float], num_tokens: int) -> Finding:
+def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int], float], num_tokens: int) -> Check:
     # A NaN is the worst of all, which max() alone would not see.
+    # NaN counts as the worst error
     (packing, budget), worst = max(errors.items(), key=lambda found: (math.isnan(found[1]), found[1]))
     figure = (
         f"relative error {worst:.2g} at most over {len(errors)} layouts and splits of {num_tokens:,} tokens, most with "
@@ -120,7 +125,7 @@ def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int]
     remedy = f"the model mixes tokens of different rollouts or its arithmetic depends on the shape: {_ways(config)}"
     passed = worst <= limit
     values = {f"{packing}/{budget}": error for (packing, budget), error in errors.items()}
-    return Finding(passed, figure, f"{limit:.3g}", "" if passed else remedy, values)
+    return Check(passed, figure, f"{limit:.3g}", "" if passed else remedy, values)
 
 
 def _ways(config: Config) -> str:
@@ -188,7 +193,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             layer.p = rate
 
 
-def made_up_rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
+def synthetic_rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
     """Build rows with advantages of both signs that are never 0, as rewards do not matter here."""
     generator = torch.Generator().manual_seed(0)
 
@@ -220,7 +225,7 @@ def _variants(rows: Sequence[Sequence[Row]], is_long: bool) -> list[tuple[str, i
 def whole_batch(subject: PreflightContext) -> Batch:
     """Lay out the sampled groups as the run does."""
     config = subject.config
-    return laid_out(subject, made_up_rows(subject.groups, 1.0), config.packing, config.micro_batch_tokens)
+    return laid_out(subject, synthetic_rows(subject.groups, 1.0), config.packing, config.micro_batch_tokens)
 
 
 def laid_out(subject: PreflightContext, rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Batch:

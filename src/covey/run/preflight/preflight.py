@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich import box
@@ -26,7 +26,7 @@ from covey.run.preflight.memory import check_memory
 from covey.run.preflight.plain import check_plain
 from covey.run.preflight.policy import check_gradient, check_logprobs
 from covey.run.preflight.slope import check_slope
-from covey.run.preflight.subject import Check, Finding, PreflightContext
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.run.preflight.text import (
     check_completions,
     check_functions,
@@ -48,7 +48,7 @@ class PreflightCheck:
     """One of the checks, in the order they are made."""
 
     name: str
-    look: Callable[[PreflightContext], Finding]
+    look: Callable[[PreflightContext], Check]
     needs: tuple[str, ...] = ()
     """Checks without which this one cannot be made."""
 
@@ -66,7 +66,7 @@ def before_training(run: Run, config: Config, record: RunRecorder) -> None:
 
 
 def run_checks(subject: PreflightContext) -> list[Check]:
-    """Make all checks that can be made. All ranks make the same ones and agree on what they came to."""
+    """Make all checks that can be made. All ranks make the same ones and agree on the results."""
     checks: dict[str, Check] = {}
     watchdog = subject.run.trainer.timer.watchdog
     with leaving_no_trace(subject.run):
@@ -99,7 +99,7 @@ def raise_on_failure(checks: Sequence[Check]) -> None:
 
 def write(checks: Sequence[Check], folder: Path) -> None:
     """Write the checks with all their numbers, beside the run's other results."""
-    rows = [{**asdict(check), "values": _finite(check.values)} for check in checks]
+    rows = [{"name": check.name, **asdict(check), "values": _finite(check.values)} for check in checks]
     with catch_write_errors(folder / REPORT):
         collectives.run_on_rank0(lambda: (folder / REPORT).write_text(json.dumps(rows, indent=2) + "\n"))
 
@@ -148,12 +148,11 @@ def _made(stage: PreflightCheck, subject: PreflightContext) -> Check:
     started = time.perf_counter()
     found = stage.look(subject)
     seconds = time.perf_counter() - started
-    words = (found.figure, found.tolerance, found.remedy)
-    return Check(stage.name, found.passed, *words, found.values, seconds, found.applies)
+    return replace(found, name=stage.name, seconds=seconds)
 
 
 def _unmade(stage: PreflightCheck, missing: str) -> Check:
-    return Check(stage.name, False, f"not measured before {missing} passes", "", "", {}, 0.0)
+    return Check(False, f"not measured before {missing} passes", "", name=stage.name)
 
 
 def _agreed(of_ranks: Sequence[Check]) -> Check:

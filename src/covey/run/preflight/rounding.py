@@ -45,12 +45,14 @@ def explained_error(
 
 def float32_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> float:
     """Return the relative error of the gradient of -A log pi by transformers alone in float32 against float64."""
+    # Compute the same gradient in both precisions
     with sharding.gathered(policy):
         kept = allowed_tokens(plain_model(policy), rows, sampling)
         rounded, exact = (
             plain_gradient(policy, plain_model(policy, dtype=dtype), rows, sampling, kept)
             for dtype in (torch.float32, torch.float64)
         )
+    # Sum the squares over all ranks
     apart = sum(_square(left - right) for left, right in zip(rounded, exact, strict=True))
     size = sum(_square(right) for right in exact)
     apart, size = collectives.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()

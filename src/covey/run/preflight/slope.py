@@ -27,12 +27,12 @@ from covey.run.preflight.policy import (
     kind_of,
     laid_out,
     local,
-    made_up_rows,
     probe_trainer,
+    synthetic_rows,
     without_dropout,
 )
 from covey.run.preflight.rounding import allowed_tokens, explained_error, plain_gradient, plain_loss
-from covey.run.preflight.subject import Finding, PreflightContext
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
 from covey.trainer.layouts import Row
 from covey.types import Sampling
@@ -42,7 +42,7 @@ SLOPE_TOLERANCE = {"float64": 0.01, "float32": 0.01, "float16": 0.05, "bfloat16"
 about 1e-3; what is allowed beyond is what rounding does to the gradient, along its own direction, in the policy's
 precision. A wrong sign is an error of 2, a factor of two one of 0.5."""
 RISE = 1e-2
-"""How much the loss should rise between the ends of the first step, in nats a token: ten thousand times what float32
+"""How much the loss should rise between the ends of the first step, in nats per token: ten thousand times what float32
 rounds."""
 REACH = 0.05
 """A step is at most this share of the weights that move: where the gradient is nearly 0, the loss rises less."""
@@ -71,14 +71,14 @@ class Errors:
     """Along one direction, against differences of the loss; None where these do not settle."""
 
 
-def check_slope(subject: PreflightContext) -> Finding:
+def check_slope(subject: PreflightContext) -> Check:
     """Check that the trainer's gradient, in the layout of the run, is that of the loss."""
     config, policy = subject.config, subject.run.policy
     kind = kind_of(config.model)
     trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
     groups = first_groups(subject.groups)[:NUM_GROUPS]
     groups = shortened(groups, affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1)
-    rows = made_up_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
+    rows = synthetic_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
     with without_dropout(policy.model):
         compute_gradient_only(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))
         flat = [row for group in rows for row in group]
@@ -101,7 +101,7 @@ def check_slope(subject: PreflightContext) -> Finding:
     passed = errors.gradient <= limit and (errors.slope is None or errors.slope <= SLOPE_TOLERANCE[kind])
     values = {"gradient": errors.gradient, "tokens": float(tokens_of(groups))}
     values |= {} if errors.slope is None else {"slope": errors.slope}
-    return Finding(passed, figure, f"{limit:.3g}, {SLOPE_TOLERANCE[kind]:g}", "" if passed else remedy, values)
+    return Check(passed, figure, f"{limit:.3g}, {SLOPE_TOLERANCE[kind]:g}", "" if passed else remedy, values)
 
 
 def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float) -> Errors:
@@ -195,6 +195,7 @@ def _rise(
     plain = plain_model(policy, shift, dtype)
 
     @torch.no_grad()
+    # Move the weights along the direction in place: `shift` is added to them inside of `plain`
     def loss_at(step: float) -> float:
         for weight, moved in direction.items():
             shift[weight].copy_(moved).mul_(step)
@@ -216,6 +217,7 @@ def _slope(rise: Callable[[float], float], step: float, agreement: float = AGREE
     for halvings in range(MAX_HALVINGS):
         length = step / 2**halvings
         differences.append(rise(length) / (2 * length))
+        # Richardson extrapolation: two steps cancel the error of second order
         slopes.append((4 * differences[-1] - differences[-2]) / 3)
         last = slopes[-3:]
         if len(last) == 3 and max(last) - min(last) <= agreement * max(map(abs, last)):

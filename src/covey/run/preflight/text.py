@@ -11,13 +11,13 @@ from covey.environments.base import Environment, ends_with_assistant, text_of
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.rollout import encode_prompt
-from covey.run.preflight.subject import Finding, PreflightContext, vocabulary_size
+from covey.run.preflight.subject import Check, PreflightContext, vocabulary_size
 from covey.types import Group, Message, Prompt, Rollout, RunStopped, Sampling
 
 # ------------------------------------------------------------------------------------------------ tokenizer
 
 
-def check_tokenizer(subject: PreflightContext) -> Finding:
+def check_tokenizer(subject: PreflightContext) -> Check:
     """Check that prompts survive tokenizer and chat template, and that a token ends completions."""
     policy = subject.run.policy
     faults = [
@@ -25,8 +25,8 @@ def check_tokenizer(subject: PreflightContext) -> Finding:
         *(fault for prompt in subject.prompts for fault in _prompt_faults(policy, prompt)),
     ]
     if faults:
-        return Finding(False, faults[0][0], "no difference", faults[0][1])
-    return Finding(True, f"{len(subject.prompts)} prompts come back unchanged", "no difference")
+        return Check(False, faults[0][0], "no difference", faults[0][1])
+    return Check(True, f"{len(subject.prompts)} prompts come back unchanged", "no difference")
 
 
 Fault = tuple[str, str]
@@ -36,15 +36,18 @@ Fault = tuple[str, str]
 def _token_faults(policy: Policy) -> Iterator[Fault]:
     """Yield what a policy of its kind lacks: a token that ends a completion, or one that is filled in."""
     size, other = vocabulary_size(policy), "take the tokenizer that belongs to the model"
+    # A masked policy ends by length, so only its mask token counts
     if policy.mask_id is not None:
         if policy.mask_id >= size:
             yield f"mask token {policy.mask_id} has no embedding, there are {size}", other
         return
+    # Without a stop token every completion runs into the limit
     if not policy.stop_ids:
         yield (
             "the policy knows no stop token (eos_token of the tokenizer or of the generation config)",
             "name one: eos_token in tokenizer_config.json, or eos_token_id in generation_config.json of model.name",
         )
+    # Each stop token must exist, and must not appear in the judged text
     for token_id in sorted(policy.stop_ids):
         if token_id >= size:
             yield f"stop token {token_id} has no embedding, there are {size}", other
@@ -63,10 +66,11 @@ def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[Fault]:
         yield found, "take a chat model, or prompts that are text"
         return
     for fault in _rendering_faults(policy, prompt):
-        yield fault, "take another tokenizer or template, or mend the prompt"
+        yield fault, "take another tokenizer or template, or fix the prompt"
 
 
 def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
+    # Render the prompt as the run does
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
     except ValueError as error:
@@ -75,12 +79,14 @@ def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
     except Exception as error:  # the template is foreign code: Jinja, with errors of its own making
         yield f"prompt {prompt.id}: the chat template raises {type(error).__name__}: {error}"
         return
+    # Check the tokens
     if policy.mask_id is not None and policy.mask_id not in ids:
         yield f"prompt {prompt.id} has no masked token ({policy.tokenizer.mask_token})"
     if encode_prompt(policy.tokenizer, prompt) != ids:
         yield f"prompt {prompt.id} gives other tokens the second time"
     if max(ids) >= vocabulary_size(policy):
         yield f"token {max(ids)} of prompt {prompt.id} has no embedding, there are {vocabulary_size(policy)}"
+    # Check that they read as the prompt does
     if isinstance(prompt.text, str):
         yield from _text_faults(policy, prompt.id, prompt.text, ids)
     else:
@@ -105,6 +111,7 @@ def _text_faults(policy: Policy, name: str, text: str, ids: Sequence[int]) -> It
 def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids: Sequence[int]) -> Iterator[str]:
     """Yield what is wrong unless no words are lost and only the answer's opening is added.
 
+    # Render the conversation as text, and compare it with the tokens
     The opening is what add_generation_prompt adds.
     """
     conversation = [dict(message) for message in messages]
@@ -113,9 +120,11 @@ def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids
         render(conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False)
     )
     yield from _difference(name, rendered, _decode(policy, ids))
+    # With the generation prompt, earlier tokens must stay as they are: turns share them as a prefix
     closed = list(render(conversation, add_generation_prompt=False, return_dict=False))
     if not goes_on and list(ids[: len(closed)]) != closed:
         yield f"prompt {name}: its tokens change before the end with add_generation_prompt"
+    # Messages that a template drops are lost on the policy
     for message in messages:
         if message["role"] != "assistant" and not _is_in(text_of(message).strip(), rendered):
             yield f"prompt {name}: the chat template drops what the {message['role']} says"
@@ -160,27 +169,30 @@ def _decode(policy: Policy, ids: Sequence[int]) -> str:
 # ------------------------------------------------------------------------------------------------ completions
 
 
-def check_completions(subject: PreflightContext) -> Finding:
+def check_completions(subject: PreflightContext) -> Check:
     """Check that what is judged is what was sampled, without special tokens.
 
     A stop ends a completion, and only its end.
     """
     if subject.config.engine.name == "fake":
-        return Finding(True, "engine=fake samples from a script, not from the policy", "", applies=False)
+        return Check(True, "engine=fake samples from a script, not from the policy", "", applies=False)
+    # Collect every fault of every completion
     rollouts = [(group.prompt, rollout) for group in subject.groups for rollout in group.rollouts]
     failures = [f"prompt {g.prompt.id}: {failure.reason}" for g in subject.groups for failure in g.failures]
     faults = [(reason, "look at the engine's settings") for reason in failures]
     faults += [fault for prompt, rollout in rollouts for fault in _completion_faults(subject, prompt, rollout)]
     if faults:
         figure, remedy = faults[0]
-        return Finding(False, figure, "no difference", remedy)
+        return Check(False, figure, "no difference", remedy)
+    # Report how they ended
     num_stopped = sum(rollout.finish_reason == "stop" for _, rollout in rollouts)
     figure = f"{len(rollouts)} completions read as they were sampled, {num_stopped} of them ended by a stop"
-    return Finding(True, figure, "no difference", values={"num_stopped": num_stopped})
+    return Check(True, figure, "no difference", values={"num_stopped": num_stopped})
 
 
 def _completion_faults(subject: PreflightContext, prompt: Prompt, rollout: Rollout) -> Iterator[Fault]:
     """Yield what is wrong with how a completion reads or ends."""
+    # The judged text is the decoded tokens without special ones
     policy, where = subject.run.policy, f"a completion of prompt {prompt.id}"
     ids, special = _written_ids(rollout), special_ids(policy)
     plain = str(policy.tokenizer.decode([token_id for token_id in ids if token_id not in special]))
@@ -188,6 +200,7 @@ def _completion_faults(subject: PreflightContext, prompt: Prompt, rollout: Rollo
         figure = f"{where} is judged as {_around(rollout.text, plain)}, its tokens that are not special read "
         remedy = "take another tokenizer: its decode(skip_special_tokens=True) drops or changes other tokens too"
         yield figure + _around(plain, rollout.text), remedy
+    # Nothing follows a stop token, and a stop has a reason
     if policy.mask_id is not None:
         return
     if set(ids[:-1]) & policy.stop_ids:
@@ -210,10 +223,11 @@ def _written_ids(rollout: Rollout) -> list[int]:
 # ------------------------------------------------------------------------------------------------ lengths
 
 
-def check_lengths(subject: PreflightContext) -> Finding:
+def check_lengths(subject: PreflightContext) -> Check:
     """Check that the longest prompt with a whole completion fits the positions and the cache."""
     policy, max_tokens = subject.run.policy, subject.config.sampling.max_tokens
     prompt, num_tokens = subject.longest[0], len(subject.longest[1])
+    # Positions: the prompt and the longest completion, as the policy counts them
     needed = policy.num_positions(num_tokens, max_tokens)
     limit, setting = _room(subject)
     figure = f"prompt {prompt.id} has {num_tokens:,} tokens"
@@ -221,15 +235,16 @@ def check_lengths(subject: PreflightContext) -> Finding:
         figure += f", {needed:,} with sampling.max_tokens={max_tokens}"
     values = {"longest_prompt": float(num_tokens), "needed": float(needed)}
     if needed <= min(limit, policy.max_length):
-        return Finding(True, figure, f"{min(limit, policy.max_length):,} tokens", values=values)
+        return Check(True, figure, f"{min(limit, policy.max_length):,} tokens", values=values)
+    # Either the policy or the cache of the engine is too short
     if needed > policy.max_length:
         remedy = "lower sampling.max_tokens, or leave long prompts out of the data"
         if subject.config.data.path is not None:
             remedy += ": data.bad_rows=skip does"
         longrope = original_lengths(policy.causal_lm.config.get_text_config(decoder=True))
         why = ", beyond which longrope changes the numbers of a whole batch" if longrope else ""
-        return Finding(False, figure, f"{policy.max_length:,} positions of the policy{why}", remedy, values)
-    return Finding(False, figure, f"{limit:,} cached tokens", f"raise {setting}", values)
+        return Check(False, figure, f"{policy.max_length:,} positions of the policy{why}", remedy, values)
+    return Check(False, figure, f"{limit:,} cached tokens", f"raise {setting}", values)
 
 
 def _room(subject: PreflightContext) -> tuple[int, str]:
@@ -243,23 +258,25 @@ def _room(subject: PreflightContext) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------------------ gold answers
 
 
-def check_gold(subject: PreflightContext) -> Finding:
+def check_gold(subject: PreflightContext) -> Check:
     """Check that the environment's gold answers, tokenized and decoded, get the maximum reward."""
     environment = subject.run.environment
+    # Score each gold answer as a completion
     golds = [(prompt, environment.gold(prompt)) for prompt in subject.prompts]
     verdicts = [(prompt, _score(subject, prompt, gold)) for prompt, gold in golds if gold is not None]
     if not verdicts:
-        return Finding(True, f"environment={subject.config.environment.name} has no gold answers", "", applies=False)
+        return Check(True, f"environment={subject.config.environment.name} has no gold answers", "", applies=False)
+    # Compare with what counts as correct
     full = subject.config.evaluation.correct_above
     low = [(p, said) for p, said in verdicts if isinstance(said, str) or said < full]
     values = {"num_gold": float(len(verdicts)), "num_low": float(len(low))}
     if not low:
-        return Finding(True, f"{len(verdicts)} gold answers get the maximum reward", f">= {full:g}", values=values)
+        return Check(True, f"{len(verdicts)} gold answers get the maximum reward", f">= {full:g}", values=values)
     prompt, said = low[0]
     shown = said if isinstance(said, str) else f"reward {said:g}"
     figure = f"{len(low)} of {len(verdicts)} gold answers score below {full:g}, first: prompt {prompt.id}, {shown}"
-    remedy = "mend the row or the reward, or set evaluation.correct_above to what a right answer gets"
-    return Finding(False, figure, f">= {full:g}", remedy, values)
+    remedy = "fix the row or the reward, or set evaluation.correct_above to what a right answer gets"
+    return Check(False, figure, f">= {full:g}", remedy, values)
 
 
 def _score(subject: PreflightContext, prompt: Prompt, gold: str) -> float | str:
@@ -288,17 +305,19 @@ def _judged(
 # ------------------------------------------------------------------------------------------------ reward functions
 
 
-def check_functions(subject: PreflightContext) -> Finding:
+def check_functions(subject: PreflightContext) -> Check:
     """Check that the user's reward functions or environment, called as in training, score sampled completions."""
+    # Take a group per environment
     groups = {group.prompt.environment: group for group in reversed(subject.groups) if group.rollouts}
     found = [(trial_of(subject, group.prompt), group.rollouts) for group in groups.values()]
     trials = [(trial, rollouts) for trial, rollouts in found if trial is not None]
     if not trials:
-        return Finding(True, "no reward functions", "", applies=False)
+        return Check(True, "no reward functions", "", applies=False)
+    # Score its completions as training would
     said = [_judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
     faults = [found for found in said if isinstance(found, str)]
     if faults:
-        return Finding(
+        return Check(
             False,
             faults[0],
             "a reward for at least one completion",
@@ -306,9 +325,7 @@ def check_functions(subject: PreflightContext) -> Finding:
         )
     num_scored = sum(len(found.rollouts) for found in said if not isinstance(found, str))
     num_tried = sum(len(rollouts) for _, rollouts in trials)
-    return Finding(
-        True, f"{num_scored} of {num_tried} completions get a reward", "a reward for at least one completion"
-    )
+    return Check(True, f"{num_scored} of {num_tried} completions get a reward", "a reward for at least one completion")
 
 
 def trial_of(subject: PreflightContext, prompt: Prompt) -> tuple[Environment, Prompt] | None:

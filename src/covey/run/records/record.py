@@ -36,8 +36,8 @@ from covey.run.records.step_metrics import (
     why_no_signal,
 )
 from covey.run.records.summary import (
+    PromptKey,
     RunFacts,
-    Seen,
     peak_memory_bytes,
     restrict_to_common_prompts,
     summary,
@@ -89,7 +89,7 @@ class RunRecorder:
         self._stale: list[Dropped] = []
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
-        self._seen: list[list[Seen]] = []
+        self._seen: list[list[PromptKey]] = []
         """The prompts of each evaluation; empty where a checkpoint of an earlier covey does not say."""
         self.evaluated_at = -1
         """Step of the newest evaluation."""
@@ -235,6 +235,7 @@ class RunRecorder:
         """Measure and log answers to the held-out prompts."""
         self._is_as_left = False
         settings = self._config.evaluation
+        # Turn answers into numbers
         found = evaluation_of(answers, settings)
         rows = evaluation_rows(step, answers, settings.correct_above, self._answers_per_evaluation())
         self._tracker.answers(step, rows, kind="evaluate")
@@ -242,9 +243,11 @@ class RunRecorder:
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
         for name, part in found.parts.items():
             metrics |= {f"accuracy/{name}": part.accuracy.value, f"reward_mean/{name}": part.reward_mean.value}
+        # Keep what the summary and a resumed run need
         self._evaluations.append(found)
         self._seen.append(fingerprint.of_prompts(self.run.test_prompts))
         self.evaluated_at = step
+        # Log it to trackers, terminal and log
         of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
         row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
         self._tracker.log(
@@ -286,14 +289,17 @@ class RunRecorder:
 
         False where the disk did not take it and the run continues all the same.
         """
+        # Collect what the manifest says beside the state
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
         if self._evaluations and self.evaluated_at == state["step"]:
             accuracy = self._evaluations[-1].accuracy.value
             facts["score"] = -1.0 if math.isnan(accuracy) else accuracy  # JSON has no NaN, and any accuracy is better
+        # Rows reach the disk before the checkpoint that counts on them
         self._sync_rows()
         if self.saved_step and not complete_checkpoints(self.checkpoints):
             LOGGER.warning("the checkpoints in %s were deleted while the run was going", self.checkpoints)
+        # Save it, then delete old ones
         try:
             save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights)
         except WriteError as error:
@@ -331,12 +337,14 @@ class RunRecorder:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
+        # Totals and times continue
         self._totals = Counter(state["totals"])
         self._samplers = SamplersTotals(**state.get("samplers", {}))
         self._step_seconds = state["step_seconds"]
         self._started -= state["seconds"]
         for name, seconds in state["phases"].items():
             self.timer.charge(name, seconds)
+        # Evaluations and the prompts they saw continue
         self._evaluations = [evaluation_from(found) for found in state["evaluations"]]
         self._seen = list(state.get("seen", [[] for _ in self._evaluations]))
         self.evaluated_at = state["evaluated_at"]
@@ -384,9 +392,11 @@ class RunRecorder:
         """
         if before is None or after is None:
             return None, None
+        # The same prompts before and after need no restriction
         first, last = self._seen[0], self._seen[-1]
         if first == last or (not first and before.num_prompts == after.num_prompts):
             return before, after
+        # Compare the prompts common to both
         found = restrict_to_common_prompts(before, after, first, last)
         if found is None:
             LOGGER.warning("no prompt is in both evaluations, the first and the last: the summary has no gain")

@@ -98,6 +98,7 @@ def evaluation_rows(step: int, answers: Answers, correct_above: float, most: int
     """
     greedy = [(group.prompt, rollout) for group in answers.greedy for rollout in group.rollouts]
     sampled = [(group.prompt, rollout) for group in answers.sampled for rollout in group.rollouts]
+    # Greedy answers first, then as many sampled ones as fit, spread over the prompts
     chosen = [greedy[index] for index in spread(len(greedy), most)]
     num_greedy = len(chosen)
     chosen += [sampled[index] for index in spread(len(sampled), most - num_greedy)]
@@ -138,6 +139,7 @@ def bounded(columns: Mapping[str, Any]) -> dict[str, Any]:
     >>> bounded({"answer": 48, "tests": ["a" * 5000]})
     {'answer': 48, 'tests': '["aaa...a…'}
     """
+    # Columns share one budget of characters; a long one is cut
     left = COLUMNS_CHARACTERS
     kept: dict[str, Any] = {}
     for name, value in columns.items():

@@ -54,6 +54,7 @@ def samplers_line(row: Row) -> str:
     """
     if "samplers/alive" not in row:
         return ""
+    # Values are null where nothing was measured
     number = {name: value or 0.0 for name, value in row.items()}
     rate = number.get("samplers/tokens", 0.0) / max(number["seconds"], 1e-9)
     return (

@@ -32,9 +32,11 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
 
     `dropped` are the groups that were sampled and are not trained, `version` the optimiser steps done.
     """
+    # Gather over ranks
     facts = _of_all_ranks(_facts(groups))
     sampled = _of_all_ranks([reward for group in (*groups, *dropped) for reward in group.rewards])
     num_groups, num_dropped = collectives.all_sum_ints(len(groups), len(dropped))
+    # Lengths, age and counts
     lengths = [fact.num_tokens for fact in facts]
     row: Row = {
         "completion_length_mean": _mean(lengths),
@@ -45,6 +47,7 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
         "num_groups_sampled": float(num_groups + num_dropped),
         "sampled_reward_mean": _mean(sampled),
     }
+    # Parts of rewards
     parts = _columns(fact.parts for fact in facts)
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}

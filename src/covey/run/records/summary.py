@@ -1,4 +1,4 @@
-"""What a run came to: summary.json for programs, tables for people."""
+"""The result of a run: summary.json for programs, tables for people."""
 
 import json
 import math
@@ -25,7 +25,7 @@ PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate"
 """Whose versions are recorded; those not installed are left out."""
 MAX_BYTES = 64 << 20
 """Of summary.json; nothing that a run wrote is longer."""
-Seen = tuple[str, str]
+PromptKey = tuple[str, str]
 """A prompt that an evaluation looked at: its environment and what tells it from others (fingerprint.py)."""
 
 
@@ -94,7 +94,7 @@ def summary(
     # Compare before and after on the prompts that both evaluations saw
     rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
     gain = gains(*(compared or (before, after)), confidence)
-    flattered = reward_hacking_note(gain, facts.environment.get("gap_to"))
+    flattered = reward_hacking_note(gain, facts.environment.get("gap_reference"))
     return {
         "status": facts.status,
         "seed": facts.seed,
@@ -124,13 +124,13 @@ def hacking_note(rechecked: int, disagreements: int) -> str | None:
     return f"{disagreements} of {rechecked} full-score programs failed a re-check: see covey.log"
 
 
-def reward_hacking_note(gain: Mapping[str, Any] | None, gap_to: str | None) -> str | None:
+def reward_hacking_note(gain: Mapping[str, Any] | None, gap_reference: str | None) -> str | None:
     """Return a line where a learned judge's score rose beyond that of its monitors."""
     gap = gain["reward_parts"].get("gap") if gain else None
     if gap is None or not gap["low"] > 0:
         return None
     interval = f"{gap['value']:.3f} [{gap['low']:.3f}, {gap['high']:.3f}]"
-    return f"the judge's score rose {interval} more than {gap_to}, which is not trained on"
+    return f"the judge's score rose {interval} more than {gap_reference}, which is not trained on"
 
 
 def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
@@ -158,6 +158,7 @@ def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: f
         return None
     accuracy = paired_accuracy_gain(before.correct_greedy, after.correct_greedy, confidence)
     reward = paired_mean_gain(before.mean_reward, after.mean_reward, confidence)
+    # Parts of a mixture, then parts of rewards
     parts = {name: gains(part, after.parts.get(name), confidence) for name, part in before.parts.items()}
     both = [name for name in before.mean_parts if name in after.mean_parts]
     of_parts = {
@@ -167,21 +168,23 @@ def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: f
 
 
 def restrict_to_common_prompts(
-    before: "Evaluation", after: "Evaluation", seen_before: Sequence[Seen], seen_after: Sequence[Seen]
+    before: "Evaluation", after: "Evaluation", prompts_before: Sequence[PromptKey], prompts_after: Sequence[PromptKey]
 ) -> "tuple[Evaluation, Evaluation] | None":
     """Cut both to per-prompt values of prompts that both saw, None where there is none.
 
     Their means and intervals stay those of all the prompts that each saw.
     """
-    after_too = set(seen_after)
-    shared = [prompt for prompt in seen_before if prompt in after_too]
-    return (_over(before, seen_before, shared), _over(after, seen_after, shared)) if shared else None
+    after_too = set(prompts_after)
+    shared = [prompt for prompt in prompts_before if prompt in after_too]
+    return (_over(before, prompts_before, shared), _over(after, prompts_after, shared)) if shared else None
 
 
-def _over(evaluation: "Evaluation", seen: Sequence[Seen], wanted: Sequence[Seen]) -> "Evaluation":
+def _over(evaluation: "Evaluation", seen: Sequence[PromptKey], wanted: Sequence[PromptKey]) -> "Evaluation":
+    # Order the evaluation's prompts as `wanted`
     places = {prompt: place for place, prompt in enumerate(seen)}
     chosen = [places[prompt] for prompt in wanted]
     names = {name for name, _ in wanted}
+    # Restrict the parts of a mixture likewise
     parts = {
         name: _over(part, [prompt for prompt in seen if prompt[0] == name], [p for p in wanted if p[0] == name])
         for name, part in evaluation.parts.items()
@@ -205,12 +208,14 @@ def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confid
     or none has changed. Entries count as correct above 0.5. A prompt that either side could not measure (NaN) is left
     out.
     """
+    # Count the prompts that changed from wrong to right and back
     pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
     n = len(pairs)
     if n == 0:
         return UNKNOWN_GAIN
     won = sum(b <= 0.5 < a for b, a in pairs)
     lost = sum(a <= 0.5 < b for b, a in pairs)
+    # Interval of Agresti and Min: half a prompt more in each of the four outcomes
     total = n + 2
     centre = (won - lost) / total
     variance = (won + lost + 1) / total - centre * centre
@@ -261,6 +266,7 @@ def versions() -> dict[str, str]:
 
     In a checkout the commit, too ("+" where files differ from it).
     """
+    # Versions of packages and of the compiler
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
         try:
@@ -269,6 +275,7 @@ def versions() -> dict[str, str]:
             continue
     if compiler := compiler_version():
         found["compiler"] = compiler
+    # In a clone, the commit
     commit = _git_commit(Path(__file__).resolve().parents[2])
     return found | ({"git_commit": commit} if commit else {})
 

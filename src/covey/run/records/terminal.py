@@ -194,6 +194,7 @@ class LiveProgress:
         Bar and time left, the reward, its trend and the other numbers, what samplers do where there are any, parts and
         lengths, the last evaluation.
         """
+        # A bar with the time left
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column()
         bar.add_column(ratio=1)
@@ -204,6 +205,7 @@ class LiveProgress:
             ProgressBar(total=self._num_steps, completed=self._step),
             Text(left, "dim"),
         )
+        # Numbers of the last step, as far as the terminal has lines
         lines: list[RenderableType] = [bar]
         if self._metrics:
             lines.append(self._numbers())

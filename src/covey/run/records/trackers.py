@@ -112,10 +112,12 @@ class WandB:
     """
 
     def __init__(self, project: str, folder: Path, run_config: Mapping[str, Any], say: Say) -> None:
+        # wandb is an extra
         try:
             import wandb
         except ImportError as error:
             raise ValueError("output.trackers=[wandb] needs: pip install 'covey[wandb]'") from error
+        # A resumed run continues the same W&B run
         self._table = wandb.Table
         self._run = wandb.init(
             project=project,
@@ -126,6 +128,7 @@ class WandB:
             config=dict(run_config),
             settings=wandb.Settings(silent=True, console="off"),
         )
+        # Rows are ordered by the run's steps, not by W&B's counter
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         if not (self._run.offline or self._run.disabled):
@@ -159,6 +162,7 @@ class BackgroundTracker:
 
         ValueError where it raises that.
         """
+        # State that caller and thread share
         self._name = name
         self._deadline = deadline
         self._calls: Queue[Callable[[], None] | None] = Queue(MAX_WAITING_ROWS)
@@ -166,6 +170,7 @@ class BackgroundTracker:
         self._failed = False
         self._num_left_out = 0
         self._tracker: Future[Tracker] = Future()
+        # A daemon thread: a tracker that hangs does not keep the process alive
         self._thread = threading.Thread(target=self._serve, args=(make,), name=f"covey-{name}", daemon=True)
         self._thread.start()
         self._wait_for_start()
@@ -213,6 +218,7 @@ class BackgroundTracker:
             self._failed = True
 
     def _serve(self, make: Callable[[], Tracker]) -> None:
+        # Start the tracker, which may connect to a server
         self._busy_since = time.monotonic()
         try:
             tracker = make()
@@ -221,6 +227,7 @@ class BackgroundTracker:
             return
         finally:
             self._busy_since = None
+        # Serve calls until None; after a failure they are dropped
         self._tracker.set_result(tracker)
         while (call := self._calls.get()) is not None:
             if not self._failed:

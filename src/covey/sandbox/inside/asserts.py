@@ -57,6 +57,7 @@ class Candidate:
         text = shown_call(self._case.entry_point, arguments, keywords)
         if self.verdict is not None or self.fault is not None:
             raise GivenUp
+        # Turn every way a call can end into a verdict, a fault or a value
         try:
             frame = self._ask(arguments, keywords)
             has_value, value = answer_of(frame, self._num_calls - 1)
@@ -88,8 +89,10 @@ class Candidate:
     def _ask(self, arguments: Any, keywords: Any) -> dict[str, Any]:
         program = self._case.program
         assert program is not None
+        # Encode strictly: what a program cannot be given must not pass a test
         encoder = codec.Encoder(self._case.limits["output_bytes"], is_strict=True)
         order = {"i": program.num_calls, "args": encoder.encode(list(arguments)), "kwargs": encoder.encode(keywords)}
+        # Time of the test before its first call is the judge's, not the program's
         if self._deadline is None:
             self._case.excuse(time.monotonic() - self._began)
             self._deadline = self._case.expect(self._num_left)
@@ -118,12 +121,14 @@ def error_named(text: str) -> Exception:
 
 def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
     """Give the verdict on one test, and return how many were given: none where a fresh process is to try it again."""
+    # A test may run in the process of the one before, unless that has ended
     is_fresh = case.program is None
     if is_fresh:
         case.load()
     case.begin_uncharged()
     candidate = Candidate(case, len(tests) - index)
     verdict = verdict_on_assert(case, candidate, tests[index])
+    # Whatever the test caught, the call's own verdict counts
     if candidate.verdict is not None:
         case.end()
         if candidate.verdict["kind"] == "crash" and not is_fresh:
@@ -135,6 +140,7 @@ def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
 def verdict_on_assert(case: Case, candidate: Candidate, test: dict[str, Any]) -> Verdict:
     """Run the test, which is passed where nothing raises."""
     verdict = PASSED
+    # Run the test, whose errors are verdicts
     try:
         run_test(case.entry_point, candidate, test)
     except Unjudged:
@@ -174,10 +180,12 @@ def text_of(error: BaseException) -> str:
 
 def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> None:
     """Run the test's code with the candidate under its own name and as `candidate`."""
+    # The scope of a test: its modules, its setup, the program as a function
     scope: dict[str, Any] = {**MODULES, "__name__": "test"}
     exec(compiled(test["setup"], "<setup>")[0], scope)
     proxy = function_named(entry_point, candidate.call)
     scope[entry_point] = scope[CANDIDATE] = proxy
+    # Run it; a check(candidate) that is only defined is called
     code, is_defined_only = compiled(test["source"], TEST_NAME)
     try:
         exec(code, scope)
@@ -204,6 +212,7 @@ def compiled(source: str, name: str) -> tuple[CodeType, bool]:
         tree = ast.parse(source, name)
     except SyntaxError as error:
         raise Unjudged(f"a test is not Python: {error}") from error
+    # MBPP and HumanEval define check(candidate), some call it too
     defines = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     calls = any(
         isinstance(node, ast.Expr)

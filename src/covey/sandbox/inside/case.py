@@ -79,12 +79,14 @@ class Case:
     def start(self, is_script: bool = False) -> Program:
         """Return a fresh process that has read the program. Nothing of the program has run in it yet."""
         self.end()
+        # Start a process; its start is not charged to the program
         began = time.monotonic()
         deadline = began + START_SECONDS
         self.link.begin(deadline + CHECK_SECONDS, is_charged=True, excused=self.excused)
         program = self.program = self.spawner.fresh(self.limits, is_script)
         self._wait_ready(program, deadline)
         self.excuse(time.monotonic() - began)
+        # Send the program
         order = {
             "code": self.code,
             "entry_point": self.entry_point,
@@ -93,6 +95,7 @@ class Case:
         }
         deadline = self.expect(1)
         program.send(wire.pack(codec.dumps(order)))
+        # Wait until its text is read
         try:
             first = program.receive(deadline)
         except TimedOut:
@@ -115,6 +118,7 @@ class Case:
 
     def load(self) -> Program:
         """Return a fresh process that has loaded the program. Raises LoadFailed."""
+        # Wait for the answer to loading
         program = self.start()
         try:
             loaded = program.receive(self.expect(1))
@@ -137,6 +141,7 @@ class Case:
 
 def answer_of(frame: dict[str, Any], index: int) -> tuple[bool, Any]:
     """Return (True, the value) or (False, the error's text). Raises Violation for no answer to that call."""
+    # An answer names its call, so that none is taken for another's
     if type(frame.get("i")) is not int or frame["i"] != index:
         raise Violation("an answer to another call")
     if set(frame) == {"i", "out"}:

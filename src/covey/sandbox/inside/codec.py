@@ -61,10 +61,12 @@ class Encoder:
         """Encode a value for `json.dumps`. Raises Unencodable."""
         kind = type(value)
         self._left -= 1
+        # Plain values as they are
         if value is None or kind is bool:
             return value
         if depth > MAX_DEPTH:
             raise Unencodable(f"the value is nested more than {MAX_DEPTH} deep")
+        # Exact types first, then subclasses, then what only looks like a value
         for base, encode in _ENCODERS:
             if kind is base:
                 return encode(self, value, depth)

@@ -27,6 +27,7 @@ def matches(expected: Any, got: Any, tolerance: Tolerance = EXACT) -> bool:
     >>> matches(2.0, 2), matches(2, 2.0), matches(1, True), matches([1], (1,))
     (True, False, False, False)
     """
+    # Numbers compare with a tolerance, all else by type
     kind = type(expected)
     if kind is float:
         return type(got) in (float, int) and _close(expected, got, tolerance)
@@ -75,6 +76,7 @@ def _dicts(expected: dict[Any, Any], got: dict[Any, Any], tolerance: Tolerance) 
 
 def _pair_up(pairs: dict[Hashable, Any], others: dict[Hashable, Any], tolerance: Tolerance) -> bool:
     """Match each of `pairs` with its own of `others`: of the same key, or else of one that is as good as it."""
+    # Pair keys that are equal, then those that only match within the tolerance
     if len(pairs) != len(others):
         return False
     left = []

@@ -47,6 +47,7 @@ class Zygote:
 
     def __init__(self, command: list[str], bundle: bytes, config: dict[str, Any], environment: dict[str, str]) -> None:
         """Start it. Raises Broken where it cannot start, with what is missing."""
+        # Start the interpreter with a channel and a pipe for its code
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(ZYGOTE_SECONDS)
         read, write = os.pipe()
@@ -66,8 +67,10 @@ class Zygote:
         finally:
             theirs.close()
             os.close(read)
+        # Send the code
         with open(write, "wb") as pipe, contextlib.suppress(BrokenPipeError):
             pipe.write(bundle)
+        # Wait until it has set up its layers
         self._unanswered = 0
         ready = self.ask(config)
         self.version: str = ready["ready"]
@@ -217,6 +220,7 @@ class Program:
         return int(self.limits["output_bytes"]) + _CHUNK
 
     def _frame(self) -> dict[str, Any] | None:
+        # Wait for the whole frame; its length is bounded before its bytes are read
         if len(self.incoming) < wire.LENGTH:
             return None
         length = int.from_bytes(self.incoming[: wire.LENGTH], "big")
@@ -226,6 +230,7 @@ class Program:
             return None
         text = bytes(self.incoming[wire.LENGTH : wire.LENGTH + length])
         del self.incoming[: wire.LENGTH + length]
+        # Decode it: anything but a JSON object is a violation
         try:
             frame = codec.loads(text)
         except MemoryError:
@@ -255,6 +260,7 @@ class Program:
                 raise Ended
 
     def _write(self, descriptor: int) -> None:
+        # Write what the pipe takes
         content = self.outgoing.pop(descriptor, memoryview(b""))
         try:
             content = content[os.write(descriptor, content) :] if content else content
@@ -262,6 +268,7 @@ class Program:
             pass
         except BrokenPipeError:
             content = memoryview(b"")
+        # Wait for room for the rest, or close stdin at its end
         with contextlib.suppress(KeyError):
             self._poll.unregister(descriptor)
         if content:

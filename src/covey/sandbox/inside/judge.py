@@ -49,12 +49,14 @@ class Host:
     """A zygote, the process it keeps ready for the next program, and the folders of programs."""
 
     def __init__(self, start: dict[str, Any], callers: Sequence[int]) -> None:
+        # What the caller wants and this machine can do
         self.start = start
         self.callers = callers
         self.is_namespaced = start["tier"] == "namespace"
         self.landlock_abi = landlock.abi()
         self.needs_landlock = not self.is_namespaced or self.landlock_abi > 0
         self.can_change_user = can_change_user()
+        # Layers, and the users they need
         self.layers = self._wanted()
         self._reservation = users.reserve() if "identity" in self.layers else None
         self.uid = self._reservation[0] if self._reservation is not None else None
@@ -63,6 +65,7 @@ class Host:
         self.probes: list[str] = []
         """Which layers were found to hold, and how."""
         self.look_seconds = LOOK_SECONDS if not self.is_namespaced else wire.MAX_WAIT
+        # State between runs
         self._limits: dict[str, Any] = {}
         self._spare: Process | None = None
         self._running: Process | None = None
@@ -151,6 +154,7 @@ class Host:
         self, limits: dict[str, Any], is_script: bool = False, omit: tuple[str, ...] = (), is_probe: bool = False
     ) -> Process:
         """Return a new process, shut in, that waits for its order."""
+        # Make the descriptors: job and result, and for scripts stdin and stdout
         folder = self.make_folder() if self.base is not None and "private_folder" in self.layers else None
         job_read, job_write = os.pipe()
         result_read, result_write = os.pipe()
@@ -160,6 +164,7 @@ class Host:
             stdin_read, stdin = os.pipe()
             stdout, stdout_write = os.pipe()
             theirs += [stdin_read, stdout_write]
+        # Have the zygote fork, then close what is the program's
         request = {"limits": limits, "folder": folder, "omit": omit, "probe": is_probe}
         try:
             pid = self.living.ask(request, tuple(theirs))["pid"]
@@ -208,6 +213,7 @@ class Host:
 
     def probe(self, omit: tuple[str, ...], facts: dict[str, Any]) -> dict[str, Any]:
         """Return what the probes find with some layers taken off."""
+        # Run the probes in a process as programs get one
         process = self.spawn(PROBE_LIMITS, omit=omit, is_probe=True)
         program = Program(process, PROBE_LIMITS)
         try:
@@ -218,6 +224,7 @@ class Host:
             program.close()
             self._end(process)
             self.tidy()
+        # A layer that could not be entered is a failure of the sandbox
         if "failed" in found:
             raise Broken(f"{found['failed'].partition(':')[0]} is missing: {found['failed']}")
         return found
@@ -225,12 +232,14 @@ class Host:
     def check(self) -> None:
         """Raise Broken with the first layer that does not hold."""
         kept = 1 << kernel.CAP_DAC_READ_SEARCH if self.living.keeps_search else 0
+        # What must hold in this tier on this machine
         expected = checks.Expected(
             PROBE_LIMITS, self.base, self.is_namespaced, self.can_change_user, kept, self.landlock_abi
         )
         wanted = [
             check for check in checks.CHECKS_OF[self.start["tier"]] if check.layer != "landlock" or self.needs_landlock
         ]
+        # Try it from inside
         met = checks.results(wanted, expected, self.probe)
         for check, found, holds in met:
             if not holds:
@@ -264,9 +273,11 @@ def describe(host: Host) -> dict[str, Any]:
 
 def main(control: int) -> None:
     """Judge programs until the caller is gone, or the sandbox fails."""
+    # Protect the judge itself
     kernel.name_process("covey-judge")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_AS, (JUDGE_BYTES, JUDGE_BYTES))
+    # Serve until the caller hangs up
     callers = watched(control)
     host, supervisor = None, None
     try:

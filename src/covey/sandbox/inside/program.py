@@ -49,10 +49,12 @@ class Answers:
 
 def serve(limits: dict[str, Any]) -> NoReturn:
     """Run one program from its order to its end. The parent sees the channel close."""
+    # Say that the process is ready, then read the program
     answers = Answers(RESULT, limits["output_bytes"])
     answers.send({"ready": True})
     order = codec.loads(read_frame(JOB))
     answers.send({"imports": imports(order["code"], order["suspicious"])})
+    # Run it: a script once, a function for each call
     try:
         if order["is_script"]:
             run_script(order["code"])
@@ -117,8 +119,10 @@ def module_of(name: str) -> types.ModuleType:
 
 def load(code: str, entry_point: str) -> Callable[..., Any]:
     """Load the function to call. `Class.method` is the method of `Class()`."""
+    # Run the module
     module = module_of("program")
     exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
+    # Find the entry point, instances made on the way
     name, *attributes = entry_point.split(".")
     if name not in module.__dict__:
         raise NameError(f"the program does not define {name}")

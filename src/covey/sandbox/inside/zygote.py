@@ -24,10 +24,12 @@ MAX_MESSAGE = 1 << 16
 
 def main(control: int) -> None:
     """Serve until the judge closes its end."""
+    # Die with the host, and before it when memory runs out
     channel = socket.socket(fileno=control)
     kernel.name_process("covey-zygote")
     kernel.offer_to_oom_killer()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Set up the layers that all programs share
     config = json.loads(channel.recv(MAX_MESSAGE))
     try:
         spec = prepare(config)
@@ -41,6 +43,7 @@ def main(control: int) -> None:
 
 def prepare(config: dict[str, Any]) -> Spec:
     """Import, then move into its namespaces. Returns the spec of what it will spawn."""
+    # Load what programs import, before files are closed to them
     kernel.one_malloc_arena()
     library.preload()
     program.open_streams()
@@ -48,10 +51,12 @@ def prepare(config: dict[str, Any]) -> Spec:
     if "seccomp" in config["layers"] and not is_namespaced:
         library.preload_extensions()
         library.freshen()
+    # Enter the namespaces
     spec = Spec(layers=tuple(config["layers"]), limits={}, uid=config["uid"], base_bytes=address_space())
     if is_namespaced:
         namespaces.enter(spec, library.folders(), library.hidden())
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    # Prepare filter and rules once; each fork only installs them
     seccomp.template(kernel.MACHINE, spec.has("mount_namespace"))
     spec = replace(
         spec,
@@ -61,6 +66,7 @@ def prepare(config: dict[str, Any]) -> Spec:
         rules=library.rules() if spec.has("landlock") else (),
         ruleset=library.exact_ruleset(config["base"]) if spec.has("landlock") and not is_namespaced else None,
     )
+    # Objects of the zygote stay shared with its forks
     gc.collect()
     gc.freeze()
     return spec
@@ -96,12 +102,14 @@ def serve(channel: socket.socket, base: Spec) -> None:
 
 def spawn(request: dict[str, Any], descriptors: list[int], base: Spec) -> int:
     """Start a process for one program, and return its number here."""
+    # The layers and limits of this program
     spec = replace(
         base,
         layers=tuple(layer for layer in base.layers if layer not in request["omit"]),
         limits=request["limits"],
         folder=request["folder"] or layers.WORK,
     )
+    # Fork into namespaces of its own
     flags = kernel.CLONE_NEWPID if spec.has("pid_namespace") else 0
     flags |= kernel.CLONE_NEWNS if spec.has("mount_namespace") else 0
     pid = kernel.fork_into(flags)
@@ -116,6 +124,7 @@ def spawn(request: dict[str, Any], descriptors: list[int], base: Spec) -> int:
 def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
     """Set up the new process: its descriptors, its layers, then the program."""
     step = layers.Step("start")
+    # Enter the layers; an error names the one that failed
     try:
         kernel.name_process("covey-program")
         arrange(descriptors)
@@ -125,6 +134,7 @@ def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
     except BaseException as error:
         program.Answers(program.RESULT, 1 << 16).send({"failed": f"{step.layer}: {program.text_of(error)}"})
         os._exit(1)
+    # Serve calls, or probes of the layers
     if is_probe:
         probes.serve()
     program.serve(spec.limits)

@@ -37,7 +37,7 @@ class Terminated(StopRequested):
 class Stopper:
     """Turns the signals into StopRequested. While `hold` is in force it waits until `release`.
 
-    Weights change between hold and release; outside, dropping what is under way loses nothing that is not sampled
+    Weights change between hold and release; outside, dropping what is in flight loses nothing that is not sampled
     again. A signal that comes while another is waiting changes nothing: the save it waits for is on its way.
     """
 
@@ -94,6 +94,7 @@ class Stopper:
         self._waiting = number
         if self.shutdown_timeout is not None:  # a thread of C: it fires even where Python itself is stuck
             faulthandler.dump_traceback_later(self.shutdown_timeout, exit=True, file=sys.__stderr__ or sys.stderr)
+        # Outside of held sections, raise in the thread that trains
         if not self._held and self.together is None:
             self._held = True  # the save that follows is not to be interrupted
             if self._thread == threading.get_ident():

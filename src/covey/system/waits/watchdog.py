@@ -103,6 +103,7 @@ class Watchdog:
             yield
             return
         wait = self._wait(what, setting, seconds)
+        # Register the wait of this thread
         with self._lock:
             waits = self._waits.setdefault(threading.get_ident(), [])
         try:
@@ -110,6 +111,7 @@ class Watchdog:
                 waits.append(wait)
                 self._tell()
             yield
+        # Deregister it, and waits inside of it that a signal cut short
         finally:
             with self._lock:
                 if wait in waits:  # a signal may have come before it was
@@ -153,12 +155,14 @@ class Watchdog:
 
     def _start(self) -> None:
         """Start a watchdog process that knows all waits."""
+        # Start the process, isolated from the user's environment
         command = [sys.executable, "-I", "-S", watchdog_process.__file__, str(os.getpid()), self._who, str(self._log)]
         try:
             self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         except OSError as error:
             LOGGER.warning("deadlines are not kept: their guard could not be started (%s)", error)
             return
+        # Never block on its pipe; tell it of waits that began before
         assert self._guard.stdin is not None
         os.set_blocking(self._guard.stdin.fileno(), False)
         for thread in self._waits:
@@ -238,7 +242,7 @@ class Watchable(Protocol):
 
 @dataclass
 class Stages:
-    """What the prompts under way wait for: the engine, or the judgement of the environment.
+    """What the prompts in flight wait for: the engine, or the judgement of the environment.
 
     They are awaited side by side, so one wait of the watchdog stands for all of them and says what is still missing.
     An environment that gives no judgement at all for `scoring_seconds` is given up; the engine cannot be.
@@ -274,6 +278,7 @@ class Stages:
 
         Raises ScoringTimeout where there was none in time.
         """
+        # Register the deadline
         deadline = asyncio.timeout(self.scoring_seconds)
         self._environments.append(environment)
         self._deadlines.add(deadline)
@@ -281,6 +286,7 @@ class Stages:
             async with deadline:
                 self._tell()
                 yield
+        # Tell the run's limit from the environment's own
         except TimeoutError as error:
             if not deadline.expired():  # the environment's own
                 raise
@@ -291,6 +297,7 @@ class Stages:
         finally:
             self._environments.remove(environment)
             self._deadlines.discard(deadline)
+            # An answer shows progress: extend the deadlines of those behind it in the queue
             if not deadline.expired():
                 self._extend()
             self._tell()

@@ -88,6 +88,7 @@ class _Process:
     """One worker process and the connection to it. Every wait for it ends when it is killed."""
 
     def __init__(self, setup: bytes) -> None:
+        # Start the process
         self._connection, theirs = Pipe()
         self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
@@ -98,9 +99,11 @@ class _Process:
             env=os.environ | {MARK: self._mark},
             start_new_session=True,  # its children can be killed with it, and Ctrl-C is left to the parent
         )
+        # Pass on what it prints
         theirs.close()
         self._printed = threading.Thread(target=_pass_on, args=(self._process.stderr,), daemon=True)
         self._printed.start()
+        # State that caller and thread share
         self._lock = threading.Lock()
         self._is_reaped = False
         self.num_calls = 0
@@ -224,13 +227,16 @@ class _Worker:
             self._process.end()
 
     def _run(self, job: _Job) -> Any:
+        # Pickle here: an error in arguments is the caller's, not the worker's
         try:
             request = pickle.dumps((job.index, dict(job.keywords)))
         except Exception as error:
             return Failure(f"arguments cannot be sent to a worker process: {error}")
+        # Call it
         answer = self._prepare() or self._exchange(request, self._settings.timeout)
         if self._is_closed:
             return Failure(f"{NO_WORKER}: the pool is closed")
+        # A failed or worn worker is replaced before the next call
         if "failure" in answer or self._is_worn():
             self._replace()
         if "failure" in answer:
@@ -239,10 +245,12 @@ class _Worker:
 
     def _prepare(self) -> dict[str, Any] | None:
         """Start a process that waits for calls, and return the failure where it cannot start."""
+        # Start a process where there is none
         if self._process is None or (self._is_ready and not self._process.is_alive()):
             self._replace()
         if self._process is None:
             return {"failure": f"{NO_WORKER}: it could not be started"}
+        # Send functions, and wait until they are loaded
         if self._is_ready:
             return None
         answer = self._exchange(None, self._settings.start_timeout)
@@ -293,7 +301,7 @@ class WorkerPool:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._workers = [_Worker(self._jobs, setup, settings) for _ in range(settings.num_workers)]
         self.close = weakref.finalize(self, _close, self._jobs, self._workers)
-        """Kills all workers; calls under way end in a Failure. Also done when the pool is collected, and at exit."""
+        """Kills all workers; calls in flight end in a Failure. Also done when the pool is collected, and at exit."""
 
     async def call(self, index: int, keywords: Mapping[str, Any]) -> Any:
         """Return what function number `index` returns for the keyword arguments.
@@ -308,6 +316,7 @@ class WorkerPool:
 
 
 def _setup(functions: Sequence[Callable[..., Any]], settings: WorkerSettings) -> bytes:
+    # Test each function, to name the one at fault
     for function in functions:
         try:
             pickle.dumps(function)
@@ -316,6 +325,7 @@ def _setup(functions: Sequence[Callable[..., Any]], settings: WorkerSettings) ->
                 f"{function!r} cannot be sent to a worker process ({error}); "
                 "define it at the top level of a module or set environment.in_process=true"
             ) from error
+    # Tell the worker how to import what they need
     pickled = pickle.dumps(list(functions))
     main = _main_module() if b"__main__" in pickled else None
     instructions = {"path": sys.path, "main": main, "preload": settings.preload, "functions": pickled}
@@ -336,13 +346,16 @@ def _main_module() -> tuple[str, str | None]:
 
 
 def _close(jobs: "SimpleQueue[_Job | None]", workers: list[_Worker]) -> None:
+    # Kill the processes
     for worker in workers:
         worker.close()
+    # Answer waiting calls
     with contextlib.suppress(Empty):
         while True:
             job = jobs.get_nowait()
             if job is not None and job.future.set_running_or_notify_cancel():
                 job.future.set_result(Failure(f"{NO_WORKER}: the pool is closed"))
+    # Wake and end the threads
     for _ in workers:
         jobs.put(None)
     for worker in workers:

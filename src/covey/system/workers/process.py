@@ -53,12 +53,14 @@ def import_main(path: str, module: str | None) -> None:
 
 def load(setup: bytes) -> list[Any]:
     """Load the functions this worker offers."""
+    # Import as the parent does
     instructions = pickle.loads(setup)
     sys.path[:] = instructions["path"]
     if instructions["main"] is not None:
         import_main(*instructions["main"])
     for module in instructions["preload"]:
         importlib.import_module(module)
+    # Limit the address space after the imports, which count in it
     functions: list[Any] = pickle.loads(instructions["functions"])
     if instructions["address_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (instructions["address_bytes"],) * 2)
@@ -105,6 +107,7 @@ def answer(functions: list[Any], request: bytes) -> dict[str, Any]:
 
 def main(descriptor: int, parent: int) -> None:
     """Serve calls until the parent closes the connection."""
+    # Detach from the parent's streams
     die_with_parent(parent)
     os.dup2(2, 1)  # what functions print must not mix with the output of the run
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -112,6 +115,7 @@ def main(descriptor: int, parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
+    # Load the functions
     try:
         functions = load(connection.recv_bytes())
         held = prepare(functions)
@@ -119,6 +123,7 @@ def main(descriptor: int, parent: int) -> None:
         connection.send_bytes(json.dumps({"error": describe(error)}).encode())
         return
     connection.send_bytes(json.dumps({"result": "ready", "held": held}).encode())
+    # Answer calls until the parent closes the pipe
     while True:
         try:
             request = connection.recv_bytes()

@@ -108,12 +108,15 @@ def _classified(token: str) -> _Token:
 
 
 def _ends_before(token: _Token, after: _Token) -> bool:
+    # A sentence may end without a full stop
     if not token.text.endswith("."):
         return token.ends
+    # After an abbreviation only a word that begins sentences begins one
     is_initial = _INITIAL.fullmatch(token.text) is not None
     begins = after.text[0].isupper() and after.text.lower().rstrip(".") in FIRST_WORDS
     if (token.is_abbreviation or token.is_ellipsis) and not is_initial:
         return begins
+    # After an initial or a number, what follows decides
     goes_on = after.text[0].islower() or after.text in tuple(";:,.!?")
     if is_initial:
         return token.ends and not goes_on and (begins or not after.text[0].isupper())

@@ -46,9 +46,11 @@ class Design:
 def make_designs(wanted: DemonstrationSpec) -> list[Design]:
     """Make sound answers to problems of the stages round-robin. Fewer where hardly any exist."""
     generator = random.Random(f"machines demonstrations {wanted.seed}")
+    # Draw problems of the stages
     problems = stage_problems(wanted.stages, wanted.count, wanted.max_blocks, generator)
     turns: Counter[str] = Counter()
     found: list[Design] = []
+    # Answer each by a hand-made family or by growth, families round-robin
     for problem in problems:
         families = list(ARMS if STAGES[problem.stage].task == "catapult" else CARS)
         is_family = generator.random() < wanted.family_share

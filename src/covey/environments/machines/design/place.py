@@ -81,6 +81,7 @@ def inside_container(tree: Sequence[Block], first: int, second: int) -> bool:
 
 
 def _fitted(tree: Tree, placed: tuple[PlacedBlock, ...], boxes: dict[int, Box], rules: Rules) -> Machine | Invalid:
+    # The box around all blocks
     lows, highs = zip(*boxes.values(), strict=True)
     low = (min(p[0] for p in lows), min(p[1] for p in lows), min(p[2] for p in lows))
     high = (max(p[0] for p in highs), max(p[1] for p in highs), max(p[2] for p in highs))
@@ -88,8 +89,10 @@ def _fitted(tree: Tree, placed: tuple[PlacedBlock, ...], boxes: dict[int, Box], 
     if any(length > limit for length, limit in zip(size, rules.size_limit, strict=True)):
         shown, limit = " x ".join(f"{v:.1f}" for v in size), " x ".join(f"{v:g}" for v in rules.size_limit)
         return Invalid("size", f"machine is {shown} (x, y, z), the limit is {limit}")
+    # What the task asks for
     if rules.needs_boulder and num_boulders(tree) != 1:
         return Invalid("boulder", "the catapult task needs exactly one boulder (type 36)")
+    # Stand it on the ground, in the middle
     shift = (-(low[0] + high[0]) / 2, -low[1], -(low[2] + high[2]) / 2)
     return Machine(tree, tuple(_moved(block, shift) for block in placed), size)
 

@@ -79,11 +79,13 @@ def _tree(rows: Sequence[Mapping[str, Any]], rules: Rules) -> Tree:
 
 
 def _block(index: int, row: Mapping[str, Any], in_repository: bool) -> Block:
+    # Paper and repository name the fields differently
     plain, linear = (REPOSITORY, REPOSITORY_LINEAR) if in_repository else (PAPER, PAPER_LINEAR)
     kind = whole(index, plain[0], row[plain[0]]) if plain[0] in row else None
     expected = linear if (kind in BLOCKS and BLOCKS[kind].is_linear) else plain
     if kind not in BLOCKS and "parent_a" in row:
         expected = linear
+    # The fields must be exactly those of the kind
     if set(row) != set(expected):
         raise NoMachine("field", f"block {index}: fields must be exactly [{', '.join(expected)}]")
     type_, place, *ends = (whole(index, name, row[name]) for name in expected)
@@ -111,10 +113,12 @@ def _shown(number: int) -> str:
 
 def check_tree(tree: Tree, rules: Rules) -> Invalid | None:
     """Return the first thing that is wrong with the tree, wherever its blocks may lie. None where it is sound."""
+    # Count blocks
     if not tree:
         return Invalid("shape", "expected a non-empty list of objects")
     if len(tree) > rules.max_blocks:
         return Invalid("too_many", f"{len(tree)} blocks, at most {rules.max_blocks}")
+    # Check each block with what is above it
     taken: set[tuple[int, int]] = set()
     for index, block in enumerate(tree):
         wrong = _check_kind(index, block, rules) or _check_ends(index, block, tree, taken)
@@ -137,6 +141,7 @@ def _check_kind(index: int, block: Block, rules: Rules) -> Invalid | None:
 
 
 def _check_ends(index: int, block: Block, tree: Tree, taken: set[tuple[int, int]]) -> Invalid | None:
+    # Parents come before their children and have the face
     if index == 0:
         return None
     for parent, face in ends(block):
@@ -146,6 +151,7 @@ def _check_ends(index: int, block: Block, tree: Tree, taken: set[tuple[int, int]
         if not 0 <= face < len(above.faces):
             has = f"has no face {_shown(face)} (it has {len(above.faces)})"
             return Invalid("face", f"block {index}: parent {parent} ({above.name}) {has}")
+    # A face carries one block
     if block.parent_b is not None:
         return None  # linear blocks use free and occupied faces alike, and occupy none
     if (block.parent, block.face) in taken:

@@ -70,20 +70,25 @@ def assemble(machine: Machine, physics: Physics) -> Assembly:
     bodies: list[Body] = []
     body_of: list[int] = []
     lines: list[Line] = []
+    # A joint begins a body; other blocks belong to the body they are attached to
     for index, placed in enumerate(machine.placed):
         block = BLOCKS[placed.block.type]
+        # Linear blocks act between bodies and belong to none
         if placed.end is not None:
             lines.append(_line(machine, placed, placed.end, body_of))
             body_of.append(-1)
             continue
+        # Find the body below
         below = _body_of_face(machine, body_of, placed.block.parent, placed.block.face) if index else -1
         if index and block.kind not in (*JOINTS, "boulder"):
             body_of.append(below)
             continue
         parent = -1 if block.kind == "boulder" else below
+        # Begin a body at the joint
         body_of.append(len(bodies))
         pivot = plus(placed.origin, to_world(block.centre, placed.facing))
         bodies.append(Body(index, block.kind, block.powered, parent, pivot, placed.facing))
+    # Give each block its solids
     solids = tuple(solids_of(placed, physics) for placed in machine.placed)
     boulders = [number for number, body in enumerate(bodies) if body.kind == "boulder"]
     return Assembly(tuple(bodies), solids, tuple(body_of), tuple(lines), boulders[0] if boulders else None)

@@ -68,6 +68,7 @@ def _nested(assembly: Assembly, bodies: Sequence[str], parent: int) -> Iterator[
 def _body_parts(machine: Machine, assembly: Assembly, number: int, physics: Physics) -> str:
     """Write joint, solids and the ends of lines of a body."""
     body = assembly.bodies[number]
+    # The joint, the solids of the body's blocks, and where lines are attached
     parts = [_joint(number, body, physics)]
     for block, (own, solids) in enumerate(zip(assembly.body_of, assembly.solids, strict=True)):
         if own == number:
@@ -81,10 +82,12 @@ def _body_parts(machine: Machine, assembly: Assembly, number: int, physics: Phys
 
 
 def _joint(number: int, body: Body, physics: Physics) -> str:
+    # A boulder is free, all else turns or slides about an axis
     motion = MOTIONS[body.kind]
     if motion == "free":
         return f'<freejoint name="j{number}"/>'
     axis = "" if motion == "ball" else f' axis="{mujoco_vector(DIRECTIONS[axis_of(body)])}"'
+    # Damping, range and stiffness by kind
     more = {
         "wheel": "" if body.powered else f'damping="{physics.free_damping}"',
         "rotor": "",
@@ -116,11 +119,13 @@ def _size(solid: Solid) -> str:
 
 
 def _touch(surface: Surface, physics: Physics) -> str:
+    # Friction by surface
     friction = {
         "tyre": physics.wheel_friction,
         "slick": physics.slick_friction,
         "grip": physics.grip_friction,
     }.get(surface, physics.friction)
+    # The surface with the higher priority decides, so that wheels slip on anything
     if surface == "slick":
         return f'friction="{friction}" priority="1"'
     if surface == "elastic":

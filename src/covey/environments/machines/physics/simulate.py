@@ -73,14 +73,17 @@ class Simulation:
 
     def watch(self) -> None:
         """Go on to the next look, with the power on when it is time."""
+        # Switch on motors and rubber bands
         if self.num_looks == round(self.physics.power_time / (WATCH_STEPS * self.physics.timestep)):
             self.data.ctrl[:] = motor_speeds(self.assembly, self.physics)
             self.model.tendon_stiffness[:] = self.bands()
             self.energy = math.inf
+        # Step, and integrate the motors' power
         force, speed, power = self.data.actuator_force, self.data.actuator_velocity, 0.0
         for _ in range(WATCH_STEPS):
             mujoco.mj_step(self.model, self.data)
             power += max(0.0, float(force @ speed))
+        # Energy that no motor gave is the solver's error
         mujoco.mj_energyPos(self.model, self.data)
         mujoco.mj_energyVel(self.model, self.data)
         energy = float(self.data.energy.sum())
@@ -196,6 +199,7 @@ def record(machine: Machine, world: World, physics: Physics = PHYSICS) -> Record
     positions: list[Array] = []
     rotations: list[Array] = []
 
+    # Keep positions and orientations in the game's axes
     def keep(simulation: Simulation) -> None:
         mujoco.mj_kinematics(simulation.model, simulation.data)
         positions.append(simulation.data.xpos[1:, TO_GAME])

@@ -34,10 +34,12 @@ class Solid:
 def solids_of(placed: PlacedBlock, physics: Physics) -> tuple[Solid, ...]:
     """Return the solids of a block. None for linear blocks."""
     block = BLOCKS[placed.block.type]
+    # Linear blocks are constraints, containers have walls
     if block.is_linear:
         return ()
     if block.kind == "container":
         return _container(placed, block, physics)
+    # Solids are smaller than the grid, so that neighbours do not touch
     size = block.size
     half = (size[0] / 2 - physics.gap, size[1] / 2 - physics.gap, size[2] / 2 - physics.gap)
     shape: Shape = "box"
@@ -58,8 +60,10 @@ def _surface(block: BlockType) -> Surface:
 
 def _container(placed: PlacedBlock, block: BlockType, physics: Physics) -> tuple[Solid, ...]:
     """Build a stem, and on it a floor with four low walls. The stem ends where the boulder lies."""
+    # Dimensions inside
     x, y, floor = block.size[0] / 2 - physics.gap, block.size[1] / 2 - physics.gap, block.faces[0].point[2]
     thick, wall = physics.bowl_thickness / 2, physics.bowl_wall / 2
+    # Foot, floor and four walls
     parts: list[tuple[Vector, Vector]] = [
         ((0.0, 0.0, floor / 2 - thick), (0.5 - physics.gap, 0.5 - physics.gap, floor / 2 - thick - physics.gap)),
         ((0.0, 0.0, floor - thick), (x, y, thick)),

@@ -110,6 +110,7 @@ def _flight_of_data(data: Mapping[str, Any]) -> Flight:
 
 def summarize(trajectory: Trajectory, last: int, show_every: int, gravity: float) -> Outcome:
     """Summarize a simulation. `last` is the look that ends the time of the task. The boulder may fly on."""
+    # A simulation that broke off says nothing of its path
     if trajectory.ending != "complete":
         return Outcome(trajectory.ending, 0.0, 0.0, 0.0, None, ())
     root_T3 = trajectory.root_T3
@@ -128,6 +129,7 @@ def _flight(trajectory: Trajectory, gravity: float) -> Flight | None:
     boulder_T3 = trajectory.boulder_T3
     if boulder_T3 is None:
         return None
+    # The flight ends where the boulder lands
     end = len(boulder_T3) - 1 if trajectory.landing is None else trajectory.landing
     way_3 = boulder_T3[end] - boulder_T3[0]
     apart_3 = boulder_T3[end] - trajectory.root_T3[end]

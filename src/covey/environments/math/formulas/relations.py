@@ -33,15 +33,18 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
 
     What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are compared.
     """
+    # Ratios
     if is_ratio(gold):
         given, wanted = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
         return None if given is None or wanted is None else given == wanted
+    # Unions of intervals, or inequalities
     given_parts, wanted_parts = _intervals(answer), _intervals(gold)
     if given_parts is None or wanted_parts is None:
         is_inequality = bool(_signs(gold) & (LESS.keys() | MORE.keys()))
         return False if is_inequality and not isinstance(answer, Group) else None
     if len(given_parts) != len(wanted_parts):
         return False
+    # One that differs decides, then one that cannot be compared
     verdicts = [_same(one, other) for one, other in zip(given_parts, wanted_parts, strict=True)]
     return False if False in verdicts else None if None in verdicts else True
 
@@ -84,16 +87,19 @@ def _intervals(node: Node) -> list[Interval] | None:
 
 def interval_of(node: Node) -> Interval | None:
     """Return what `[a,b)`, `a \\\\le x < b` and `x > a` stand for. None for anything else."""
+    # Written as an interval
     if not isinstance(node, Group):
         return None
     if node.kind in {"()", "[]", "(]", "[)"} and len(node.members) == 2:
         return Interval(*node.members, ends=(node.kind[0] == "[", node.kind[1] == "]"))
+    # Written as an inequality: all signs in one direction
     signs = node.kind.split()[1:] if node.kind.startswith(RELATION) else []
     members = node.members
     if signs and all(sign in MORE for sign in signs):
         signs, members = [_FLIPPED[sign] for sign in reversed(signs)], members[::-1]
     if not signs or any(sign not in LESS for sign in signs):
         return None
+    # A variable between bounds
     match members:
         case (Symbol(name), high) if name.isalpha():
             return Interval(MINUS_INFINITY, high, (False, LESS[signs[0]]))

@@ -109,9 +109,11 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
     from covey.policy.settings import ModelConfig
     from covey.system.hub import silence
 
+    # Ask once whether the hub answers
     if not Path(name).exists():
         silence()
     keywords: dict[str, Any] = NO_CODE | ({} if revision is None else {"revision": revision})
+    # Load model and tokenizer
     try:
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             name, dtype=precision, output_loading_info=True, **keywords
@@ -120,6 +122,7 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise ValueError(f"{name} is no directory or reachable hub reward model ({reason})") from error
+    # A causal model loads too, with a random head
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:3])
         raise ValueError(f"{name} is no reward model: its files have no weights for {missing}")

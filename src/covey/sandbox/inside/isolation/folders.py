@@ -88,6 +88,7 @@ def remove(folder: str) -> None:
     """
     at = os.open(folder, _FOLDER)
     path: list[tuple[str, os.stat_result]] = []
+    # Descend by descriptors, never by paths: a path may change while it is walked, and be too long
     try:
         below = [_clear(at)]
         while below:

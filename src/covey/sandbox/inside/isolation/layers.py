@@ -80,6 +80,7 @@ class Step:
 
 def enter(spec: Spec, step: Step) -> None:
     """Put all layers of the spec on this process, which cannot take them off again."""
+    # A folder of its own
     step.begin("private_folder")
     if spec.has("mount_namespace") and spec.has("private_folder"):
         size = spec.limits["file_bytes"]
@@ -87,13 +88,16 @@ def enter(spec: Spec, step: Step) -> None:
         kernel.mount("tmpfs", WORK, kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, options)
     os.chdir(spec.folder)
     os.umask(0o077)
+    # Environment and limits, while they can still be set
     step.begin("environment")
     if spec.has("environment"):
         set_environment(spec.folder)
     step.begin("limits")
     if spec.has("limits"):
         set_limits(spec)
+    # The user, which later layers must not be able to change
     enter_identity(spec, step)
+    # Files, descriptors, and last the calls that the layers before needed
     step.begin("landlock")
     if spec.has("landlock"):
         landlock.restrict(landlock.ruleset([*spec.rules, *landlock.rules([(spec.folder, landlock.WORK)])]))
@@ -111,6 +115,7 @@ def enter_identity(spec: Spec, step: Step) -> None:
     """Become another user without capabilities, who cannot gain any and whose memory no process of the same user may
     read."""
     step.begin("identity")
+    # Keep one capability where only root may read the library
     kept = 1 << kernel.CAP_DAC_READ_SEARCH if spec.keep_search else 0
     if spec.uid is not None:
         if kept:
@@ -119,6 +124,7 @@ def enter_identity(spec: Spec, step: Step) -> None:
     step.begin("capabilities")
     if spec.has("capabilities") or spec.uid is not None:
         kernel.set_capabilities(kept)
+    # No new privileges: seccomp and Landlock ask for it
     step.begin("no_new_privileges")
     if spec.has("no_new_privileges"):
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)

@@ -28,16 +28,19 @@ def enter(spec: Spec, readable: Sequence[str], hidden: Sequence[str]) -> None:
 
     Raises OSError where the kernel or the container does not allow it.
     """
+    # Take hold of readable trees as root, then become another user
     trees: dict[str, int] = {}
     if spec.uid is not None:
         trees = take_hold(readable)
         change_user(spec.uid)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # otherwise /proc/self/uid_map belongs to root
+    # Make the namespaces, and map the user into them
     uid, gid = os.getuid(), os.getgid()
     flags = sum(flag for layer, flag in FLAG_OF.items() if spec.has(layer))
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | flags)
     write_maps(uid, gid)
     kernel.make_mounts_private()
+    # Build a root of the readable trees alone, read-only
     if spec.has("mount_namespace"):
         trees = trees or take_hold(readable)
         build_root(trees, hidden)
@@ -64,6 +67,7 @@ def take_hold(readable: Sequence[str]) -> dict[str, int]:
 def build_root(trees: dict[str, int], hidden: Sequence[str]) -> None:
     """Build a small file system over the host's /tmp (seen nowhere else) with the trees in their places."""
     kernel.mount("tmpfs", WORK, kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
+    # Attach each tree, as a folder or a file
     for path, tree in trees.items():
         target = WORK + path
         os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
@@ -75,6 +79,7 @@ def build_root(trees: dict[str, int], hidden: Sequence[str]) -> None:
             kernel.set_attributes(tree, _READ_ONLY)
         kernel.attach_tree(tree, target)
         os.close(tree)
+    # Cover what lies below them and must not be read
     for path in hidden:
         if os.path.isdir(WORK + path):
             kernel.mount("tmpfs", WORK + path, kernel.MS_NOSUID | kernel.MS_NODEV, "size=4k,mode=0555")

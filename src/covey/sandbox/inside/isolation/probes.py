@@ -32,7 +32,7 @@ def serve() -> NoReturn:
 
 
 def made(attempt: Callable[[dict[str, Any]], Any], facts: dict[str, Any]) -> Any:
-    """Make an attempt and return what it came to, or that it could not be made."""
+    """Make an attempt and return its result, or that it could not be made."""
     try:
         return attempt(facts)
     except Exception as error:

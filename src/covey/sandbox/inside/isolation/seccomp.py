@@ -130,6 +130,7 @@ def without_address() -> Block:
 
 def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
     """Return what happens to each call that is not simply allowed. All others are refused."""
+    # Calls that are allowed with some arguments only
     table = {
         "clone": thread_only(),
         "close_range": one_of(2, (0, _CLOSE_RANGE_CLOEXEC)),
@@ -148,6 +149,7 @@ def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
         "mmap": [ALLOW] if are_files_private else anonymous(),
         "fallocate": [ALLOW] if are_files_private else one_of(1, (0,)),  # other modes are not held to RLIMIT_FSIZE
     }
+    # Groups of calls with one rule
     table |= {name: below(0, NUM_CLOCKS) for name in CLOCKS.split()}
     table |= {name: one_of(0, (0, pid)) for name in OF_A_PROCESS.split()}
     table |= {name: [SUCCEED] for name in LOCKS.split()}
@@ -158,6 +160,7 @@ def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
 
 def assemble(machine: str, pid: int, are_files_private: bool) -> list[Instruction]:
     """Assemble the whole program for one process."""
+    # Refuse other machines' calls and unknown ones
     calls = numbers(machine)
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -167,6 +170,7 @@ def assemble(machine: str, pid: int, are_files_private: bool) -> list[Instructio
         (_AT_LEAST, 0, 1, FIRST_UNKNOWN),  # the x32 calls of x86_64 too: their numbers have bit 30
         refuse(errno.ENOSYS),
     ]
+    # Calls with rules, then ranges of allowed numbers, then refuse
     for name, block in rules(pid, are_files_private).items():
         if name in calls:
             program += [(_EQUAL, 0, len(block), calls[name]), *block]
