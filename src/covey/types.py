@@ -8,9 +8,10 @@ L loss tokens (positions whose target the policy chose), B x T tokens of a micro
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
+if TYPE_CHECKING:  # a worker that judges needs none of torch, which takes seconds to import
+    from torch import Tensor
 
 Message = Mapping[str, str]
 """One turn of a conversation: {"role": ..., "content": ...}."""
@@ -157,24 +158,24 @@ class MicroBatch:
     whose hidden state predicts it.
     """
 
-    input_ids_BT: Tensor
+    input_ids_BT: "Tensor"
     """Packed layouts have B = 1."""
-    position_ids_BT: Tensor
+    position_ids_BT: "Tensor"
     layout: Any
     """What each token may attend to (`policy.attention.Layout`)."""
-    source_L: Tensor
+    source_L: "Tensor"
     """Index into the flattened (B * T) stream of the position whose hidden state predicts loss token l."""
-    target_L: Tensor
-    row_L: Tensor
+    target_L: "Tensor"
+    row_L: "Tensor"
     """Rollout (row) of the loss token within this micro-batch."""
-    column_L: Tensor
+    column_L: "Tensor"
     """Index of the loss token within its rollout, counting loss tokens only."""
     num_columns: int
     """Loss tokens of the rollout that has most, known without asking the device."""
     prompt_ids: tuple[str, ...]
     """Prompt of each rollout (row)."""
-    advantage_L: Tensor
-    sampler_logprob_L: Tensor
+    advantage_L: "Tensor"
+    sampler_logprob_L: "Tensor"
 
     @property
     def num_rows(self) -> int:

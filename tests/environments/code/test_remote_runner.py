@@ -102,6 +102,11 @@ def test_answers_are_compared_here_and_all_calls_go_in_one_request(server: Serve
     assert 0 < server.bodies[0]["run_timeout"] <= 20
 
 
+def test_a_worker_that_judges_does_not_wait_for_torch() -> None:
+    code = f"import sys, {RemoteRunner.__module__}; print(sys.modules.keys() & {{'torch', 'numpy'}})"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+
+
 def test_the_server_never_learns_what_is_expected(server: Served) -> None:
     tests = [CallTest((1,), expected=SECRET), AssertTest(f"assert f(2) == {SECRET}"), OutputTest("3", str(SECRET))]
     report = judged(server.url, "def f(n): return n", *tests)
