@@ -58,7 +58,7 @@ def _train(config: Config, folder: Path, stopper: Stopper) -> None:
     with (
         clean_handlers(secrets_in(asdict(config))),
         trainer_ranks(config.devices, partial(train_rank, config, folder, exact=True, old=old)),
-        collectives.process_group(config.timeouts.ranks),
+        collectives.process_group(config.timeouts.ranks, config.model.device),
         locked_run_folder(config, folder, exact=True, old=old),
     ):
         run_train(config, folder, stopper)
@@ -67,7 +67,7 @@ def _train(config: Config, folder: Path, stopper: Stopper) -> None:
 def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -> None:
     """Train as one rank beside rank 0, in a process that Ray has started for it."""
     with (
-        collectives.process_group(config.timeouts.ranks),
+        collectives.process_group(config.timeouts.ranks, config.model.device),
         locked_run_folder(config, wanted, exact=exact, old=old) as folder,
     ):
         begin_log(folder, tuple(secrets_in(asdict(config))))

@@ -11,10 +11,15 @@ import torch
 import torch.distributed as dist
 
 
-def on_two_ranks(work: Callable[[], Any], folder: Path, seconds: float = 60.0) -> list[Any]:
-    """What `work` returns on each of two ranks of a gloo group, which are forks of this process."""
+def on_two_ranks(
+    work: Callable[[], Any], folder: Path, seconds: float = 60.0, backend: str = "gloo", **how: Any
+) -> list[Any]:
+    """What `work` returns on each of two ranks of a gloo group, which are forks of this process.
+
+    `backend` and `how` are torch's own settings of the group.
+    """
     forks = multiprocessing.get_context("fork")
-    ranks = [forks.Process(target=_work_as, args=(work, rank, folder)) for rank in range(2)]
+    ranks = [forks.Process(target=_work_as, args=(work, rank, folder, backend, how)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -24,8 +29,8 @@ def on_two_ranks(work: Callable[[], Any], folder: Path, seconds: float = 60.0) -
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-def _work_as(work: Callable[[], Any], rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def _work_as(work: Callable[[], Any], rank: int, folder: Path, backend: str, how: dict[str, Any]) -> None:
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2, **how)
     torch.save(work(), folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 

@@ -1,11 +1,16 @@
 """In one process every collective is the identity."""
 
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 
-from covey.system import collectives
+from covey.system import collectives, ranks
+from covey.types import RunStopped
 
 from ..support.processes import on_two_ranks
 
@@ -81,3 +86,41 @@ def test_pairs_of_micro_batches_are_kept_apart_and_in_order() -> None:
 def test_the_largest_values_of_one_process_are_its_own() -> None:
     assert collectives.all_max({"a": 1.0, "b": float("-inf")}) == {"a": 1.0, "b": float("-inf")}
     assert collectives.all_max({}) == {}
+
+
+def test_ranks_take_the_gpus_of_their_machine_in_turn_or_the_only_one_they_are_shown() -> None:
+    assert [collectives.own_gpu("auto", rank, num_gpus=4) for rank in range(4)] == [0, 1, 2, 3]
+    assert [collectives.own_gpu("cuda", rank, num_gpus=1) for rank in range(4)] == [0, 0, 0, 0]
+    assert collectives.own_gpu("cuda:2", 0, num_gpus=4) == 2
+
+
+def test_two_ranks_on_one_gpu_are_refused_by_name() -> None:
+    collectives.check_one_rank_a_gpu([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")])
+    with pytest.raises(ValueError, match=r"^ranks 0 and 2 have one GPU of a: start as many processes on a machine"):
+        collectives.check_one_rank_a_gpu([("a", "GPU-1"), ("b", "GPU-1"), ("a", "GPU-1")])
+
+
+def test_a_policy_on_the_cpu_takes_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: pytest.fail(f"took GPU {index}"))
+    monkeypatch.setattr(collectives, "is_distributed", lambda: False)
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    joined: list[str] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: joined.append(backend))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_PORT", "29511")
+    with collectives.process_group(5.0, "cpu"):
+        assert joined == ["gloo"]
+
+
+def test_the_barrier_names_a_missing_rank_also_where_gloo_is_one_of_several_backends(tmp_path: Path) -> None:
+    def work() -> str:
+        if collectives.rank() == 1:
+            time.sleep(3.0)
+            return ""
+        with pytest.raises(RunStopped) as stopped:
+            collectives.barrier("the start")
+        return str(stopped.value)
+
+    said, _ = on_two_ranks(work, tmp_path, backend="cpu:gloo", timeout=timedelta(seconds=1))
+    assert said == "rank 0 has waited 1 s for rank 1 to come to the start"

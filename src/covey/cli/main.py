@@ -199,7 +199,7 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
 
             others = partial(train_rank, job.config, wanted, exact=named, old=job.old)
             held.enter_context(trainer_ranks(job.config.devices, others) if verb == "train" else nullcontext())
-            held.enter_context(collectives.process_group(job.config.timeouts.ranks))
+            held.enter_context(collectives.process_group(job.config.timeouts.ranks, job.config.model.device))
             folder = held.enter_context(resume.locked_run_folder(job.config, wanted, exact=named, old=job.old))
         finally:
             if not given.was_there:

@@ -5,6 +5,7 @@ Losses are divided by counts over all ranks, so sums are all that ever has to cr
 
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,11 +33,12 @@ class PeerRankFailed(RunStopped):
 
 
 @contextmanager
-def process_group(seconds: float) -> Iterator[None]:
+def process_group(seconds: float, device: str = "auto") -> Iterator[None]:
     """Join the processes that a launcher started beside this one, if there are any.
 
-    No collective waits longer than `seconds` for the other ranks. Raises RunStopped where they are lost; any other
-    error carries a note that names this rank.
+    No collective waits longer than `seconds` for the other ranks. `device` is model.device: where that is no CPU, each
+    rank takes a GPU of its own. Raises RunStopped where they are lost, ValueError where two ranks have one GPU; any
+    other error carries a note that names this rank.
     """
     ranks.check_ranks()
     if ranks.world_size() == 1 or is_distributed():
@@ -44,14 +46,16 @@ def process_group(seconds: float) -> Iterator[None]:
         return
     # Meet the other ranks
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = ranks.meeting_place()
-    backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(ranks.local_rank())
-        backend = "cpu:gloo,cuda:nccl"
+    is_on_gpu = device != "cpu" and torch.cuda.is_available()
+    if is_on_gpu:
+        torch.cuda.set_device(own_gpu(device, ranks.local_rank(), torch.cuda.device_count()))
+    backend = "cpu:gloo,cuda:nccl" if is_on_gpu else "gloo"
     number, timeout = ranks.rank(), timedelta(seconds=seconds)
     try:
         store, size = _own_store(number, timeout), ranks.world_size()
         dist.init_process_group(backend, rank=number, world_size=size, timeout=timeout, store=store)
+        if is_on_gpu:
+            check_one_rank_a_gpu(all_gather((socket.gethostname(), str(torch.cuda.get_device_properties().uuid))))
         yield
     except Exception as error:
         error.add_note(f"on rank {number}")
@@ -65,6 +69,29 @@ def process_group(seconds: float) -> Iterator[None]:
             dist.destroy_process_group()
         # A program that joins again must not find the store that the first rank has not yet closed.
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + (not _has_agent_store()))
+
+
+def own_gpu(device: str, local_rank: int, num_gpus: int) -> int:
+    """Return the number of the GPU that a rank takes.
+
+    Launchers such as SLURM and Ray may show each rank its own GPU only, which then is number 0.
+
+    >>> own_gpu("auto", local_rank=3, num_gpus=8), own_gpu("cuda", local_rank=3, num_gpus=1)
+    (3, 0)
+    """
+    chosen = torch.device(device).index if device != "auto" else None
+    return local_rank % num_gpus if chosen is None else chosen
+
+
+def check_one_rank_a_gpu(places: Sequence[tuple[str, str]]) -> None:
+    """Refuse (ValueError) two ranks on one GPU. `places` are machine and GPU of each rank, in order."""
+    for number, place in enumerate(places):
+        first = places.index(place)
+        if first != number:
+            raise ValueError(
+                f"ranks {first} and {number} have one GPU of {place[0]}: start as many processes on a machine as it "
+                "has GPUs, or set model.device=cpu"
+            )
 
 
 def _own_store(number: int, timeout: timedelta) -> dist.Store | None:
@@ -90,11 +117,13 @@ def barrier(what: str) -> None:
 
     For places where ranks may be far apart; it takes a round trip to rank 0.
     """
-    if not is_distributed() or dist.get_backend() != dist.Backend.GLOO:
+    world = dist.group.WORLD if is_distributed() else None
+    if world is None:
         return
     started = time.monotonic()
     try:
-        dist.monitored_barrier(timeout=_deadline(), wait_all_ranks=True)
+        # Of the group itself: torch's function refuses one that has NCCL beside gloo, whose barrier this is.
+        world.monitored_barrier(_deadline(), wait_all_ranks=True)
     except RuntimeError as error:
         absent = re.search(r"Ranks? ([0-9, ]+) failed", str(error))
         who = f"rank {absent[1].strip()}" if absent else "another rank"

@@ -51,3 +51,16 @@ def test_every_rank_goes_on_with_its_own_generators_and_one_too_many_with_those_
         seeded(9)
         assert restore(run, Forgetful(), {**parts, "step": 5, "generators": of_two_ranks}) == 5
         assert drawn() == expected
+
+
+def test_only_the_generator_of_the_own_gpu_is_saved_so_that_fewer_gpus_may_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_back: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.tensor([3, 4], dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", put_back.append)
+    states = generators()
+    restore_generators(states)
+    assert len(states["cuda"]) == 1
+    assert [state.tolist() for state in put_back] == [[3, 4]]

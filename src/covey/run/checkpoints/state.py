@@ -5,7 +5,7 @@ trainer               optimiser, loss scale, KL coefficient, entropy bonus, refr
 source                position in the prompt stream, what a curriculum has learnt (a group in flight is sampled again)
 credit                running baselines
 record                counters, earlier evaluations, seconds of each phase
-generators            Python, NumPy, torch CPU and CUDA of each rank (sampling and data order use none of them)
+generators            Python, NumPy, torch CPU and its own GPU of each rank (sampling and data order use none of them)
 
 It is the same for any number of ranks, sharded or not, so a run may resume with another number of them.
 """
@@ -59,7 +59,7 @@ def generators() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": (str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
     }
 
 
@@ -70,4 +70,4 @@ def restore_generators(states: Mapping[str, Any]) -> None:
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
+        torch.cuda.set_rng_state(states["cuda"][0])
