@@ -37,17 +37,20 @@ class Reference:
                     yield self.policy
 
 
-def make_reference(policy: Policy, *, refreshed: bool) -> Reference:
+def make_reference(policy: Policy, *, refreshed: bool, is_empty: bool = False) -> Reference:
     """Return a reference equal to the policy before its first step.
 
     Under LoRA no second copy of the weights is held: the base model is the reference, or a second adapter, where it
-    will be `refreshed` or the adapters have been trained before. Otherwise the weights are copied and frozen.
+    will be `refreshed` or the adapters have been trained before. Otherwise the weights are copied and frozen; with
+    `is_empty` they have no storage yet, and get the policy's shards (`sharding.shard_like`).
     """
     if is_adapted(policy.model):
         own_adapter = refreshed or not _is_base_model(policy.model)
         if own_adapter:
             _copy_adapter(policy.model)
         return Reference(policy, REFERENCE_ADAPTER if own_adapter else None)
+    if is_empty:
+        return Reference(sharding.without_storage(policy), None)
     frozen = copy.deepcopy(policy.model).requires_grad_(False)
     return Reference(replace(policy, model=frozen), None)
 
@@ -67,11 +70,11 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
 
 
 def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
-    """Return the weights that belong to the reference alone, whole. Collective where they are sharded."""
+    """Return the weights that belong to the reference alone, where they are sharded as `sharding.on_rank0` does."""
     sharding.reshard(reference.policy)
     named = reference.policy.model.named_parameters()
     own = {name: p.detach() for name, p in named if _refresh_source(name, reference.adapter) is not None}
-    return {name: sharding.whole(weight) for name, weight in own.items()} if reference.policy.sharded else own
+    return {name: sharding.on_rank0(weight) for name, weight in own.items()} if reference.policy.sharded else own
 
 
 def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:

@@ -5,6 +5,7 @@ Whatever is sharded shows as DTensor; the functions here turn such tensors into 
 imported where they are used: that takes a second, which a run of one process need not wait.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from covey.policy.policy import Policy
+from covey.system import collectives
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -23,17 +25,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def shard(policy: Policy) -> Policy:
-    """Share the weights out over all ranks, in place.
+def shard(policy: Policy, device: torch.device | None = None) -> Policy:
+    """Share the weights out over all ranks, in place; on `device` where they were loaded elsewhere.
 
-    From here on passes through the policy are collective: every rank makes equally many, or `gathered` is around them.
+    Weights are moved layer by layer, so that `device` never holds more than one whole layer beside the shards. From
+    here on passes through the policy are collective: every rank makes equally many, or `gathered` is around them.
     """
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     root = policy.causal_lm
+    mesh = init_device_mesh((device or policy.device).type, (collectives.world_size(),))
     for layer in _layers(root):
-        fully_shard(layer)
-    fully_shard(root, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(root, mesh=mesh, reshard_after_forward=False)
     for module in _sharded_modules(root):
         # Losses are divided by global counts: gradients add up. gloo has no mean anyway.
         module.set_gradient_divide_factor(1.0)
@@ -41,6 +46,26 @@ def shard(policy: Policy) -> Policy:
     root.covey_pass = _run  # type: ignore[assignment]
     register_fsdp_forward_method(root, "covey_pass")
     return replace(policy, sharded=True)
+
+
+def without_storage(policy: Policy) -> Policy:
+    """Return the same policy with frozen weights on `meta`, to be shared out by `shard_like`. Buffers are copied."""
+    named = policy.model.named_parameters()
+    empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for _, p in named}
+    # deepcopy takes what it finds here for copied, tied weights once.
+    return replace(policy, model=copy.deepcopy(policy.model, dict(empty)))
+
+
+def shard_like(empty: Policy, example: Policy) -> Policy:
+    """Give a policy `without_storage` the shards of `example`, which is sharded. No weight is whole on the way."""
+    device = example.device
+    sharded = shard(empty, device)
+    sharded.model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    reshard(example)
+    with torch.no_grad():
+        for mine, theirs in zip(sharded.model.parameters(), example.model.parameters(), strict=True):
+            mine.to_local().copy_(theirs.to_local())  # type: ignore[attr-defined] # both are DTensors
+    return sharded
 
 
 @contextmanager
@@ -81,24 +106,33 @@ def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(example.device), example.device_mesh, example.placements)
 
 
+def on_rank0(tensor: Tensor) -> Tensor:
+    """Return a tensor whole on the CPU of rank 0, which saves it; an empty one on the others. Collective."""
+    found = whole(tensor)
+    return found.cpu() if collectives.is_main_process() else torch.empty(0, dtype=found.dtype)
+
+
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a sharded model with whole tensors, on the CPU. Tied weights stay tied. Collective."""
+    """Return the state dict of a sharded model with whole tensors, as `on_rank0` does one after the other.
+
+    Tied weights stay tied.
+    """
     identity = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     found: dict[int, Tensor] = {}
     weights = {}
     for name, value in model.state_dict().items():
         key = identity.get(name, id(value))
         if key not in found:
-            found[key] = whole(value).cpu()
+            found[key] = on_rank0(value)
         weights[name] = found[key]
     return weights
 
 
 def full_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the optimiser's state dict as one process alone would have it. Collective where it is sharded."""
+    """Return the optimiser's state dict as one process alone would have it, tensors as `on_rank0` gives them."""
     state = optimizer.state_dict()
     gathered_state = {
-        index: {name: whole(value) if isinstance(value, Tensor) else value for name, value in moments.items()}
+        index: {name: on_rank0(value) if isinstance(value, Tensor) else value for name, value in moments.items()}
         for index, moments in state["state"].items()
     }
     return {**state, "state": gathered_state}

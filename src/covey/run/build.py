@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+
 from covey.algorithm.build import build_objective
 from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
@@ -18,7 +20,7 @@ from covey.engine.weights import trained_tensors
 from covey.environments import build as environments
 from covey.environments.base import Environment, EnvironmentLike, Split, adapt
 from covey.policy import sharding
-from covey.policy.models.loading import load_policy
+from covey.policy.models.loading import choose_device, load_policy
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
@@ -97,8 +99,10 @@ def check_prompts(name: str, environment: Environment) -> None:
 def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer) -> Run:
     """Load the policy and wire trainer, engine and source around it."""
     environment = adapt(environment)
-    policy = load_policy(config.model, seed=config.seed)
-    policy, reference = distributed(policy, build_reference(config, policy), config.parallel.strategy)
+    strategy = config.parallel.strategy
+    policy = load_policy(config.model, seed=config.seed, on_host=is_shared_out(strategy))
+    reference = build_reference(config, policy)
+    policy, reference = distributed(policy, reference, strategy, choose_device(config.model.device))
     trainer = build_trainer(config, policy, reference, timer)
     # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
     build_engine = sampling_engine if config.source == "ray" else ENGINES[config.engine.name]
@@ -122,7 +126,8 @@ def build_reference(config: Config, policy: Policy) -> Reference | None:
     """Copy the policy as it is now, where a penalty or a ratio asks for a reference."""
     needed = _objective(config).needs_reference or config.algorithm.kl_coef > 0
     refreshed = config.algorithm.reference_refresh_every is not None
-    return make_reference(policy, refreshed=refreshed) if needed else None
+    is_empty = is_shared_out(config.parallel.strategy)
+    return make_reference(policy, refreshed=refreshed, is_empty=is_empty) if needed else None
 
 
 def build_trainer(config: Config, policy: Policy, reference: Reference | None, timer: PhaseTimer) -> Trainer:
@@ -257,17 +262,26 @@ def _spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
     return tuple(chosen)
 
 
-def distributed(policy: Policy, reference: Reference | None, strategy: str) -> tuple[Policy, Reference | None]:
-    """Lay out policy and reference as `strategy` ("ddp" or "fsdp") says.
+def is_shared_out(strategy: str) -> bool:
+    """Tell whether `strategy` ("ddp" or "fsdp") shares weights out over several ranks."""
+    return strategy == "fsdp" and collectives.is_distributed()
 
-    With ddp every rank holds all of both.
 
-    Every rank must hold the same weights before.
+def distributed(
+    policy: Policy, reference: Reference | None, strategy: str, device: torch.device | None = None
+) -> tuple[Policy, Reference | None]:
+    """Lay out policy and reference as `strategy` says, on `device` where they were loaded on the host.
+
+    With ddp every rank holds all of both. Every rank must hold the same weights before; a reference without storage
+    gets those of the policy.
     """
-    if strategy == "ddp" or not collectives.is_distributed():
+    if not is_shared_out(strategy):
         return policy, reference
-    sharded = sharding.shard(policy)
+    sharded = sharding.shard(policy, device)
     if reference is None:
         return sharded, None
-    is_same_model = reference.policy.model is policy.model
-    return sharded, replace(reference, policy=sharded if is_same_model else sharding.shard(reference.policy))
+    if reference.policy.model is policy.model:
+        return sharded, replace(reference, policy=sharded)
+    is_empty = any(parameter.is_meta for parameter in reference.policy.model.parameters())
+    own = sharding.shard_like(reference.policy, sharded) if is_empty else sharding.shard(reference.policy, device)
+    return sharded, replace(reference, policy=own)

@@ -20,12 +20,12 @@ from covey.config.schema import Config
 from covey.engine.build import sampling_engine
 from covey.environments.base import Environment
 from covey.policy import sharding
-from covey.policy.models.loading import load_policy
+from covey.policy.models.loading import choose_device, load_policy
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import Sampler, encode_prompt, finished_rollout
 from covey.rollouts.source import LocalSource, PromptStream
-from covey.run.build import distributed
+from covey.run.build import distributed, is_shared_out
 from covey.run.checkpoints.checkpoint import COLD_START_REPORT as REPORT
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.system import collectives
@@ -80,8 +80,9 @@ def _train_into(
 ) -> ColdStart:
     with catch_write_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    policy = load_policy(full_precision(config.model), seed=config.seed)
-    policy, _ = distributed(policy, None, config.parallel.strategy)
+    model, strategy = full_precision(config.model), config.parallel.strategy
+    policy = load_policy(model, seed=config.seed, on_host=is_shared_out(strategy))
+    policy, _ = distributed(policy, None, strategy, choose_device(model.device))
     num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
     weights = sharding.full_state_dict(policy.model) if policy.sharded else None
     report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})

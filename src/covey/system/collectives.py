@@ -123,7 +123,7 @@ def barrier(what: str) -> None:
     started = time.monotonic()
     try:
         # Of the group itself: torch's function refuses one that has NCCL beside gloo, whose barrier this is.
-        world.monitored_barrier(_deadline(), wait_all_ranks=True)
+        world.monitored_barrier(_deadline(), wait_all_ranks=True)  # type: ignore[attr-defined]
     except RuntimeError as error:
         absent = re.search(r"Ranks? ([0-9, ]+) failed", str(error))
         who = f"rank {absent[1].strip()}" if absent else "another rank"

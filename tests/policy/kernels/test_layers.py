@@ -160,7 +160,7 @@ def test_the_reason_why_parts_stay_with_torch_is_told(precision: str) -> None:
 
 def test_a_model_without_such_parts_stays_as_it_is() -> None:
     model = tiny_policy("gpt2").causal_lm
-    choose_kernels(model, "auto", torch.float32)
+    choose_kernels(model, "auto", torch.float32, torch.device("cpu"))
     assert not kinds(model)
 
 

@@ -141,13 +141,13 @@ class CompiledQwen3Attention(_CompiledAttention, Qwen3Attention):
         return self.sliding_window
 
 
-def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype) -> None:
-    """Let parts of the model compute through C where they can. `kernels` = "torch" never does.
+def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype, device: torch.device) -> None:
+    """Let parts of the model compute through C where they can, once it is on `device`. `kernels` = "torch" never does.
 
     Never by a timing: a run that chose anew at each start would not resume to the same bits.
     """
     is_known = any(type(module) in COMPILED for module in model.modules())
-    if kernels == "auto" and is_known and not unsupported_reason("layers", [(precision, model.device.type)]):
+    if kernels == "auto" and is_known and not unsupported_reason("layers", [(precision, device.type)]):
         use_compiled(model)
 
 

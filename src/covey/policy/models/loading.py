@@ -38,16 +38,19 @@ from covey.system.hub import silence
 from covey.system.lookup import near
 
 
-def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True) -> Policy:
+def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True, on_host: bool = False) -> Policy:
     """Build the policy that `settings` describe. `seed` decides random weights (nano, adapters).
+
+    With `on_host` it lies in the host's memory, ready to be shared out over devices (`sharding.shard`), of which none
+    need then hold it whole.
 
     Raises ValueError where a setting cannot be met: no such model, no bitsandbytes, unsupported attention.
     """
     with MAKING:
-        return _load_policy(settings, seed, trainable)
+        return _load_policy(settings, seed, trainable, on_host)
 
 
-def _load_policy(settings: ModelConfig, seed: int, trainable: bool) -> Policy:
+def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: bool) -> Policy:
     register()
     # Warns on some CPUs that a kernel nobody asked for is missing, as soon as peft imports it.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -59,7 +62,8 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool) -> Policy:
     check_name(settings.name)
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
-    model, tokenizer = _load_model(replace(settings, name=base), device, seed)
+    place = torch.device("cpu") if on_host else device
+    model, tokenizer = _load_model(replace(settings, name=base), place, seed)
     set_template_defaults(tokenizer, settings.chat_template_kwargs, base)
     remove_dropout(model)
     if device.type == "cpu":
@@ -67,7 +71,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool) -> Policy:
     precision = DTYPES[settings.precision]
     if precision == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the grouped product of experts has no float64
-    choose_kernels(model, settings.kernels, precision)
+    choose_kernels(model, settings.kernels, precision, device)
     bare = detect_capabilities(
         Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
     )
@@ -84,7 +88,8 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool) -> Policy:
         wrapped.requires_grad_(False)
     attention = bare.attention
     if bare.mask_id is None:
-        attention = choose_attention(settings.attention, settings.kernels, bare.heads)
+        heads = [replace(each, device_type=device.type) for each in bare.heads]
+        attention = choose_attention(settings.attention, settings.kernels, heads)
     return replace(bare, model=wrapped, offload=settings.activation_offload and trainable, attention=attention)
 
 

@@ -1,0 +1,80 @@
+"""What FSDP holds whole, and when: on two ranks of gloo."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from covey.policy import sharding
+from covey.policy.models.loading import load_policy
+from covey.policy.reference import make_reference
+from covey.policy.settings import ModelConfig
+from covey.run.build import distributed
+from covey.run.preflight.passes import LiveBytes
+from covey.system import collectives
+
+from ..support.builders import ADAMW, ADVANTAGES, make, make_trainer, nano, random_groups
+from ..support.pretend_gpu import PretendGpu
+from ..support.processes import on_two_ranks
+
+LAYERS = 6
+
+
+def state_bytes(state: dict[str, Any]) -> int:
+    return sum(tensor.nbytes for moments in state["state"].values() for tensor in moments.values())
+
+
+def test_moments_are_saved_one_tensor_at_a_time_and_rank_0_alone_keeps_them(tmp_path: Path) -> None:
+    def work() -> dict[str, Any]:
+        policy, _ = distributed(nano(nano_num_layers=LAYERS), None, "fsdp")
+        trainer = make_trainer(policy, optimizer=ADAMW)
+        trainer.step(make(random_groups(vocabulary=250), advantages=ADVANTAGES), 0)
+        with LiveBytes() as live:
+            state = trainer.state_dict()["optimizer"]
+        largest = max(parameter.numel() for parameter in policy.model.parameters()) * 4
+        return {"kept": state_bytes(state), "peak": live.peak, "largest": largest}
+
+    policy = nano(nano_num_layers=LAYERS)
+    trainer = make_trainer(policy, optimizer=ADAMW)
+    trainer.step(make(random_groups(vocabulary=250), advantages=ADVANTAGES), 0)
+    everything = state_bytes(trainer.state_dict()["optimizer"])
+    first, second = on_two_ranks(work, tmp_path)
+    assert first["kept"] == everything
+    assert second["kept"] == 0
+    assert second["peak"] <= 3 * second["largest"] < everything / 3
+
+
+def test_a_reference_is_made_of_the_policy_s_shards(tmp_path: Path) -> None:
+    def work() -> dict[str, Any]:
+        policy = nano(nano_num_layers=LAYERS)
+        number = sum(parameter.numel() for parameter in policy.model.parameters())
+        empty = make_reference(policy, refreshed=False, is_empty=True)
+        stored = sum(not parameter.is_meta for parameter in empty.policy.model.parameters())
+        sharded, reference = distributed(policy, empty, "fsdp")
+        assert reference is not None
+        local = sum(parameter.to_local().numel() for parameter in reference.policy.model.parameters())  # type: ignore[operator]
+        same = all(
+            torch.equal(sharding.whole(mine), sharding.whole(theirs)) and not mine.requires_grad
+            for mine, theirs in zip(reference.policy.model.parameters(), sharded.model.parameters(), strict=True)
+        )
+        batch = make(random_groups(vocabulary=250)).micro_batches[0]
+        place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
+        logits = [p.run_forward(lambda p=p: p.logits(*place)) for p in (sharded, reference.policy)]
+        return {"stored": stored, "share": local / number, "same": same, "alike": torch.equal(*logits)}
+
+    for found in on_two_ranks(work, tmp_path):
+        assert found["stored"] == 0
+        assert 0.4 < found["share"] < 0.6
+        assert found["same"]
+        assert found["alike"]
+
+
+def test_a_policy_that_will_be_shared_out_is_loaded_without_the_device() -> None:
+    with PretendGpu() as gpu:
+        policy = load_policy(
+            ModelConfig(nano_hidden_size=32, nano_num_layers=1, nano_num_heads=2), seed=0, on_host=True
+        )
+        assert not gpu.kernels
+        assert str(policy.device) == "cpu"
+        assert policy.attention != "compiled", "it is chosen for the device"
+    assert not collectives.is_distributed()
