@@ -1,6 +1,7 @@
 """The one loop: take -> prepare -> step -> publish -> record. The same on every rank, in every mode."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from covey.config.early import check_early
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.policy import sharding
-from covey.rollouts.source import drop_stale
+from covey.rollouts.group_checks import drop_stale
 from covey.run import stages
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
@@ -24,7 +25,7 @@ from covey.system import accelerate_launch, collectives, ranks
 from covey.system.text.cleaning import clean_handlers
 from covey.system.text.masking import secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop
-from covey.trainer.prepare import make_measured_batch, make_training_batch
+from covey.trainer.prepare import make_measured_batch, make_training_batch, train_ahead
 from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)
@@ -153,11 +154,19 @@ def train_step(run: Run, config: Config, record: RunRecorder, step: int, stopper
 def take(run: Run, config: Config, record: RunRecorder, step: int) -> list[Group]:
     """Take this rank's share of the next groups, none older than `max_staleness`.
 
-    What scoring adds to the time of sampling is charged to rewards.
+    With `streaming`, groups that are there early are trained ahead. What scoring adds to the time of sampling is
+    charged to rewards.
     """
+
+    def meanwhile(groups: Sequence[Group]) -> None:
+        with record.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
+            fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
+            train_ahead(fresh, run.trainer, run.credit, run.packing, step)
+
     with record.timer.phase("sampling"):
         with sharding.gathered(run.policy):
-            groups = run.source.take(collectives.local_share(config.groups_per_step))
+            share = collectives.local_share(config.groups_per_step)
+            groups = run.source.take(share, meanwhile if config.streaming else None)
         record.timer.charge("reward", run.source.take_scoring_seconds())
     fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
     kept = set(map(id, fresh))

@@ -95,6 +95,14 @@ def test_what_is_typed_is_refused_where_nothing_reads_it(words: list[str], line:
     assert str(refusal.value) == line
 
 
+def test_tokens_of_older_weights_are_corrected_for_unless_something_else_is_typed() -> None:
+    stale = ("source=ray", "max_staleness=2")
+    assert composed(*stale)[0].algorithm.correction == "truncate"
+    assert composed(*stale, "algorithm.correction=none")[0].algorithm.correction == "none"
+    assert composed(*stale, "algorithm.ratio_denominator=behaviour")[0].algorithm.correction == "none"
+    assert composed("source=ray")[0].algorithm.correction == "none"
+
+
 def test_settings_that_contradict_each_other_with_nothing_typed_stay() -> None:
     config = Config()
     config.algorithm.kl_estimator = "k1"

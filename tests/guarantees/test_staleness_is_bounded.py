@@ -16,8 +16,9 @@ from torch import Tensor
 
 from covey.config.schema import Config
 from covey.config.validate import validate
+from covey.rollouts.group_checks import drop_stale
 from covey.rollouts.rollout import Sampler
-from covey.rollouts.source import Dropped, LocalSource, PromptSampler, drop_stale
+from covey.rollouts.source import Dropped, LocalSource, Meanwhile, PromptSampler
 from covey.run import build
 from covey.train import run_train, train
 from covey.types import Group, Prompt, Sampling
@@ -105,7 +106,7 @@ class Late:
     def dropped(self) -> Sequence[Dropped]:
         return self.inner.dropped
 
-    def take(self, n: int) -> list[Group]:
+    def take(self, n: int, meanwhile: Meanwhile | None = None) -> list[Group]:
         fresh = self.inner.take(self.fresh_groups) if self.fresh_groups else []
         while len(self.waiting) <= self.delay:
             self.waiting.append(self.inner.take(n - self.fresh_groups))

@@ -16,7 +16,8 @@ from covey.rollouts.curriculum import (
     Window,
     is_scheduled,
 )
-from covey.rollouts.source import Outcome, PromptSampler, PromptStream
+from covey.rollouts.group_checks import Outcome
+from covey.rollouts.source import PromptSampler, PromptStream
 from covey.types import Prompt
 
 Drawn = Sequence[tuple[Prompt, int]]

@@ -40,7 +40,7 @@ class Answers:
             made.append(Group(prompt, tuple(rollout(r) for r in rewards if r is not None), failures))
         return made
 
-    def take(self, n: int) -> list[Group]:
+    def take(self, n: int, meanwhile: Any = None) -> list[Group]:
         raise AssertionError("an evaluation takes nothing from the training stream")
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -80,6 +80,13 @@ def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Red
     return (weights_N * select(values_NT, mask_NT).sum(1)).sum()
 
 
+def divisor(reduction: Reduction) -> str:
+    """Name the field of `Totals` that an aggregation divides by: "" where by none, the mode of a custom one."""
+    if reduction.mode.startswith("seq_mean"):
+        return "num_rows" if reduction.count_empty else "num_sequences"
+    return {"token_mean": "num_tokens"}.get(reduction.mode, reduction.mode if ":" in reduction.mode else "")
+
+
 def _length(reduction: Reduction) -> int:
     if ":" in reduction.mode:  # it may divide by a length or not
         return reduction.norm_length or 1

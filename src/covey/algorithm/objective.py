@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm import metrics
-from covey.algorithm.aggregation import Reduction, Totals, aggregate
+from covey.algorithm.aggregation import Reduction, Totals, aggregate, divisor
 from covey.algorithm.corrections import (
     Criterion,
     WeightOptions,
@@ -180,6 +180,13 @@ class Objective:
         normalizes = self.off_policy.weights is not None and self.off_policy.weights.self_normalize
         drops = self.off_policy.m2po_threshold is not None or self.policy.high_entropy_fraction < 1
         return normalizes or drops or self.policy.selector is not None
+
+    @property
+    def divisors(self) -> frozenset[str]:
+        """Return what divides the terms of the loss (`aggregation.divisor`): with one for all, counts may come last."""
+        penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
+        of_others = ([self.kl.reduction] if penalised else []) + ([TOKEN_MEAN] if self.entropy_bonus else [])
+        return frozenset(map(divisor, (self.policy.reduction, *of_others)))
 
     def grad_is_known_before_forward(self, *, is_current: bool, old_is_given: bool) -> bool:
         """Tell whether each token's d loss / d log-prob is known before the policy's pass.

@@ -13,6 +13,15 @@ WITH_RATIO_LEVEL = ("clip", "cispo", "sapo")
 """Losses defined for an importance ratio of any level; the others take the token's."""
 WITHOUT_EXPONENTIAL = (*WITHOUT_RATIO, "dro")
 """Losses that never form exp(log ratio)."""
+OVER_THE_BATCH = (
+    "group_center_batch_std",
+    "group_center_token_whiten",
+    "gpg",
+    "gdpo",
+    "role_ema",
+    "reinforce_plus_plus",
+)
+"""Advantages of a rollout that depend on more than its own group."""
 WITHOUT_CLAMP = ("k1", "k2", "abs", "k1_forward", "full")
 """KL estimators without an exponential of the log ratio."""
 

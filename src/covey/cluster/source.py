@@ -8,7 +8,7 @@ With max_staleness=0 the batches are those of the source in process.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,13 @@ from covey.cluster.pool import SamplerPool
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import Call, Limits
 from covey.cluster.start import connect, disconnect
-from covey.cluster.wire import Result
+from covey.cluster.wire import Part, Result, shares
 from covey.engine.base import UpdateMode
 from covey.engine.weights import make_weight_set
 from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
+from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
 from covey.rollouts.rollout import Sampler, encode_prompt
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import row_of
@@ -34,11 +35,9 @@ from covey.rollouts.source import (
     AdaptiveSampler,
     Dropped,
     LocalSource,
+    Meanwhile,
     PromptSampler,
-    num_rollouts,
-    outcomes_of,
     rollout_seed,
-    stop_where_only_failures,
 )
 from covey.system import collectives
 from covey.system.disk import WriteError
@@ -79,6 +78,8 @@ class RaySource:
         self._status_file: Path | None = None
         self._told = 0.0
         self._trained: list[Mapping[str, Any]] = []
+        self._ahead: list[list[int]] = []
+        """Groups of the last step that were handed over early, by their place in it, part by part."""
         self._digest = ""
         """Of the weights that the samplers were given last."""
         self._ages: list[int] = []
@@ -109,14 +110,24 @@ class RaySource:
     def dropped(self) -> Sequence[Dropped]:
         return self.local.dropped
 
-    def take(self, n: int) -> list[Group]:
-        """Wait for the groups of the next step and return this rank's share of them."""
+    def take(self, n: int, meanwhile: Meanwhile | None = None) -> list[Group]:
+        """Wait for the groups of the next step and return this rank's share of them.
+
+        What comes early is shared out by its place in its round, before anybody knows what else will be trained.
+        """
         if self._pushed < 0:
             self.publish((), version=0)
-        groups: list[Group] = collectives.run_on_rank0(self._take_all)
-        rank, world_size = collectives.rank(), collectives.world_size()
-        first, end = (len(groups) * place // world_size for place in (rank, rank + 1))
-        return groups[first:end]
+        own: dict[int, Group] = {}
+        parts = self._take_all(is_streaming=meanwhile is not None)
+        while True:
+            part: Part = collectives.run_on_rank0(lambda: next(parts))
+            new = {number: group for number, (rank, group) in part.groups.items() if rank == collectives.rank()}
+            own |= new
+            if part.is_last:
+                return [own[number] for number in sorted(own)]
+            assert meanwhile is not None
+            if new:
+                meanwhile(list(new.values()))
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         """Have prompts answered on the version published last: none is published meanwhile."""
@@ -161,7 +172,8 @@ class RaySource:
         if self._pool is None:
             return {}
         groups, self._trained = self._trained, []
-        return {"weights": self._digest if self._pushed == self._buffer.step else None, "groups": groups}
+        ahead = {"ahead": self._ahead} if self._ahead else {}
+        return {"weights": self._digest if self._pushed == self._buffer.step else None, "groups": groups} | ahead
 
     def take_metrics(self) -> dict[str, float]:
         """Return ages, waits and speeds since the last call. Rank 0 knows them."""
@@ -269,12 +281,16 @@ class RaySource:
             kind, message = result.error
             self._error = RAISED.get(kind, lambda text: RunStopped(f"a sampler raised {kind}: {text}"))(message)
 
-    def _take_all(self) -> list[Group]:
-        """Fill the present step, in rounds: each later one replaces what the filter refused."""
+    def _take_all(self, *, is_streaming: bool) -> Iterator[Part]:
+        """Fill the present step, in rounds: each later one replaces what the filter refused.
+
+        Yields what is complete early, where that is asked for, and last what was not yielded before.
+        """
         assert self._pool is not None
         buffer, groups_per_step = self._buffer, self._buffer.bound.groups_per_step
-        kept: list[Group] = []
+        kept: dict[int, Group] = {}
         tried: list[Group] = []
+        early: list[list[int]] = []
         self.local.forget_dropped()
         for number in range(1 + (self.local.filter_rounds if self.local.keep else 0)):
             missing = groups_per_step - len(kept)
@@ -283,6 +299,10 @@ class RaySource:
             if number > 0:
                 buffer.open_round(missing)
             self._admit()
+            if is_streaming:
+                for part in self._complete_early(missing):
+                    early.append(list(part.groups))
+                    yield part
             taken = self._wait_for(missing)
             groups = [group for _, group in taken]
             if isinstance(self.stream, AdaptiveSampler):
@@ -291,7 +311,7 @@ class RaySource:
             for ticket, group in taken:
                 self.local.sampled_size = ticket.group_size
                 if self.local.keep_or_drop(group, ticket.group_size):
-                    kept.append(group)
+                    kept[ticket.number] = group
                     self._trained.append(row_of(ticket, group))
         # Count what became of them, and let the next step's prompts in.
         with self._changed:
@@ -300,13 +320,32 @@ class RaySource:
         self._pool.ask_environments()
         self._admit()
         stop_where_only_failures(tried, num_rollouts(tried))
-        return kept
+        places = {number: place for place, number in enumerate(kept)}
+        self._ahead = [[places[number] for number in part] for part in early]
+        late = kept.keys() - {number for part in early for number in part}
+        ranks = shares(len(kept))
+        yield Part({number: (ranks[places[number]], kept[number]) for number in kept if number in late}, is_last=True)
+
+    def _complete_early(self, n: int) -> Iterator[Part]:
+        """Yield groups of the present round as they are complete, while others of it are under way."""
+        seen: set[int] = set()
+        buffer = self._buffer
+        ranks = shares(n)
+        first = buffer.pending[0].number
+        while True:
+            self._wait_counted(lambda: buffer.is_ready(n) or len(buffer.complete(n)) > len(seen), n)
+            with self._changed:
+                if buffer.is_ready(n):
+                    return
+                new = [(ticket, group) for ticket, group in buffer.complete(n) if ticket.number not in seen]
+            seen.update(ticket.number for ticket, _ in new)
+            trained = {t.number: (ranks[t.number - first], g) for t, g in new if self.local.keeps(g, t.group_size)}
+            if trained:
+                yield Part(trained, is_last=False)
 
     def _wait_for(self, n: int) -> list[tuple[Ticket, Group]]:
         """Wait until the first n groups are there, in the order of admission."""
-        started = time.monotonic()
-        self._wait(lambda: self._buffer.is_ready(n), f"samplers to finish {n} groups")
-        self._waited += time.monotonic() - started
+        self._wait_counted(lambda: self._buffer.is_ready(n), n)
         with self._changed:
             step = self._buffer.step
             taken = self._buffer.take(n)
@@ -315,6 +354,11 @@ class RaySource:
                 self._ages.append(self._buffer.bound.age(rollout.policy_version, step))
                 self._spans.append(max(1, len(rollout.spans)))
         return taken
+
+    def _wait_counted(self, is_done: Callable[[], bool], n: int) -> None:
+        started = time.monotonic()
+        self._wait(is_done, f"samplers to finish {n} groups")
+        self._waited += time.monotonic() - started
 
     def _wait(self, is_done: Callable[[], bool], what: str) -> None:
         """Wait for samplers. Raises what ended them; the watchdog ends a run in which none gives a sign of work."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.engine.base import EngineStats, Probe, WeightSet
 from covey.rollouts.buffer import Ticket
+from covey.system import collectives
 from covey.types import Group
 
 Array = tuple[str, tuple[int, ...], np.ndarray]
@@ -48,6 +49,22 @@ class PackedWeights:
     arrays: Mapping[str, Array]
     digest: str
     probe: Probe
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Groups on their way from rank 0 to those that train them."""
+
+    groups: Mapping[int, tuple[int, Group]]
+    """By number of the ticket: rank and group."""
+    is_last: bool
+
+
+def shares(n: int) -> list[int]:
+    """Return the rank that trains each of n groups."""
+    world_size = collectives.world_size()
+    ends = [n * (rank + 1) // world_size for rank in range(world_size)]
+    return [sum(place >= end for end in ends) for place in range(n)]
 
 
 def pack(weights: WeightSet) -> PackedWeights:

@@ -68,7 +68,7 @@ def give_way(config: Config, typed: Collection[str]) -> list[str]:
     # Drop options of functions that were replaced
     _drop_options(change)
     _drop_narrow_clip(change)
-    _correct_other_programs(change)
+    _correct_for_the_sampler(change)
     return list(change.notices.values())
 
 
@@ -142,12 +142,17 @@ def _drop_narrow_clip(change: _Change) -> None:
         change.put(where, kept, f"a clip range below {NARROW_CLIP} is for sequence ratios, got algorithm.ratio=token")
 
 
-def _correct_other_programs(change: _Change) -> None:
-    """Weigh tokens by trainer/sampler where both are different programs, whose log-probs differ a little."""
+def _correct_for_the_sampler(change: _Change) -> None:
+    """Weigh tokens by trainer/sampler where these differ: two programs, or weights of several versions."""
     config = change.config
     is_open = config.algorithm.correction == "none" and config.algorithm.ratio_denominator == "old"
-    if config.engine.name == "vllm" and is_open and not change.is_typed("algorithm.correction"):
+    if not is_open or change.is_typed("algorithm.correction"):
+        return
+    if config.engine.name == "vllm":
         change.put("algorithm.correction", "truncate", "engine=vllm is another program than the trainer")
+    elif config.max_staleness > 0:
+        reason = f"max_staleness={config.max_staleness} trains on tokens of older weights"
+        change.put("algorithm.correction", "truncate", reason)
 
 
 def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[str]:

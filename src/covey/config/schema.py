@@ -26,7 +26,7 @@ from covey.system import section
 from covey.system.disk import cache_folder
 from covey.system.section import Section
 from covey.system.setting import Requires, choices_of, is_set, setting
-from covey.trainer.settings import OptimizerConfig
+from covey.trainer.settings import PER_GROUP, OptimizerConfig
 
 ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "arithmetic": ArithmeticConfig,
@@ -196,6 +196,9 @@ class Config(Section):
     """Other group sizes later on: [{step: 100, group_size: 4}] takes 4 once 100 steps are finished."""
     updates_per_batch: int = setting(1, ge=1)
     """Optimiser steps on each batch; above 1 the ratio is against the log-probs before the first."""
+    streaming: bool = setting(False, needs=PER_GROUP)
+    """Train on groups as they are complete, while the slowest of the step are still sampled or scored. The same update,
+    but for the order in which floats are added."""
     micro_batch_tokens: int = setting(16384, ge=1)
     """Most packed tokens of one forward/backward pass. Changes memory and speed, never the update."""
     packing: str = setting("shared", choices=("shared", "packed", "padded"))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from covey.algorithm.settings import AlgorithmConfig
 from covey.config.checks import check_bounds, check_choices, check_needs, check_packages, check_ranges, check_texts
 from covey.config.rules.environments import check_answers, check_code, check_infill, check_kind, check_machines
 from covey.config.rules.options import check_option_needs, check_parts
@@ -184,8 +185,26 @@ def check_functions(config: Config) -> None:
         _check_function("group_filter", algorithm.group_filter, GROUP_FILTERS, algorithm.group_filter_options)
     _check_sizes(config)
     # Build objective and controller, which check what only they know
-    build_objective(algorithm, norm_length=config.sampling.max_tokens)
+    objective = build_objective(algorithm, norm_length=config.sampling.max_tokens)
+    if config.streaming and (objective.needs_batch_selection or len(objective.divisors) > 1):
+        raise ValueError(
+            f"streaming=true needs a loss that looks at a group alone and is divided by one count, got algorithm.loss="
+            f"{algorithm.loss} with {_over_the_batch(algorithm, objective.divisors)}"
+        )
     kl_controller(algorithm)
+
+
+def _over_the_batch(algorithm: AlgorithmConfig, divisors: Collection[str]) -> str:
+    """Name the setting by which the loss looks at the whole batch."""
+    if algorithm.correction_self_normalize:
+        return "algorithm.correction_self_normalize=true"
+    if algorithm.m2po_threshold is not None:
+        return f"algorithm.m2po_threshold={algorithm.m2po_threshold:g}"
+    if algorithm.high_entropy_fraction < 1:
+        return f"algorithm.high_entropy_fraction={algorithm.high_entropy_fraction:g}"
+    if len(divisors) > 1:
+        return f"terms divided by {' and '.join(sorted(divisors))}"
+    return "a choice among all tokens"
 
 
 def _check_name(setting: str, name: str, table: Collection[str]) -> None:

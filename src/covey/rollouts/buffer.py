@@ -136,6 +136,11 @@ class GroupBuffer:
         first = list(self._pending)[:n]
         return len(first) == n and all(number in self.finished for number in first)
 
+    def complete(self, n: int) -> list[tuple[Ticket, Group]]:
+        """Return those of the first n of what is pending that are finished; they stay where they are."""
+        first = list(self._pending.values())[:n]
+        return [(ticket, self.finished[ticket.number]) for ticket in first if ticket.number in self.finished]
+
     def open_round(self, n: int) -> None:
         """Let the present step take n groups more."""
         assert self._round_left == 0, "the round before is not over"

@@ -14,7 +14,8 @@ from math import floor
 from statistics import fmean
 from typing import Any
 
-from covey.rollouts.source import AdaptiveSampler, Outcome, PromptSampler, PromptStream, check_state
+from covey.rollouts.group_checks import Outcome
+from covey.rollouts.source import AdaptiveSampler, PromptSampler, PromptStream, check_state
 from covey.types import Prompt
 
 LOGGER = logging.getLogger(__name__)

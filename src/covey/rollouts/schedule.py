@@ -4,6 +4,7 @@ One row a step in schedule.jsonl, about 100 bytes a group:
 
     {"step": 12, "weights": "9f3c...", "groups": [{"prompt": "train-17", "seed": 81, "size": 8, "versions": [9]}, ...]}
 
+With `streaming`, `ahead` holds the places of groups that were trained before the others were there, part by part.
 `versions` names the one version of all tokens, or holds for each rollout its spans [version, start, end]. `weights` is
 the digest of the weights after the step, where a version was published. With this, `covey replay` runs the same run
 again in one process.

@@ -12,21 +12,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from covey.engine.base import Resting
+from covey.rollouts.group_checks import Outcome, outcomes_of, stop_where_nothing_is_scored
 from covey.rollouts.rollout import Sampler, roll_out
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.system import collectives
 from covey.system.waits.signals import outside_of_loops, quiet_event_loop
-from covey.types import Group, Prompt, RunStopped, Sampling
+from covey.types import Group, Prompt, Sampling
 
 GroupFilter = Callable[[Tensor], bool]
 """True where a group with these rewards, (M,), is worth training on; before shaping and a KL penalty."""
+
+Meanwhile = Callable[[Sequence[Group]], None]
+"""Takes groups of a step that are complete before its others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,11 @@ class GroupSource(Protocol):
         """Return the distribution that training samples from."""
         ...
 
-    def take(self, n: int) -> list[Group]:
-        """Wait for the next groups to train on. Fewer than n where groups were dropped, and `take_drops` says why."""
+    def take(self, n: int, meanwhile: Meanwhile | None = None) -> list[Group]:
+        """Wait for the next groups to train on. Fewer than n where groups were dropped, and `take_drops` says why.
+
+        `meanwhile` is given those that are there while others are still under way, each once.
+        """
         ...
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
@@ -131,19 +137,6 @@ class PromptSampler(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state. Raises ValueError where it is that of another kind of stream."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How well a prompt was solved. Small, so that ranks can exchange it.
-
-    >>> Outcome("arithmetic", "train-17", success=0.375)
-    """
-
-    environment: str
-    prompt_id: str
-    success: float
-    """Share of its scored completions that are correct."""
 
 
 @runtime_checkable
@@ -237,7 +230,7 @@ class LocalSource:
     def dropped(self) -> Sequence[Dropped]:
         return tuple(self._dropped)
 
-    def take(self, n: int) -> list[Group]:
+    def take(self, n: int, meanwhile: Meanwhile | None = None) -> list[Group]:
         groups: list[Group] = []
         tried: list[Group] = []
         self.forget_dropped()
@@ -248,7 +241,7 @@ class LocalSource:
             missing_of_ranks: list[int] = collectives.all_gather(n - len(groups))
             if not any(missing_of_ranks):  # decided by all ranks together: a round is collective
                 break
-            rolled_out = self._roll_out(self._draw(missing_of_ranks))
+            rolled_out = self._roll_out(self._draw(missing_of_ranks), meanwhile)
             self.learn(rolled_out)
             tried.extend(rolled_out)
             groups.extend(group for group in rolled_out if self.keep_or_drop(group, self.sampled_size))
@@ -319,10 +312,10 @@ class LocalSource:
         first = sum(missing_of_ranks[: collectives.rank()])
         return self.stream.draw(sum(missing_of_ranks))[first : first + missing_of_ranks[collectives.rank()]]
 
-    def _roll_out(self, drawn: Sequence[tuple[Prompt, int]]) -> list[Group]:
+    def _roll_out(self, drawn: Sequence[tuple[Prompt, int]], meanwhile: Meanwhile | None) -> list[Group]:
         seed, self.sampled_size = self.stream.seed, self.size_at(self._version)
         jobs = [(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
-        return self._run_all(jobs, self.sampled_size)
+        return self._run_all(jobs, self.sampled_size, meanwhile)
 
     def size_at(self, step: int) -> int:
         """Return how often each prompt is answered after so many finished steps."""
@@ -338,67 +331,56 @@ class LocalSource:
             of_ranks = collectives.all_gather(outcomes_of(groups, self.correct_above))
             self.stream.learn([outcome for of_rank in of_ranks for outcome in of_rank])
 
-    def _run_all(self, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int) -> list[Group]:
+    def _run_all(
+        self, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int, meanwhile: Meanwhile | None = None
+    ) -> list[Group]:
+        complete: list[Group] = []
+        early: list[Group] = []
+        """Of the complete ones, what `meanwhile` has not been given yet."""
+
+        async def one(prompt: Prompt, sampling: Sampling) -> Group:
+            group = await roll_out(self.sampler, prompt, group_size, sampling)
+            complete.append(group)
+            early.append(group)
+            await asyncio.sleep(0)  # others may be there at the same moment
+            # While the engine samples it has the model, and nobody who scores waits for it longer than need be.
+            if meanwhile and early and len(complete) < len(jobs) and not self.sampler.stages.is_sampling:
+                ready = [found for found in early if self.keeps(found, group_size)]
+                early.clear()
+                started = time.monotonic()
+                meanwhile(ready)
+                self._scoring_seconds -= time.monotonic() - started
+            return group
+
         async def gather() -> list[Group]:
             with self.sampler.stages.under_way(len(jobs)):
-                return await asyncio.gather(*(roll_out(self.sampler, p, group_size, s) for p, s in jobs))
+                return await asyncio.gather(*(one(p, s) for p, s in jobs))
 
         def sample() -> list[Group]:
             return outside_of_loops(lambda: self._runner.run(gather()))
 
         return collectives.run_or_fail_together(sample, "the end of sampling")
 
+    def keeps(self, group: Group, size: int) -> bool:
+        """Return whether a group of `size` completions is trained."""
+        return self._reason_to_drop(group, size) is None
+
+    def _reason_to_drop(self, group: Group, size: int) -> str | None:
+        if len(group.rollouts) < min(2, size):
+            return "unscored_groups"
+        if self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
+            return f"filtered_{_uniform_kind(group.rewards)}"
+        return None
+
     def keep_or_drop(self, group: Group, size: int) -> bool:
         """Return whether a group of `size` completions is trained. Where it is not, count and remember why."""
         self._drops["unscored_rollouts"] += len(group.failures)
-        if len(group.rollouts) < min(2, size):
-            reason = "unscored_groups"
-        elif self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
-            reason = f"filtered_{_uniform_kind(group.rewards)}"
-        else:
+        reason = self._reason_to_drop(group, size)
+        if reason is None:
             return True
         self._drops[reason] += 1
         self._dropped.append(Dropped(group, reason))
         return False
-
-
-def drop_stale(groups: Sequence[Group], step: int, max_staleness: int, publish_every: int = 1) -> list[Group]:
-    """Return the groups no token of which is older than `max_staleness` published versions when a step begins.
-
-    Every source bounds that itself; this holds whatever source gave them.
-    """
-    oldest = [min((r.policy_version for r in group.rollouts), default=step) for group in groups]
-    ages = [step // publish_every - version // publish_every for version in oldest]
-    return [group for group, age in zip(groups, ages, strict=True) if age <= max_staleness]
-
-
-def outcomes_of(groups: Sequence[Group], correct_above: float) -> list[Outcome]:
-    """Return how well each prompt was solved, of those that were scored at all."""
-    scored = [group for group in groups if group.rollouts]
-    shares = [fmean(reward >= correct_above for reward in group.rewards) for group in scored]
-    return [Outcome(g.prompt.environment, g.prompt.id, share) for g, share in zip(scored, shares, strict=True)]
-
-
-def stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
-    """Raise RunStopped where no completion of any rank could be scored: the reward is broken, going on would hide it.
-
-    Collective.
-
-    Prompts that the judge has nothing to say about break nothing: the step then teaches nothing.
-    """
-    (num_scored,) = collectives.all_sum_ints(num_rollouts(groups))
-    stop_where_only_failures(groups, num_scored)
-
-
-def num_rollouts(groups: Sequence[Group]) -> int:
-    return sum(len(group.rollouts) for group in groups)
-
-
-def stop_where_only_failures(groups: Sequence[Group], num_scored: int) -> None:
-    """Raise RunStopped where completions of these groups could not be scored, and none of any rank was."""
-    failures = [failure for group in groups for failure in group.failures if failure.is_fault]
-    if failures and not num_scored:
-        raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
 
 
 def _uniform_kind(rewards: Sequence[float]) -> str:

@@ -146,6 +146,7 @@ def trainer_settings(config: Config) -> TrainerSettings:
         max_staleness=config.max_staleness,
         logprob_chunk=config.logprob_chunk,
         updates_per_batch=config.updates_per_batch,
+        streaming=config.streaming,
         seed=config.seed,
     )
 

@@ -24,7 +24,7 @@ from covey.run import stages
 from covey.run.build import Run, training_sampling
 from covey.run.folder import SCHEDULE
 from covey.run.records.record import RunRecorder
-from covey.trainer.prepare import make_training_batch
+from covey.trainer.prepare import make_training_batch, train_ahead
 from covey.types import Group, Prompt, Span
 
 
@@ -37,6 +37,8 @@ class PastStep:
     digest: str | None
     """Of the weights after it; None where no version was published."""
     groups: tuple[PastGroup, ...]
+    ahead: Sequence[Sequence[int]] = ()
+    """Places of groups that were trained before the others were there, part by part."""
 
 
 @dataclass
@@ -78,7 +80,10 @@ def read_schedule(folder: Path) -> list[PastStep]:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     if not rows:
         raise ValueError(f"{path} is empty: the run ended before its first step")
-    return [PastStep(row["step"], row.get("weights"), tuple(map(past_group, row["groups"]))) for row in rows]
+    return [
+        PastStep(row["step"], row.get("weights"), tuple(map(past_group, row["groups"])), row.get("ahead", ()))
+        for row in rows
+    ]
 
 
 def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str], None]) -> str:
@@ -159,6 +164,8 @@ async def _sample_again(sampler: Sampler, prompts: Mapping[str, Prompt], past: P
 def _train(run: Run, groups: Sequence[Group], step: PastStep, record: RunRecorder) -> str:
     """Make the step's update, and compare the weights after it."""
     with record.watchdog.deadline(f"the update of step {step.step}", "timeouts.update"):
+        for part in step.ahead:
+            train_ahead([groups[place] for place in part], run.trainer, run.credit, run.packing, step.step - 1)
         batch, _ = make_training_batch(groups, run.trainer, run.credit, run.packing)
         run.trainer.step(batch, step.step - 1)
     digest = make_weight_set(run.policy, step.step).digest

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from covey.algorithm.aggregation import Totals
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy
 from covey.policy.transfer import to_device
@@ -194,3 +195,14 @@ def unflatten(values_L: Tensor, batch: MicroBatch) -> Tensor:
     """Arrange values of loss tokens as (rows, longest row), with 0 where a row has no token."""
     grid = values_L.new_zeros(batch.num_rows, batch.num_columns)
     return grid.index_put((batch.row_L, batch.column_L), values_L)
+
+
+def totals_of(batch: Batch) -> Totals:
+    return Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
+
+
+def count_work(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+    """Count the rollouts of all ranks that were trained on, and their micro-batches."""
+    filled = [micro_batch.num_rows for micro_batch in micro_batches if micro_batch.num_rows > 0]
+    trained, passes = collectives.all_sum_ints(sum(filled), len(filled))
+    return {"num_rollouts_trained": float(trained), "num_micro_batches": float(passes)}

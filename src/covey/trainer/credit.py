@@ -75,12 +75,22 @@ class CreditAssigner:
 
     def assign(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None) -> Credit:
         """`kl` is the penalty on the reward of each rollout, already weighted; None where it is in the loss or off."""
-        local = self._facts(groups, kl)
-        of_ranks: list[list[_Fact]] = collectives.all_gather(local)
+        of_ranks: list[list[_Fact]] = collectives.all_gather(self._facts(groups, kl))
+        return self._assign(groups, of_ranks, collectives.rank())
+
+    def assign_alone(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None) -> Credit:
+        """Assign within these groups of this rank alone, leaving running baselines where they are."""
+        baselines = dict(self.baselines)
+        try:
+            return self._assign(groups, [self._facts(groups, kl)], 0)
+        finally:
+            self.baselines = baselines
+
+    def _assign(self, groups: Sequence[Group], of_ranks: Sequence[Sequence[_Fact]], rank: int) -> Credit:
         facts = [fact for of_rank in of_ranks for fact in of_rank]
         given = self._shape(facts)
         selected, metrics = self._select_rollouts(given, [fact.answer for fact in facts if fact.answer is not None])
-        start = sum(len(of_rank) for of_rank in of_ranks[: collectives.rank()])
+        start = sum(len(of_rank) for of_rank in of_ranks[:rank])
         advantages, keep = (_regroup(values_N, start, groups) for values_N in (selected.advantages_N, selected.keep_N))
         return Credit(advantages, keep, given, metrics)
 

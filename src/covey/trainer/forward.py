@@ -5,13 +5,13 @@ reference log-probs only where a KL penalty or a ratio uses them.
 Shapes: L loss tokens, N rollouts, T loss tokens of the longest rollout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from covey.algorithm.objective import Objective, ObjectiveInputs
+from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.policy.logprobs import AllowedTokens, Scores, Scoring, allowed_tokens, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference
@@ -147,3 +147,24 @@ def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:
         entropy_NT=join([p.entropy_NT for p in parts]),
         full_kl_NT=join([p.full_kl_NT for p in parts]),
     )
+
+
+def split_statistics(whole: BatchStatistics, parts: Sequence[ObjectiveInputs], start: int) -> Iterator[BatchStatistics]:
+    """Yield the rows of each micro-batch, those of this rank beginning at `start`."""
+    for part in parts:
+        num_rows, num_columns = part.mask_NT.shape
+        rows = torch.arange(start, start + num_rows, device=part.mask_NT.device)
+        yield whole.rows(rows, num_columns)
+        start += num_rows
+
+
+def unscored_prompts(forward: ScoringContext, part: FrozenScores) -> list[str]:
+    """Name the prompts of the rows with a log-prob or an advantage that is not finite."""
+    with inference(forward.policy.model):
+        scores = score(forward, part)
+    if part.batch.num_rows == 0:
+        return []
+    inputs = objective_inputs(part, scores)
+    read = (inputs.log_probs_NT, inputs.sampler_log_probs_NT, inputs.advantages)
+    bad_N = ~torch.stack([values.isfinite().all(dim=1) for values in read]).all(dim=0)
+    return [name for name, bad in zip(part.batch.prompt_ids, bad_N.tolist(), strict=True) if bad]

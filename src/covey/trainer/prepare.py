@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from covey.algorithm.aggregation import Totals
 from covey.policy.policy import Policy
 from covey.system import collectives
+from covey.trainer.ahead import Trained
 from covey.trainer.batch import (
     count,
     drop_zero_advantage_rows,
@@ -38,17 +40,43 @@ def make_training_batch(
     """
     # Advantages are of all rollouts: a masked one keeps its reward in its group.
     credit = assigner.assign(groups, reward_penalty(groups, trainer, packing))
-    in_loss = mask_truncated(groups) if trainer.algorithm.mask_truncated else list(groups)
-    rows = make_rows(in_loss, credit.advantages, credit.keep)
+    trainer.ahead.check(groups, credit.advantages)
+    rows = _rows_in_loss(groups, credit, trainer)
 
     # The denominators of the loss, counted once over all ranks.
     num_loss_tokens, num_sequences = count(rows)
     totals = collectives.all_sum_ints(num_loss_tokens, num_sequences, sum(map(sum, credit.keep)))
 
-    # Rows without gradient cost no pass.
-    if trainer.objective.zero_advantage_is_free:
-        rows = drop_zero_advantage_rows(rows)
-    return pack_rows(rows, trainer.policy, packing, totals), credit
+    # Groups that were trained ahead cost no pass, nor do rows without gradient.
+    rows = [own for group, own in zip(groups, rows, strict=True) if id(group) not in trainer.ahead.trained]
+    return pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), credit
+
+
+def train_ahead(
+    groups: Sequence[Group], trainer: Trainer, assigner: CreditAssigner, packing: Packing, step: int
+) -> None:
+    """Accumulate the gradients of groups whose step has others that are not there yet.
+
+    On this rank alone, where settings allow it (`trainer.ahead`); `make_training_batch` then leaves them out.
+    """
+    penalties = reward_penalty(groups, trainer, packing)
+    credit = assigner.assign_alone(groups, penalties)
+    rows = _rows_in_loss(groups, credit, trainer)
+    counted = trainer.ahead.totals or Totals(*count(rows), sum(map(sum, credit.keep)))
+    totals = (counted.num_tokens, counted.num_sequences, counted.num_rows)
+    trainer.accumulate(pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), step)
+    for index, group in enumerate(groups):
+        penalty = None if penalties is None else penalties[index]
+        trainer.ahead.trained[id(group)] = Trained(group, credit.advantages[index], penalty)
+
+
+def _rows_in_loss(groups: Sequence[Group], credit: Credit, trainer: Trainer) -> list[list[Row]]:
+    in_loss = mask_truncated(groups) if trainer.algorithm.mask_truncated else list(groups)
+    return make_rows(in_loss, credit.advantages, credit.keep)
+
+
+def _rows_with_gradient(rows: Sequence[list[Row]], trainer: Trainer) -> Sequence[list[Row]]:
+    return drop_zero_advantage_rows(rows) if trainer.objective.zero_advantage_is_free else rows
 
 
 def make_measured_batch(groups: Sequence[Group], policy: Policy, packing: Packing) -> Batch:
@@ -66,9 +94,14 @@ def reward_penalty(groups: Sequence[Group], trainer: Trainer, packing: Packing) 
     coef = trainer.controller.coef
     if trainer.algorithm.kl_in != "reward" or coef == 0:
         return None
-    rows = _rows_without_advantage(groups)
+    # A group that was trained ahead keeps the penalty it had.
+    ahead = trainer.ahead.trained
+    rest = [group for group in groups if id(group) not in ahead]
+    rows = _rows_without_advantage(rest)
     kl = iter(trainer.sequence_kl(pack_rows(rows, trainer.policy, packing, (1, 1, 1))))
-    return [[coef * next(kl) if r.num_loss_tokens else 0.0 for r in group.rollouts] for group in groups]
+    penalties: dict[int, Sequence[float] | None] = {name: one.penalties for name, one in ahead.items()}
+    penalties |= {id(g): [coef * next(kl) if r.num_loss_tokens else 0.0 for r in g.rollouts] for g in rest}
+    return [list(penalties[id(group)] or ()) for group in groups]
 
 
 def pack_rows(

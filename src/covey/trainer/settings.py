@@ -2,11 +2,31 @@
 
 from dataclasses import dataclass
 
+from covey.algorithm.settings import OVER_THE_BATCH
 from covey.policy.settings import IN_DDP
 from covey.system.section import Section
 from covey.system.setting import Requires, setting
 
 ADAM = Requires("optimizer.name = adamw or adamw8bit", ("optimizer.name",), lambda name: name != "sgd")
+
+PER_GROUP = (
+    Requires("updates_per_batch = 1", ("updates_per_batch",), lambda updates: updates == 1),
+    Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp"),
+    Requires("model.lora_dropout = 0", ("model.lora_dropout",), lambda share: share == 0),
+    Requires(
+        "an algorithm.advantage of a group alone",
+        ("algorithm.advantage",),
+        lambda name: name not in OVER_THE_BATCH,
+    ),
+    Requires("algorithm.length_normalizer = null", ("algorithm.length_normalizer",), lambda alpha: alpha is None),
+    Requires(
+        "an engine that leaves the device to training: engine.name = native or fill, or source = ray",
+        ("engine.name", "source"),
+        lambda engine, source: engine != "vllm" or source == "ray",
+    ),
+    Requires("algorithm.selection = null", ("algorithm.selection",), lambda name: name is None),
+)
+"""What gradients need that are accumulated group by group; rules of the loss are looked at once it is built."""
 
 
 @dataclass

@@ -4,7 +4,6 @@ The loss of a micro-batch is divided by the counts of the whole batch, so micro-
 not depend on how the batch was split, packed or spread over ranks.
 """
 
-import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from covey.algorithm import controllers
-from covey.algorithm.aggregation import Totals
 from covey.algorithm.metrics import LOSS_TERMS, Sums, combine, largest, over_updates, summarise
 from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
@@ -26,6 +24,8 @@ from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
+from covey.trainer.ahead import Ahead
+from covey.trainer.batch import count_work, totals_of
 from covey.trainer.forward import (
     FrozenScores,
     ScoringContext,
@@ -34,19 +34,14 @@ from covey.trainer.forward import (
     precompute_logprob_grad,
     score,
     score_frozen,
+    split_statistics,
     stack,
+    unscored_prompts,
 )
+from covey.trainer.mismatch import MismatchWatch
 from covey.trainer.optimizer import build_optimizer, learning_rate
 from covey.trainer.settings import OptimizerConfig
 from covey.types import Batch, RunStopped, Sampling
-
-LOGGER = logging.getLogger(__name__)
-ALARM = 0.1
-"""Mean gap of sampler and trainer, in nats, that is no rounding in any precision."""
-NOT_TRAINED = "what is sampled is not what is trained (covey check finds where they come apart)"
-MOVED_ON = (
-    "the policy changes much from version to version, or what is sampled is not what is trained (covey check tells)"
-)
 
 
 @dataclass(frozen=True)
@@ -65,6 +60,8 @@ class TrainerSettings:
     seed: int = 0
     max_staleness: int = 0
     """Versions that tokens may be older than what is trained."""
+    streaming: bool = False
+    """Whether groups may be trained before the others of their step are there (`accumulate`)."""
     are_sampled: bool = True
     """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
 
@@ -95,7 +92,26 @@ class Trainer:
         # Its scale is made at the first use, which a rank without rows would not come to.
         self._scaler.scale(torch.zeros((), device=policy.device))
         self._nonfinite_in_a_row = 0
-        self._is_alarmed = False
+        self._mismatch = MismatchWatch(settings.algorithm.max_mismatch, is_stale=settings.max_staleness > 0)
+        self.ahead = Ahead()
+        """Of the coming step."""
+
+    def accumulate(self, part: Batch, step: int) -> None:
+        """Add the gradients of groups of the coming step whose others are not there yet.
+
+        The counts of `part` stand in for those of the step, which `Trainer.step` brings them to.
+        """
+        ahead = self.ahead
+        if ahead.totals is None:
+            ahead.totals = totals_of(part)
+            self._optimizer.zero_grad(set_to_none=True)
+        assert ahead.totals == totals_of(part), "parts of a step are divided by one count"
+        with self.timer.phase("logprobs"):
+            prepared = self._prepare(part)
+        sums, maxima = self._backward_all(prepared, [None] * len(prepared), part, step)
+        ahead.prepared += prepared
+        ahead.sums += sums
+        ahead.maxima += maxima
 
     def step(self, batch: Batch, step: int, on_before_update: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Make all updates on one batch and return what to log of them (`over_updates`).
@@ -112,15 +128,22 @@ class Trainer:
             prepared = self._prepare(batch)
         seeds = range(step * self._settings.updates_per_batch, (step + 1) * self._settings.updates_per_batch)
         updates = []
+        ahead, self.ahead = self.ahead, Ahead()
+        early = [part.batch for part in ahead.prepared]
+        counts = count_work([*early, *batch.micro_batches])
+        if self._settings.streaming:
+            (trained_early,) = collectives.all_sum_ints(sum(part.num_rows for part in early))
+            counts["streamed_fraction"] = trained_early / max(1.0, counts["num_rollouts_trained"])
         for seed in seeds:
-            updates.append(self._update(prepared, batch, seed, on_before_update))
+            updates.append(self._update(prepared, batch, seed, on_before_update, ahead))
+            ahead = Ahead()
             prepared = [replace(part, is_current=False) for part in prepared]
         metrics = over_updates(updates)
         self._update_controllers({**updates[-1], "skipped": metrics["skipped"]}, batch, step)
         steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
         # Rows without gradient may have been left out of the work: where that are all, the loss of the batch is 0.
         unmeasured = {"loss": 0.0, "policy_loss": 0.0} if batch.num_loss_tokens > 0 else {}
-        return {**unmeasured, **metrics, "learning_rate": rate, **steered, **_counts(batch)}
+        return {**unmeasured, **metrics, "learning_rate": rate, **steered, **counts}
 
     def measure(self, batch: Batch, seed: int) -> dict[str, float]:
         """Return what `step` logs of the log-probs of a batch, loss terms apart, without making an update."""
@@ -208,30 +231,35 @@ class Trainer:
         return [score_frozen(self._forward, m, several=several, keep_old=keep_old) for m in batch.micro_batches]
 
     def _update(
-        self, prepared: Sequence[FrozenScores], batch: Batch, seed: int, on_before_update: Callable[[], None]
+        self,
+        prepared: Sequence[FrozenScores],
+        batch: Batch,
+        seed: int,
+        on_before_update: Callable[[], None],
+        ahead: Ahead,
     ) -> dict[str, float]:
         """Run backward over all micro-batches, then one optimiser step unless something is not finite."""
         statistics = self._batch_statistics(prepared, seed)
-        self._optimizer.zero_grad(set_to_none=True)
-        self.policy.model.train()
-        sums: list[Sums] = []
-        maxima: list[Mapping[str, float]] = []
-        with self.timer.phase("backward"), self._dropout_of(seed):
-            for part, chosen in zip(prepared, statistics, strict=True):
-                part_sums, part_maxima = self._backward(part, batch, chosen)
-                sums.append(part_sums)
-                maxima.append(part_maxima)
-            if not self.policy.sharded:  # else the backward passes have done it
+        # Gradients: those that were accumulated ahead, and the rest.
+        if ahead.totals is None:
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            ahead.rescale(self._parameters, self.objective.divisors, totals_of(batch))
+        sums, maxima = self._backward_all(prepared, statistics, batch, seed)
+        sums, maxima = [*ahead.sums, *sums], [*ahead.maxima, *maxima]
+        if not self.policy.sharded:  # else the backward passes have done it
+            with self.timer.phase("backward"):
                 collectives.sum_gradients(self._parameters)
         on_before_update()
         with self.timer.phase("optimizer"):
             metrics = summarise(combine(collectives.all_sum_pairs(sums)))
             # Later updates on a batch have moved away themselves.
             if self._settings.are_sampled and seed % self._settings.updates_per_batch == 0:
-                self._watch_mismatch(metrics.get("mismatch", 0.0))
+                self._mismatch.look(metrics.get("mismatch", 0.0))
             metrics |= collectives.all_max(largest(maxima)) | self._optimizer_step(metrics)
         if metrics["skipped"] and not self._is_overflow(metrics):
-            self._count_nonfinite(prepared, batch, statistics)
+            early: list[BatchStatistics | None] = [None] * len(ahead.prepared)
+            self._count_nonfinite([*ahead.prepared, *prepared], batch, [*early, *statistics])
         elif "loss" in metrics:
             self._nonfinite_in_a_row = 0
         return metrics
@@ -244,6 +272,16 @@ class Trainer:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(random.Random(name).getrandbits(63))
             yield
+
+    def _backward_all(
+        self, prepared: Sequence[FrozenScores], statistics: Sequence[BatchStatistics | None], batch: Batch, seed: int
+    ) -> tuple[list[Sums], list[Mapping[str, float]]]:
+        """Add the gradients of all micro-batches to those there are."""
+        self.policy.model.train()
+        with self.timer.phase("backward"), self._dropout_of(seed):
+            pairs = zip(prepared, statistics, strict=True)
+            found = [self._backward(part, batch, chosen) for part, chosen in pairs]
+        return [sums for sums, _ in found], [maxima for _, maxima in found]
 
     def _backward(
         self, part: FrozenScores, batch: Batch, statistics: BatchStatistics | None
@@ -263,8 +301,7 @@ class Trainer:
 
     def _loss(self, inputs: ObjectiveInputs, batch: Batch, statistics: BatchStatistics | None) -> tuple[Tensor, Sums]:
         """Return this micro-batch's share of the loss, times the loss scale, and what to log of it."""
-        totals = Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
-        loss, sums = self.objective(inputs, totals, self.controller.coef, self.entropy.applied, statistics)
+        loss, sums = self.objective(inputs, totals_of(batch), self.controller.coef, self.entropy.applied, statistics)
         return self._scaler.scale(loss), sums
 
     def _maxima(self, inputs: ObjectiveInputs) -> dict[str, float]:
@@ -284,7 +321,7 @@ class Trainer:
         whole = self.objective.batch_statistics(stack(filled), self._settings.seed + seed)
         start = sum(len(i.mask_NT) for i in of_ranks[: collectives.rank()] if i is not None)
         fillers = [None] * (len(prepared) - len(parts))
-        return [*_split_statistics(whole, parts, start), *fillers]
+        return [*split_statistics(whole, parts, start), *fillers]
 
     def _optimizer_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Step with the gradients there are, unless the loss or one of them is not finite."""
@@ -307,17 +344,6 @@ class Trainer:
             "grad_clipped": float(limit > 0 and bool(norm > limit)),
             "skipped": float(not finite),
         }
-
-    def _watch_mismatch(self, found: float) -> None:
-        """Warn once where sampler and trainer come apart, and stop where they are further apart than is allowed."""
-        limit = self._settings.algorithm.max_mismatch
-        said = f"log-probs of sampler and trainer differ by {found:.3g} nats a token"
-        why = MOVED_ON if self._settings.max_staleness > 0 else NOT_TRAINED
-        if limit is not None and found > limit:
-            raise RunStopped(f"{said}, algorithm.max_mismatch={limit:g}: {why}")
-        if found > ALARM and not self._is_alarmed:
-            LOGGER.warning("%s, more than rounding: %s; algorithm.max_mismatch stops the run", said, why)
-        self._is_alarmed = found > ALARM
 
     def _is_overflow(self, metrics: Mapping[str, float]) -> bool:
         """float16 gradients beyond its range are the loss scale's search, while the scale has room to fall."""
@@ -346,7 +372,7 @@ class Trainer:
         found: list[str] = []
         for part, chosen in zip(prepared, statistics, strict=True):
             self._optimizer.zero_grad(set_to_none=True)
-            names = self._unscored_prompts(part)
+            names = unscored_prompts(self._forward, part)
             sums, _ = self._backward(part, batch, chosen)
             if not names and not math.isfinite(summarise(sums).get("loss", 0.0)):
                 names = list(part.batch.prompt_ids)
@@ -356,17 +382,6 @@ class Trainer:
                 names = list(part.batch.prompt_ids)
             found = found or names
         return list(dict.fromkeys(found))[:4]
-
-    def _unscored_prompts(self, part: FrozenScores) -> list[str]:
-        """Name the prompts of the rows with a log-prob or an advantage that is not finite."""
-        with inference(self.policy.model):
-            scores = score(self._forward, part)
-        if part.batch.num_rows == 0:
-            return []
-        inputs = objective_inputs(part, scores)
-        read = (inputs.log_probs_NT, inputs.sampler_log_probs_NT, inputs.advantages)
-        bad_N = ~torch.stack([values.isfinite().all(dim=1) for values in read]).all(dim=0)
-        return [name for name, bad in zip(part.batch.prompt_ids, bad_N.tolist(), strict=True) if bad]
 
     def _update_controllers(self, metrics: Mapping[str, float], batch: Batch, step: int) -> None:
         """Move coefficients and reference, once per batch."""
@@ -385,21 +400,3 @@ class Trainer:
             self.entropy = controllers.update_entropy_control(self.entropy, entropy=seen, target=target)
         if (every := algorithm.reference_refresh_every) and self.reference is not None and (step + 1) % every == 0:
             refresh_reference(self.reference, self.policy, algorithm.reference_refresh_alpha)
-
-
-def _counts(batch: Batch) -> dict[str, float]:
-    """Count the rollouts of all ranks that were trained on, and their micro-batches."""
-    filled = [micro_batch.num_rows for micro_batch in batch.micro_batches if micro_batch.num_rows > 0]
-    trained, micro_batches = collectives.all_sum_ints(sum(filled), len(filled))
-    return {"num_rollouts_trained": float(trained), "num_micro_batches": float(micro_batches)}
-
-
-def _split_statistics(
-    whole: BatchStatistics, parts: Sequence[ObjectiveInputs], start: int
-) -> Iterator[BatchStatistics]:
-    """Yield the rows of each micro-batch, those of this rank beginning at `start`."""
-    for part in parts:
-        num_rows, num_columns = part.mask_NT.shape
-        rows = torch.arange(start, start + num_rows, device=part.mask_NT.device)
-        yield whole.rows(rows, num_columns)
-        start += num_rows

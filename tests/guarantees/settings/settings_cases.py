@@ -108,6 +108,7 @@ CASES: dict[str, Case | Refused] = {
     "group_size": Case(see.rollouts, 3),
     "group_size_schedule": Case(see.run_folder, [GroupSizeStep(step=1, group_size=3)]),
     "updates_per_batch": trains(2),
+    "streaming": Case(see.streams, True, keeps=see.update),
     "micro_batch_tokens": Case(see.work, 12, keeps=see.update),
     "packing": Case(see.work, "padded", keeps=see.update),
     "logprob_chunk": Case(see.work, 3, keeps=see.update),

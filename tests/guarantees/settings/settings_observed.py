@@ -29,7 +29,8 @@ from covey.environments.base import Environment
 from covey.policy import head as heads
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
-from covey.rollouts.source import AdaptiveSampler, Outcome
+from covey.rollouts.group_checks import Outcome
+from covey.rollouts.source import AdaptiveSampler
 from covey.run import cold_start
 from covey.run.build import Run, build_environment, build_run
 from covey.run.build_stream import build_stream
@@ -122,6 +123,13 @@ def coefficients(config: Config) -> list[float]:
         for step in range(config.num_steps):
             run.trainer.step(make_training_batch(groups, run.trainer, run.credit, run.packing)[0], step)
         return [run.trainer.controller.coef, run.trainer.entropy.applied]
+
+
+def streams(config: Config) -> bool:
+    """Whether a step says how much of it was trained before its other groups were there."""
+    with built(config) as run:
+        batch, _ = make_training_batch(fixed_groups(run), run.trainer, run.credit, run.packing)
+        return "streamed_fraction" in run.trainer.step(batch, 0)
 
 
 def work(config: Config) -> dict[str, list[Any]]:

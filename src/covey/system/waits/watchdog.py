@@ -261,6 +261,11 @@ class Stages:
         with self.watchdog.deadline(_to_answer(num_prompts), "timeouts.sampling"):
             yield
 
+    @property
+    def is_sampling(self) -> bool:
+        """Tell whether the engine works on any prompt."""
+        return self._sampling > 0
+
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Watch the engine's work on one prompt."""

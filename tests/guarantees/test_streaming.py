@@ -1,0 +1,183 @@
+"""Streaming inside a step gives the update of the whole batch, wherever and in whatever order its groups come."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from covey.algorithm.credit.advantages import ADVANTAGES
+from covey.algorithm.credit.scores import Scores, scores
+from covey.algorithm.settings import OVER_THE_BATCH
+from covey.config.validate import validate
+from covey.environments.base import Environment
+from covey.policy.models.nano import nano_tokenizer
+from covey.policy.settings import ModelConfig
+from covey.run.records.record import RunRecorder
+from covey.run.replay import replay
+from covey.train import train
+from covey.types import Failure, Prompt, Reward, RunStopped
+
+from ..support.fake_ray import fake_ray
+from ..support.scripted import Scripted
+from ..support.small import POLICIES, SETTINGS, rows, scripted, scripted_for, small_config, use
+from .test_source_ray import apart, logged
+
+OF_NANO = ("model__nano_hidden_size", "model__nano_num_layers", "model__nano_num_heads")
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "filter": {"algorithm__group_filter": "zero_std", "algorithm__group_filter_rounds": 2},
+    "reference": {"algorithm__kl_coef": 0.1, "algorithm__kl_in": "loss"},
+    "kl_in_reward": {"algorithm__kl_coef": 0.1, "algorithm__kl_in": "reward", "algorithm__kl_estimator": "k1"},
+    "sequences": {"algorithm__aggregation": "seq_mean_token_sum_norm", "algorithm__advantage": "group_center"},
+    "sum": {"algorithm__aggregation": "token_sum"},
+    "entropy": {"algorithm__entropy_coef": 0.01},
+    "truncated": {"algorithm__mask_truncated": True, "sampling__stop": list("aeiou")},
+    "lora": {"model__lora_rank": 4, "model__lora_targets": ["c_attn"]},
+    "chunks": {"logprob_chunk": 4, "micro_batch_tokens": 24},
+    "masked": POLICIES["masked"] | {name: SETTINGS[name.replace("__", ".")] for name in OF_NANO},
+}
+OF_NO_NANO = {name: vars(ModelConfig())[name.removeprefix("model__")] for name in OF_NANO}
+OF_THE_WORK = ("num_micro_batches", "streamed_fraction")
+"""How the work was split up, which is no part of the result."""
+
+
+@dataclass(frozen=True)
+class Unhurried(Scripted):
+    """Scores some prompts late: those with an odd number after those with an even one."""
+
+    seconds: float = 0.03
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        await asyncio.sleep(self.seconds if int(prompt.id[-1]) % 2 and prompt.id.startswith("train") else 0)
+        return await super().score(prompt, completions)
+
+
+def some_alike(prompt: Prompt, text: str) -> float:
+    """Every third prompt rewards all completions alike."""
+    return 1.0 if prompt.id[-1] in "03" else sum(text.encode()) % 5 / 4
+
+
+def unhurried(feature: str, seconds: float = 0.03) -> Environment:
+    kind = "masked" if feature == "masked" else "causal"
+    plain = scripted(some_alike) if feature == "filter" else scripted_for(kind)
+    return Unhurried(plain.texts, plain.verdict, seconds=seconds)
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    # Not AdamW: it divides by the size of gradients, and where those are 0 but for rounding, rounding decides.
+    usual = {"optimizer__name": "sgd", "optimizer__lr": 0.1, "model__precision": "float64"}
+    usual |= {"num_steps": 3, "groups_per_step": 4, "preflight__enabled": False}
+    return usual | {"output__rollouts_per_step": 40, "sampling__max_tokens": 8} | changes
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that computes in float64 throughout: those with an RMS norm take that in float32."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    tokenizer = nano_tokenizer()
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": len(tokenizer)}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **shape, **ends)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def without_work(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in OF_THE_WORK} for row in logged(folder)]
+
+
+def streamed(folder: Path) -> list[float]:
+    return [row["streamed_fraction"] for row in rows(folder / "metrics.jsonl", "train")]
+
+
+@pytest.mark.parametrize("source", ["local", "ray"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_streamed_run_has_the_metrics_of_a_run_that_waits(
+    feature: str, source: str, gpt2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, unhurried(feature))
+    chosen = settings(**{"model__name": gpt2} | OF_NO_NANO | FEATURES[feature])
+    train(small_config(**chosen), tmp_path / "waits")
+    with fake_ray():
+        train(small_config(**chosen, source=source, streaming=True), tmp_path / "streams")
+    assert apart(without_work(tmp_path / "waits"), without_work(tmp_path / "streams")) == []
+    assert apart(*(logged(tmp_path / name, "rollouts.jsonl") for name in ("waits", "streams"))) == []
+    assert 0 < max(streamed(tmp_path / "streams")) < 1
+
+
+def test_a_streamed_stale_run_replays_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, unhurried("plain", seconds=0.3))
+    config = small_config(**settings(source="ray", max_staleness=1, num_steps=5, streaming=True))
+    with fake_ray():
+        train(config, tmp_path / "run")
+    schedule = rows(tmp_path / "run" / "schedule.jsonl")
+    assert any(row.get("ahead") for row in schedule)
+    (tmp_path / "again").mkdir()
+    with RunRecorder(config, tmp_path / "again") as record:
+        digest = replay(config, tmp_path / "run", record, lambda text: None)
+    assert digest == schedule[-1]["weights"]
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+def together(given: Scores) -> Any:
+    """An advantage of one's own that looks at the whole batch."""
+    return given.rewards_N - given.rewards_N.mean()
+
+
+def test_an_advantage_that_looks_at_other_groups_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, unhurried("plain"))
+    chosen = settings(streaming=True, algorithm__advantage="tests.guarantees.test_streaming:together")
+    with pytest.raises(RunStopped, match=r"^the advantages of prompt train-\d depend on other groups: streaming=true"):
+        train(small_config(**chosen), tmp_path / "run")
+
+
+def advantages(name: str, first: int) -> list[float]:
+    """Of the second of two groups of four, alone (first=4) or with the other (first=0)."""
+    rewards, groups, lengths = [1.0, 1.0, 1.0, 1.0, 3.0, 2.0, 2.0, 0.0], "aaaabbbb", [3, 1, 2, 5, 7, 1, 1, 4]
+    parts = [[reward] for reward in rewards]
+    given = scores(rewards[first:], groups[first:], lengths=lengths[first:], parts=parts[first:], weights=[1.0])
+    options = {"k": 2} if name in ("passk", "pkpo") else {}
+    found: list[float] = ADVANTAGES[name](given, **options).tolist()
+    return found[-4:]
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages_over_the_batch_are_those_that_other_groups_have_a_part_in(name: str) -> None:
+    is_same = advantages(name, 0) == pytest.approx(advantages(name, 4), abs=1e-12)
+    assert is_same == (name not in OVER_THE_BATCH)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "updates": ({"updates_per_batch": 2}, "needs updates_per_batch = 1, got updates_per_batch=2"),
+    "fsdp": ({"parallel__strategy": "fsdp"}, "needs parallel.strategy = ddp, got parallel.strategy=fsdp"),
+    "batch_std": (
+        {"algorithm__advantage": "group_center_batch_std"},
+        "needs an algorithm.advantage of a group alone, got algorithm.advantage=group_center_batch_std",
+    ),
+    "selection": ({"algorithm__selection": "topk"}, "needs algorithm.selection = null"),
+    "m2po": ({"algorithm__m2po_threshold": 0.04}, "looks at a group alone .* with algorithm.m2po_threshold=0.04"),
+    "entropy": ({"algorithm__high_entropy_fraction": 0.2}, "with algorithm.high_entropy_fraction=0.2"),
+    "covariance": ({"algorithm__loss": "clip_cov"}, "algorithm.loss=clip_cov with a choice among all tokens"),
+    "divisors": (
+        {"algorithm__aggregation": "seq_mean_token_mean", "algorithm__entropy_coef": 0.1},
+        "divided by one count, .* with terms divided by num_sequences and num_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_looks_at_the_whole_batch_is_refused_in_one_line(name: str) -> None:
+    changes, line = REFUSED[name]
+    with pytest.raises(
+        ValueError, match=rf"^streaming=true {line}|^streaming=true needs a loss that .*{line}"
+    ) as found:
+        validate(small_config(**settings(streaming=True, **changes)))
+    assert "\n" not in str(found.value)
