@@ -8,7 +8,7 @@ import pytest
 
 from covey.config.schema import Config
 from covey.run.build import Run, build_environment, build_run
-from covey.run.opening import crowding, opening, size_of
+from covey.run.stages import crowding, opening, size_of
 from covey.system.text.format import count
 from covey.system.waits.timer import PhaseTimer
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from covey.sandbox.inside.codec import Opaque
-from covey.sandbox.inside.compare import Tolerance, matches
+from covey.sandbox.inside.judging.compare import Tolerance, matches
 
 NAN = math.nan
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from covey.sandbox import SandboxFailed, remedies
+from covey.sandbox import SandboxFailed, client
 from covey.sandbox.client import check_choice
 
 PRELUDE = """
@@ -51,7 +51,7 @@ def test_where_containers_forbid_namespaces_the_other_tier_is_chosen() -> None:
 def test_a_tier_that_was_asked_for_is_not_replaced() -> None:
     line = said('forbid(1, "unshare", "mount", "setns"); attempt("namespace")')
     assert line.startswith("no isolation for model code: tier namespace: [Errno 1] unshare: Operation not permitted; ")
-    assert remedies.NAMESPACES in line
+    assert client.NAMESPACES in line
 
 
 def test_where_nothing_isolates_nothing_runs_and_both_reasons_are_given() -> None:
@@ -59,8 +59,8 @@ def test_where_nothing_isolates_nothing_runs_and_both_reasons_are_given() -> Non
     line = said(script)
     assert "tier namespace: [Errno 1] unshare" in line
     assert "tier landlock: " in line
-    assert remedies.LANDLOCK in line
-    assert remedies.ELSEWHERE in line
+    assert client.LANDLOCK in line
+    assert client.ELSEWHERE in line
 
 
 def test_namespaces_hold_on_kernels_without_landlock() -> None:
@@ -71,7 +71,7 @@ def test_namespaces_hold_on_kernels_without_landlock() -> None:
 def test_without_seccomp_nothing_runs() -> None:
     line = said('forbid(errno.ENOSYS, "seccomp"); attempt("auto")')
     assert line.count("seccomp is missing") == 2
-    assert remedies.SECCOMP in line
+    assert client.SECCOMP in line
 
 
 def test_where_mounts_are_refused_inside_user_namespaces_as_by_apparmor_the_other_tier_is_chosen() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from covey.sandbox import CallTest, Sandbox
-from covey.sandbox.inside import library
-from covey.sandbox.inside.isolation import users
+from covey.sandbox.inside.isolation import library, users
 
 
 def test_no_number_is_given_twice_or_to_a_user_that_has_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.system.conditions import CONTINUES
 from covey.system.section import Section
-from covey.system.setting import Requires, is_positive, is_set, setting
+from covey.system.setting import CONTINUES, Requires, is_positive, is_set, setting
 
 WITHOUT_RATIO = ("reinforce", "reinforce_ratio", "nll")
 """Losses that compare the policy with no other."""

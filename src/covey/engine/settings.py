@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from covey.system.conditions import CAUSAL, CONTINUES, FILLS_IN
 from covey.system.section import Section
-from covey.system.setting import Requires, is_set, setting
+from covey.system.setting import CAUSAL, CONTINUES, FILLS_IN, Requires, is_set, setting
 
 SAMPLES = Requires(
     "an engine that samples",

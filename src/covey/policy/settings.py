@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.system.conditions import CAUSAL
 from covey.system.section import Section
-from covey.system.setting import Requires, is_positive, setting
+from covey.system.setting import CAUSAL, Requires, is_positive, setting
 
 NANO = ("nano", "nano-masked")
 """The embedded policies."""

@@ -25,10 +25,9 @@ from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
 from covey.rollouts.buffer import Bound
-from covey.rollouts.prompt_lengths import fitting
 from covey.rollouts.rollout import Sampler
 from covey.rollouts.source import GroupFilter, GroupSource, LocalSource
-from covey.run.build_stream import build_stream, check_graded
+from covey.run.build_stream import build_stream, check_graded, fitting
 from covey.system import collectives, custom
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Stages, Watchable, Watchdog

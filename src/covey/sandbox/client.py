@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from covey.sandbox.inside.isolation.syscalls import COLUMNS, this_machine
 from covey.sandbox.orders import decode_report, encode_request
-from covey.sandbox.remedies import ELSEWHERE, with_remedy
 from covey.sandbox.slot import Slot, SlotLost
 from covey.sandbox.types import TIERS, Limits, Report, SandboxFailed, Test, Tier
 
@@ -183,3 +182,39 @@ def run_tests(
 ) -> Report:
     """Judge a program in a sandbox that all callers of this process share."""
     return shared_sandbox(tier, os.getpid()).run_blocking(code, tests, entry_point, limits)
+
+
+def remedy_for(message: str) -> str:
+    """Return the remedy for a message. Empty where none is known."""
+    return next((remedy for word, remedy in REMEDIES if word in message), "")
+
+
+def with_remedy(tier: str, message: str) -> str:
+    """Write one line: the tier, what is missing, and what brings it."""
+    remedy = remedy_for(message)
+    return f"tier {tier}: {message}" + (f"; {remedy}" if remedy else "")
+
+
+ELSEWHERE = 'or use a remote runner (docs/trust/sandbox.md), or accept the risk with tier="unsafe_no_isolation"'
+
+NAMESPACES = (
+    "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000; on Ubuntu "
+    "kernel.apparmor_restrict_unprivileged_userns=0; containers forbid them by their seccomp profile)"
+)
+LANDLOCK = "use Linux >= 5.13 with landlock in the kernel's list of security modules (boot with lsm=landlock,...)"
+SECCOMP = "use a kernel with CONFIG_SECCOMP_FILTER; gVisor and some emulators have none"
+
+REMEDIES = (
+    ("landlock", LANDLOCK),
+    ("seccomp", SECCOMP),
+    ("unshare", NAMESPACES),
+    ("uid_map", NAMESPACES),
+    ("setgroups", NAMESPACES),
+    ("namespace", NAMESPACES),
+    ("clone", NAMESPACES),
+    ("mount", NAMESPACES),
+    ("open_tree", NAMESPACES),
+    ("pivot_root", NAMESPACES),
+    ("temporary", "set TMPDIR to a folder that every user may enter"),
+)
+"""What to do about a layer that is missing, by what the kernel said."""

@@ -106,3 +106,9 @@ def is_set(value: Any) -> bool:
 
 def is_positive(value: float) -> bool:
     return value > 0
+
+
+CAUSAL = Requires("model.kind = causal", ("model.kind",), lambda kind: kind == "causal")
+CONTINUES = Requires("a policy that continues its prompts, model.kind = causal", ("model.kind",), CAUSAL.holds)
+FILLS_IN = Requires("a policy that fills in, model.kind = masked", ("model.kind",), lambda kind: kind == "masked")
+"""Conditions of settings in several rooms."""

@@ -8,7 +8,7 @@ import pytest
 
 from covey.environments.ifeval.checks.languages import detect
 from covey.environments.ifeval.checks.sentences import sentences
-from covey.environments.ifeval.checks.words import count_capital_words, count_words
+from covey.environments.ifeval.checks.text_checks import count_capital_words, count_words
 from covey.environments.ifeval.instructions import Verdicts, verdicts
 
 pytestmark = pytest.mark.shared

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from covey.environments.ifeval.checks import sentences as module
-from covey.environments.ifeval.checks.words import count_capital_words, count_words
+from covey.environments.ifeval.checks.text_checks import count_capital_words, count_words
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Judges programs that another machine runs, in a worker process of this one.
 
-The judge is the sandbox's own (`covey.sandbox.inside.verdicts`), in a checker of its own; only where a program's
-process would be, there is a server that is asked. Expected values stay here: the server gets code, entry point and
+The judge is the sandbox's own (`covey.sandbox.inside.judging.verdicts`), in a checker of its own. Only in place of a
+program's process there is a server that is asked. Expected values stay here: the server gets code, entry point and
 arguments.
 
 A program has no process that lasts: each request runs it anew, with the calls that have not been answered yet.

@@ -12,9 +12,10 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from covey.sandbox.inside import verdicts, wire
+from covey.sandbox.inside import wire
 from covey.sandbox.inside.case import Case, Spawner
 from covey.sandbox.inside.host import Broken, Process, Program, Unjudged
+from covey.sandbox.inside.judging import verdicts
 from covey.sandbox.inside.link import Link
 
 BYTES_PER_BYTE = 32

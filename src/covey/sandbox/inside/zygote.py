@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from covey.sandbox.inside import library, program
-from covey.sandbox.inside.isolation import folders, kernel, layers, namespaces, probes, seccomp
+from covey.sandbox.inside import program
+from covey.sandbox.inside.isolation import folders, kernel, layers, library, namespaces, probes, seccomp
 from covey.sandbox.inside.isolation.layers import Spec
 
 MAX_MESSAGE = 1 << 16

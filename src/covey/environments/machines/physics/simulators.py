@@ -9,12 +9,12 @@ from dataclasses import astuple, dataclass
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from covey.environments.async_cache import AsyncCache
 from covey.environments.machines.design.tree import canonical
 from covey.environments.machines.design.types import Tree
 from covey.environments.machines.physics.constants import MISSING, physics_version
 from covey.environments.machines.physics.trajectory import Outcome, outcome_of_data
 from covey.environments.machines.physics.worlds import World
+from covey.system.workers.async_cache import AsyncCache
 from covey.system.workers.pool import WorkerPool, WorkerSettings
 from covey.types import Failure
 

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from covey.sandbox.inside import asserts, codec, wire
+from covey.sandbox.inside import codec, wire
 from covey.sandbox.inside.case import Case, LoadFailed, answer_of, error_text
-from covey.sandbox.inside.compare import Tolerance, matches
 from covey.sandbox.inside.host import Broken, Ended, TimedOut, TooMuch, Unjudged, Violation
+from covey.sandbox.inside.judging import asserts
+from covey.sandbox.inside.judging.compare import Tolerance, matches
+from covey.sandbox.inside.judging.shown import shown, shown_call
 from covey.sandbox.inside.link import PASSED, Verdict, failed
-from covey.sandbox.inside.shown import shown, shown_call
 
 Test = dict[str, Any]
 NOT_ANSWERS = (Broken, LoadFailed, Unjudged, Violation)

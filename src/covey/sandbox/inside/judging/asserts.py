@@ -17,8 +17,8 @@ from typing import Any
 from covey.sandbox.inside import codec, wire
 from covey.sandbox.inside.case import Case, LoadFailed, answer_of
 from covey.sandbox.inside.host import Ended, TimedOut, Unjudged, Violation
+from covey.sandbox.inside.judging.shown import shown, shown_call
 from covey.sandbox.inside.link import MAX_MESSAGE, PASSED, Verdict, failed
-from covey.sandbox.inside.shown import shown, shown_call
 
 CANDIDATE = "candidate"
 USUAL = "math cmath sys os re random string copy itertools functools collections heapq bisect operator datetime"
