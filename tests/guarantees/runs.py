@@ -18,6 +18,8 @@ import torch
 
 from covey.run.checkpoints.checkpoint import STATE, newest_valid, read_manifest
 
+from ..support.forked import Forked
+
 REWARDS = '''
 import os, subprocess, time
 
@@ -72,7 +74,7 @@ TIMES = ("time", "seconds", "tokens_per_second")
 PATIENCE = 180.0
 """Seconds that a small run may take on a loaded machine."""
 
-Process = subprocess.Popen[str]
+Process = subprocess.Popen[str] | Forked
 
 
 def prepare(folder: Path) -> None:
@@ -84,10 +86,15 @@ def prepare(folder: Path) -> None:
     (folder / "gaps.jsonl").write_text("\n".join(gaps) + "\n")
 
 
-def start(folder: Path, *words: str, environment: dict[str, Any] | None = None, **options: Any) -> Process:
-    """`covey train` in a process of its own, in `folder`; a group of its own, as a terminal would give it."""
+def start(folder: Path, *words: str, environment: dict[str, Any] | None = None, is_fresh: bool = False) -> Process:
+    """`covey train` in a process of its own, in `folder`; a group of its own, as a terminal would give it.
+
+    `is_fresh`: of an interpreter of its own, too, which takes seconds to import torch.
+    """
     own = {"OMP_NUM_THREADS": "1", "COVEY_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
     variables = os.environ | own | {name: str(value) for name, value in (environment or {}).items()}
+    if not is_fresh:
+        return Forked(["train", *words], folder, variables)
     return subprocess.Popen(
         [sys.executable, "-m", "covey", "train", *words],
         cwd=folder,
@@ -96,7 +103,6 @@ def start(folder: Path, *words: str, environment: dict[str, Any] | None = None, 
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        **options,
     )
 
 

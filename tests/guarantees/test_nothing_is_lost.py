@@ -39,7 +39,7 @@ def kill_and_resume(folder: Path, name: str, seed: int, num_kills: int) -> None:
     """
     generator = random.Random(seed)
     run = folder / name
-    process = new_run(folder, name, environment=SLOWLY)
+    process = new_run(folder, name, environment=SLOWLY, is_fresh=True)
     assert wait_until(lambda: saved_step(run) > 0, process)
     for index in range(num_kills):
         if index % 2 == 0:
@@ -181,7 +181,7 @@ DEMO = (
 def start_demo(folder: Path, *words: str) -> Process:
     """With two threads, as the demo has them here, and the cold start shared by all runs of this machine."""
     cache = os.environ.get("COVEY_CACHE", str(folder / "cache"))
-    return start(folder, *words, environment={"OMP_NUM_THREADS": "2", "COVEY_CACHE": cache})
+    return start(folder, *words, environment={"OMP_NUM_THREADS": "2", "COVEY_CACHE": cache}, is_fresh=True)
 
 
 @pytest.mark.slow
