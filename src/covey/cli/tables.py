@@ -207,6 +207,8 @@ FILES = {
     "status.json": "what trainer and samplers did last",
     "rollouts.jsonl": "answers of training with their rewards",
     "evaluations.jsonl": "answers of evaluations with their rewards",
+    "traces.jsonl": "whole groups with the numbers of every token",
+    "updates.jsonl": "histograms and rewards of each step",
     "checkpoints": "policies (from_pretrained loads them)",
     "policy": "the trained policy (from_pretrained loads it)",
     "tensorboard": "tensorboard --logdir shows it",

@@ -43,6 +43,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
 }
 
 
+TRACED = Requires("output.traces = true", ("output.traces",), bool)
 ENABLED = Requires("preflight.enabled = true", ("preflight.enabled",), bool)
 
 
@@ -122,6 +123,14 @@ class OutputConfig(Section):
         ),
     )
     """Most rows of rollouts.jsonl, and of evaluations.jsonl."""
+    traces: bool = True
+    """Write whole groups with the numbers of every token to traces.jsonl, histograms of each step to updates.jsonl."""
+    trace_every: int | None = setting(None, ge=1, needs=TRACED)
+    """Steps between two of which groups are traced, besides the first and the last; null traces about 20 in all."""
+    traced_groups: int = setting(4, ge=1, needs=TRACED)
+    """Groups traced of such a step."""
+    max_trace_bytes: int = setting(20_000_000, ge=1, needs=TRACED)
+    """Most bytes of traces.jsonl, and of updates.jsonl."""
     trackers: list[str] = setting(
         [],
         choices=("tensorboard", "wandb"),

@@ -22,7 +22,10 @@ from covey.system.text.masking import without
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
+TRACES, UPDATES = "traces.jsonl", "updates.jsonl"
 SCHEDULE = "schedule.jsonl"
+ALWAYS_ROWS = (METRICS, ROLLOUTS, EVALUATIONS)
+ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, SCHEDULE)
 """Files of rows; the last is of runs with source=ray alone (`covey.rollouts.schedule`)."""
 STATUS = "status.json"
 """What trainer and samplers do now, with source=ray."""
@@ -174,7 +177,7 @@ def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
 
 
 NOTHING_DONE = {
-    *(CONFIG, VERSIONS, METRICS, ROLLOUTS, EVALUATIONS, SCHEDULE, STATUS),
+    *(CONFIG, VERSIONS, *ROWS, STATUS),
     *("covey.log", "run.lock", "run.seal", "summary.json"),
 }
 """All that a run has written when the first step or look is yet to come."""
@@ -189,7 +192,7 @@ def discard_refused(folder: Path) -> bool:
     """
     files = list(folder.iterdir())
     # Any row, checkpoint or report counts as something done
-    rows = [folder / name for name in (METRICS, ROLLOUTS, EVALUATIONS)]
+    rows = [folder / name for name in ALWAYS_ROWS]
     if {path.name for path in files} - NOTHING_DONE or any(not path.is_file() or path.stat().st_size for path in rows):
         return False
     # A phase besides the start counts too: it cost time that the log explains

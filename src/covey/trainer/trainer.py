@@ -79,6 +79,8 @@ class Trainer:
         self.policy = policy
         self.reference = reference
         self.timer = timer or PhaseTimer()
+        self.observer: Callable[[FrozenScores, ObjectiveInputs], None] = lambda part, inputs: None
+        """Is shown every micro-batch with what the objective reads of it, and changes nothing."""
         self.controller = controllers.kl_controller(settings.algorithm)
         self.entropy = controllers.EntropyControl(settings.algorithm.entropy_coef, active=True)
         self._settings = settings
@@ -156,6 +158,8 @@ class Trainer:
                 for part, chosen in zip(prepared, statistics, strict=True):
                     scores = score(self._forward, part)
                     measured = [objective_inputs(part, scores)] if part.batch.num_rows > 0 else []
+                    for inputs in measured:
+                        self.observer(part, inputs)
                     sums += [self._loss(inputs, batch, chosen)[1] for inputs in measured]
                     maxima += [self._maxima(inputs) for inputs in measured]
             found = summarise(combine(collectives.all_sum_pairs(sums))) | collectives.all_max(largest(maxima))
@@ -297,6 +301,7 @@ class Trainer:
         inputs = objective_inputs(part, scores)
         loss, sums = self._loss(inputs, batch, statistics)
         loss.backward()
+        self.observer(part, inputs)
         return sums, self._maxima(inputs)
 
     def _loss(self, inputs: ObjectiveInputs, batch: Batch, statistics: BatchStatistics | None) -> tuple[Tensor, Sums]:

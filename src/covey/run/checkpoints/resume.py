@@ -17,7 +17,7 @@ from covey.config.schema import Config
 from covey.run import trust
 from covey.run.checkpoints.checkpoint import complete_checkpoints, newest_valid, read_manifest
 from covey.run.checkpoints.manifest import step_of
-from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SCHEDULE, create_run_folder, write_versions
+from covey.run.folder import CONFIG, ROWS, create_run_folder, write_versions
 from covey.run.records.summary import versions
 from covey.run.saved_settings import CHANGES, changes_of, differences, saved_settings
 from covey.system import collectives
@@ -159,7 +159,7 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
     # Drop rows written after that checkpoint, which the resumed run writes again
-    for name in (METRICS, ROLLOUTS, EVALUATIONS, SCHEDULE):
+    for name in ROWS:
         truncate_jsonl(folder / name, step, evaluated=evaluated)
     return checkpoint
 

@@ -22,7 +22,7 @@ from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of
-from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS, SCHEDULE, STATUS
+from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS
 from covey.run.records.answer_text import as_text
 from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
 from covey.run.records.samplers import SamplersTotals
@@ -38,13 +38,14 @@ from covey.run.records.step_metrics import (
 from covey.run.records.summary import (
     PromptKey,
     RunFacts,
+    comparable,
     peak_memory_bytes,
-    restrict_to_common_prompts,
     summary,
     versions,
     write_summary,
 )
 from covey.run.records.terminal import NullProgress, Progress, make_progress
+from covey.run.records.trace_log import TraceLog
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.system import collectives
 from covey.system.disk import WriteError, catch_write_errors, sync
@@ -57,8 +58,6 @@ from covey.trainer.credit import Credit
 from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)
-
-Compared = tuple[Evaluation | None, Evaluation | None]
 
 
 class RunRecorder:
@@ -97,6 +96,7 @@ class RunRecorder:
         """Step of the newest checkpoint this process wrote."""
         self._run: Run | None = None
         self._schedule: JsonlWriter | None = None
+        self._traces: TraceLog | None = None
         self._prompts = ""
         self._is_as_left = config.resume is not None
         """Whether the run is under way and has not got anywhere yet: what its folder says of it still holds."""
@@ -115,6 +115,8 @@ class RunRecorder:
             closing.callback(self._tracker.close)
             if self._schedule is not None:
                 closing.callback(self._schedule.close)
+            if self._traces is not None:
+                closing.callback(self._traces.close)
             if self._run is not None:
                 closing.callback(self._run.close)
             self._progress.close()
@@ -145,6 +147,7 @@ class RunRecorder:
         """
         self._run = run
         self._prompts = prompts
+        self._traces = TraceLog(self._config, self._folder, run) if self._config.output.traces else None
         run.source.report_to(self._folder / STATUS)
 
     def drop_stale(self, groups: Sequence[Group]) -> None:
@@ -190,6 +193,8 @@ class RunRecorder:
         LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
         self._progress.update(step + 1, row)
         self._rollouts(step + 1, groups, credit)
+        if self._traces is not None:
+            self._traces.step(step + 1, groups, credit, self.dropped)
         if metrics["num_rollouts_trained"] == 0:
             reason = why_no_signal(row, credit)
             self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
@@ -313,8 +318,9 @@ class RunRecorder:
 
     def _sync_rows(self) -> None:
         """Sync the rows, as no power cut may leave a checkpoint without the rows before it."""
-        for name in (METRICS, ROLLOUTS, EVALUATIONS, *([SCHEDULE] if self._schedule else [])):
-            path = self._folder / name
+        for path in map(self._folder.joinpath, ROWS):
+            if path.name not in ALWAYS_ROWS and not path.exists():
+                continue
             try:
                 with catch_write_errors(path):
                     sync(path)
@@ -382,28 +388,8 @@ class RunRecorder:
         # Compare the first evaluation with the last, prompt by prompt
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
-        compared = self._compared(before, after)
+        compared = comparable(before, after, self._seen) if before and after else None
         write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
-
-    def _compared(self, before: Evaluation | None, after: Evaluation | None) -> Compared:
-        """Return what the gain compares: the prompts common to both evaluations.
-
-        They differ where a run was resumed with other rows.
-        """
-        if before is None or after is None:
-            return None, None
-        # The same prompts before and after need no restriction
-        first, last = self._seen[0], self._seen[-1]
-        if first == last or (not first and before.num_prompts == after.num_prompts):
-            return before, after
-        # Compare the prompts common to both
-        found = restrict_to_common_prompts(before, after, first, last)
-        if found is None:
-            LOGGER.warning("no prompt is in both evaluations, the first and the last: the summary has no gain")
-            return None, None
-        num_shared, of = len(found[0].correct_greedy), f"{before.num_prompts} and {after.num_prompts}"
-        LOGGER.warning("gain computed on the %d prompts common to both evaluations (%s)", num_shared, of)
-        return found
 
 
 def make_watchdog(config: Config, folder: Path) -> Watchdog:

@@ -1,6 +1,7 @@
 """The result of a run: summary.json for programs, tables for people."""
 
 import json
+import logging
 import math
 import os
 import platform
@@ -21,6 +22,7 @@ from covey.system.jsonl import write_json
 if TYPE_CHECKING:  # covey.run.evaluate imports torch; reading a summary must not
     from covey.run.evaluate import Estimate, Evaluation
 
+LOGGER = logging.getLogger(__name__)
 PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
 """Whose versions are recorded; those not installed are left out."""
 MAX_BYTES = 64 << 20
@@ -165,6 +167,26 @@ def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: f
         name: asdict(paired_mean_gain(before.mean_parts[name], after.mean_parts[name], confidence)) for name in both
     }
     return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward), "parts": parts, "reward_parts": of_parts}
+
+
+def comparable(
+    before: "Evaluation", after: "Evaluation", seen: Sequence[Sequence[PromptKey]]
+) -> "tuple[Evaluation | None, Evaluation | None]":
+    """Return what the gain compares: the prompts common to both evaluations, (None, None) where there are none.
+
+    They differ where a run was resumed with other rows. `seen` has the prompts of each evaluation of the run, `before`
+    being the first and `after` the last.
+    """
+    first, last = seen[0], seen[-1]
+    if first == last or (not first and before.num_prompts == after.num_prompts):
+        return before, after
+    found = restrict_to_common_prompts(before, after, first, last)
+    if found is None:
+        LOGGER.warning("no prompt is in both evaluations, the first and the last: the summary has no gain")
+        return None, None
+    num_shared, of = len(found[0].correct_greedy), f"{before.num_prompts} and {after.num_prompts}"
+    LOGGER.warning("gain computed on the %d prompts common to both evaluations (%s)", num_shared, of)
+    return found
 
 
 def restrict_to_common_prompts(

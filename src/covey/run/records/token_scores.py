@@ -1,0 +1,132 @@
+"""What the trainer found out about each loss token of a step, kept on its device until the step is written down.
+
+Shapes: N rows of a micro-batch, T loss tokens of its longest row, L loss tokens.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.kl import k3
+from covey.algorithm.metrics import LOG_RATIO_CLAMP
+from covey.algorithm.objective import ObjectiveInputs
+from covey.trainer.forward import FrozenScores
+from covey.types import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A micro-batch and what the objective read of it, without gradient."""
+
+    batch: MicroBatch
+    inputs: ObjectiveInputs
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """Numbers of one rollout, an entry for each loss token."""
+
+    trainer_logprob: list[float]
+    """Under the weights before the first update on the batch, nats."""
+    ratio: list[float]
+    """Of the policy at the last update on the batch to the one before the first: 1 where there is a single update."""
+    entropy: list[float] | None
+    kl: list[float] | None
+    """To the reference, nats; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepScores:
+    """All micro-batches of a step, as the first and the last update on them saw them."""
+
+    first: tuple[Seen, ...]
+    last: tuple[Seen, ...]
+
+    def gaps(self) -> Tensor:
+        """Return |trainer - sampler| of the log-prob of every loss token, nats."""
+        read = [seen.inputs for seen in self.first]
+        return _join((i.old_log_probs_NT - i.sampler_log_probs_NT).abs()[i.mask_NT] for i in read)
+
+    def log_ratios(self) -> Tensor:
+        """Return log of the ratio of every loss token."""
+        read = [seen.inputs for seen in self.last]
+        return _join((i.log_probs_NT - i.old_log_probs_NT)[i.mask_NT] for i in read)
+
+    def entropies(self) -> Tensor:
+        """Return the entropy at every loss token, nats."""
+        read = [seen.inputs for seen in self.first]
+        return _join(i.entropy_NT[i.mask_NT] for i in read if i.entropy_NT is not None)
+
+    def largest(self) -> dict[str, tuple[float, float]]:
+        """Return the largest gap and the largest |log ratio| of each prompt, by its id."""
+        found: dict[str, tuple[float, float]] = {}
+        for first, last in zip(self.first, self.last, strict=True):
+            gap_NT = (first.inputs.old_log_probs_NT - first.inputs.sampler_log_probs_NT).abs()
+            ratio_NT = (last.inputs.log_probs_NT - last.inputs.old_log_probs_NT).abs()
+            maxima = [(values_NT * first.inputs.mask_NT).amax(dim=1).tolist() for values_NT in (gap_NT, ratio_NT)]
+            for prompt_id, gap, ratio in zip(first.batch.prompt_ids, *maxima, strict=True):
+                before = found.get(prompt_id, (0.0, 0.0))
+                found[prompt_id] = (max(before[0], gap), max(before[1], ratio))
+        return found
+
+    def rows(self, prompt_ids: Iterable[str]) -> Iterator[tuple[str, tuple[int, ...], RowScores]]:
+        """Yield prompt, tokens and numbers of the rows of some prompts, in the order in which they were trained."""
+        wanted = set(prompt_ids)
+        for first, last in zip(self.first, self.last, strict=True):
+            for row, prompt_id in enumerate(first.batch.prompt_ids):
+                if prompt_id in wanted:
+                    targets = first.batch.target_L[first.batch.row_L == row].tolist()
+                    yield prompt_id, tuple(targets), _row_scores(first.inputs, last.inputs, row)
+
+
+class TokenScores:
+    """Collects what the trainer computes anyway: it makes no pass, and changes nothing."""
+
+    def __init__(self) -> None:
+        self._first: list[Seen] = []
+        self._later: list[Seen] = []
+
+    def see(self, part: FrozenScores, inputs: ObjectiveInputs) -> None:
+        """Take a micro-batch that was scored. Of several updates on a batch the first and the last are kept."""
+        seen = Seen(part.batch, _detached(inputs))
+        if part.is_current:
+            self._first.append(seen)
+            return
+        self._later.append(seen)
+        del self._later[: -len(self._first)]
+
+    def take(self) -> StepScores:
+        """Return what was seen since the last call."""
+        first, later = tuple(self._first), tuple(self._later)
+        self._first, self._later = [], []
+        return StepScores(first, later if len(later) == len(first) else first)
+
+
+def _row_scores(first: ObjectiveInputs, last: ObjectiveInputs, row: int) -> RowScores:
+    mask_T = first.mask_NT[row]
+
+    def values(of_NT: Tensor) -> list[float]:
+        found: list[float] = of_NT[row][mask_T].tolist()
+        return found
+
+    kl_NT = first.full_kl_NT
+    if kl_NT is None and first.ref_log_probs_NT is not None:
+        kl_NT = k3(first.log_probs_NT - first.ref_log_probs_NT, LOG_RATIO_CLAMP)
+    return RowScores(
+        trainer_logprob=values(first.old_log_probs_NT),
+        ratio=values((last.log_probs_NT - last.old_log_probs_NT).exp()),
+        entropy=None if first.entropy_NT is None else values(first.entropy_NT),
+        kl=None if kl_NT is None else values(kl_NT),
+    )
+
+
+def _detached(inputs: ObjectiveInputs) -> ObjectiveInputs:
+    given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    return replace(inputs, **{name: values.detach() for name, values in given.items() if values is not None})
+
+
+def _join(parts: Iterable[Tensor]) -> Tensor:
+    found = list(parts)
+    return torch.cat(found) if found else torch.zeros(0)

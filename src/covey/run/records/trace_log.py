@@ -1,0 +1,99 @@
+"""traces.jsonl and updates.jsonl of a run: what each step writes into them, within so many bytes."""
+
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from covey.config.schema import Config
+from covey.rollouts.source import Dropped
+from covey.run.build import Run
+from covey.run.folder import TRACES, UPDATES
+from covey.run.records.token_scores import TokenScores
+from covey.run.records.traces import Pieces, candidates, choose, trace_rows
+from covey.run.records.updates import fitting, update_row
+from covey.system import collectives
+from covey.system.jsonl import JsonlWriter
+from covey.trainer.credit import Credit
+from covey.types import Group
+
+LOGGER = logging.getLogger(__name__)
+ABOUT = 20
+"""Steps that are traced where output.trace_every is null."""
+
+
+class TraceLog:
+    """Writes what the report reads besides the other logs. Every rank has one; that of rank 0 writes."""
+
+    def __init__(self, config: Config, folder: Path, run: Run) -> None:
+        """Attach it to the trainer."""
+        self._config = config
+        self._folder = folder
+        self._scores = TokenScores()
+        run.trainer.observer = self._scores.see
+        self._pieces = Pieces(run.policy.tokenizer)
+        self._files: tuple[BoundedLog, BoundedLog] | None = None
+
+    def step(self, step: int, groups: Sequence[Group], credit: Credit, dropped: Sequence[Dropped]) -> None:
+        """Write a finished step down. Collective."""
+        scores, output, num_steps = self._scores.take(), self._config.output, self._config.num_steps
+        row = update_row(step, groups, credit, scores, self._config.sampling.max_tokens)
+        if not collectives.is_main_process():
+            return
+        # Write how the step spread, of all ranks
+        self._files = self._files or self._open()
+        updates, traces = self._files
+        share = updates.share(num_steps - step + 1)
+        updates.write(row | {"groups": fitting(row["groups"], share)}, share)
+        # Write some of the groups of rank 0 whole
+        every = output.trace_every or -(-num_steps // ABOUT)
+        if is_traced(step, num_steps, every):
+            chosen = choose(candidates(groups, credit, dropped, scores), output.traced_groups)
+            num_bytes = traces.share(1 + -(-(num_steps - step) // every))
+            for row in trace_rows(step, chosen, scores, self._pieces, num_bytes):
+                num_bytes -= traces.write(row, num_bytes)
+
+    def _open(self) -> "tuple[BoundedLog, BoundedLog]":
+        most, wait = self._config.output.max_trace_bytes, self._config.output.on_write_error == "continue"
+        return tuple(BoundedLog(self._folder / name, most, wait=wait) for name in (UPDATES, TRACES))  # type: ignore[return-value] # two names
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # both, also where one raises
+            for file in self._files or ():
+                closing.callback(file.close)
+
+
+class BoundedLog:
+    """A file of rows that is bounded in bytes, over restarts too: what is beyond is left out, and said once."""
+
+    def __init__(self, path: Path, most: int, *, wait: bool) -> None:
+        self._path = path
+        self._file = JsonlWriter(path, wait=wait)
+        self._left = most - path.stat().st_size
+        self._is_full = False
+
+    def share(self, count: int) -> int:
+        """Return the bytes that are left for each of `count` times."""
+        return max(0, self._left) // max(1, count)
+
+    def write(self, row: dict[str, Any], most: int) -> int:
+        """Write a row if it has at most so many bytes, and return how many it took."""
+        num_bytes = len(json.dumps(row, default=str)) + 1
+        if num_bytes > most:
+            if not self._is_full:
+                LOGGER.info("%s has no room for %d bytes here (output.max_trace_bytes)", self._path, num_bytes)
+            self._is_full = True
+            return 0
+        self._left -= num_bytes
+        self._file.write(row)
+        return num_bytes
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def is_traced(step: int, num_steps: int, every: int) -> bool:
+    """Tell whether groups of a step are written whole: of the first, the last, and every so many between."""
+    return step in (1, num_steps) or step % every == 0

@@ -1,0 +1,222 @@
+"""A line of traces.jsonl: a whole group with every token of its answers, and which groups of a step get one.
+
+docs/use/traces.md describes the format.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from covey.rollouts.source import Dropped
+from covey.run.records.rollout_log import bounded, spread
+from covey.run.records.token_scores import RowScores, StepScores
+from covey.run.records.updates import FORMAT
+from covey.system.text.format import timestamp
+from covey.trainer.credit import Credit
+from covey.types import Group, Rollout
+
+MAX_CHARACTERS = 20_000
+"""Of a prompt or a completion."""
+TOKEN_BYTES = 90
+"""Of a token with its numbers, about."""
+LEAST_TOKENS = 16
+BROKEN, MAX_BYTES = "\ufffd", 4
+"""What part of a character is decoded to, and how many tokens it may have: a byte each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group of a step, and what it may be chosen for."""
+
+    group: Group
+    advantages: Sequence[float] | None
+    """None where it was not trained."""
+    dropped: str | None
+    """Why that is so."""
+    gap: float = 0.0
+    """Largest |trainer - sampler| of a log-prob in it, nats."""
+    log_ratio: float = 0.0
+    """Largest |log ratio| in it."""
+
+    @property
+    def reward_spread(self) -> float:
+        rewards = [reward for reward in self.group.rewards if math.isfinite(reward)]
+        return max(rewards) - min(rewards) if rewards else 0.0
+
+
+REASONS: Mapping[str, Callable[[Candidate], float]] = {
+    "a failure": lambda one: float(len(one.group.failures)),
+    "largest spread of rewards": lambda one: one.reward_spread,
+    "largest mismatch": lambda one: one.gap,
+    "largest change of ratio": lambda one: one.log_ratio,
+}
+"""What groups are traced for, in this order: the one where it is largest, if it is above 0."""
+EVENLY = "evenly spread"
+
+
+def candidates(
+    groups: Sequence[Group], credit: Credit, dropped: Sequence[Dropped], scores: StepScores
+) -> list[Candidate]:
+    """List the groups of a step of this rank: the trained ones in order, then those left out."""
+    largest = scores.largest()
+    trained = [
+        Candidate(group, advantages, None, *largest.get(group.prompt.id, (0.0, 0.0)))
+        for group, advantages in zip(groups, credit.advantages, strict=True)
+    ]
+    return trained + [Candidate(one.group, None, one.reason) for one in dropped]
+
+
+def choose(found: Sequence[Candidate], most: int) -> list[tuple[Candidate, str]]:
+    """Choose at most `most` groups with the reason for each, those with a reason of their own first."""
+    left = list(found)
+    chosen: list[tuple[Candidate, str]] = []
+    for reason, size in REASONS.items():
+        best = max(left, key=size, default=None)
+        if len(chosen) < most and best is not None and size(best) > 0:
+            chosen.append((best, reason))
+            left = [one for one in left if one is not best]
+    return chosen + [(left[place], EVENLY) for place in spread(len(left), most - len(chosen))]
+
+
+def trace_rows(
+    step: int, chosen: Sequence[tuple[Candidate, str]], scores: StepScores, pieces: "Pieces", num_bytes: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the chosen groups. Long answers are cut to what `num_bytes` hold of all of them."""
+    num_rollouts = sum(len(one.group.rollouts) for one, _ in chosen)
+    limit = max(LEAST_TOKENS, num_bytes // (TOKEN_BYTES * max(num_rollouts, 1)))
+    rows = list(scores.rows(one.group.prompt.id for one, _ in chosen if one.dropped is None))
+    for one, reason in chosen:
+        yield _group_row(step, one, reason) | {"rollouts": [*_rollouts(one, rows, pieces, limit)]}
+
+
+def _group_row(step: int, one: Candidate, reason: str) -> dict[str, Any]:
+    prompt = one.group.prompt
+    text = prompt.text[:MAX_CHARACTERS] if isinstance(prompt.text, str) else [dict(turn) for turn in prompt.text]
+    return {
+        "format": FORMAT,
+        "step": step,
+        "kind": "train",
+        "time": timestamp(),
+        "reason": reason,
+        "environment": prompt.environment,
+        "prompt_id": prompt.id,
+        "prompt": text,
+        "columns": bounded(prompt.columns),
+        "dropped": one.dropped,
+        "failures": [failure.reason for failure in one.group.failures],
+    }
+
+
+def _rollouts(
+    one: Candidate, rows: list[tuple[str, tuple[int, ...], RowScores]], pieces: "Pieces", limit: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the answers of a group.
+
+    `rows` are the rows that were trained, in order: each is taken out by the rollout that it is of.
+    """
+    advantages: Sequence[float | None] = one.advantages or [None] * len(one.group.rollouts)
+    for rollout, advantage in zip(one.group.rollouts, advantages, strict=True):
+        key = one.group.prompt.id, _loss_targets(rollout)
+        place = next((place for place, row in enumerate(rows) if row[:2] == key), None)
+        scores = None if place is None or one.dropped else rows.pop(place)[2]
+        yield {
+            "completion": [dict(turn) for turn in rollout.messages] or rollout.text[:MAX_CHARACTERS],
+            "reward": rollout.reward.value,
+            "parts": dict(rollout.reward.parts),
+            "extra": bounded({str(name): value for name, value in rollout.reward.extra.items()}),
+            "advantage": None if advantage is None else _short(advantage),
+            "finish_reason": rollout.finish_reason,
+            "policy_version": rollout.policy_version,
+            "num_tokens": rollout.num_loss_tokens,
+            "tokens": _tokens(rollout, scores, pieces, limit),
+        }
+
+
+def _tokens(rollout: Rollout, scores: RowScores | None, pieces: "Pieces", limit: int) -> dict[str, Any]:
+    """Return the first `limit` tokens of an answer, with the numbers of those that the policy chose.
+
+    Those that it did not choose, such as the environment's turns or the text around gaps, have null.
+    """
+    ids, places = _sequence(rollout)
+
+    def along(values: Iterable[float]) -> list[float | None]:
+        found: list[float | None] = [None] * len(ids)
+        for place, value in zip(places, values, strict=True):
+            found[place] = _short(value)
+        return found[:limit]
+
+    chosen = set(places)
+    own = [value for value, is_own in zip(rollout.sampler_logprobs, rollout.loss_mask, strict=True) if is_own]
+    return {
+        "ids": ids[:limit],
+        "pieces": pieces(ids[:limit]),
+        "learnt": [place in chosen for place in range(len(ids[:limit]))],
+        "sampler_logprob": along(own),
+        "trainer_logprob": None if scores is None else along(scores.trainer_logprob),
+        "ratio": None if scores is None else along(scores.ratio),
+        "entropy": None if scores is None or scores.entropy is None else along(scores.entropy),
+        "kl": None if scores is None or scores.kl is None else along(scores.kl),
+    }
+
+
+def _sequence(rollout: Rollout) -> tuple[list[int], list[int]]:
+    """Return the tokens of an answer, and where in them each token is that the policy chose, in the order of the loss.
+
+    Of a masked policy they are its input as it was in the end.
+    """
+    chosen = [position for position, is_own in enumerate(rollout.loss_mask) if is_own]
+    if rollout.input_length is None:
+        start = chosen[0] if chosen else len(rollout.target_ids)
+        return list(rollout.target_ids[start:]), [position - start for position in chosen]
+    ids = list(rollout.input_ids[-rollout.input_length :])
+    places = [position % rollout.input_length for position in chosen]
+    for place, position in zip(places, chosen, strict=True):
+        ids[place] = rollout.target_ids[position]
+    return ids, places
+
+
+def _loss_targets(rollout: Rollout) -> tuple[int, ...]:
+    return tuple(target for target, is_own in zip(rollout.target_ids, rollout.loss_mask, strict=True) if is_own)
+
+
+class Pieces:
+    """Spells tokens out, special ones by their names, so that the pieces of an answer are its text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[tuple[int, int], str] = {}
+
+    def __call__(self, ids: Sequence[int]) -> list[str]:
+        """Return the text that each token adds; a character of several tokens stands at the last of them."""
+        found = [self._after(before, token_id) for before, token_id in zip([*ids[:1], *ids], ids, strict=False)]
+        start = 0
+        while start < len(found):
+            end = self._end_of_character(ids, start) if BROKEN in found[start] else start + 1
+            if end > start + 1:
+                found[start:end] = [*[""] * (end - start - 1), self._decode(list(ids[start:end]))]
+            start = end
+        return found
+
+    def _end_of_character(self, ids: Sequence[int], start: int) -> int:
+        """Return where the tokens end that spell whole characters together, the next place where none do."""
+        ends = range(start + 2, min(start + MAX_BYTES, len(ids)) + 1)
+        return next((end for end in ends if BROKEN not in self._decode(list(ids[start:end]))), start + 1)
+
+    def _after(self, before: int, token_id: int) -> str:
+        key = before, token_id
+        if key not in self._known:
+            # After another token, as some tokenizers leave out the blank before the first
+            whole, start = self._decode([before, token_id]), self._decode([before])
+            self._known[key] = whole[len(start) :] if whole.startswith(start) else self._decode([token_id])
+        return self._known[key]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _short(value: float) -> float:
+    """Return a number of four digits."""
+    return float(f"{value:.4g}")
