@@ -320,6 +320,7 @@ def run_folder(config: Config) -> dict[str, Any]:
         "metrics": timeless(rows(folder / "metrics.jsonl")),
         "rollouts": len(rows(folder / "rollouts.jsonl")),
         "answers": len(rows(folder / "evaluations.jsonl")),
+        "traces": [row["step"] for row in rows(folder / "traces.jsonl")] if config.output.traces else [],
         "evaluations": (summary["before"], summary["after"]),
         "lines": len(said.getvalue().splitlines()),
     }
