@@ -23,6 +23,7 @@ from covey.train import train
 from covey.types import Failure, Prompt, Reward, RunStopped
 
 from ..support.fake_ray import fake_ray
+from ..support.processes import on_two_ranks
 from ..support.scripted import Scripted
 from ..support.small import POLICIES, SETTINGS, rows, scripted, scripted_for, small_config, use
 from .test_source_ray import apart, logged
@@ -109,6 +110,25 @@ def test_a_streamed_run_has_the_metrics_of_a_run_that_waits(
     assert apart(without_work(tmp_path / "waits"), without_work(tmp_path / "streams")) == []
     assert apart(*(logged(tmp_path / name, "rollouts.jsonl") for name in ("waits", "streams"))) == []
     assert 0 < max(streamed(tmp_path / "streams")) < 1
+
+
+@pytest.mark.parametrize("source", ["local", "ray"])
+def test_two_ranks_stream_what_one_process_waits_for(
+    source: str, gpt2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, unhurried("plain", seconds=0.2))
+    chosen = settings(**{"model__name": gpt2} | OF_NO_NANO)
+
+    def work() -> list[float]:
+        with fake_ray():
+            train(small_config(**chosen, source=source, streaming=True), tmp_path / "streams")
+        return streamed(tmp_path / "streams")
+
+    ranks = on_two_ranks(work, tmp_path, seconds=200.0)
+    train(small_config(**chosen), tmp_path / "waits")
+    assert 0 < max(ranks[0]) < 1
+    of_all = [{k: v for k, v in row.items() if k != "num_ranks"} for row in without_work(tmp_path / "streams")]
+    assert apart(without_work(tmp_path / "waits"), of_all) == []
 
 
 def test_a_streamed_stale_run_replays_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from covey.config import compose as settings
-from covey.run.checkpoints.resume import run_lock
+from covey.run.checkpoints.resume import is_running
 from covey.run.folder import CONFIG, STATUS
 from covey.run.saved_settings import settings_of
 from covey.system.text.cleaning import CleanConsole
@@ -41,11 +41,7 @@ def run_status(words: Sequence[str]) -> None:
 
 def _of_whom(folder: Path) -> str:
     """Say whether the run still has its lock, and so whether the table is of now."""
-    try:
-        with run_lock(folder):
-            return "this run has ended; its last word was at"
-    except (ValueError, OSError):  # somebody has it, or it is not ours to take
-        return "at"
+    return "at" if is_running(folder) else "this run has ended; its last word was at"
 
 
 def run_replay(words: Sequence[str]) -> None:

@@ -71,10 +71,15 @@ def prompts_of_steps(run: Path) -> list[list[str]]:
 
 def samplers(process: Process) -> set[int]:
     """Processes of samplers."""
+    return actors(process, "SamplerActor")
+
+
+def actors(process: Process, kind: str) -> set[int]:
+    """Processes of Ray's actors of one class."""
     found = set()
     for pid in descendants(process.pid):
         with suppress(OSError):
-            if "SamplerActor" in Path(f"/proc/{pid}/cmdline").read_text():
+            if kind in Path(f"/proc/{pid}/cmdline").read_text():
                 found.add(pid)
     return found
 
@@ -184,6 +189,36 @@ def test_the_whole_cluster_killed_five_times_ends_in_one_line_each_and_is_resume
         process = resume(folder, "cluster", environment=SLOWLY)
     finish_well(process)
     check_run(folder, "cluster", 100)
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_trainer_rank_killed_at_five_random_moments_ends_its_run_in_one_line_and_it_is_resumed(
+    seed: int, folder: Path
+) -> None:
+    rng = random.Random(seed)
+    name = f"ranks{seed}"
+    run = folder / name
+    process = start(folder, name, "num_steps=80", "devices.trainer=2", "timeouts.ranks=20")
+    for _ in range(5):
+        reached = saved_step(run) + 10
+        assert wait_until(lambda reached=reached: saved_step(run) >= reached, process)
+        time.sleep(rng.uniform(0.0, 0.5))
+        family = actors(process, "SamplerActor") | actors(process, "TrainerRank")
+        victim = rng.choice([process.pid, *actors(process, "TrainerRank")])  # rank 0, which has the buffer, or rank 1
+        killed = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        status, output = finish(process)
+        if victim != process.pid:
+            assert status == 2, output
+            assert output.strip().splitlines()[-1].startswith("covey: "), output
+            assert "Traceback" not in output
+        assert time.monotonic() - killed < 60
+        assert are_gone(family)
+        process = resume(folder, name, environment=SLOWLY)
+    finish_well(process)
+    rows = train_rows(run)
+    assert [row["step"] for row in rows] == list(range(1, 81))
+    assert max(row["staleness/max"] for row in rows) <= 2.0
 
 
 def is_of_ray(pid: int) -> bool:

@@ -124,6 +124,18 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_running(folder: Path) -> bool:
+    """Tell whether a run has the folder's lock, writing nothing there."""
+    try:
+        with (folder / LOCK).open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # somebody has it, or it is not ours to look at
+        return True
+    return False
+
+
 def truncate_jsonl(path: Path, step: int, *, evaluated: bool = True) -> None:
     """Take rows of steps that will be done again out of a JSON-lines file, so that none is counted twice.
 
