@@ -76,7 +76,7 @@ def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -
 
 
 def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None) -> None:
-    """Train in a folder that the caller owns; everything the run leaves behind is there.
+    """Train in a folder that the caller owns. Everything the run leaves behind is there.
 
     Raises ValueError for what a user can fix, RunStopped where continuing would be pointless, and StopRequested after
     Ctrl-C or SIGTERM, once the last finished step is saved.
@@ -164,7 +164,7 @@ def take(run: Run, config: Config, record: RunRecorder, step: int) -> list[Group
             train_ahead(fresh, run.trainer, run.credit, run.packing, step)
 
     with record.timer.phase("sampling"):
-        with sharding.gathered(run.policy):
+        with sharding.unsharded(run.policy):
             share = collectives.local_share(config.groups_per_step)
             groups = run.source.take(share, meanwhile if config.streaming else None)
         record.timer.charge("reward", run.source.take_scoring_seconds())

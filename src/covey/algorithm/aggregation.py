@@ -54,7 +54,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What an aggregation may divide by; each is at least 1."""
+    """What an aggregation may divide by. Each is at least 1."""
 
     tokens: int
     sequences: int

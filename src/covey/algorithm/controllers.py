@@ -9,7 +9,7 @@ from covey.algorithm.settings import AlgorithmConfig
 
 @dataclass(frozen=True, slots=True)
 class KLController:
-    """The KL coefficient and the rule that steers it; `update_kl_controller` gives the next state.
+    """The KL coefficient and the rule that steers it. `update_kl_controller` gives the next state.
 
     >>> update_kl_controller(KLController(coef=0.05, rule="doubling", target=0.1), kl=0.2, num_completions=64).coef
     0.1
@@ -93,7 +93,7 @@ def doubling(state: KLController, kl: float, num_completions: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EntropyControl:
-    """State of an entropy bonus that adapts itself (Skywork-OR1, arXiv 2505.22312); part of a checkpoint.
+    """State of an entropy bonus that adapts itself (Skywork-OR1, arXiv 2505.22312). Part of a checkpoint.
 
     >>> update_entropy_control(EntropyControl(coef=0.0, active=False), entropy=0.1, target=0.2)
     EntropyControl(coef=0.005, active=True)

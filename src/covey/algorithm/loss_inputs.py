@@ -13,7 +13,7 @@ from covey.algorithm.ratio import RatioOptions, log_ratio, select
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a loss reads; every tensor is (N, T), finite and 0 outside the mask. Make it with `loss_inputs`."""
+    """What a loss reads. Every tensor is (N, T), finite and 0 outside the mask. Make it with `loss_inputs`."""
 
     log_probs_NT: Tensor
     """Of the sampled tokens under the policy, with gradient."""

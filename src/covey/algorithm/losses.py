@@ -67,7 +67,7 @@ def gmpo(inputs: LossInputs, *, eps_low: float = 0.4, eps_high: float = 0.4) -> 
 
 
 def cispo(inputs: LossInputs, *, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Tensor:
-    """-sg[clamp(rho)] A log pi: clipped tokens keep their gradient (MiniMax-M1, arXiv 2506.13585; 2510.13786)."""
+    """-sg[clamp(rho)] A log pi: clipped tokens keep their gradient (MiniMax-M1, arXiv 2506.13585, 2510.13786)."""
     weights_NT = inputs.ratio.detach().clamp(ratio_min, ratio_max)
     return -weights_NT * inputs.advantages_NT * inputs.log_probs_NT
 
@@ -111,7 +111,7 @@ def dppo_tv_ratio(
     adv_tau: float = 1.0,
     kl_tau: float = 1e-3,
 ) -> Tensor:
-    """-adv_tau A rho on the tokens `dppo_tv` keeps, plus kl_tau (log rho)^2 on all (prime-rl; arXiv 2602.02276)."""
+    """-adv_tau A rho on the tokens `dppo_tv` keeps, plus kl_tau (log rho)^2 on all (prime-rl, arXiv 2602.02276)."""
     keep_NT = ~far_by_probability(inputs, div_low, div_high)
     return _kept_ratio(inputs, keep_NT, adv_tau) + kl_tau * inputs.delta.square()
 
@@ -259,7 +259,7 @@ def _kept_ratio(inputs: LossInputs, keep_NT: Tensor, adv_tau: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss and all that others must know of it; the one place where a new loss is entered."""
+    """A loss and all that others must know of it. The one place where a new loss is entered."""
 
     function: Callable[..., Tensor]
     """`function(inputs, *, options) -> (N, T)`."""

@@ -24,7 +24,7 @@ LOG_RATIO_CLAMP = 20.0
 
 
 class Average(NamedTuple):
-    """A mean that is not divided yet; both scalars, without gradient.
+    """A mean that is not divided yet. Both scalars, without gradient.
 
     >>> value(Average(torch.tensor(3.0), torch.tensor(4.0)))
     0.75

@@ -36,7 +36,7 @@ from covey.system import custom
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveInputs:
-    """Rollouts with everything the objective may read, tensors (N, T); None where `needs_...` says it does not.
+    """Rollouts with everything the objective may read, tensors (N, T). None where `needs_...` says it does not.
 
     Outside the mask anything may stand, NaN included. Before the first update on a batch `old_log_probs_NT` is
     `log_probs_NT.detach()`.
@@ -105,7 +105,7 @@ class PolicyTerm:
 
 @dataclass(frozen=True, slots=True)
 class OffPolicy:
-    """How the policy term is corrected for the sampler; None or () is off."""
+    """How the policy term is corrected for the sampler. None or () is off."""
 
     weights: WeightOptions | None
     criteria: tuple[Criterion, ...]
@@ -222,11 +222,9 @@ class Objective:
             valid_L = inputs.entropy_NT[inputs.mask_NT]
             threshold = high_entropy_threshold(valid_L, self.policy.high_entropy_fraction)
             keep_NT = keep_NT & high_entropy_mask(inputs.entropy_NT, inputs.mask_NT, threshold)
-        # Weights may be normalised over the whole batch
         if self.off_policy.weights is not None and self.off_policy.weights.self_normalize:
             weights_NT = self._raw_weights(inputs, self.off_policy.weights)
             weight_mean = mean_weight(weights_NT, inputs.mask_NT, self.off_policy.weights.level)
-        # Select the tokens on which the policy is trained
         selected_NT = torch.zeros_like(inputs.mask_NT)
         if self.policy.selector is not None:
             selected_NT = self.policy.selector(self._loss_inputs(inputs, None), seed)
@@ -288,17 +286,14 @@ class Objective:
         self, inputs: ObjectiveInputs, totals: Totals, kl_coef: float, entropy_coef: float
     ) -> dict[str, Tensor]:
         pieces: dict[str, Tensor] = {}
-        # KL to the reference
         if self.kl.active and self.kl.in_loss and kl_coef != 0:
             kl_NT = self.kl_values(inputs)
             pieces["kl_loss"] = kl_coef * aggregate(kl_NT, inputs.mask_NT, totals, self.kl.reduction)
-        # KL to the sampler
         if self.kl.sampler_coef != 0:
             sampler_NT = inputs.sampler_log_probs_NT
             kl_NT = kl_penalty(inputs.log_probs_NT, sampler_NT, inputs.mask_NT, self.kl.sampler_options)
             term = aggregate(kl_NT, inputs.mask_NT, totals, self.kl.reduction)
             pieces["sampler_kl_loss"] = self.kl.sampler_coef * term
-        # Entropy bonus
         if entropy_coef != 0:
             assert inputs.entropy_NT is not None, "entropy_coef needs entropy_NT"
             pieces["entropy_loss"] = -entropy_coef * aggregate(inputs.entropy_NT, inputs.mask_NT, totals, TOKEN_MEAN)
@@ -340,12 +335,10 @@ class Objective:
         sums = metrics.ratio_sums(loss_in)
         sums |= metrics.mismatch_sums(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, mask_NT)
         sums["policy_token_fraction"] = mean_over(keep_NT, mask_NT)
-        # Clip events, defined by each loss
         if self.policy.events is not None:
             sums |= metrics.event_sums(self.policy.events(loss_in), loss_in)
         if self.off_policy.weights is not None:
             sums["correction_weight"] = mean_over(weights_NT, mask_NT)
-        # Entropy and KL where they were computed
         if inputs.entropy_NT is not None:
             sums["entropy"] = mean_over(inputs.entropy_NT, mask_NT)
         if self.kl.active:
@@ -361,7 +354,6 @@ def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tupl
     ValueError where a custom one returns anything but a number for each token, or one without the gradient of the
     log-probs where those have one.
     """
-    # A table's loss needs no checks
     found = loss(inputs)
     if not isinstance(loss, custom.Custom):
         return found, {}

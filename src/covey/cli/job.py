@@ -18,7 +18,6 @@ from covey.config.giving_way import give_way, overruled
 from covey.config.schema import ColdStartConfig, Config
 from covey.config.validate import validate
 from covey.environments.machines.settings import MachinesConfig
-from covey.policy.models.naming import check_name
 from covey.policy.settings import NANO
 from covey.rollouts.settings import CurriculumConfig
 from covey.run import folder as run_folder
@@ -105,16 +104,16 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         first.append(escape(f"imports {', '.join(imported)}"))
     if verb != "evaluate":
         first.append(_loading(verb, config, source))
-    notes = (*(_notes(verb, config, typed) if verb != "config" else ()), *warnings)
+    notes = _notes(verb, config, typed)
+    notes = [*([] if verb == "config" else notes), *warnings]
     lines = tuple(escape(line) for line in changed)
-    return Job(config, source if resume is not None else None, lines, tuple(first), notes)
+    return Job(config, source if resume is not None else None, lines, tuple(first), tuple(notes))
 
 
 def _missing(config: Config) -> list[str]:
     """Say which file, folder or function of these settings is not there. The hub is not asked."""
     try:
-        check_early(config, loads_model=False)
-        check_name(config.model.name)
+        check_early(config, asks_hub=False)
     except ValueError as error:
         return [f"covey train would refuse this here: {error}"]
     return []

@@ -115,7 +115,7 @@ def _cell(estimate: Mapping[str, float], form: Form, look: Mapping[str, Any], *,
 
 
 def _is_measured(value: float | str | None) -> bool:
-    """Tell numbers from the text that stands for what could not be measured; earlier versions wrote null there."""
+    """Tell numbers from the text that stands for what could not be measured. Earlier versions wrote null there."""
     return isinstance(value, int | float)
 
 

@@ -78,7 +78,7 @@ class SamplerPool:
     # ------------------------------------------------------------------------------------ called by the trainer
 
     def submit(self, call: Call) -> None:
-        """Have the group of a ticket sampled; lower numbers first."""
+        """Have the group of a ticket sampled. Lower numbers first."""
         self._soon(self._serve, call)
 
     def push(self, weights: WeightSet) -> None:
@@ -113,7 +113,7 @@ class SamplerPool:
         ]
 
     def take_environment_metrics(self) -> list[dict[str, float]]:
-        """Return what was answered, one for each sampler; who is late comes with the next row."""
+        """Return what was answered, one for each sampler. Who is late comes with the next row."""
         if not self._asked:
             self.ask_environments()
         asked, late = self._asked, wait(self._asked, ANSWER_SECONDS).not_done
@@ -331,7 +331,7 @@ class SamplerPool:
                 self._soon(self._update, slot)
 
     async def _update(self, slot: Slot) -> None:
-        """Push weights until the slot has the newest; versions in between are left out."""
+        """Push weights until the slot has the newest. Versions in between are left out."""
         incarnation = slot.incarnation
         async with slot.pushing:
             while self._weights is not None and slot.is_alive and slot.incarnation == incarnation:

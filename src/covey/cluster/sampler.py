@@ -18,7 +18,7 @@ class SamplerActor:
     """Rolls out the prompts that it is given. Ray makes one in each sampler's process."""
 
     def __init__(self, make_sampler: Callable[[], Sampler], how: UpdateMode) -> None:
-        """`make_sampler` loads model and environment; `how` says what a push does to completions under way."""
+        """`make_sampler` loads model and environment. `how` says what a push does to completions under way."""
         self._sampler = make_sampler()
         self._how: UpdateMode = how
         self._updating = asyncio.Lock()

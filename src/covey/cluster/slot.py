@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A ticket and who is told what became of it; both functions are called in the pool's thread."""
+    """A ticket and who is told what became of it. Both functions are called in the pool's thread."""
 
     ticket: Ticket
     settle: Callable[[Result], None]
@@ -79,7 +79,7 @@ class Slot:
         return answer.result()
 
     async def environment_metrics(self) -> dict[str, float]:
-        """Return what the sampler's environment logged since it was last asked; nothing where nobody answers."""
+        """Return what the sampler's environment logged since it was last asked. Nothing where nobody answers."""
         if not self.is_alive:
             return {}
         try:

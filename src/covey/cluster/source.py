@@ -55,7 +55,7 @@ RAISED = {"ValueError": ValueError, "RunStopped": RunStopped}
 
 
 class RaySource:
-    """The stream of groups of all trainer ranks; rank 0 alone has the pool and the buffer."""
+    """The stream of groups of all trainer ranks. Rank 0 alone has the pool and the buffer."""
 
     def __init__(self, local: LocalSource, policy: Policy, bound: Bound, watchdog: Watchdog) -> None:
         """`local` holds the order of prompts, the filter and group sizes."""
@@ -237,7 +237,7 @@ class RaySource:
     # ------------------------------------------------------------------------------------------------ rank 0 alone
 
     def _push(self, version: int) -> None:
-        with sharding.gathered(self._policy):
+        with sharding.unsharded(self._policy):
             if self._pool is not None:
                 prompt = self.stream.prompts[version % len(self.stream.prompts)]
                 weights = make_weight_set(self._policy, version, encode_prompt(self.local.sampler.tokenizer, prompt))
@@ -361,7 +361,7 @@ class RaySource:
         self._waited += time.monotonic() - started
 
     def _wait(self, is_done: Callable[[], bool], what: str) -> None:
-        """Wait for samplers. Raises what ended them; the watchdog ends a run in which none gives a sign of work."""
+        """Wait for samplers. Raises what ended them. The watchdog ends a run in which none gives a sign of work."""
         assert self._pool is not None
         signs, self._is_waiting = self._signs, True
         with self._watchdog.deadline(what, "timeouts.sampling"), self._changed:

@@ -93,14 +93,14 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
 
 
 def disconnect(is_own: bool) -> None:
-    """Leave the cluster; one that was started here ends."""
+    """Leave the cluster. One that was started here ends."""
     if is_own:
         with kept_handlers():
             import_ray().shutdown()
 
 
 def worker_environment(num_threads: int, python: str | None = None) -> dict[str, Any]:
-    """Return the environment that an actor's process starts with; `python` is an interpreter other than this one."""
+    """Return the environment that an actor's process starts with. `python` is an interpreter other than this one."""
     # What belongs to this interpreter the other one has itself, and perhaps in another version.
     prefixes = (sys.prefix, sys.base_prefix)
     foreign = [path for path in sys.path if path and not any(Path(path).is_relative_to(own) for own in prefixes)]
@@ -125,7 +125,7 @@ def _check_counts(ray: Any, devices: DevicesConfig) -> None:
 
 
 def _asked(devices: DevicesConfig) -> dict[str, float]:
-    """Return what all actors together need; rank 0 of the trainers is no actor."""
+    """Return what all actors together need. Rank 0 of the trainers is no actor."""
     others = devices.trainer - 1
     return {
         "CPU": float(devices.sampler * devices.cpus_per_sampler + others),

@@ -15,7 +15,7 @@ from covey.system.hub import HUB_NAME, check_hub_model
 from covey.system.lookup import is_function_path, resolve
 
 
-def check_early(config: Config, *, loads_model: bool = True) -> list[str]:
+def check_early(config: Config, *, loads_model: bool = True, asks_hub: bool = True) -> list[str]:
     """Return warnings. ValueError for a file, folder, function, device or model that is certainly not there.
 
     What needs a closer look is left to those who load it.
@@ -26,7 +26,7 @@ def check_early(config: Config, *, loads_model: bool = True) -> list[str]:
         _check_data(part.data.path)
     for entry in config.rewards:
         _check_reward(entry)
-    return list(_check_model(config)) if loads_model else []
+    return list(_check_model(config, asks_hub)) if loads_model else []
 
 
 def _check_data(path: str | None) -> None:
@@ -49,14 +49,14 @@ def _check_reward(entry: object) -> None:
         load_reward(entry)  # which says what is wrong
 
 
-def _check_model(config: Config) -> Iterator[str]:
+def _check_model(config: Config, asks_hub: bool) -> Iterator[str]:
     """Yield warnings."""
     model = config.model
     check_device(model.device)
     if model.name in NANO:
         return
     check_name(model.name)
-    if not Path(model.name).exists() and HUB_NAME.fullmatch(model.name):
+    if asks_hub and not Path(model.name).exists() and HUB_NAME.fullmatch(model.name):
         warning = check_hub_model(model.name)
         if warning:
             yield warning

@@ -39,7 +39,7 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """Samples completions. Calls made concurrently are batched together; the result does not depend on it."""
+    """Samples completions. Calls made concurrently are batched together. The result does not depend on it."""
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         """Return n completions of one prompt, in sample order.

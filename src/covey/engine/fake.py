@@ -17,7 +17,7 @@ Script = Callable[[tuple[int, ...], int], Sequence[int]]
 
 @dataclass
 class FakeEngine:
-    """Answers from a script, every token with log-probability -log(vocab_size); keeps a record of what it was asked.
+    """Answers from a script, every token with log-probability -log(vocab_size). Keeps a record of what it was asked.
 
     >>> engine = FakeEngine(lambda prompt_ids, sample_index: (sample_index, 2), vocab_size=64)
     >>> asyncio.run(engine.generate((5, 6), 2, Sampling()))[1].token_ids

@@ -170,9 +170,11 @@ class FillEngine:
 
     def _answer(self, requests: Sequence[Request]) -> None:
         started = time.perf_counter()
+        # Fill in all requests together
         fills = [(request, request.fills()) for request in requests]
         with inference(self._policy.model):
             fill_in(self._policy, [fill for _, own in fills for fill in own])
+        # Answer those that still wait
         for request, own in fills:
             if not request.future.done():
                 request.future.set_result([request.completion(fill) for fill in own])
@@ -189,7 +191,7 @@ class OwnWeightsFillEngine(FillEngine):
     """The same on weights of its own. A fill is one turn of the engine, so no completion ever mixes two versions."""
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
-        """Take new weights, see `UpdatableEngine.update`; whatever `how`, what waits is filled in with them."""
+        """Take new weights, see `UpdatableEngine.update`. Whatever `how`, what waits is filled in with them."""
         check_pushed(weights, shapes_of(trained_tensors(self._policy)), self.version)
         replace_weights(self._policy, weights, self._policy, lambda: None)
         self.version = weights.version
@@ -202,22 +204,27 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
     first: Read | None = None
     number = 0
     while any(fill.open for fill in fills):
+        # Read all inputs that have masks left
         read = _read(policy, [fill for fill in fills if fill.open])
         first = first or read
+        # Draw the positions each fill is surest of
         wanted = [(fill, position) for fill in fills for position in _most_confident(read, fill, number)]
         token_F, logprob_F = _draw(read, wanted)
         for (fill, position), token_id, logprob in zip(wanted, token_F.tolist(), logprob_F.tolist(), strict=True):
             fill.filled[position] = (token_id, logprob, number)
+        # Put the tokens in, for the next pass to read
         for fill, position in wanted:
             fill.input_ids[position] = fill.filled[position][0]
             fill.open.remove(position)
         number += 1
+    # Likelihoods under the first pass, where that is how the trainer scores
     if first is not None and number > 1:
         _score_in_one_step(first, [fill for fill in fills if fill.request.sampling.likelihood == "one_step"])
 
 
 def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
     """Run one pass over the different inputs and return logits of their masked positions."""
+    # Equal inputs are read once
     inputs = {tuple(fill.input_ids): fill.open for fill in fills}
     place: dict[tuple[tuple[int, ...], int], int] = {}
     sources: list[int] = []
@@ -227,10 +234,12 @@ def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
             place[ids, position] = len(sources)
             sources.append(start + position)
         start += len(ids)
+    # Lay them out in one stream
     stream = [token_id for ids in inputs for token_id in ids]
     positions = [position for ids in inputs for position in range(len(ids))]
     ids_1T, position_1T, source_S = (to_device(v, policy.device) for v in ([stream], [positions], sources))
     layout = inputs_layout([len(ids) for ids in inputs], policy.device)
+    # Compute logits of masked positions only
     if policy.head_is_linear:
 
         def make() -> Tensor:

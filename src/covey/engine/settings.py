@@ -76,7 +76,7 @@ class EngineConfig(Section):
 
 @dataclass
 class SamplingConfig(Section):
-    """The distribution that rollouts are drawn from; the trainer scores under the same one."""
+    """The distribution that rollouts are drawn from. The trainer scores under the same one."""
 
     temperature: float = setting(1.0, gt=0)
     """Divides the logits; must be > 0 for training."""

@@ -33,7 +33,7 @@ def trained_tensors(policy: Policy) -> dict[str, Tensor]:
 def make_weight_set(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet:
     """Copy the policy's trained weights as they are now, with a probe that reads `text` too.
 
-    Shards must be gathered around it (`sharding.gathered`).
+    Shards must be gathered around it (`sharding.unsharded`).
     """
     tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in trained_tensors(policy).items()}
     return WeightSet(version, tensors, digest_of(tensors), make_probe(policy, text))

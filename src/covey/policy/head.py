@@ -89,7 +89,7 @@ def score_rows(
 
 @dataclass(slots=True)
 class Gradients:
-    """Of hidden states, weight and bias, added up chunk by chunk; nothing for what needs none."""
+    """Of hidden states, weight and bias, added up chunk by chunk. Nothing for what needs none."""
 
     head: Head
     needed: tuple[bool, bool, bool]
@@ -120,11 +120,13 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         rows_LC, weight_VC, bias_V, target_L, predicted_L, head = given
+        # Compute gradients already now where weights are frozen or the log-probs' gradient is known
         needed, is_one = ctx.needs_input_grad[:3], len(target_L) <= head.chunk
         ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
         is_predicted = predicted_L is not None and not is_one and not head.entropy_gradient
         ctx.made = Gradients(head, needed) if ctx.is_frozen or is_predicted else None
         ctx.head, ctx.kept_LV, scores = head, None, []
+        # Chunk by chunk: logits of all tokens never exist at once
         for rows, target, coefficient in _split(head.chunk, rows_LC, target_L, None if ctx.is_frozen else predicted_L):
             logits_LV = _logits(head, rows, weight_VC, bias_V)
             scores.append(_score_(head, logits_LV, target))
@@ -132,6 +134,7 @@ class _HeadScores(torch.autograd.Function):
                 ctx.made.add(_gradient_(head, logits_LV, target, coefficient), rows, weight_VC)
             elif is_one:
                 ctx.kept_LV = logits_LV
+        # Keep what a backward pass without them needs
         ctx.save_for_backward(rows_LC, weight_VC, bias_V, target_L, predicted_L)
         logprob_L, entropy_L = _joined(scores)
         if not head.entropy_gradient:

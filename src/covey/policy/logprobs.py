@@ -105,7 +105,7 @@ def allowed_tokens(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Allow
 
 
 def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | None:
-    """The head if it is one linear layer and nothing is filtered; at temperature 0 (greedy) scores are those at 1."""
+    """The head if it is one linear layer and nothing is filtered. At temperature 0 (greedy) scores are those at 1."""
     layer = None if scoring.sampling.filters else linear_layer(policy)
     if layer is None:
         return None
@@ -178,16 +178,19 @@ def _chunks(
 def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
     """(log-prob, entropy, full KL or zeros) of a chunk."""
     sampling = scoring.sampling
+    # Distribution at the sampling temperature, whose entropy is logged
     logits_LV = _logits(policy, chunk.rows_LC)
     tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature
     all_LV = tempered_LV.log_softmax(dim=-1)
     known_LV = all_LV if scoring.entropy_gradient else all_LV.detach()
     entropy_L = -(known_LV.exp() * known_LV).sum(dim=-1)
     logprob_LV = all_LV
+    # Filters renormalise over the kept tokens
     if sampling.filters:
         mask_LV = _mask(chunk, logits_LV, sampling)
         logprob_LV = tempered_LV.masked_fill(~mask_LV, -torch.inf).log_softmax(dim=-1)
     logprob_L = logprob_LV.gather(1, chunk.target_L[:, None])[:, 0]
+    # KL over the whole vocabulary, where it is wanted
     if chunk.reference is None or chunk.reference_rows_LC is None:
         return logprob_L, entropy_L, torch.zeros_like(entropy_L)
     with chunk.reference.active() as other:

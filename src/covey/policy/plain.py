@@ -180,6 +180,7 @@ def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker]) -> None:
     """
     forward = module.forward
 
+    # Weights exist only during the call
     def call(*inputs: Any, **keywords: Any) -> Any:
         held = dict(module._parameters)
         module._parameters.update({key: make() for key, make in lazy.items()})  # type: ignore[misc]
@@ -188,6 +189,7 @@ def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker]) -> None:
         finally:
             module._parameters.update(held)
 
+    # Checkpointing makes them anew in the backward pass
     def remade(*inputs: Any, **keywords: Any) -> Any:
         return checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
 

@@ -69,7 +69,7 @@ def allowed_with(logits_RV: Tensor, token_R: Tensor, sampling: Sampling) -> Tens
 def filter_logits(
     logits_RV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """Logits over temperature, -inf outside the kept set; at least float32. Their softmax is what is drawn from."""
+    """Logits over temperature, -inf outside the kept set. At least float32. Their softmax is what is drawn from."""
     scaled_RV = _scaled(logits_RV, temperature)
     kept_RV = _kept(scaled_RV, top_k, top_p, min_p)
     return scaled_RV if kept_RV is None else scaled_RV.masked_fill(~kept_RV, -torch.inf)
@@ -93,9 +93,11 @@ def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     """
     weight_RV = logprobs_RV.exp()
     num_tokens = weight_RV.shape[-1]
+    # Small vocabularies: one cumulative sum
     if num_tokens <= BLOCK:
         token_R, _ = _invert(weight_RV.to(torch.float64), uniform_R)
     else:
+        # Large ones: find the block, then the token within it
         padding = -num_tokens % BLOCK
         padded_RV = torch.nn.functional.pad(weight_RV, (0, padding)) if padding else weight_RV
         blocks_RNB = padded_RV.unflatten(-1, (-1, BLOCK))
@@ -133,7 +135,7 @@ def sample(
 
 
 def partition(samplings: Iterable[Sampling], device: torch.device) -> list[tuple[Distribution, Tensor | None]]:
-    """Return rows by distribution, as indices; None stands for all rows where there is but one distribution."""
+    """Return rows by distribution, as indices. None stands for all rows where there is but one distribution."""
     rows_of: dict[Distribution, list[int]] = {}
     for row, sampling in enumerate(samplings):
         key = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 def shard(policy: Policy, device: torch.device | None = None) -> Policy:
-    """Share the weights out over all ranks, in place; on `device` where they were loaded elsewhere.
+    """Share the weights out over all ranks, in place. On `device` where they were loaded elsewhere.
 
     Weights are moved layer by layer, so that `device` never holds more than one whole layer beside the shards. From
-    here on passes through the policy are collective: every rank makes equally many, or `gathered` is around them.
+    here on passes through the policy are collective: every rank makes equally many, or `unsharded` is around them.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -69,7 +69,7 @@ def shard_like(empty: Policy, example: Policy) -> Policy:
 
 
 @contextmanager
-def gathered(policy: Policy) -> Iterator[None]:
+def unsharded(policy: Policy) -> Iterator[None]:
     """Gather all weights on every rank inside, for passes that ranks make on their own, such as sampling."""
     modules = list(_sharded_modules(policy.causal_lm)) if policy.sharded else []
     for module in modules:
@@ -107,7 +107,7 @@ def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
 
 
 def on_rank0(tensor: Tensor) -> Tensor:
-    """Return a tensor whole on the CPU of rank 0, which saves it; an empty one on the others. Collective."""
+    """Return a tensor whole on the CPU of rank 0, which saves it. An empty one on the others. Collective."""
     found = whole(tensor)
     return found.cpu() if collectives.is_main_process() else torch.empty(0, dtype=found.dtype)
 

@@ -35,7 +35,7 @@ class Ticket:
     """How often it was given up before, because whoever sampled it was lost."""
 
     def next_attempt(self) -> "Ticket":
-        """Return the ticket for sampling it once more; results of this one are then refused."""
+        """Return the ticket for sampling it once more. Results of this one are then refused."""
         return replace(self, attempt=self.attempt + 1)
 
 
@@ -110,7 +110,7 @@ class GroupBuffer:
         return self.step if ahead < 0 else self.step + 1 + ahead // self.bound.groups_per_step
 
     def admit(self, prompt: Prompt, sampling: Sampling, group_size: int) -> Ticket:
-        """Admit a prompt; there must be room for it."""
+        """Admit a prompt. There must be room for it."""
         assert self.room() > 0, f"no room for a prompt more: step {self.step}, live {self.live}"
         least_version = self.bound.least_version(self.next_step())
         ticket = Ticket(self.admitted, prompt, sampling, group_size, least_version)
@@ -137,7 +137,7 @@ class GroupBuffer:
         return len(first) == n and all(number in self.finished for number in first)
 
     def complete(self, n: int) -> list[tuple[Ticket, Group]]:
-        """Return those of the first n of what is pending that are finished; they stay where they are."""
+        """Return those of the first n of what is pending that are finished. They stay where they are."""
         first = list(self._pending.values())[:n]
         return [(ticket, self.finished[ticket.number]) for ticket in first if ticket.number in self.finished]
 

@@ -219,11 +219,14 @@ async def _next_turn(
     sampler: Sampler, prompt: Prompt, prompt_ids: Sequence[int], turns: Sequence[Turn], sampling: Sampling
 ) -> Turn | None:
     """Sample one more turn. None where the environment has no reply, or where there is no room."""
+    # Ask the environment
     reply = await _reply(sampler, prompt, turns)
     if reply is None:
         return None
+    # Encode the reply after what was said
     said = reply_tokens(sampler.tokenizer, prompt, turns, reply)
     so_far = [*prompt_ids, *(token for turn in turns for token in turn.token_ids), *said]
+    # Sample the next answer
     try:
         with sampler.stages.sampling():
             (completion,) = await sampler.engine.generate(so_far, 1, sampling)
@@ -271,12 +274,14 @@ async def _score(
 
 def _checked(verdict: object, environment: str) -> Reward | Failure:
     """Return the verdict with plain floats, or a Failure where it is none or holds what is not a finite number."""
+    # The environment's own failure, or a reward of the right form
     if isinstance(verdict, Failure):
         return verdict
     if not isinstance(verdict, Reward):
         return Failure(f"{environment}.score returned a {type(verdict).__name__} where a Reward or Failure is due")
     if not isinstance(verdict.parts, Mapping):
         return Failure(f"{environment} gave a reward whose parts are no mapping but {verdict.parts!r:.80}")
+    # Its numbers must be finite
     if problem_with(verdict.value):
         return Failure(f"{environment} gave the reward {verdict.value}")
     wrong = [name for name, part in verdict.parts.items() if problem_with(part)]

@@ -96,7 +96,7 @@ class GroupSource(Protocol):
         ...
 
     def take_schedule(self) -> Mapping[str, Any]:
-        """Return what the settings do not say of the step taken last, to write down; empty where they say it all."""
+        """Return what the settings do not say of the step taken last, to write down. Empty where they say it all."""
         ...
 
     def take_drops(self) -> dict[str, int]:

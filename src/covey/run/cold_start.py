@@ -139,7 +139,7 @@ def warm_up(
         if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
             continue
         engine.load_weights([], step + 1)
-        with sharding.gathered(policy):
+        with sharding.unsharded(policy):
             accuracy = _accuracy(source, prompts, sampling, config.evaluation.correct_above)
         say(f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}  greedy accuracy {accuracy:.1%}")
         if settings.target_accuracy is not None and accuracy >= settings.target_accuracy:

@@ -121,7 +121,7 @@ def report_progress(run: Run, config: Config, step: int) -> None:
 
 def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -> None:
     """Evaluate on the held-out prompts and log what was found."""
-    with record.timer.phase("evaluation"), sharding.gathered(run.policy):
+    with record.timer.phase("evaluation"), sharding.unsharded(run.policy):
         answers = answer(run.source, run.test_prompts, run.source.sampling, config.evaluation)
     with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
         record.evaluation(step, answers)

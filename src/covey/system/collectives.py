@@ -29,7 +29,7 @@ GROUPS = count()
 
 
 class PeerRankFailed(RunStopped):
-    """Another rank failed and has said why; this one ends with it."""
+    """Another rank failed and has said why. This one ends with it."""
 
 
 @contextmanager
@@ -270,7 +270,7 @@ def all_max(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _to_host(scalars: Sequence[Tensor]) -> list[Tensor]:
-    """Return scalars on the CPU, fetched in one wait for the device; float64 holds all of them exactly."""
+    """Return scalars on the CPU, fetched in one wait for the device. Float64 holds all of them exactly."""
     if not scalars:
         return []
     fetched = torch.stack([scalar.double() for scalar in scalars]).cpu()

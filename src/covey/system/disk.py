@@ -29,7 +29,7 @@ def cache_folder() -> str:
 
 
 class WriteError(OSError):
-    """Something the run has to keep cannot be written; the message names it and the remedy, in one line."""
+    """Something the run has to keep cannot be written. The message names it and the remedy, in one line."""
 
 
 def cannot_write(path: Path, error: BaseException) -> WriteError:

@@ -34,7 +34,7 @@ class Requires:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a value of one setting must be; a setting that is null obeys all of it."""
+    """What a value of one setting must be. A setting that is null obeys all of it."""
 
     ge: float | None = None
     gt: float | None = None

@@ -36,7 +36,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class _Fact:
-    """What the statistics need of one rollout; small, so that ranks can exchange it."""
+    """What the statistics need of one rollout. Small, so that ranks can exchange it."""
 
     group: tuple[int, int]
     reward: float
@@ -63,6 +63,7 @@ class CreditAssigner:
         self.baselines: dict[str, float] = {}
         self._algorithm = algorithm
         self._part_weights = part_weights
+        # Functions that settings name
         name, options = algorithm.advantage, algorithm.advantage_options
         self._estimator = custom.lookup(custom.ADVANTAGE, name, ADVANTAGES, options)
         self._takes_answers = isinstance(self._estimator, custom.Custom) and self._estimator.num_inputs == 2
@@ -74,7 +75,7 @@ class CreditAssigner:
             self._select = custom.lookup(custom.SELECTION, algorithm.selection, SELECTION, algorithm.selection_options)
 
     def assign(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None) -> Credit:
-        """`kl` is the penalty on the reward of each rollout, already weighted; None where it is in the loss or off."""
+        """`kl` is the penalty on the reward of each rollout, already weighted. None where it is in the loss or off."""
         of_ranks: list[list[_Fact]] = collectives.all_gather(self._facts(groups, kl))
         return self._assign(groups, of_ranks, collectives.rank())
 
@@ -101,6 +102,7 @@ class CreditAssigner:
         self.baselines = dict(state["baselines"])
 
     def _shape(self, facts: Sequence[_Fact]) -> Scores:
+        # Collect facts of all ranks' rollouts
         names = list(dict.fromkeys(name for fact in facts for name in fact.parts))
         given = scores(
             [fact.reward for fact in facts],
@@ -110,6 +112,7 @@ class CreditAssigner:
             weights=[self._part_weights.get(name, 1.0) for name in names] if names else None,
             roles=[fact.role for fact in facts],
         )
+        # Shape rewards, then subtract the KL penalty
         rewards_N, info = given.rewards_N, _shaping_inputs(facts, given.groups_N)
         if self._algorithm.mask_truncated:
             given = replace(given, lengths_N=torch.where(info.truncated_N, 0.0, given.lengths_N))
@@ -122,6 +125,7 @@ class CreditAssigner:
         """Return what trains, with its advantages, and what a custom advantage logs."""
         logged: dict[str, float] = {}
 
+        # Estimate advantages on what is selected
         def estimate(on: Scores) -> Tensor:
             advantages_N, metrics = estimated(self._estimator, on, answers if self._takes_answers else None)
             logged.update(metrics)
@@ -130,10 +134,12 @@ class CreditAssigner:
                 advantages_N = length_normalizer(advantages_N, on.lengths_N, alpha=alpha)
             return clip_advantages(advantages_N, self._algorithm.advantage_clip)
 
+        # Select rollouts
         if self._select is None:
             selected = Selected(torch.ones_like(given.rewards_N, dtype=torch.bool), estimate(given))
         else:
             selected = selected_by(self._select, given, estimate)
+        # Baselines by role follow the selection
         if self._algorithm.advantage == "role_ema":
             _, self.baselines = role_ema_step(given, **self._algorithm.advantage_options)
         return selected, logged

@@ -34,7 +34,7 @@ class ScoringContext:
 
 @dataclass(frozen=True, slots=True)
 class FrozenScores:
-    """A micro-batch and what was frozen before the first update on it; None where nothing reads it."""
+    """A micro-batch and what was frozen before the first update on it. None where nothing reads it."""
 
     batch: MicroBatch
     old: Scores | None
@@ -51,11 +51,13 @@ def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, k
     """
     needs_reference = forward.objective.needs_reference
     kept, old, reference_L = None, None, None
+    # Old log-probs, once before the first update
     with inference(forward.policy.model):
         if forward.scoring.sampling.filters and (several or needs_reference):
             kept = allowed_tokens(forward.policy, batch, forward.scoring)
         if keep_old:
             old = score_tokens(forward.policy, batch, forward.scoring, kept)
+    # Those of the reference
     if needs_reference:
         assert forward.reference is not None, "the objective needs a reference"
         with forward.reference.active() as policy:
@@ -91,6 +93,7 @@ def objective_inputs(prepared: FrozenScores, scores: Scores) -> ObjectiveInputs:
 
     Before the first update the old policy is the current one.
     """
+    # Before the first update the old policy is the current one
     batch = prepared.batch
     old_L = prepared.old.logprob_L if prepared.old is not None else scores.logprob_L.detach()
     dtype = scores.logprob_L.dtype

@@ -69,6 +69,7 @@ def shared_layout(part: Part) -> Stream:
     positions: list[int] = []
     segments: list[Segment] = []
     offsets: list[Offset] = []
+    # A prompt once, then the completions of its group
     for group in part:
         start, prefix = len(ids), group[0].prefix_length
         shared = group[0].rollout.input_ids[:prefix]

@@ -26,7 +26,7 @@ class MismatchWatch:
 
     def look(self, found: float) -> None:
         """Warn once where sampler and trainer come apart, and stop where they are further apart than is allowed."""
-        said = f"log-probs of sampler and trainer differ by {found:.3g} nats a token"
+        said = f"log-probs of sampler and trainer differ by {found:.3g} nats per token"
         why = MOVED_ON if self.is_stale else NOT_TRAINED
         if self.limit is not None and found > self.limit:
             raise RunStopped(f"{said}, algorithm.max_mismatch={self.limit:g}: {why}")

@@ -395,7 +395,7 @@ class Trainer:
         kl, limit = metrics.get("kl_sequence_mean"), algorithm.max_kl
         if measured and kl is not None and limit is not None and kl > limit:
             raise RunStopped(
-                f"KL to the reference is {kl:.3g} nats a token, algorithm.max_kl={limit:g}: it explodes; "
+                f"KL to the reference is {kl:.3g} nats per token, algorithm.max_kl={limit:g}: it explodes; "
                 "raise algorithm.kl_coef or lower optimizer.lr"
             )
         if measured and kl is not None:

@@ -50,7 +50,7 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Rectangles that must be there for the next pass, in slots; `reserved` is the longest a row may become."""
+    """Rectangles that must be there for the next pass, in slots. `reserved` is the longest a row may become."""
 
     num_groups: int
     longest_prompt: int

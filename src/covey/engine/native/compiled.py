@@ -43,7 +43,7 @@ class Decode(ctypes.Structure):
 
 
 class CompiledDecodeLayout:
-    """One token a row, in slot order; does what `layouts.DecodeLayout` does."""
+    """One token a row, in slot order. Does what `layouts.DecodeLayout` does."""
 
     def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
         self._cache = cache
@@ -85,9 +85,11 @@ class CompiledDecodeLayout:
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `sampler.sample_same_params` does, in C where nothing is filtered and something is drawn."""
+    # Greedy and filtered draws stay in torch
     temperature, *filters = distribution
     if temperature == 0 or tuple(filters) != NO_FILTERS:
         return sampling.sample_same_params(logits_RV, distribution, uniform_R)
+    # Draw in C, one thread for several rows
     logits_RV = logits_RV.float().contiguous()
     token_R = torch.empty(len(logits_RV), dtype=torch.int64)
     logprob_R = torch.empty(len(logits_RV))

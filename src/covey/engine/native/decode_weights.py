@@ -26,7 +26,7 @@ LINEAR = (nn.Linear, OneDnnLinear)
 """Layers whose weights are cast or merged; others may treat theirs in ways of their own."""
 
 Held = PackedLinear | MergedLinear | CompiledLinear
-"""What stands in the twin for a layer whose weight is held in another form."""
+"""What stands in the decode policy for a layer whose weight is held in another form."""
 
 NOTHING: Mapping[int, Rule] = {}
 
@@ -37,7 +37,7 @@ def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
 
 
 def own_bytes(policy: Policy) -> int:
-    """Return what the twin's own weights take where nothing is fused."""
+    """Return what the decode policy's own weights take where nothing is fused."""
     held = dict(_held_layers(policy))
     cast = [
         parameter
@@ -65,15 +65,15 @@ def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> 
     for name, module in (held | fused).items():
         parent, _, own_name = name.rpartition(".")
         setattr(model.get_submodule(parent), own_name, module)
-    twin = replace(policy, model=model)
-    refresh(twin, policy)
-    return twin
+    decode_policy = replace(policy, model=model)
+    refresh(decode_policy, policy)
+    return decode_policy
 
 
 @torch.no_grad()
-def refresh(twin: Policy, policy: Policy) -> None:
+def refresh(decode_policy: Policy, policy: Policy) -> None:
     """Take the policy's weights as they are now."""
-    for name, mine in twin.model.named_modules():
+    for name, mine in decode_policy.model.named_modules():
         theirs = policy.model.get_submodule(name)
         if isinstance(mine, FusedModel):
             mine.take(theirs)
@@ -122,7 +122,7 @@ def _is_inside(name: str, outer: Iterable[str]) -> bool:
 
 
 def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
-    """Layers the twin has in a form of its own: those with adapters to merge, and plain ones to lay out."""
+    """Layers the decode policy has in a form of its own: those with adapters to merge, and plain ones to lay out."""
     if _is_half(policy.precision):
         return
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))

@@ -26,7 +26,7 @@ TURN_SECONDS = 0.02
 
 
 class NativeEngine:
-    """Samples by continuous batching; a prompt is encoded once and its keys and values are shared by its group.
+    """Samples by continuous batching. A prompt is encoded once and its keys and values are shared by its group.
 
     `version` is what completions carry; set it (or call load_weights) when the weights change. `kernels` says what
     decoding goes through, "compiled" or "torch".
@@ -43,10 +43,12 @@ class NativeEngine:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
         self._trained = policy
+        # Find out what the model needs and which kernels serve it
         probe = detect_capabilities(policy)
         self._shape = probe.shape(policy.device)
         self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
         fusable = probe.rules if self.kernels == "compiled" else {}
+        # Decode from weights in the kernels' layout where there are such
         self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
         self._limits = Limits(max_rows, self._shape.max_slots(cache_bytes))
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
@@ -66,16 +68,19 @@ class NativeEngine:
 
         ValueError where prompt and completion cannot fit.
         """
+        # Submit the request to the loop that runs now
         request = self._request(prompt_ids, n, sampling)
         loop = asyncio.get_running_loop()
         self._adopt(loop)
         self._scheduler.submit(request)
         future: asyncio.Future[list[Completion]] = loop.create_future()
         self._futures[request] = future
+        # One task drives all requests
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
         try:
             return await future
+        # A caller that gives up frees its rows
         finally:
             if self._futures.pop(request, None) is not None:
                 self._scheduler.cancel(request)
@@ -155,6 +160,7 @@ class NativeEngine:
         started = time.perf_counter()
         answered = False
         waiting = self._watchdog.deadline("the engine to sample a token", "timeouts.sampling")
+        # Sample until a request is answered, or the event loop has waited long enough
         with waiting, inference(self._policy.model):
             while self._scheduler.has_work and not answered:
                 answered = self._step()
@@ -172,12 +178,15 @@ class NativeEngine:
         True if a call was answered.
         """
         scheduler, runner = self._scheduler, self._runner
+        # Rows that finished leave before others enter
         answered = self._depart()
         admission = scheduler.admit() if self._admits else Admission((), ())
+        # Encode new prompts and draw the first tokens
         if admission.rows:
             self._count(sum(len(request.prompt_ids) for request in admission.prompts), len(admission.rows))
             scheduler.advance(admission.rows, *runner.start(scheduler, admission))
             answered |= self._depart()
+        # Draw a token for every row
         if scheduler.rows:
             self._count(0, len(scheduler.rows))
             scheduler.advance(scheduler.rows, *runner.decode(scheduler))

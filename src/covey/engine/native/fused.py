@@ -54,15 +54,17 @@ class Pass(ctypes.Structure):
 
 
 class FusedLayer:
-    """Room for the weights of a layer as layer.c reads them; `take` fills it."""
+    """Room for the weights of a layer as layer.c reads them. `take` fills it."""
 
     def __init__(self, layer: Any, rule: Rule, weight_of: WeightOf, half: bool) -> None:
         self.index, self.rule = int(layer.self_attn.layer_idx), rule
         self._weight_of = weight_of
+        # Pack the weights for C
         self._panels = [PackedWeights(*_joined(part, weight_of), half) for part in _parts(layer)]
         self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in _norms(layer)]
         width = int(layer.self_attn.head_dim)
         num_queries, num_keys = (linear.out_features // width for linear in _parts(layer)[0][:2])
+        # Norms go by pointer; models without some have None there
         pointers = [norm.data_ptr() for norm in self._norms] + [None] * (4 - len(self._norms))
         epsilons = [norm.variance_epsilon for norm in _norms(layer)]
         products = [panels.product for panels in self._panels]

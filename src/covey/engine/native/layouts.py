@@ -42,7 +42,7 @@ class ProbeLayout:
 
 
 class PrefillLayout:
-    """Prompts one after the other in the stream, each causal; their keys and values go to group slots first .. ."""
+    """Prompts one after the other in the stream, each causal. Their keys and values go to group slots first .. ."""
 
     def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
         device = block.shape.device
@@ -57,12 +57,14 @@ class PrefillLayout:
         self.position_T = torch.arange(sum(lengths), device=device) - first_N[self._prompt_T]
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        # Write the prompts' keys and values into their groups' slots
         here = slice(self._first, self._first + self._num_prompts)
         key_NKPD = self._block.keys[layer][here, :, : self._longest]
         value_NKPD = self._block.values[layer][here, :, : self._longest]
         place = (self._prompt_T, slice(None), self.position_T)
         key_NKPD[place] = key_BKTD[0].transpose(0, 1).to(key_NKPD.dtype)
         value_NKPD[place] = value_BKTD[0].transpose(0, 1).to(value_NKPD.dtype)
+        # Attend within each prompt, padded to the longest
         num_heads, width = query_BHTD.shape[1], query_BHTD.shape[3]
         query_NHPD = key_NKPD.new_zeros(self._num_prompts, num_heads, self._longest, width)
         query_NHPD[place] = query_BHTD[0].transpose(0, 1).to(key_NKPD.dtype)
@@ -90,6 +92,7 @@ class Grid:
 
     @staticmethod
     def of(group_of_row: Sequence[int], prompt_lengths: Sequence[int], device: torch.device) -> "Grid":
+        # Rows of a group stand in one line of the grid, padded to the widest
         rows_of: list[list[int]] = [[] for _ in prompt_lengths]
         for row, group in enumerate(group_of_row):
             rows_of[group].append(row)
@@ -127,6 +130,7 @@ class DecodeLayout:
         self._biases: dict[tuple[int | None, int, int], tuple[Tensor | None, Tensor | None]] = {}
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        # Write the new token's keys and values
         prompts, rows, grid = self._cache.prompts, self._cache.rows, self._grid
         num_rows, num_heads = query_BHTD.shape[2], key_BKTD.shape[1]
         place = self._place(num_rows, num_heads)
@@ -136,6 +140,7 @@ class DecodeLayout:
         query_RKQD = query_RHD.unflatten(1, (num_heads, -1))
         prompt_bias, own_bias = self._bias(rule.window, num_heads, query_RKQD.shape[2])
 
+        # Attention over the row's own tokens, then over the prompt that its group shares
         own, own_logsum = _softmax_part(
             query_RKQD.flatten(0, 1),
             rows.keys[layer][:num_rows].flatten(0, 1),
@@ -151,11 +156,13 @@ class DecodeLayout:
             prompt_bias,
             rule.softcap,
         )
+        # Merge both by their log-sum-exps
         both = torch.cat((shared, shared_logsum), dim=-1)
         both = both.view(grid.num_groups, num_heads, grid.width, -1).transpose(1, 2).flatten(0, 1)
         both = both.index_select(0, grid.cell_R).view(len(own), -1, both.shape[-1] // query_RKQD.shape[2])
         share = (both[..., -1:] - own_logsum).sigmoid()
         merged = torch.lerp(own.to(both.dtype), both[..., :-1], share)
+        # A sink takes its share of the softmax
         if rule.sink_H is not None:
             logsum = torch.logaddexp(own_logsum, both[..., -1:])
             merged = merged * without_sink(logsum, self._sinks(rule.sink_H, num_rows, num_heads))

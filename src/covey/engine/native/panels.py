@@ -28,7 +28,7 @@ class Product(ctypes.Structure):
 
 
 class PackedWeights:
-    """Room for a weight and its bias, laid out, of the shape of those given; `take` fills it."""
+    """Room for a weight and its bias, laid out, of the shape of those given. `take` fills it."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, half: bool) -> None:
         outer, inner = weight_OI.shape

@@ -52,6 +52,7 @@ class ReplayingEngine(OwnWeightsEngine):
         spans_of = [tuple(self.past.spans(sampling.seed, index)) for index in range(n)]
         whole: dict[int, list[int]] = {}
         found: dict[int, Completion] = {}
+        # Completions of one version are sampled together, others alone
         for index, spans in enumerate(spans_of):
             if len(spans) == 1:
                 whole.setdefault(spans[0].version, []).append(index)
@@ -59,6 +60,7 @@ class ReplayingEngine(OwnWeightsEngine):
                 found |= self._sample(prompt_ids, n, sampling, [index], spans)
         for indices in whole.values():
             found |= self._sample(prompt_ids, n, sampling, indices, spans_of[indices[0]])
+        # Remember what was sampled, for the next turn
         for index in range(n):
             self.past.add(sampling.seed, index, len(found[index].token_ids))
         return [found[index] for index in range(n)]
@@ -71,6 +73,7 @@ class ReplayingEngine(OwnWeightsEngine):
         request = self._request(prompt_ids, n, sampling)
         request.to_start = deque(indices)
         self._scheduler.submit(request)
+        # Change the weights where the run had changed them
         later = deque(spans[1:])
         with inference(self._policy.model):
             while self._scheduler.has_work:

@@ -50,10 +50,12 @@ class Runner:
 
     def start(self, scheduler: Scheduler, admission: Admission) -> tuple[list[int], list[float]]:
         """Encode the new prompts, and draw the first token and its log-probability for every new row."""
+        # Make room, then encode the prompts
         self.cache.fit(_need(scheduler))
         rows = admission.rows
         requests = list(dict.fromkeys(row.request for row in rows))
         pieces = [self._encode(admission.prompts)] if admission.prompts else []
+        # A group that enters in waves keeps its last logits for the rows that follow
         if requests[0] not in admission.prompts:
             assert self._held is not None
             assert self._held[0] is requests[0], "rows are admitted in the order of their requests"
@@ -61,6 +63,7 @@ class Runner:
         logits_NV = torch.cat(pieces)
         last = requests[-1]
         self._held = (last, logits_NV[-1].clone()) if last.to_start else None
+        # Give each row the logits of its prompt
         index_of = {request: index for index, request in enumerate(requests)}
         source_R = to_device([index_of[row.request] for row in rows], logits_NV.device)
         position_R = torch.zeros_like(source_R)
@@ -97,12 +100,14 @@ class Runner:
         """Write the keys and values of a row's own tokens, read after its prompt."""
         if not token_ids:
             return
+        # Encode prompt and row as one prefill
         first, length = len(prompt_ids), len(prompt_ids) + len(token_ids)
         block = Block(self.cache.shape)
         block.resize(1, length)
         layout = PrefillLayout(block, 0, [length])
         input_ids_1T = to_device([[*prompt_ids, *token_ids]], self._policy.device)
         self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
+        # Keep the row's part
         rows = self.cache.rows
         for target, encoded in zip((*rows.keys, *rows.values), (*block.keys, *block.values), strict=True):
             target[slot, :, : len(token_ids)] = encoded[0, :, first:length]

@@ -94,9 +94,11 @@ class Row:
         """Append a sampled token. The row leaves if it was the last."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
+        # Rows that are not finished go on
         reason = self._finish_reason(token_id)
         if reason is None:
             return
+        # Complete the row
         self.left = True
         self.request.num_running -= 1
         oldest, spans = self.changes[0][0], self._spans()
@@ -137,7 +139,7 @@ class Departure:
 
 
 class Scheduler:
-    """First come, first served. A group larger than the room enters in waves; its prompt stays until its last row."""
+    """First come, first served. A group larger than the room enters in waves. Its prompt stays until its last row."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -193,10 +195,12 @@ class Scheduler:
         """Let in as many waiting rows as there is room for."""
         first_row, first_group = len(self.rows), len(self.groups)
         widest = 0
+        # Admit requests in order, as many rows as there is room for
         while self._waiting:
             request = self._waiting[0]
             is_new = request.slot < 0
             widest = max(widest, len(request.prompt_ids))
+            # Bound the padding of one prefill
             num_prompts = len(self.groups) - first_group + is_new
             if num_prompts > 1 and num_prompts * widest > self.limits.max_prefill:
                 break
@@ -207,6 +211,7 @@ class Scheduler:
                 request.slot = len(self.groups)
                 self.groups.append(request)
             self._start_rows(request, min(room, len(request.to_start)))
+            # A group that does not fit enters in waves, and blocks those behind it
             if request.to_start:
                 break
             self._waiting.popleft()
@@ -222,11 +227,13 @@ class Scheduler:
         """Free the slots of rows that left and of requests that are done."""
         if not any(row.left for row in self.rows) and not any(request.done for request in self.groups):
             return Departure((), (), ())
+        # Move the last rows and groups into the gaps, so that slots stay dense
         row_moves = _fill_gaps(self.rows, [slot for slot, row in enumerate(self.rows) if row.left])
         done = [request for request in self.groups if request.done]
         group_moves = _fill_gaps(self.groups, [request.slot for request in done])
         for slot, request in enumerate(self.groups):
             request.slot = slot
+        # Measure what is left
         self.longest_prompt = max((len(request.prompt_ids) for request in self.groups), default=0)
         self.longest_row = max((row.request.sampling.max_tokens for row in self.rows), default=0)
         self.changes += 1

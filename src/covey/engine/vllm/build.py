@@ -21,7 +21,7 @@ from covey.engine.vllm.server import called, find_model, open_server
 from covey.engine.vllm.wire import Wire
 from covey.engine.weights import make_probe, make_weight_set, trained_tensors
 from covey.policy.policy import DTYPES, Policy, is_adapted
-from covey.policy.sharding import gathered
+from covey.policy.sharding import unsharded
 
 BLOCK = 128
 """Tokens that vLLM caches together, at most."""
@@ -71,7 +71,7 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
             f"engine=vllm samples on the first GPU that a process sees, the policy is on {policy.device}; give each "
             "process a CUDA_VISIBLE_DEVICES of its own"
         )
-    with gathered(policy):
+    with unsharded(policy):
         save_policy(policy, folder / "model")
     share = settings.gpu_memory_utilization
     fitting = policy.max_length if share is not None else longest_sequence(policy, settings.cache_bytes)
@@ -89,7 +89,7 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
     )
     engine = _engine(partial(open_in_process, launch), served, policy, settings, folder, version)
     try:
-        with gathered(policy):
+        with unsharded(policy):
             probe = make_probe(policy)
         engine.prove(probe)
     except BaseException:
@@ -125,7 +125,7 @@ def describe(policy: Policy, settings: EngineConfig, folder: Path, max_length: i
     """Return what the engine knows of the policy. An adapter, where one is trained, is saved below `folder`."""
     adapter = folder / "adapter" if is_adapted(policy.model) else None
     if adapter is not None:
-        with gathered(policy):
+        with unsharded(policy):
             save_adapter(policy, adapter)
     return Served(
         max_length=max_length,
@@ -172,7 +172,7 @@ def collect(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet
 
     Collective where they are sharded; only then they are copied, as what was gathered is put away again.
     """
-    with gathered(policy):
+    with unsharded(policy):
         if policy.sharded:
             return make_weight_set(policy, version, text)
         tensors = {name: tensor.detach() for name, tensor in trained_tensors(policy).items()}

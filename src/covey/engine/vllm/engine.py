@@ -54,7 +54,7 @@ class Served:
 
 
 class VLLMEngine:
-    """Samples with vLLM; see `UpdatableEngine`. Calls may come from any event loop."""
+    """Samples with vLLM. See `UpdatableEngine`. Calls may come from any event loop."""
 
     version: int
 
@@ -106,6 +106,7 @@ class VLLMEngine:
 
         ValueError where prompt and completion cannot fit. EngineLost where vLLM died.
         """
+        # Refuse what vLLM would refuse later, or cut
         if n < 1:
             raise ValueError(f"n must be >= 1, got {n}")
         if not prompt_ids:
@@ -116,6 +117,7 @@ class VLLMEngine:
                 f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens} needs {needed} positions, "
                 f"the policy has {limit}"
             )
+        # Wake it up, then sample in its own event loop
         self._raise_if_lost()
         if self._is_asleep:
             await asyncio.to_thread(self._wake)
@@ -123,6 +125,7 @@ class VLLMEngine:
         return await asyncio.wrap_future(self._thread.submit(self._generate(tuple(prompt_ids), n, sampling)))
 
     async def _generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
+        # Each completion is a request with its own seed
         draws = [asyncio.create_task(self._draw(prompt_ids, index, sampling)) for index in range(n)]
         try:
             with self._counted(n):
@@ -130,6 +133,7 @@ class VLLMEngine:
         finally:
             for draw in draws:
                 draw.cancel()
+        # Count what was sampled
         sampled = sum(len(completion.token_ids) for completion in completions)
         self._stats = replace(
             self._stats,
@@ -157,7 +161,7 @@ class VLLMEngine:
         await asyncio.wrap_future(self._thread.submit(self._update(weights, how)))
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the weights of the policy beside it as they are now; the tensors are not looked at.
+        """Take the weights of the policy beside it as they are now. The tensors are not looked at.
 
         It then is awake. PushRefused and EngineLost as `update` raises them.
         """
@@ -167,7 +171,7 @@ class VLLMEngine:
         self._thread.submit(self._update(self._collect(version, self._seen), self._how)).result()
 
     def rest(self) -> None:
-        """Give memory back to the trainer until weights are loaded, or completions asked for; see `Resting`."""
+        """Give memory back to the trainer until weights are loaded, or completions asked for. See `Resting`."""
         if self._served.sleep_level == 0 or self._is_asleep:
             return
         self._raise_if_lost()
@@ -277,6 +281,7 @@ class VLLMEngine:
     @contextmanager
     def _counted(self, num_rows: int) -> Iterator[None]:
         """Count rows under way, and the seconds in which there are any."""
+        # The first row begins a busy time
         if self._rows == 0:
             self._busy_since = time.monotonic()
         self._rows += num_rows
@@ -284,6 +289,7 @@ class VLLMEngine:
         self._stats = replace(self._stats, peak_rows=max(self._stats.peak_rows, peak))
         try:
             yield
+        # The last one ends it
         finally:
             self._rows -= num_rows
             if self._rows == 0:

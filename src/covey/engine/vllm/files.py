@@ -42,11 +42,13 @@ def save_policy(policy: Policy, folder: Path) -> None:
     ValueError where transformers save parameters under other names than the model calls them: such weights could not
     be pushed.
     """
+    # Save the base without adapters
     model = policy.causal_lm
     weights = {_plain(name): tensor for name, tensor in policy.model.state_dict().items() if ".lora_" not in name}
     with catch_write_errors(folder):
         model.save_pretrained(folder, state_dict=weights)
         policy.tokenizer.save_pretrained(folder)
+    # Its parameters must go by the names in the files: pushes name them so
     named = {_plain(name) for name, _ in policy.model.named_parameters() if ".lora_" not in name}
     if other := sorted(named ^ read_shapes(folder).keys()):
         raise ValueError(
@@ -94,7 +96,7 @@ def pushed_shapes(weights: WeightSet) -> Shapes:
 
 
 def _pushed_name(name: str) -> str:
-    """Return the name in peft's files of an adapter's parameter; other names stay."""
+    """Return the name in peft's files of an adapter's parameter. Other names stay."""
     return name.replace(".default.weight", ".weight") if ".lora_" in name else name
 
 

@@ -54,12 +54,14 @@ class Launch:
             "disable_log_stats": True,
             "seed": 0,
         }
+        # Options of some runs only
         if self.cache_bytes is not None:
             found["kv_cache_memory_bytes"] = self.cache_bytes
         if self.memory_share is not None:
             found["gpu_memory_utilization"] = self.memory_share
         if self.sleeps:
             found["enable_sleep_mode"] = True
+        # vLLM takes certain ranks; the next larger one serves
         if self.adapter is not None:
             rank = adapter_rank(self.adapter)
             fitting = next((known for known in RANKS if known >= rank), rank)

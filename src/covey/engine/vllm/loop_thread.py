@@ -18,7 +18,7 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine; to cancel the future cancels it."""
+        """Start a coroutine. To cancel the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self, seconds: float) -> None:

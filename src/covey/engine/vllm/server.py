@@ -107,7 +107,7 @@ class Server:
             self._labels.version(answer.json()["weight_version"])
 
     async def close(self) -> None:
-        """Let go of the connections; the server runs on."""
+        """Let go of the connections. The server runs on."""
         await self._client.aclose()
 
     async def _generate(self, token_ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def called(url: str) -> str:
 
 
 async def open_server(url: str, model: str) -> Server:
-    """Return the connection to a server; it is opened by the first call."""
+    """Return the connection to a server. It is opened by the first call."""
     return Server(url, model)
 
 

@@ -31,7 +31,7 @@ def bidirectional_attention(
 
 @dataclass(frozen=True, slots=True)
 class WholeLayout:
-    """Every sequence is one input; `real_BT` is False on padding, None where there is none."""
+    """Every sequence is one input. `real_BT` is False on padding, None where there is none."""
 
     real_BT: Tensor | None = None
 
@@ -76,11 +76,13 @@ def inputs_layout(lengths: Sequence[int], device: torch.device) -> InputsLayout:
 
     Lengths within a factor of two share a block.
     """
+    # Inputs of similar length share a block, padded to its longest
     buckets: dict[int, list[range]] = defaultdict(list)
     start = 0
     for length in lengths:
         buckets[length.bit_length()].append(range(start, start + length))
         start += length
+    # Tokens find their place in the blocks
     order = [0] * start
     blocks, num_outputs = [], 0
     for inputs in buckets.values():

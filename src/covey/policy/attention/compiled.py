@@ -62,7 +62,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class CompiledLayout:
-    """One stream (B = 1) of segments; who sees whom is the same as in `packing.PackedLayout`."""
+    """One stream (B = 1) of segments. Who sees whom is the same as in `packing.PackedLayout`."""
 
     branch_T: Tensor
     """Where the subsequence that a token belongs to begins."""
@@ -99,9 +99,11 @@ class _Attention(torch.autograd.Function):
         query, key, value, out, log_sum_HT = ctx.saved_tensors
         (out_gradient,) = with_dense_heads(out_gradient)
         chunks: Chunks = ctx.layout.backward
+        # Room for the gradients and sums that threads share
         gradients = [_heads_like(tensor) for tensor in (query, key, value)]
         product_HT = torch.empty_like(log_sum_HT)
         partial = query.new_empty(key.shape[1], 2, chunks.partial_tokens, key.shape[3])
+        # The same call as forward, with gradients
         call = _call(chunks, ctx.layout.branch_T, ctx.rule, query, key)
         call.query, call.key, call.value, call.out = map(_strided, (query, key, value, out))
         call.out_gradient = _strided(out_gradient)

@@ -28,7 +28,7 @@ STEPS_AN_OCTAVE = 8
 
 @dataclass(slots=True)
 class FlexLayout:
-    """One stream (B = 1) of segments; who sees whom is the same as in `packing.PackedLayout`."""
+    """One stream (B = 1) of segments. Who sees whom is the same as in `packing.PackedLayout`."""
 
     num_tokens: int
     segment_S: Tensor

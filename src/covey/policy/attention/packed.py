@@ -39,7 +39,7 @@ class Subsequence:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Subsequences with prefixes of one length, padded on the right to the longest; no real token looks right."""
+    """Subsequences with prefixes of one length, padded on the right to the longest. No real token looks right."""
 
     query_RQ: Tensor
     """Positions in the stream; padding repeats position 0."""
@@ -55,7 +55,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """One stream (B = 1) of segments; attention never crosses from one to another, nor between branches."""
+    """One stream (B = 1) of segments. Attention never crosses from one to another, nor between branches."""
 
     blocks: tuple[Block, ...]
     order_T: Tensor

@@ -29,7 +29,7 @@ COMPILE_SECONDS = 120.0
 
 
 class NoCompilerError(Exception):
-    """Nothing can be compiled here; the text says why."""
+    """Nothing can be compiled here. The text says why."""
 
 
 @cache

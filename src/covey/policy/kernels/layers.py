@@ -132,7 +132,7 @@ class CompiledQwen2Attention(_CompiledAttention, Qwen2Attention):
 
 
 class CompiledQwen3Attention(_CompiledAttention, Qwen3Attention):
-    """Qwen3's attention, rotary positions through C; its norms are modules of their own."""
+    """Qwen3's attention, rotary positions through C. Its norms are modules of their own."""
 
     def _normed(self, query_BTHD: Tensor, key_BTHD: Tensor) -> tuple[Tensor, Tensor]:
         return self.q_norm(query_BTHD), self.k_norm(key_BTHD)

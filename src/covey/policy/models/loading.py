@@ -267,6 +267,7 @@ def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[st
         raise ValueError(
             f"model.chat_template_kwargs={dict(values)} needs a chat template, the tokenizer of {model_name} has none"
         )
+    # Refuse values that no template reads
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
     readable = sorted({name for template in named.values() for name in _read_by(template)})
     for name in values:
@@ -276,6 +277,7 @@ def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[st
                 f"model.chat_template_kwargs.{name} is set, but the chat template of {model_name} never reads it"
                 f"{near(name, readable)}; {what}"
             )
+    # Set the defaults inside the template, where every renderer finds them
     changed = {key: _with_defaults(template, values) for key, template in named.items()}
     tokenizer.chat_template = changed if isinstance(tokenizer.chat_template, dict) else changed[""]
 

@@ -27,7 +27,7 @@ Made = tuple[Tensor, Callable[..., Any]]
 
 @dataclass(slots=True)
 class _Masks:
-    """Those of the pass in flight; the longest sequence there may be."""
+    """Those of the pass in flight. The longest sequence there may be."""
 
     made: list[Made] = field(default_factory=list)
     max_length: int = 0
@@ -42,6 +42,7 @@ def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
 
     ValueError in the layer that gets one other than covey goes by.
     """
+    # Replace attention and masks of every part of the model
     AttentionInterface.register(PROBE, _attention)
     AttentionMaskInterface.register(PROBE, _mask)
     configs = {id(config): config for config in _configs(model)}
@@ -51,6 +52,7 @@ def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
         for config in configs.values():
             config._attn_implementation_internal = PROBE
         yield
+    # Restore them
     finally:
         for key, config in configs.items():
             config._attn_implementation_internal = before[key]

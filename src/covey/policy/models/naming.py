@@ -13,8 +13,10 @@ def check_name(name: str) -> None:
         if name.startswith(("/", ".", "~")) or name.count("/") > 1:  # the hub's names have one "/" at most
             raise ValueError(f"model.name={name}: there is no such folder")
         return
+    # A policy
     if not path.is_dir() or any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         return
+    # A folder that holds policies, but is none
     newest, kind = _newest_policy(path), _kind(path)
     if newest is not None:
         raise ValueError(f"model.name={name} is {kind}, not a policy; its newest policy is model.name={newest}")

@@ -40,7 +40,7 @@ class NanoShape:
 
     @property
     def initializer_range(self) -> float:
-        """The usual 0.02 suits wide models; a narrow one learns several times faster from a start of unit scale."""
+        """The usual 0.02 suits wide models. A narrow one learns several times faster from a start of unit scale."""
         return float(0.7 * self.hidden_size**-0.5)
 
 

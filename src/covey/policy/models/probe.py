@@ -116,6 +116,7 @@ def _check_layers(policy: Policy, recorder: Recorder) -> None:
 
     What it does besides cannot be laid out, and a cache has one place per layer.
     """
+    # Every layer must call attention, and once
     kind = type(policy.causal_lm).__name__
     num_layers, found = (
         policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers,
@@ -136,6 +137,7 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> None:
     """Compare with the model as transformers alone runs it: text by text, and two that share their beginning."""
     model = policy.causal_lm
     kind, texts = type(model).__name__, _texts(policy)
+    # Compare with plain transformers
     ids_BT = torch.tensor(texts, device=model.device)
     positions_BT = torch.arange(ids_BT.shape[1], device=model.device).expand_as(ids_BT)
     with nullcontext() if policy.mask_id is not None else seeing_masks(model):
@@ -146,6 +148,7 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> None:
     _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
     if policy.mask_id is not None:
         return
+    # Compare packed texts with the same ones apart
     length = len(texts[0])
     place_T = torch.tensor([*range(length), *range(SHARED, length)], device=model.device)
     ids_1T = torch.tensor([[*texts[0], *texts[1][SHARED:]]], device=model.device)
@@ -188,9 +191,11 @@ def _first_position(policy: Policy, layout: Layout) -> int:
     model = policy.causal_lm
     if policy.mask_id is None and not _leaves_room(model):
         return 0
+    # What the model computes by itself
     ids_1T, _ = _probe(policy)
     with policy.autocast():
         expected_TV = model(input_ids=ids_1T, layout=layout).logits[0]
+    # Positions may begin after the padding id
     padding = model.config.pad_token_id
     for first in dict.fromkeys((0, 0 if padding is None else padding + 1)):
         if torch.equal(_logits(replace(policy, first_position=first), layout), expected_TV):

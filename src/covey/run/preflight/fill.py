@@ -63,7 +63,7 @@ def check_rewards(subject: PreflightContext) -> Check:
     run, config = subject.run, subject.config
     sampling = replace(run.source.sampling, seed=config.seed)
     # Sample as training does
-    with sharding.gathered(run.policy):
+    with sharding.unsharded(run.policy):
         groups = run.local.run(subject.prompts, max(2, config.group_size), sampling)
     scored = [group.rewards for group in groups if group.rewards]
     # Groups whose rewards are all equal have advantage 0

@@ -110,7 +110,7 @@ def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tenso
     config, run, policy = subject.config, subject.run, subject.run.policy
     # Score with transformers alone
     rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_loss_tokens > 0]
-    with torch.no_grad(), sharding.gathered(policy):
+    with torch.no_grad(), sharding.unsharded(policy):
         plain = plain_model(policy)
         sampling = run.source.sampling
         expected_L = torch.cat([rollout_logprobs(plain, rollout, sampling) for rollout in rollouts])
@@ -164,7 +164,7 @@ def _sampled(
     """Sample one completion of each prompt at the same time, judging nothing."""
     source = subject.run.local
     sampler = replace(source.sampler, environment=Unscored(), engine=through(source.sampler.engine))
-    with sharding.gathered(subject.run.policy):  # ranks sample on their own
+    with sharding.unsharded(subject.run.policy):  # ranks sample on their own
         return replace(source, sampler=sampler).run(prompts, 1, replace(source.sampling, max_tokens=max_tokens))
 
 

@@ -166,7 +166,7 @@ def probe_trainer(subject: PreflightContext, algorithm: AlgorithmConfig | None =
 
 
 class _Enough(Exception):
-    """The gradient is there; the step ends before anything changes."""
+    """The gradient is there. The step ends before anything changes."""
 
 
 def compute_gradient_only(trainer: Trainer, batch: Batch) -> None:

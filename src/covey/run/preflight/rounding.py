@@ -46,7 +46,7 @@ def explained_error(
 def float32_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> float:
     """Return the relative error of the gradient of -A log pi by transformers alone in float32 against float64."""
     # Compute the same gradient in both precisions
-    with sharding.gathered(policy):
+    with sharding.unsharded(policy):
         kept = allowed_tokens(plain_model(policy), rows, sampling)
         rounded, exact = (
             plain_gradient(policy, plain_model(policy, dtype=dtype), rows, sampling, kept)

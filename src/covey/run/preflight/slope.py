@@ -115,7 +115,7 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
     found = {name: sharding.whole(left[name]).detach().double() for name in _few(left)}
     direction = _direction(found, _padding_rows(policy))
     expected = sum(float((found[name] * moved).sum()) for name, moved in direction.items())
-    with sharding.gathered(policy):
+    with sharding.unsharded(policy):
         weights = dict(policy.model.named_parameters())
         plain = plain_model(policy)
         kept = allowed_tokens(plain, rows, sampling)

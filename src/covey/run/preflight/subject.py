@@ -97,7 +97,7 @@ class PreflightContext:
         """
         prompt_ids = self.longest[1]
         token_ids = (prompt_ids * TIMED_TOKENS)[:TIMED_TOKENS]
-        with torch.no_grad(), sharding.gathered(self.run.policy):
+        with torch.no_grad(), sharding.unsharded(self.run.policy):
             plain = plain_model(self.run.policy)
             for _ in range(2):
                 started = self.clock()
@@ -117,7 +117,7 @@ class PreflightContext:
         if self.run.policy.mask_id is None:  # a fill is as long as its gaps
             max_tokens = min(max_tokens, self.config.preflight.max_tokens)
         num_samples = min(NUM_SAMPLES, self.config.group_size)
-        with sharding.gathered(self.run.policy):  # ranks sample on their own
+        with sharding.unsharded(self.run.policy):  # ranks sample on their own
             return looking.run(self.prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
 
 

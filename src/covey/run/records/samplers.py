@@ -11,7 +11,7 @@ Row = Mapping[str, float | None]
 
 @dataclass
 class SamplersTotals:
-    """Sums over the steps of a run; all 0 where groups are sampled in process."""
+    """Sums over the steps of a run. All 0 where groups are sampled in process."""
 
     steps: int = 0
     seconds: float = 0.0

@@ -19,7 +19,7 @@ Row = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class RolloutFact:
-    """What the metrics need of one rollout; small, so that ranks can exchange it."""
+    """What the metrics need of one rollout. Small, so that ranks can exchange it."""
 
     num_tokens: int
     truncated: bool

@@ -27,6 +27,7 @@ PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate"
 """Whose versions are recorded; those not installed are left out."""
 MAX_BYTES = 64 << 20
 """Of summary.json; nothing that a run wrote is longer."""
+
 PromptKey = tuple[str, str]
 """A prompt that an evaluation looked at: its environment and what tells it from others (fingerprint.py)."""
 

@@ -34,7 +34,7 @@ RATE_STEPS = 20
 
 
 class Progress(Protocol):
-    """Shows how a run goes. A context manager; `close` may be called more than once."""
+    """Shows how a run goes. A context manager. `close` may be called more than once."""
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Show that `step` steps are done, counted from 1, with the numbers of the last one."""
@@ -67,7 +67,7 @@ def make_progress(num_steps: int, enabled: bool, console: Console | None = None)
 
 @dataclass
 class EtaEstimator:
-    """Predicts the time left from the pace of the last steps; what came before the first step does not count."""
+    """Predicts the time left from the pace of the last steps. What came before the first step does not count."""
 
     num_steps: int
     clock: Callable[[], float] = time.monotonic
@@ -149,7 +149,7 @@ class NullProgress:
 
 
 class LiveProgress:
-    """A few lines at the foot of the terminal that stay in place; messages and warnings scroll above them."""
+    """A few lines at the foot of the terminal that stay in place. Messages and warnings scroll above them."""
 
     def __init__(self, num_steps: int, console: Console) -> None:
         self._num_steps = num_steps

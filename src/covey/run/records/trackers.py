@@ -40,7 +40,7 @@ MAX_WAITING_ROWS = 1000
 
 
 class Tracker(Protocol):
-    """Takes the numbers and some answers of one step; `kind` says what they are of ("train", "evaluate")."""
+    """Takes the numbers and some answers of one step. `kind` says what they are of ("train", "evaluate")."""
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None: ...
 
@@ -82,7 +82,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files under `folder`; tags are KIND/NAME."""
+    """Event files under `folder`. Tags are KIND/NAME."""
 
     def __init__(self, folder: Path) -> None:
         try:
