@@ -252,7 +252,6 @@ class RunRecorder:
         self._evaluations.append(found)
         self._seen.append(fingerprint.of_prompts(self.run.test_prompts))
         self.evaluated_at = step
-        # Log it to trackers, terminal and log
         of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
         row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
         self._tracker.log(
@@ -343,14 +342,12 @@ class RunRecorder:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
-        # Totals and times continue
         self._totals = Counter(state["totals"])
         self._samplers = SamplersTotals(**state.get("samplers", {}))
         self._step_seconds = state["step_seconds"]
         self._started -= state["seconds"]
         for name, seconds in state["phases"].items():
             self.timer.charge(name, seconds)
-        # Evaluations and the prompts they saw continue
         self._evaluations = [evaluation_from(found) for found in state["evaluations"]]
         self._seen = list(state.get("seen", [[] for _ in self._evaluations]))
         self.evaluated_at = state["evaluated_at"]
