@@ -59,8 +59,21 @@ def test_a_micro_batch_waits_ten_times_at_most_and_is_made_without_a_wait(packin
         batch = batch_of(policy, packing)
         assert not gpu.waits
         found = []
+        assert policy.attention == "varlen"
         for micro_batches in (batch.micro_batches[:1], batch.micro_batches[:2]):
             gpu.reset()
             trainer.step(replace(batch, micro_batches=micro_batches), 0)
             found.append(sum(gpu.waits.values()))
         assert 0 < found[1] - found[0] <= 10
+
+
+def test_a_step_in_half_precision_asks_for_no_attention_of_a_shape_to_plan_for() -> None:
+    with PretendGpu() as gpu:
+        policy = policy_of(**MODELS["bfloat16"])
+        trainer = make_trainer(policy, AlgorithmConfig(loss="clip"))
+        batch = batch_of(policy)
+        gpu.reset()
+        trainer.step(batch, 0)
+        num_layers = policy.causal_lm.config.num_hidden_layers
+        assert not gpu.shapes
+        assert gpu.kernels["flash"] == num_layers * len(batch.micro_batches)

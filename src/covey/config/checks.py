@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 from typing import Any, get_type_hints
 
+from covey.config.names import value_now
 from covey.config.schema import Config
 from covey.system.lookup import near
 from covey.system.section import Section
@@ -73,8 +74,8 @@ def check_choices(config: Config) -> None:
         choices = found.bounds.choices
         for value in found.value if isinstance(found.value, list) else [found.value]:
             if choices and value is not None and value not in choices:
-                known = ", ".join(choices)
-                raise ValueError(f"{found.name} must be one of {known}, got {value or 'nothing'}{near(value, choices)}")
+                known, hint = ", ".join(choices), value_now(found.name, value) or near(value, choices)
+                raise ValueError(f"{found.name} must be one of {known}, got {value or 'nothing'}{hint}")
 
 
 def check_packages(config: Config) -> None:

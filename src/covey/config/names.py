@@ -98,6 +98,16 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
+def value_now(setting: str, value: str) -> str:
+    """Return the end of a message that says what a value of an earlier version is called now, empty for another.
+
+    >>> value_now("model.attention", "flex")
+    '; did you mean varlen?'
+    """
+    now = RENAMED_VALUES.get(setting, {}).get(value)
+    return f"; did you mean {now}?" if now else ""
+
+
 RENAMED: dict[str, str] = {
     "deadlines": "timeouts",
     "distribution": "parallel",
@@ -110,7 +120,7 @@ RENAMED: dict[str, str] = {
 REMOVED = frozenset({"engine.kernels", "model.linear"})
 """Settings of earlier versions whose choice model.kernels makes now; saved runs have them."""
 RENAMED_VALUES: dict[str, dict[str, str]] = {
-    "model.attention": {"blocks": "sdpa", "compiled": "auto"},
+    "model.attention": {"blocks": "sdpa", "compiled": "auto", "flex": "varlen"},
     "model.kernels": {"compiled": "auto"},
 }
 """What values were called in earlier versions."""

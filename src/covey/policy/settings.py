@@ -61,9 +61,10 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     activation_offload: bool = False
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
-    attention: str = setting("auto", choices=("auto", "sdpa", "flex"), needs=(PACKED, CAUSAL))
-    """How packed rollouts attend in training: sdpa (scaled_dot_product_attention, batched by length), flex
-    (FlexAttention, needs a GPU), or auto (a kernel where `kernels` allows one, else sdpa)."""
+    attention: str = setting("auto", choices=("auto", "sdpa", "varlen"), needs=(PACKED, CAUSAL))
+    """How packed rollouts attend in training: sdpa (scaled_dot_product_attention, batched by length), varlen
+    (FlashAttention over all lengths at once, in half precision on a GPU), or auto (varlen where it can be, a kernel
+    on a CPU where `kernels` allows one, else sdpa)."""
     kernels: str = setting("auto", choices=("auto", "torch"))
     """What computes on a CPU, in training and sampling: auto (C and oneDNN where they can and pay) or torch alone."""
     device: str = "auto"

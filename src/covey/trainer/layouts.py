@@ -15,8 +15,8 @@ import torch
 from covey.policy.attention.base import DENSE, Layout
 from covey.policy.attention.bidirectional import WholeLayout, inputs_layout
 from covey.policy.attention.compiled import compiled_layout
-from covey.policy.attention.flex import flex_layout
 from covey.policy.attention.packed import Segment, packed_layout
+from covey.policy.attention.varlen import varlen_layout
 from covey.policy.transfer import to_device
 from covey.types import Rollout
 
@@ -199,5 +199,5 @@ FILL_LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
 ATTENTIONS: Mapping[str, Callable[[Sequence[Segment], torch.device], Layout]] = {
     "sdpa": packed_layout,
     "compiled": compiled_layout,
-    "flex": flex_layout,
+    "varlen": varlen_layout,
 }

@@ -108,6 +108,19 @@ def test_attention_in_c_gives_the_same_gradient_and_metrics(architecture: str) -
     holds(farthest(case, [How("shared", 20, attention="compiled", checkpointing=True, chunk=7)]), FLOAT32)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "tolerance"), [PLACES[0], PLACES[4]], ids=["gpt2 in float64", "mistral's window"]
+)
+def test_attention_of_varying_lengths_gives_the_same_gradient_and_metrics(
+    architecture: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Through its reference kernel; random groups have rollouts without tokens of their own."""
+    for groups in (None, any_groups(1)):
+        case = make_case(architecture, dtype, EVERYTHING_ON, groups)
+        ways = [How("shared", 10_000), How("shared", 20, checkpointing=True, chunk=7), How("packed", 25)]
+        holds(farthest(case, [replace(way, attention="varlen") for way in ways]), tolerance)
+
+
 # ------------------------------------------------------------------------------------- the plainest way, by hand
 
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from covey.engine.native.engine import NativeEngine
 from covey.policy.attention.base import ATTENTION, register
-from covey.policy.attention.compiled import choose_attention
+from covey.policy.attention.choice import choose_attention
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import nano_tokenizer
@@ -155,8 +155,8 @@ def test_kernels_that_do_not_know_the_variant_leave_it_to_torch_or_say_so(archit
     policy = load_policy(ModelConfig(name=name), seed=0)
     assert policy.attention == "sdpa"
     assert NativeEngine(policy, 1 << 24, max_rows=4).kernels == "torch"
-    with pytest.raises(ValueError, match=r"^model\.attention=flex knows neither attention sinks nor soft caps; take"):
-        choose_attention("flex", "auto", policy.heads)
+    with pytest.raises(ValueError, match=r"^model\.attention=varlen knows neither attention sinks nor soft caps; take"):
+        choose_attention("varlen", "auto", policy.heads)
 
 
 def test_experts_are_computed_in_float64_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Heads, Rule
-from covey.policy.attention.compiled import choose_attention, compiled_layout
+from covey.policy.attention.choice import choose_attention
+from covey.policy.attention.compiled import compiled_layout
 from covey.policy.attention.packed import Segment
 from covey.policy.kernels.compiler import compiler_version, library
 from covey.policy.kernels.support import unsupported_reason
@@ -210,7 +211,7 @@ OBSTACLES = {
 def test_auto_is_compiled_where_that_can_be() -> None:
     assert [choose_attention("auto", "auto", [heads]) for heads in POSSIBLE] == ["compiled"] * 3
     assert choose_attention("auto", "torch", POSSIBLE) == "sdpa"
-    assert [choose_attention(choice, "auto", POSSIBLE) for choice in ("sdpa", "flex")] == ["sdpa", "flex"]
+    assert [choose_attention(choice, "auto", POSSIBLE) for choice in ("sdpa", "varlen")] == ["sdpa", "varlen"]
 
 
 @pytest.mark.parametrize("reason", OBSTACLES)
@@ -246,5 +247,3 @@ def test_a_policy_knows_how_it_attends_once_it_is_loaded() -> None:
     assert nano(precision="float64").attention == "sdpa"
     assert nano(nano_num_heads=4).attention == "sdpa"
     assert nano(name="nano-masked", kind="masked", nano_architecture="bert").attention == "sdpa"
-    with pytest.raises(ValueError, match=r"model\.attention=flex needs a GPU, got model\.device=cpu"):
-        nano(attention="flex")

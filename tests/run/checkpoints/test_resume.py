@@ -114,7 +114,7 @@ def test_a_run_of_a_version_with_four_settings_of_kernels_is_resumed(attention: 
     assert then.count("kernels:") == 2
     (run / "config.yaml").write_text(then)
     found = settings_of(run, ["trust_run=true"]).model
-    assert found.attention == {"blocks": "sdpa", "compiled": "auto", "flex": "flex"}[attention]
+    assert found.attention == {"blocks": "sdpa", "compiled": "auto", "flex": "varlen"}[attention]
     assert found.kernels == {"torch": "torch", "compiled": "auto", "auto": "auto"}[kernels]
 
 

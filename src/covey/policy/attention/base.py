@@ -101,10 +101,7 @@ def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, r
     """Let T queries, the last of S positions, see themselves and what is before, within the window."""
     num_queries, num_keys = query_BHTD.shape[-2], key_BKSD.shape[-2]
     if rule.window is None and num_queries == num_keys and rule.is_plain:
-        grouped = query_BHTD.shape[1] != key_BKSD.shape[1]
-        return F.scaled_dot_product_attention(
-            query_BHTD, key_BKSD, value_BKSD, is_causal=True, scale=rule.scaling, enable_gqa=grouped
-        )
+        return _fused(query_BHTD, key_BKSD, value_BKSD, rule, is_causal=True)
     position_T = torch.arange(num_keys - num_queries, num_keys, device=query_BHTD.device)[:, None]
     position_S = torch.arange(num_keys, device=query_BHTD.device)[None, :]
     mask_TS = (position_S <= position_T) & within(position_T - position_S, rule.window)
@@ -120,14 +117,7 @@ def masked_attention(
     """
     num_heads, num_keys = query_BHTD.shape[1], key_BKSD.shape[1]
     if rule.is_plain:
-        return F.scaled_dot_product_attention(
-            query_BHTD,
-            key_BKSD,
-            value_BKSD,
-            attn_mask=mask,
-            scale=rule.scaling,
-            enable_gqa=num_heads != num_keys,
-        )
+        return _fused(query_BHTD, key_BKSD, value_BKSD, rule, mask)
     # Queries of one key head are multiplied together: no key is repeated.
     query_BKQD = query_BHTD.unflatten(1, (num_keys, -1)).flatten(2, 3)
     score_BHTS = _per_head(query_BKQD @ key_BKSD.mT, num_heads) * rule.scaling
@@ -138,6 +128,26 @@ def masked_attention(
     weight_BHTS = _softmax(score_BHTS, rule.sink_H).to(value_BKSD.dtype)
     weight_BKQS = weight_BHTS.unflatten(1, (num_keys, -1)).flatten(2, 3)
     return _per_head(weight_BKQS @ value_BKSD, num_heads)
+
+
+def _fused(
+    query_BHTD: Tensor,
+    key_BKSD: Tensor,
+    value_BKSD: Tensor,
+    rule: Rule,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    group = query_BHTD.shape[1] // key_BKSD.shape[1]
+    is_masked_or_whole = mask is not None or query_BHTD.dtype == torch.float32
+    if group > 1 and query_BHTD.device.type == "cuda" and is_masked_or_whole:
+        # Kernels of CUDA for masks and for float32 know no grouped heads, and plain operations would keep all scores.
+        key_BKSD, value_BKSD = (heads.repeat_interleave(group, dim=1) for heads in (key_BKSD, value_BKSD))
+        group = 1
+    heads = (query_BHTD, key_BKSD, value_BKSD)
+    return F.scaled_dot_product_attention(
+        *heads, attn_mask=mask, is_causal=is_causal, scale=rule.scaling, enable_gqa=group > 1
+    )
 
 
 def capped(score: Tensor, softcap: float | None) -> Tensor:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from covey.policy.attention.base import Heads, Rule
+from covey.policy.attention.base import Rule
 from covey.policy.attention.packed import Segment, subsequences_of
 from covey.policy.kernels.compiler import KERNELS, library
-from covey.policy.kernels.support import SUPPORT, unsupported_reason, with_dense_heads
+from covey.policy.kernels.support import SUPPORT, with_dense_heads
 
 SOURCE = KERNELS / "attention.c"
 CHUNK = 256
@@ -124,22 +124,6 @@ def compiled_layout(segments: Sequence[Segment], device: torch.device) -> Compil
         _chunks(chunk for segment in segments for chunk in _forward_chunks(segment)),
         _chunks(chunk for segment in segments for chunk in _backward_chunks(segment)),
     )
-
-
-def choose_attention(choice: str, kernels: str, heads: Iterable[Heads]) -> str:
-    """Return what packed streams go through, a key of `layouts.ATTENTIONS`: with `auto` the kernel where it can be.
-
-    `heads` are all that the policy's layers have. ValueError where flex cannot compute them.
-    """
-    heads = list(heads)
-    is_plain = all(h.is_plain for h in heads)
-    if choice == "flex" and not is_plain:
-        raise ValueError("model.attention=flex knows neither attention sinks nor soft caps; take model.attention=sdpa")
-    if choice != "auto":
-        return choice
-    tensors, widths = [(h.dtype, h.device_type) for h in heads], [(h.key_width, h.value_width) for h in heads]
-    can = kernels == "auto" and not unsupported_reason("attention", tensors, widths, is_plain=is_plain)
-    return "compiled" if can else "sdpa"
 
 
 Chunk = tuple[int, int, int, int]

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.policy.attention.base import ATTENTION, register
-from covey.policy.attention.compiled import choose_attention
+from covey.policy.attention.choice import choose_attention
 from covey.policy.kernels import linear
 from covey.policy.kernels.layers import choose_kernels
 from covey.policy.models.adapters import add_adapters, load_adapters, saved_adapters
@@ -57,8 +57,6 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     device = choose_device(settings.device)
     if settings.activation_offload and device.type == "cpu":
         raise ValueError("model.activation_offload=true needs a GPU, got model.device=cpu")
-    if settings.attention == "flex" and device.type == "cpu":
-        raise ValueError("model.attention=flex needs a GPU, got model.device=cpu")
     check_name(settings.name)
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)

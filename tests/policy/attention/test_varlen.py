@@ -1,0 +1,66 @@
+"""Attention over varying lengths: who sees whom is what the blocks say, and what it gives is what they give."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.policy.attention.base import Heads, Layout, Rule
+from covey.policy.attention.choice import choose_attention
+from covey.policy.attention.packed import Segment, packed_layout
+from covey.policy.attention.varlen import varlen_layout
+
+from ...support.builders import CPU
+
+SEGMENTS = (Segment(0, 5, (3, 0, 7)), Segment(15, 1, (2, 2)), Segment(20, 6, ()), Segment(26, 30, (9, 40)))
+NUM_TOKENS = 105
+
+
+def attended(layout: Layout, window: int | None, num_key_heads: int) -> list[Tensor]:
+    """The outputs with 4 query heads, and the gradients of queries, keys and values."""
+    draw = torch.Generator().manual_seed(0)
+    heads = (4, num_key_heads, num_key_heads)
+    given = [torch.randn(1, h, NUM_TOKENS, 8, generator=draw, dtype=torch.float64).requires_grad_() for h in heads]
+    out = layout.attend(0, *given, Rule(0.3, window))
+    return [out, *torch.autograd.grad((out * torch.randn(out.shape, generator=draw, dtype=out.dtype)).sum(), given)]
+
+
+@pytest.mark.parametrize("num_key_heads", [4, 2])
+@pytest.mark.parametrize("window", [None, 4])
+def test_outputs_and_gradients_are_those_of_the_blocks(window: int | None, num_key_heads: int) -> None:
+    blocks = attended(packed_layout(SEGMENTS, CPU), window, num_key_heads)
+    varlen = attended(varlen_layout(SEGMENTS, CPU), window, num_key_heads)
+    for expected, found in zip(blocks, varlen, strict=True):
+        assert found.shape == expected.shape
+        assert float((found - expected).detach().abs().max()) < 1e-12
+
+
+def test_each_subsequence_is_one_sequence_of_queries_behind_its_prefix() -> None:
+    layout = varlen_layout((Segment(0, 3, (2, 0, 1)), Segment(6, 2, ())), CPU)
+    assert layout.lengths.query_end_N.tolist() == [0, 3, 5, 6, 8]
+    assert layout.lengths.key_end_N.tolist() == [0, 3, 8, 12, 14]
+    assert layout.key_place_S.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7]
+    assert (layout.lengths.longest_query, layout.lengths.longest_key) == (3, 5)
+    assert layout.lengths.query_end_N.dtype == torch.int32
+
+
+GPU = [Heads(torch.float32, "cuda", 128, 128), Heads(torch.bfloat16, "cuda", 128, 128)]
+"""Under autocast over float32 weights."""
+OBSTACLES = {
+    "needs model.precision=bfloat16 or float16 on a GPU": GPU[0],
+    "needs heads of 8, 16, ... 256, got 320": Heads(torch.bfloat16, "cuda", 320, 320),
+    "needs keys as wide as values": Heads(torch.bfloat16, "cuda", 192, 128),
+    "knows neither attention sinks nor soft caps": Heads(torch.bfloat16, "cuda", 128, 128, is_plain=False),
+}
+
+
+def test_half_precision_on_a_gpu_takes_it_by_itself() -> None:
+    assert choose_attention("auto", "auto", GPU) == choose_attention("auto", "torch", GPU) == "varlen"
+
+
+@pytest.mark.parametrize("reason", OBSTACLES)
+def test_what_flash_attention_cannot_compute_is_left_to_torch_or_refused(reason: str) -> None:
+    heads = [OBSTACLES[reason]]
+    assert choose_attention("auto", "auto", heads) == "sdpa"
+    with pytest.raises(ValueError) as refused:
+        choose_attention("varlen", "auto", heads)
+    assert str(refused.value) == f"model.attention=varlen {reason}; take model.attention=sdpa"
