@@ -37,7 +37,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class VarlenLayout:
-    """One stream (B = 1) of segments; who sees whom is the same as in `packed.PackedLayout`."""
+    """One stream (B = 1) of segments. Who sees whom is the same as in `packed.PackedLayout`."""
 
     lengths: Lengths
     key_place_S: Tensor
