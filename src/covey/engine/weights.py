@@ -12,9 +12,9 @@ from covey.policy.attention.base import DENSE
 from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference
 
-PROBE_LENGTH = 64
-"""Tokens spread over the vocabulary: so many that most experts of a mixture are asked."""
-TEXT_LENGTH = 48
+PROBE_LENGTH = 32
+"""Tokens spread over the vocabulary."""
+TEXT_LENGTH = 32
 """Tokens of a prompt of the run: rows of an embedding that training does not touch prove nothing."""
 PROBE_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Most nats by which an engine's log-prob of a token may differ, by what a pass computes in: rounding, as the check
@@ -60,8 +60,10 @@ def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
     position_1T = torch.arange(len(token_ids), device=policy.device)[None]
     with inference(policy.model):
         layout = DENSE if policy.mask_id is None else inputs_layout([len(token_ids)], policy.device)
-        logprob_TV = policy.logits(ids_1T, position_1T, layout).double().log_softmax(-1)
-    return [float(logprob_TV[place, token_id]) for place, token_id in enumerate(token_ids[1:])]
+        logits_TV = policy.logits(ids_1T, position_1T, layout)[: len(token_ids) - 1]
+        logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+        chosen_T = logits_TV.gather(-1, ids_1T[0, 1:, None])[:, 0] - logits_TV.logsumexp(-1)
+    return [float(logprob) for logprob in chosen_T.tolist()]
 
 
 def disproof(found: Sequence[float], probe: Probe) -> str:

@@ -130,7 +130,7 @@ def kill_while_sampling(engine: VLLMEngine) -> None:
 
 def test_vllm_that_is_killed_or_hangs_beside_the_trainer_is_started_again_on_the_version_there_was() -> None:
     policy = tiny_policy("qwen2", tied=True)
-    engine = build_beside(policy, replace(SETTINGS, deadline=5.0))
+    engine = build_beside(policy, replace(SETTINGS, deadline=20.0))
     assert isinstance(engine, RestartingEngine)
     try:
         for version, fault in enumerate((signal.SIGKILL, signal.SIGSTOP), start=1):
@@ -158,7 +158,7 @@ async def disturbed(engine: RestartingEngine, fault: signal.Signals) -> list[Com
 
 def test_calls_of_sleep_and_waking_go_through_and_do_nothing_on_a_cpu() -> None:
     policy = tiny_policy("qwen2", tied=False)
-    engine = build(policy, replace(SETTINGS, gpu_memory_utilization=0.02), sleep_level=2)
+    engine = build(policy, replace(SETTINGS, gpu_memory_utilization=0.1), sleep_level=2)
     try:
         for version in (1, 2):
             engine.rest()
