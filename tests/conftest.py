@@ -13,9 +13,11 @@ os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"covey-tests
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hydra._internal.hydra import Hydra
 
 LONGEST = (
     *("settings/test_nothing_is_ignored", "test_several_processes", "docs/test_docs", "test_no_silent_hang"),
@@ -46,6 +48,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return min(order.get("/".join(parts[-length:]), len(order)) for length in (1, 2))
 
     items.sort(key=place)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _composed_once() -> Iterator[None]:
+    """Let Hydra compose settings once: the first time it only looks for a hydra.mode, which is typed or not.
+
+    Commands in processes of their own compose twice, as ever.
+    """
+    look = Hydra.get_mode
+
+    def mode_if_typed(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+        return look(hydra, config_name, overrides) if any("hydra.mode" in word for word in overrides) else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hydra, "get_mode", mode_if_typed)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -44,8 +44,8 @@ def preset(name: str) -> AlgorithmConfig:
 
 
 def run(folder: Path, config: Config | None = None, **changes: Any) -> Path:
-    """Train into `folder`."""
-    train(config or small_config(**changes), folder)
+    """Train into `folder`, without the preflight, which has tests of its own, unless a config asks for it."""
+    train(config or small_config(**{"preflight__enabled": False} | changes), folder)
     return folder
 
 
@@ -65,7 +65,7 @@ def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         use(patch, scripted())
         folder = tmp_path_factory.mktemp("run")
         changes = {"num_steps": 4, "evaluation__every": 2, "output__save_every": 2, "output__rollouts_per_step": 3}
-        return run(folder, **changes)
+        return run(folder, small_config(**changes))
 
 
 # ------------------------------------------------------------------------------------------------ the run folder

@@ -5,6 +5,7 @@ Imports Hydra and OmegaConf, so only what composes or prints a configuration imp
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
 """What engine=fill sets besides: masked tokens are drawn as the infill document draws them."""
 
 
+@cache
 def register() -> None:
     """Put into Hydra's store what needs no file: schema_config, schema_algorithm, environments, engines, optimisers."""
     store = ConfigStore.instance()

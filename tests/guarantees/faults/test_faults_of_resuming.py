@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,13 @@ def test_resuming_with_another_setting_is_refused_by_name(reference: Path) -> No
     assert "resume_changes=[optimizer.lr]" in output
 
 
+SAVED: dict[str, Any] = {"num_steps": 2, "output__save_every": 1, "preflight__enabled": False}
+
+
 def half_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of two steps of which the first is saved, as a kill would leave it; the path of its manifest."""
     use(monkeypatch, scripted())
-    train(small_config(num_steps=2, output__save_every=1), folder)
+    train(small_config(**SAVED), folder)
     found = folder / "checkpoints" / "step-000002"
     for path in sorted(found.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
@@ -46,7 +50,7 @@ def half_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def go_on(folder: Path) -> None:
-    train(small_config(num_steps=2, output__save_every=1, resume=str(folder)), folder)
+    train(small_config(**SAVED, resume=str(folder)), folder)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_a_run_that_goes_on_as_it_was_says_nothing_and_is_the_same(
     half_way(tmp_path / "stopped", monkeypatch)
     go_on(tmp_path / "stopped")
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
-    train(small_config(num_steps=2, output__save_every=1), tmp_path / "whole")
+    train(small_config(**SAVED), tmp_path / "whole")
     assert equal(saved_weights(tmp_path / "stopped"), saved_weights(tmp_path / "whole"))
 
 

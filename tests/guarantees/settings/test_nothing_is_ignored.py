@@ -234,7 +234,7 @@ def unread_by(verb: str) -> list[Unread]:
 def test_what_a_verb_is_said_not_to_read_changes_nothing_of_it(verb: str) -> None:
     observe = VERBS[verb][0]
     for together in unread_by(verb):
-        before = usually(observe, together.usual)
+        before = observed(observe, dict(together.usual))
         if not alike(before, observed(observe, together.changed())):
             alone = {name: observed(observe, together.usual | change) for name, change in together.changes.items()}
             read = [name for name, seen in alone.items() if not alike(before, seen)]
