@@ -96,11 +96,17 @@ def test_what_is_typed_is_refused_where_nothing_reads_it(words: list[str], line:
 
 
 def test_tokens_of_older_weights_are_corrected_for_unless_something_else_is_typed() -> None:
-    stale = ("source=ray", "max_staleness=2")
-    assert composed(*stale)[0].algorithm.correction == "truncate"
-    assert composed(*stale, "algorithm.correction=none")[0].algorithm.correction == "none"
-    assert composed(*stale, "algorithm.ratio_denominator=behaviour")[0].algorithm.correction == "none"
-    assert composed("source=ray")[0].algorithm.correction == "none"
+    def corrected(*words: str) -> tuple[str, str]:
+        algorithm = composed("source=ray", *words)[0].algorithm
+        return algorithm.ratio_denominator, algorithm.correction
+
+    assert corrected() == ("old", "none")
+    assert corrected("max_staleness=2") == ("behaviour", "none")
+    assert corrected("max_staleness=2", "algorithm.ratio_denominator=old") == ("old", "none")
+    assert corrected("max_staleness=2", "algorithm.correction=none") == ("old", "none")
+    assert corrected("max_staleness=2", "algorithm=decoupled") == ("old", "truncate")
+    assert corrected("max_staleness=2", "algorithm=gspo") == ("old", "truncate")
+    assert corrected("max_staleness=2", "algorithm.loss=reinforce") == ("old", "truncate")
 
 
 def test_settings_that_contradict_each_other_with_nothing_typed_stay() -> None:

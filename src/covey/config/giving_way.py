@@ -148,11 +148,19 @@ def _correct_for_the_sampler(change: _Change) -> None:
     is_open = config.algorithm.correction == "none" and config.algorithm.ratio_denominator == "old"
     if not is_open or change.is_typed("algorithm.correction"):
         return
+    # A token ratio to the sampler is clipped as to any older policy; other losses and narrow ranges are weighted.
+    options, loss = config.algorithm.loss_options, config.algorithm.loss
+    is_wide = min(options.get("eps_low", math.inf), options.get("eps_high", math.inf)) >= NARROW_CLIP
     if config.engine.name == "vllm":
         change.put("algorithm.correction", "truncate", "engine=vllm is another program than the trainer")
     elif config.max_staleness > 0:
         reason = f"max_staleness={config.max_staleness} trains on tokens of older weights"
-        change.put("algorithm.correction", "truncate", reason)
+        if change.is_typed("algorithm.ratio_denominator"):
+            return
+        if loss == "clip" and config.algorithm.ratio == "token" and is_wide:
+            change.put("algorithm.ratio_denominator", "behaviour", reason)
+        else:
+            change.put("algorithm.correction", "truncate", reason)
 
 
 def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[str]:
