@@ -13,7 +13,7 @@ from typing import Any
 
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import last_line
-from covey.cluster.start import connect, disconnect, import_ray, worker_environment
+from covey.cluster.start import ClusterLost, connect, disconnect, import_ray, worker_environment
 from covey.system import ranks
 from covey.types import RunStopped
 
@@ -23,6 +23,9 @@ START_SECONDS = 120.0
 """For the processes of all ranks to start."""
 END_SECONDS = 30.0
 """For the other ranks to end once this one is done."""
+
+WHY_SECONDS = 2.0
+"""For a rank that failed to say why, once this one has lost it."""
 
 
 class TrainerRank:
@@ -60,7 +63,13 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
             try:
                 _await_all(ray, [actor.ready.remote() for actor in actors])
                 running = [actor.run.remote(work) for actor in actors]
-                yield
+                try:
+                    yield
+                except ClusterLost:  # nobody is left who could be asked
+                    raise
+                except RunStopped:
+                    _say_why(ray, ray.wait(running, num_returns=len(running), timeout=WHY_SECONDS)[0])
+                    raise
                 _end(ray, running)
             finally:
                 for actor in actors:
@@ -93,6 +102,11 @@ def _end(ray: Any, running: list[Any]) -> None:
     done, late = ray.wait(running, num_returns=len(running), timeout=END_SECONDS)
     if late:
         LOGGER.warning("%d trainer ranks did not end within %g s; they are killed", len(late), END_SECONDS)
+    _say_why(ray, done)
+
+
+def _say_why(ray: Any, done: list[Any]) -> None:
+    """Say what ended those ranks that failed."""
     for ref in done:
         try:
             ray.get(ref)

@@ -198,7 +198,7 @@ def test_a_trainer_rank_killed_at_five_random_moments_ends_its_run_in_one_line_a
     rng = random.Random(seed)
     name = f"ranks{seed}"
     run = folder / name
-    process = start(folder, name, "num_steps=80", "devices.trainer=2", "timeouts.ranks=20")
+    process = start(folder, name, "num_steps=80", "devices.trainer=2")
     for _ in range(5):
         reached = saved_step(run) + 10
         assert wait_until(lambda reached=reached: saved_step(run) >= reached, process)
