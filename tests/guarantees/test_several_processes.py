@@ -1,8 +1,9 @@
-"""Training on several processes, by the real command under torchrun and accelerate launch: same run, one writer."""
+"""Training on several processes, by the real command, torchrun and accelerate launch: same run, one writer."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -103,9 +104,13 @@ EITHER = pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.m
 
 @pytest.fixture(scope="module")
 def said(folder: Path, strategy: str) -> str:
-    """What two processes say that make the run of one."""
+    """What two processes say that make the run of one, started as a cluster's job steps are."""
     words = (*SETTINGS, *UNEVEN, f"parallel.strategy={strategy}", f"hydra.run.dir={strategy}")
-    return finish_well(launch(folder, *words))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    place = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    both = [start_alone(folder, *words, environment=place | {"RANK": n, "LOCAL_RANK": n}) for n in range(2)]
+    return "".join(finish_well(rank) for rank in both)
 
 
 @EITHER
