@@ -140,6 +140,7 @@ def train_step(run: Run, config: Config, record: RunRecorder, step: int, stopper
     with record.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
         batch, credit = make_training_batch(groups, run.trainer, run.credit, run.packing)
         metrics = run.trainer.step(batch, step, stopper.hold)
+        run.trainer.drop_gradients()
         if metrics["num_rollouts_trained"] == 0:  # of all ranks: measured all the same, so that curves have no holes
             left_out = [dropped.group for dropped in record.dropped]
             batch = make_measured_batch([*groups, *left_out], run.policy, run.packing)

@@ -148,7 +148,10 @@ def sampling_bytes(config: Config, num_groups: int, prompt_tokens: int, slot_byt
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     num_rows = min(config.engine.max_rows, num_groups * group_size)
     num_slots = num_groups * prompt_tokens + num_rows * config.sampling.max_tokens
-    return min(config.engine.cache_bytes, num_slots * slot_bytes) + LOGIT_COPIES * 4 * num_rows * vocabulary
+    cached = num_slots * slot_bytes
+    if config.engine.cache_bytes is not None:
+        cached = min(config.engine.cache_bytes, cached)
+    return cached + LOGIT_COPIES * 4 * num_rows * vocabulary
 
 
 def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:

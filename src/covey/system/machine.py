@@ -3,12 +3,18 @@
 import ctypes
 import os
 from collections.abc import MutableMapping
+from pathlib import Path
 
 SPIN_COUNT = "2000"
 """OpenMP threads that spin long while they wait make small operations ten times slower where a core is busy
 otherwise; not spinning at all halves the speed of a quiet machine."""
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 """Names of glibc's mallopt."""
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
+"""What torch's allocator on a GPU reads, under its old and its new name. Segments that grow leave no holes where the
+cache of keys and values grows: each time it would need another, larger piece of memory."""
+NVIDIA = "/dev/nvidiactl"
+"""There where a driver for GPUs is."""
 KEEP_BYTES = 2**31 - 1
 TOP_PAD_BYTES = 2**28
 
@@ -19,6 +25,8 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if not any(name.startswith("MALLOC_") for name in environment):
         keep_memory()
+    if ALLOCATOR.isdisjoint(environment) and Path(NVIDIA).exists():
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def keep_memory() -> bool:

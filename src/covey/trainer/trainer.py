@@ -147,6 +147,10 @@ class Trainer:
         unmeasured = {"loss": 0.0, "policy_loss": 0.0} if batch.num_loss_tokens > 0 else {}
         return {**unmeasured, **metrics, "learning_rate": rate, **steered, **counts}
 
+    def drop_gradients(self) -> None:
+        """Give back the memory of the last update's gradients, so that sampling has it."""
+        self._optimizer.zero_grad(set_to_none=True)
+
     def measure(self, batch: Batch, seed: int) -> dict[str, float]:
         """Return what `step` logs of the log-probs of a batch, loss terms apart, without making an update."""
         with self.timer.phase("logprobs"):

@@ -18,6 +18,25 @@ TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
 """By what part of their length rows grow: through torch, attention reads idle slots too."""
 
 
+DEFAULT_BYTES = 2**30
+"""Budget on a CPU, where nobody says another: its memory is not ours alone."""
+SHARE = 0.8
+"""Of what is free on a GPU when sampling begins, where nobody says another budget: the rest is for logits."""
+
+
+def budget(cache_bytes: int | None, device: torch.device) -> int:
+    """Return how many bytes may be cached: `cache_bytes`, or where that is None as many as there is room for now."""
+    if cache_bytes is not None:
+        return cache_bytes
+    return int(SHARE * free_bytes(device)) if device.type == "cuda" else DEFAULT_BYTES
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes of a GPU that this process can still take, those included that torch holds and does not use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """What one layer caches for a token."""

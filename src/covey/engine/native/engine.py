@@ -5,6 +5,7 @@ event loop whenever a call is answered, so that finished groups are scored while
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,15 +13,17 @@ from dataclasses import replace
 from torch import Tensor
 
 from covey.engine.base import EngineStats
-from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache
+from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, budget
 from covey.engine.native.compiled import is_compiled
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
 from covey.engine.native.runner import Runner, detect_capabilities
 from covey.engine.native.scheduler import Admission, Limits, Request, Scheduler
 from covey.policy.policy import Policy, inference
+from covey.system.text.format import memory
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Sampling
 
+LOGGER = logging.getLogger(__name__)
 TURN_SECONDS = 0.02
 """Longest time between two looks at the event loop, if one step is not longer."""
 
@@ -32,12 +35,13 @@ class NativeEngine:
     decoding goes through, "compiled" or "torch".
     """
 
-    def __init__(self, policy: Policy, cache_bytes: int, max_rows: int, kernels: str = "auto") -> None:
+    def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
         """cache_bytes bounds all cached keys and values, max_rows the completions sampled at the same time.
 
-        `kernels` is model.kernels, "auto" or "torch".
+        cache_bytes None goes by what is free on a GPU whenever sampling begins (`cache.budget`). `kernels` is
+        model.kernels, "auto" or "torch".
         """
-        if cache_bytes < 1:
+        if cache_bytes is not None and cache_bytes < 1:
             raise ValueError(f"cache_bytes must be >= 1, got {cache_bytes}")
         if max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
@@ -50,7 +54,9 @@ class NativeEngine:
         fusable = probe.rules if self.kernels == "compiled" else {}
         # Decode from weights in the kernels' layout where there are such
         self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
-        self._limits = Limits(max_rows, self._shape.max_slots(cache_bytes))
+        self._cache_bytes = cache_bytes
+        self._limits = Limits(max_rows, self._shape.max_slots(budget(cache_bytes, policy.device)))
+        self._has_told = False
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
@@ -138,6 +144,7 @@ class NativeEngine:
         """Step while there is work. A failure is handed to every waiting call: none waits for ever."""
         try:
             self._take_weights()
+            self._take_room()
             while self._scheduler.has_work:
                 self._turn()
                 await asyncio.sleep(0)
@@ -154,6 +161,22 @@ class NativeEngine:
         """Bring the weights that decoding reads up to date: training may have changed the policy's since."""
         if self._policy is not self._trained:
             refresh(self._policy, self._trained)
+
+    def _take_room(self) -> None:
+        """Bring the bound of the cache up to what is free now, where nobody has set one.
+
+        What waits must fit alone: a GPU without room for it says so itself.
+        """
+        device = self._policy.device
+        if self._cache_bytes is not None or device.type != "cuda" or self.cache_bytes_used:
+            return
+        num_bytes = budget(None, device)
+        needed = [len(request.prompt_ids) + request.sampling.max_tokens for request in self._scheduler.requests]
+        self._limits = replace(self._limits, max_slots=max(self._shape.max_slots(num_bytes), *needed, 0))
+        self._scheduler.limits, self._runner.cache.max_slots = self._limits, self._limits.max_slots
+        if not self._has_told:
+            LOGGER.info("engine.cache_bytes is %s here, four fifths of what is free on %s", memory(num_bytes), device)
+            self._has_told = True
 
     def _turn(self) -> None:
         """Step until a call is answered, or for TURN_SECONDS: entering `inference` has its price."""

@@ -20,7 +20,7 @@ then do not depend on which others came at the same time, and a replay has the s
 class OwnWeightsEngine(NativeEngine):
     """Samples from a policy that nobody trains, on the weights that `update` gave it last."""
 
-    def __init__(self, policy: Policy, cache_bytes: int, max_rows: int, kernels: str = "auto") -> None:
+    def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
         super().__init__(policy, cache_bytes, max_rows, kernels)
         self._limits = Limits(self._limits.max_rows, self._limits.max_slots, max_prefill=ALONE)
         self._reset()

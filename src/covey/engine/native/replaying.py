@@ -35,7 +35,7 @@ class ReplayingEngine(OwnWeightsEngine):
     past: Past
     """Of the group that is sampled now."""
 
-    def __init__(self, policy: Policy, cache_bytes: int, max_rows: int, kernels: str = "auto") -> None:
+    def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
         super().__init__(policy, cache_bytes, max_rows, kernels)
         self._kept: dict[int, Mapping[str, Tensor]] = {}
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from covey.engine.base import Engine, WeightSet
+from covey.engine.native.cache import DEFAULT_BYTES
 from covey.engine.native.runner import cache_shape
 from covey.engine.settings import EngineConfig
 from covey.engine.vllm.engine import Served, VLLMEngine
@@ -73,13 +74,13 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
         )
     with unsharded(policy):
         save_policy(policy, folder / "model")
-    share = settings.gpu_memory_utilization
-    fitting = policy.max_length if share is not None else longest_sequence(policy, settings.cache_bytes)
+    share, cache_bytes = settings.gpu_memory_utilization, settings.cache_bytes or DEFAULT_BYTES
+    fitting = policy.max_length if share is not None else longest_sequence(policy, cache_bytes)
     served = replace(describe(policy, settings, folder, fitting), sleep_level=sleep_level)
     launch = Launch(
         folder=folder / "model",
         dtype=next(name for name, dtype in DTYPES.items() if dtype == policy.precision),
-        cache_bytes=settings.cache_bytes if share is None else None,
+        cache_bytes=cache_bytes if share is None else None,
         max_rows=settings.max_rows,
         max_length=served.max_length,
         adapter=served.adapter,

@@ -1,12 +1,13 @@
 """The check of memory: does the largest batch fit beside the weights?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from covey.config.schema import Config
+from covey.engine.native.cache import DEFAULT_BYTES, SHARE
 from covey.engine.native.runner import cache_shape
 from covey.policy import sharding
 from covey.run.plan import optimizer_bytes, sampling_bytes
@@ -26,7 +27,7 @@ class Need:
     training: int
     """Gradients and a micro-batch of the largest size."""
     sampling: int
-    """Gradients of the step before, cached keys and values, logits."""
+    """Cached keys and values, logits; where groups stream in, gradients too."""
 
     @property
     def total(self) -> int:
@@ -45,7 +46,9 @@ def check_memory(subject: PreflightContext) -> Check:
     free = min(collectives.all_gather(subject.available(policy.device)))
     optimizer, gradients = state_bytes(policy.model, config.optimizer.name), gradient_bytes(policy.model)
     num_groups = -(-config.groups_per_step // collectives.world_size())
-    known = Need(optimizer, gradients, gradients + _sampling_bytes(subject, num_groups))
+    # Gradients are let go after a step, unless those of the coming one are made while it is sampled.
+    held = gradients if config.streaming else 0
+    known = Need(optimizer, gradients, held + _sampling_bytes(subject, num_groups, free - optimizer - held))
     if any(collectives.all_gather(known.total > free)):  # decided by all ranks together: a pass is collective
         figure = f"{_parts(known)}, activations not counted"
         return Check(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
@@ -81,7 +84,7 @@ def _finding(config: Config, need: Need, free: int, points: Sequence[MemorySampl
 def _parts(need: Need) -> str:
     return (
         f"{memory(need.total)} needed: {memory(need.optimizer)} for the optimiser, and in turns "
-        f"{memory(need.training)} for gradients and backward, {memory(need.sampling)} for gradients and sampling"
+        f"{memory(need.training)} for gradients and backward, {memory(need.sampling)} for sampling"
     )
 
 
@@ -114,10 +117,13 @@ def state_bytes(model: nn.Module, name: str) -> int:
     return optimizer_bytes(name, num_weights, gradient_bytes(model))
 
 
-def _sampling_bytes(subject: PreflightContext, num_groups: int) -> int:
-    """Return the bytes of sampling after the longest prompt."""
+def _sampling_bytes(subject: PreflightContext, num_groups: int, free: int) -> int:
+    """Return the bytes of sampling after the longest prompt. A cache without a bound takes its share of `free`."""
     config, policy = subject.config, subject.run.policy
     if config.engine.name != "native":  # another may have no cache to ask for
         return 0
-    slot_bytes = cache_shape(policy).slot_bytes
+    slot_bytes, given = cache_shape(policy).slot_bytes, config.engine.cache_bytes
+    if given is None:
+        given = max(0, int(SHARE * free)) if policy.device.type == "cuda" else DEFAULT_BYTES
+        config = replace(config, engine=replace(config.engine, cache_bytes=given))
     return sampling_bytes(config, num_groups, len(subject.longest[1]), slot_bytes, vocabulary_size(policy))

@@ -7,6 +7,8 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
+from covey.engine.native.cache import free_bytes
+
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -16,8 +18,7 @@ def available_bytes(device: torch.device) -> int:
     Processes of one machine share its memory evenly.
     """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free_bytes(device)
     return host_bytes(Path("/")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 

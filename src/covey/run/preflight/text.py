@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from covey.engine.fake import FakeEngine
+from covey.engine.native.cache import budget
 from covey.engine.native.runner import cache_shape
 from covey.environments.base import Environment, ends_with_assistant, text_of
 from covey.environments.settings import CustomConfig, MixtureConfig
@@ -252,7 +253,8 @@ def _room(subject: PreflightContext) -> tuple[int, str]:
     engine = subject.config.engine
     if engine.name not in ("native", "vllm"):
         return subject.run.policy.max_length, ""
-    return cache_shape(subject.run.policy).max_slots(engine.cache_bytes), "engine.cache_bytes"
+    policy = subject.run.policy
+    return cache_shape(policy).max_slots(budget(engine.cache_bytes, policy.device)), "engine.cache_bytes"
 
 
 # ------------------------------------------------------------------------------------------------ gold answers
