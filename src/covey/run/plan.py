@@ -72,7 +72,9 @@ def _run_parts(config: Config, shape: Shape, num_ranks: int) -> dict[str, int]:
     # Prompts are not counted: nobody has read them.
     sampling = sampling_bytes(config, -(-config.groups_per_step // num_ranks), 0, slot, shape.vocabulary)
     turns = {"training": _training_bytes(config, shape), "sampling": sampling}
-    return kept | turns | {"in_all": sum(kept.values()) + max(turns.values())}
+    # Gradients are let go before sampling, unless those of the coming step are made while it is sampled.
+    idle = 0 if config.streaming else kept["gradients"]
+    return kept | turns | {"in_all": sum(kept.values()) + max(turns["training"], turns["sampling"] - idle)}
 
 
 def _as_cold_start(config: Config) -> Config:

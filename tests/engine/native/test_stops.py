@@ -1,12 +1,13 @@
 """Stop strings over pieces of text that don't end where tokens do."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from covey.engine.native.stops import StopText
+from covey.engine.native.stops import Decode, QuietTokens, StopText
 from covey.policy.models.nano import nano_tokenizer
 
 BYTES = nano_tokenizer()
@@ -18,11 +19,18 @@ def decode(token_ids: Sequence[int]) -> str:
 
 def stops_at(token_ids: Sequence[int], stop: Sequence[str]) -> int | None:
     """How many tokens there are when a stop string is complete."""
-    watcher = StopText(stop, decode)
-    for length in range(1, len(token_ids) + 1):
-        if watcher.completed_by_last(token_ids[:length]):
-            return length
-    return None
+    return first_complete(token_ids, stop, decode)
+
+
+def first_complete(token_ids: Sequence[int], stop: Sequence[str], decode: Decode) -> int | None:
+    """The same however it is looked for: at each token, or not at those that are quiet."""
+    found = []
+    for quiet in ((), QuietTokens(stop, decode)):
+        watcher = StopText(stop, decode, quiet)
+        lengths = range(1, len(token_ids) + 1)
+        found.append(next((n for n in lengths if watcher.completed_by_last(token_ids[:n])), None))
+    assert found[0] == found[1]
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +102,27 @@ def test_leading_spaces_and_byte_fallback_survive_incremental_decoding(
     token_ids: list[int], stop: tuple[str, ...], tokens: int | None
 ) -> None:
     pieces = sentencepiece_like()
-    watcher = StopText(stop, lambda ids: pieces.decode(list(ids), clean_up_tokenization_spaces=False))
-    found = [n for n in range(1, len(token_ids) + 1) if watcher.completed_by_last(token_ids[:n])]
-    assert (found[0] if found else None) == tokens
+    shown = first_complete(token_ids, stop, lambda ids: pieces.decode(list(ids), clean_up_tokenization_spaces=False))
+    assert shown == tokens
+
+
+@pytest.mark.parametrize("stop", [("</answer>",), (" ab", "ba "), ("aa",), ("b a", "c")])
+def test_any_tokens_stop_where_they_would_if_all_were_looked_at(stop: tuple[str, ...]) -> None:
+    draw = random.Random(3)
+    pieces = ["a", "b", " ", "c", "</", "answer", ">", "\u00fc", "x"]
+    for _ in range(200):
+        text = "".join(draw.choice(pieces) for _ in range(30))
+        stops_at(BYTES.encode(text, add_special_tokens=False), stop)
+
+
+def test_tokens_that_have_nothing_in_common_with_a_stop_string_are_decoded_once() -> None:
+    asked: list[int] = []
+
+    def watched(token_ids: Sequence[int]) -> str:
+        asked.append(len(token_ids))
+        return decode(token_ids)
+
+    token_ids = BYTES.encode("0123456789" * 30, add_special_tokens=False)
+    watcher = StopText(("</answer>",), watched, QuietTokens(("</answer>",), watched))
+    assert not any(watcher.completed_by_last(token_ids[:length]) for length in range(1, len(token_ids) + 1))
+    assert asked == [1] * 10

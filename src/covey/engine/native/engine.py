@@ -18,6 +18,7 @@ from covey.engine.native.compiled import is_compiled
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
 from covey.engine.native.runner import Runner, detect_capabilities
 from covey.engine.native.scheduler import Admission, Limits, Request, Scheduler
+from covey.engine.native.stops import QuietTokens
 from covey.policy.policy import Policy, inference
 from covey.system.text.format import memory
 from covey.system.waits.watchdog import Watchdog
@@ -57,6 +58,8 @@ class NativeEngine:
         self._cache_bytes = cache_bytes
         self._limits = Limits(max_rows, self._shape.max_slots(budget(cache_bytes, policy.device)))
         self._has_told = False
+        self._quiet: dict[tuple[str, ...], QuietTokens] = {}
+        """By stop strings."""
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
@@ -122,7 +125,8 @@ class NativeEngine:
                 f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens} needs {needed} positions, "
                 f"the policy has {limit}"
             )
-        return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version)
+        quiet = self._quiet.setdefault(sampling.stop, QuietTokens(sampling.stop, self._decode))
+        return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         text = self._policy.tokenizer.decode(

@@ -6,7 +6,7 @@ max_tokens, and a row is admitted only if both fit at their worst.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -41,6 +41,8 @@ class Request:
     decode: Decode
     version: int
     """Of the weights that rows begin with now."""
+    quiet: Container[int] = ()
+    """Tokens after which no stop string is looked for (`stops.QuietTokens`)."""
     to_start: deque[int] = field(default_factory=deque)
     """Sample indices of rows that have not begun; all n of them at first."""
     num_running: int = 0
@@ -251,7 +253,7 @@ class Scheduler:
         sampling = request.sampling
         for _ in range(num_rows):
             sample_index = request.to_start.popleft()
-            stop_text = StopText(sampling.stop, request.decode) if sampling.stop else None
+            stop_text = StopText(sampling.stop, request.decode, request.quiet) if sampling.stop else None
             self.rows.append(Row(request, sample_index, row_key(sampling.seed, sample_index), stop_text))
         request.num_running += num_rows
         self.longest_prompt = max(self.longest_prompt, len(request.prompt_ids))

@@ -1,6 +1,6 @@
 """Stop strings: notice, token by token, the token that completes one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens included, nothing cleaned up."""
@@ -10,6 +10,36 @@ MAX_HELD = 16
 """A tail that stays undecodable for so many tokens is no character in the making."""
 
 
+class QuietTokens:
+    """Tokens after which no stop string can be complete or have begun, looked up once each for all completions.
+
+    A stop string neither holds their text, with or without a space before it, nor begins or ends within it.
+    """
+
+    def __init__(self, stop: Sequence[str], decode: Decode) -> None:
+        self._stop = tuple(stop)
+        self._decode = decode
+        self._known: dict[int, bool] = {}
+
+    def __contains__(self, token_id: object) -> bool:
+        assert isinstance(token_id, int), "tokens are numbers"
+        if token_id not in self._known:
+            text = self._decode([token_id])
+            # Half a character, and a piece that others decode to another text, say nothing alone.
+            is_whole = bool(text) and HALF_CHARACTER not in text and not text.startswith("##")
+            touches = any(_touches(shown, stop) for shown in (text, f" {text}") for stop in self._stop)
+            self._known[token_id] = is_whole and not touches
+        return self._known[token_id]
+
+
+def _touches(text: str, stop: str) -> bool:
+    """Tell whether a stop string can overlap a text, whatever stands before and after it."""
+    if text in stop or stop in text:
+        return True
+    lengths = range(1, min(len(text), len(stop)) + 1)
+    return any(text.endswith(stop[:length]) or text.startswith(stop[-length:]) for length in lengths)
+
+
 class StopText:
     """Watches one completion for stop strings, at a cost that does not grow with its length.
 
@@ -17,9 +47,11 @@ class StopText:
     the start of what they decode. Tokens are unsettled while they end within a character (byte-level pieces).
     """
 
-    def __init__(self, stop: Sequence[str], decode: Decode) -> None:
+    def __init__(self, stop: Sequence[str], decode: Decode, quiet: Container[int] = ()) -> None:
+        """After tokens that are `quiet` nothing is decoded."""
         self._stop = tuple(stop)
         self._decode = decode
+        self._quiet = quiet
         self._tail = ""
         """Settled text in which a stop string may have begun."""
         self._context_start = 0
@@ -27,6 +59,9 @@ class StopText:
 
     def completed_by_last(self, token_ids: Sequence[int]) -> bool:
         """Return True if the newest of all tokens so far completes a stop string. To be asked after each token."""
+        if token_ids[-1] in self._quiet:
+            self._tail, self._context_start, self._settled = "", len(token_ids) - 1, len(token_ids)
+            return False
         context = self._decode(token_ids[self._context_start : self._settled])
         window = self._decode(token_ids[self._context_start :])
         text = self._tail + window[len(context) :]
