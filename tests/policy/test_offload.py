@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.policy.policy import offloaded
+from covey.policy.policy import _is_weight, offloaded
 
 HERE = torch.device("cpu")
 
@@ -40,3 +40,19 @@ def test_the_gradient_is_the_same_to_the_bit(min_bytes: int) -> None:
     layers(torch.randn(32, 8)).square().sum().backward()
     plain = torch.cat([p.grad.flatten() for p in layers.parameters() if p.grad is not None])
     assert gradient_and_moved(min_bytes)[0].equal(plain)
+
+
+def test_autocast_s_copies_of_weights_stay_too() -> None:
+    """They are there for all micro-batches of a step; fetching them would take as long as the activations."""
+    layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    saved: list[tuple[tuple[int, ...], bool]] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append((tuple(tensor.shape), _is_weight(tensor)))
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", dtype=torch.bfloat16):
+        layers(torch.randn(32, 8, requires_grad=True) * 2.0)
+    assert sorted(shape for shape, is_weight in saved if is_weight) == [(8, 16), (16, 4)]
+    assert {shape for shape, is_weight in saved if not is_weight} == {(32, 8), (32, 16)}

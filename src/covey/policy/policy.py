@@ -183,6 +183,15 @@ def offloaded(device: torch.device, min_bytes: int = MIN_BYTES) -> torch.autogra
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
+CASTS_AND_VIEWS = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0"})
+"""What autocast does to a weight before it enters a product, as autograd names it."""
+
+
 def _is_weight(tensor: Tensor) -> bool:
-    """Return whether this is a parameter or a view of one, such as its transpose."""
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+    """Return whether this is a parameter, a view of one such as its transpose, or autocast's copy of a trained one."""
+    if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+        return True
+    node = tensor.grad_fn
+    while node is not None and node.name() in CASTS_AND_VIEWS:
+        node = node.next_functions[0][0]
+    return isinstance(getattr(node, "variable", None), nn.Parameter)  # of the node that adds up its gradient
