@@ -6,14 +6,16 @@ from typing import Any
 import torch
 
 from covey.policy import sharding
+from covey.policy.logprobs import Scoring
 from covey.policy.models.loading import load_policy
 from covey.policy.reference import make_reference
 from covey.policy.settings import ModelConfig
 from covey.run.build import distributed
 from covey.run.preflight.passes import LiveBytes
 from covey.system import collectives
+from covey.types import Sampling
 
-from ..support.builders import ADAMW, ADVANTAGES, make, make_trainer, nano, random_groups
+from ..support.builders import ADAMW, ADVANTAGES, logprobs, make, make_trainer, nano, random_groups
 from ..support.pretend_gpu import PretendGpu
 from ..support.processes import on_two_ranks
 
@@ -78,3 +80,27 @@ def test_a_policy_that_will_be_shared_out_is_loaded_without_the_device() -> None
         assert str(policy.device) == "cpu"
         assert policy.attention != "compiled", "it is chosen for the device"
     assert not collectives.is_distributed()
+
+
+def test_half_precision_is_gathered_in_two_bytes_a_weight_and_trained_in_four(tmp_path: Path) -> None:
+    """What is sampled is what is trained, and both are near what one process computes under autocast."""
+
+    def work() -> dict[str, Any]:
+        policy, _ = distributed(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")
+        groups = random_groups(vocabulary=250)
+        with sharding.unsharded(policy):
+            gathered = {str(parameter.dtype) for parameter in policy.model.parameters()}
+            scored = logprobs(policy, make(groups).micro_batches, Scoring(Sampling(), 0))
+        trainer = make_trainer(policy, optimizer=ADAMW)
+        metrics = trainer.step(make(groups, advantages=ADVANTAGES), 0)
+        sharding.reshard(policy)
+        kept = {str(parameter.dtype) for parameter in policy.model.parameters()}
+        return {"gathered": gathered, "kept": kept, "scored": scored, "skipped": metrics["skipped"]}
+
+    alone = nano(nano_num_layers=LAYERS, precision="bfloat16")
+    expected = logprobs(alone, make(random_groups(vocabulary=250)).micro_batches, Scoring(Sampling(), 0))
+    for found in on_two_ranks(work, tmp_path):
+        assert found["gathered"] == {"torch.bfloat16"}
+        assert found["kept"] == {"torch.float32"}
+        assert found["skipped"] == 0.0
+        assert float((found["scored"] - expected).abs().max()) < 0.1
