@@ -153,7 +153,9 @@ def test_the_machines_recipe_fits_eight_gpus_of_80_gb() -> None:
 def test_all_weights_of_it_do_not_fit_but_may_be_sharded() -> None:
     whole = ("recipe=machines", "model.lora_rank=0", "optimizer=adamw")
     assert plan(composed(*whole), num_ranks=8)["in_all"] > 2 * GB80
-    assert plan(composed(*whole, "parallel.strategy=fsdp"), num_ranks=8)["in_all"] < GB80
+    sharded = plan(composed(*whole, "parallel.strategy=fsdp"), num_ranks=8)
+    assert sharded["in_all"] < GB80
+    assert sharded["sampling"] > 2 * PUBLISHED["Qwen/Qwen2.5-14B-Instruct"], "weights are whole while a rank samples"
 
 
 def test_a_cold_start_takes_what_training_all_weights_takes() -> None:

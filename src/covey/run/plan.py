@@ -71,6 +71,8 @@ def _run_parts(config: Config, shape: Shape, num_ranks: int) -> dict[str, int]:
     slot = shape.key_value_width * VALUE_BYTES[model.precision]
     # Prompts are not counted: nobody has read them.
     sampling = sampling_bytes(config, -(-config.groups_per_step // num_ranks), 0, slot, shape.vocabulary)
+    if config.parallel.strategy == "fsdp" and num_ranks > 1:  # weights are gathered while a rank samples
+        sampling += VALUE_BYTES[model.precision] * shape.weights
     turns = {"training": _training_bytes(config, shape), "sampling": sampling}
     # Gradients are let go before sampling, unless those of the coming step are made while it is sampled.
     idle = 0 if config.streaming else kept["gradients"]
