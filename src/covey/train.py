@@ -18,10 +18,12 @@ from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.resume import check_same_prompts, locked_run_folder, log_setting_changes
 from covey.run.checkpoints.state import checkpoint_state, snapshot
 from covey.run.folder import begin_log
+from covey.run.given import NOTHING, Given
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
 from covey.run.stages import evaluate_and_log, report_interruption, report_progress, save
 from covey.system import accelerate_launch, collectives, ranks
+from covey.system.callable_module import make_callable
 from covey.system.text.cleaning import clean_handlers
 from covey.system.text.masking import secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop
@@ -31,17 +33,18 @@ from covey.types import Group
 LOGGER = logging.getLogger(__name__)
 
 
-def train(config: Config, output_dir: Path | str) -> None:
+def train(config: Config, output_dir: Path | str, given: Given = NOTHING, *, exact: bool = True) -> None:
     """Run GRPO as `config` says in a folder of its own, or resume the run in `output_dir` with config.resume.
 
     The folder is what `covey train` leaves, so that `covey train resume=` continues it too. Under torchrun and the
     like every process calls this, and they train together. It may be called from a notebook, whose event loop it leaves
     alone, and from any thread; signals stop it unless that thread is not the main one. Raises ValueError where the
-    folder holds a run already and config.resume is None, and what `run_train` raises.
+    folder holds a run already and config.resume is None (without `exact`, the next free name is taken), and what
+    `run_train` raises. `given` are objects in the place of what settings name.
     """
     # Refuse what cannot run, before anything is written.
     validate(config)
-    for warning in check_early(config):
+    for warning in check_early(config, loads_model=given.model is None):
         LOGGER.warning(warning)
     ranks.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)
@@ -49,20 +52,20 @@ def train(config: Config, output_dir: Path | str) -> None:
     # Train, beside the event loop where there is one.
     stopper = stages.make_stopper(config)
     if is_in_event_loop():
-        stopper.run_apart(lambda: _train(config, Path(output_dir), stopper))
+        stopper.run_apart(lambda: _train(config, Path(output_dir), stopper, given, exact))
     else:
-        _train(config, Path(output_dir), stopper)
+        _train(config, Path(output_dir), stopper, given, exact)
 
 
-def _train(config: Config, folder: Path, stopper: Stopper) -> None:
-    old = None if config.resume is None else folder
+def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: bool) -> None:
+    old = None if config.resume is None else wanted
     with (
         clean_handlers(secrets_in(asdict(config))),
-        trainer_ranks(config.devices, partial(train_rank, config, folder, exact=True, old=old)),
+        trainer_ranks(config.devices, partial(train_rank, config, wanted, exact=exact, old=old)),
         collectives.process_group(config.timeouts.ranks, config.model.device),
-        locked_run_folder(config, folder, exact=True, old=old),
+        locked_run_folder(config, wanted, exact=exact, old=old) as folder,
     ):
-        run_train(config, folder, stopper)
+        run_train(config, folder, stopper, given)
 
 
 def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -> None:
@@ -75,7 +78,7 @@ def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -
         run_train(config, folder)
 
 
-def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None) -> None:
+def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, given: Given = NOTHING) -> None:
     """Train in a folder that the caller owns. Everything the run leaves behind is there.
 
     Raises ValueError for what a user can fix, RunStopped where continuing would be pointless, and StopRequested after
@@ -83,13 +86,18 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None) 
     """
     checkpoint = stages.find_checkpoint(config, output_dir)
     stopper = stopper or stages.make_stopper(config)
-    with stopper.installed(), RunRecorder(config, output_dir) as record, report_interruption(record):
+    with (
+        stopper.installed(),
+        RunRecorder(config, output_dir, given.callbacks) as record,
+        report_interruption(record),
+    ):
         # Build the run; a new one is checked, an old one takes up its state.
-        environment = stages.load_environment(config, record)
+        environment = stages.load_environment(config, record, given)
         prompts = fingerprint.prompt_hash(environment)
         if checkpoint is not None:
             collectives.run_on_rank0(lambda: check_same_prompts(config, output_dir, checkpoint, prompts))
-        run = stages.load_run(stages.run_cold_start(config, environment, record), environment, record, prompts)
+        run = stages.load_run(stages.run_cold_start(config, environment, record), environment, record, prompts, given)
+        given.built(run, record)
         stages.announce(run, config, record)
         if checkpoint is None:
             before_training(run, config, record)
@@ -109,7 +117,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None) 
 def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopper: Stopper) -> None:
     """Train from step `first` to the last, evaluating and saving in between.
 
-    A signal saves the last finished step before StopRequested is raised.
+    A signal saves the last finished step before StopRequested is raised. A callback may end it earlier.
     """
     finished = snapshot(run, record, step=first)
     try:
@@ -122,8 +130,12 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
                 finished = snapshot(run, record, step=step + 1)
             if is_due(step, config.output.save_every, config.num_steps):
                 save(run, record, finished, stopper)
-        evaluate_and_log(run, config, record, step=config.num_steps)
-        finished = snapshot(run, record, step=config.num_steps)
+            if record.callbacks.want_to_stop():
+                record.say(f"stopped after step {step + 1}: {record.callbacks.reason}")
+                break
+        if record.evaluated_at != finished["step"]:
+            evaluate_and_log(run, config, record, step=finished["step"])
+        finished = snapshot(run, record, step=finished["step"])
         save(run, record, finished, stopper, needed=True)
         stopper.hold()  # a signal from here on comes too late to change anything
     except StopRequested:
@@ -178,3 +190,7 @@ def take(run: Run, config: Config, record: RunRecorder, step: int) -> list[Group
 def is_due(step: int, every: int, num_steps: int) -> bool:
     """Tell whether what is done every so many steps follows this one, leaving the end of the run out."""
     return every > 0 and (step + 1) % every == 0 and step + 1 < num_steps
+
+
+# covey.train(model, rewards, data) trains: the module stands in the package under the name of the function.
+make_callable(__name__, "covey.api.training", "train")

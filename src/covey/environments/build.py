@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from covey.environments.settings import BuildSettings
 
     Say = Callable[[str], None]
+    Row = Mapping[str, Any]
+    RewardEntry = str | Mapping[str, Any] | Callable[..., Any]
 
     from covey.environments.base import Environment, EnvironmentLike, Split
     from covey.environments.code.settings import CodeConfig
@@ -195,18 +197,24 @@ def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" =
     return build(settings, config.model, config.data.path, rows, config.seed, say)
 
 
-def build_reward_functions(settings: "RewardFunctionsConfig", config: "BuildSettings") -> "Environment":
+def build_reward_functions(
+    settings: "RewardFunctionsConfig",
+    config: "BuildSettings",
+    rewards: "Sequence[RewardEntry] | None" = None,
+    rows_in_memory: "Mapping[str, Iterable[Row]] | None" = None,
+) -> "Environment":
+    """Build it of what the settings name, or of functions and rows that a program gives in their place."""
     from covey.environments.data.rows import load_rows
     from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
     from covey.environments.reward_functions.rows import PromptFormat
     from covey.system.workers.pool import WorkerSettings
 
     # Load the functions and the rows.
-    functions = reward_functions(config.rewards, config.reward_weights)
+    functions = reward_functions(config.rewards if rewards is None else rewards, config.reward_weights)
     data = config.data
     prompts = PromptFormat(data.prompt_column, data.answer_column, data.prefill)
     how_to_read = replace(_row_settings(config, (data.prompt_column,), "data.prompt_column"), read=prompts.read)
-    rows = load_rows(data.path, how_to_read)
+    rows = load_rows(data.path if rows_in_memory is None else rows_in_memory, how_to_read)
     prompts.check_use(row for of_split in rows.splits.values() for row in of_split)
     # Say how functions are run.
     workers = WorkerSettings(

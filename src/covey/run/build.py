@@ -71,7 +71,11 @@ def build_environment(config: Config, say: Callable[[str], None] = LOGGER.info) 
 
     ValueError where its prompts cannot be told apart, or where it does not say what a curriculum asks for.
     """
-    environment = environments.build(config, say)
+    return checked_environment(config, environments.build(config, say))
+
+
+def checked_environment(config: Config, environment: Environment) -> Environment:
+    """Return the environment. ValueError as in `build_environment`."""
     check_prompts(config.environment.name, environment)
     check_graded(config, environment)
     return environment
@@ -95,11 +99,11 @@ def check_prompts(name: str, environment: Environment) -> None:
             seen[prompt.id] = split
 
 
-def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer) -> Run:
-    """Load the policy and wire trainer, engine and source around it."""
+def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer, policy: Policy | None = None) -> Run:
+    """Load the policy, unless it is given, and wire trainer, engine and source around it."""
     environment = adapt(environment)
     strategy = config.parallel.strategy
-    policy = load_policy(config.model, seed=config.seed, on_host=is_shared_out(strategy))
+    policy = policy or load_policy(config.model, seed=config.seed, on_host=is_shared_out(strategy))
     reference = build_reference(config, policy)
     policy, reference = distributed(policy, reference, strategy, choose_device(config.model.device))
     trainer = build_trainer(config, policy, reference, timer)
@@ -115,7 +119,7 @@ def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer) -
     check_rendering(config, policy, prompts)
     local = build_source(config, sampler, prompts)
     source = local if config.source == "local" else build_ray_source(config, local, policy, timer.watchdog)
-    tests = _spread(usable_prompts(config, sampler, policy.max_length, "test"), config.evaluation.num_prompts)
+    tests = held_out_prompts(config, sampler, policy.max_length)
     credit = CreditAssigner(config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
     return Run(environment, policy, trainer, source, local, credit, packing, tests)
@@ -185,6 +189,11 @@ def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -
             "(role, content) goes through it",
             config.model.name,
         )
+
+
+def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
+    """Return the prompts that evaluations look at, the same every time."""
+    return _spread(usable_prompts(config, sampler, max_length, "test"), config.evaluation.num_prompts)
 
 
 def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:

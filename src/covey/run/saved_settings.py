@@ -75,7 +75,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
     # Refuse changes that resume_changes does not name, masked secrets and code that is not trusted
     named = control.get("resume_changes", [])
     changes = [str(name) for name in named] if isinstance(named, list) else [str(named)]
-    _refuse_changes(folder, saved, wanted, changes)
+    refuse_changes(folder, saved, wanted, changes)
     _refuse_masked(folder, wanted)
     _check_trust(folder, wanted, typed, trusted=trusted)
     trust.check_links(folder, folder, trusted=trusted)
@@ -83,7 +83,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
     return wanted
 
 
-def _refuse_changes(folder: Path, saved: DictConfig, wanted: DictConfig, changes: Sequence[str]) -> None:
+def refuse_changes(folder: Path, saved: DictConfig, wanted: DictConfig, changes: Sequence[str]) -> None:
     """Refuse a setting that differs from the run's, unless `changes` names it or its section."""
     unknown = sorted(set(changes) - set(setting_names()))
     if unknown:

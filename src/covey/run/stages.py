@@ -14,11 +14,12 @@ from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.source import PromptStream
 from covey.run import cold_start
-from covey.run.build import Run, build_environment, build_run
+from covey.run.build import Run, build_environment, build_run, checked_environment
 from covey.run.checkpoints.checkpoint import load_state, load_weights
 from covey.run.checkpoints.resume import changed_facts, resume_hint, resume_point
 from covey.run.checkpoints.state import checkpoint_state, restore
 from covey.run.evaluate import answer
+from covey.run.given import NOTHING, Given
 from covey.run.records.record import RunRecorder, make_watchdog
 from covey.system import collectives, ranks
 from covey.system.disk import WriteError
@@ -55,11 +56,14 @@ def report_interruption(record: RunRecorder) -> Iterator[None]:
         raise WriteError(f"{error}; {resume_hint(record.folder)}") from error
 
 
-def load_environment(config: Config, record: RunRecorder) -> Environment:
+def load_environment(config: Config, record: RunRecorder, given: Given = NOTHING) -> Environment:
     """Build the environment with its data, and report how good its judges are where it has some."""
     phase = record.timer.phase("judge") if isinstance(config.environment, InfillConfig) else nullcontext()
     with record.watchdog.deadline("the environment to be made, with its data", "timeouts.loading"), phase:
-        environment = build_environment(config, record.say)
+        if given.environment is None:
+            environment = build_environment(config, record.say)
+        else:
+            environment = checked_environment(config, given.environment(config))
     judge = environment.judge_summary()
     if judge is not None:
         record.say(judge.summary_line)
@@ -82,13 +86,15 @@ def run_cold_start(config: Config, environment: Environment, record: RunRecorder
     return replace(config, model=replace(config.model, name=str(start.path)))
 
 
-def load_run(config: Config, environment: Environment, record: RunRecorder, prompts: str = "") -> Run:
+def load_run(
+    config: Config, environment: Environment, record: RunRecorder, prompts: str = "", given: Given = NOTHING
+) -> Run:
     """Load the model and build the run around it.
 
     `prompts` is the fingerprint that checkpoints carry.
     """
     with record.watchdog.deadline(f"the model {config.model.name} to be loaded", "timeouts.loading"):
-        run = build_run(config, environment, record.timer)
+        run = build_run(config, environment, record.timer, given.policy(config))
     record.begin(run, prompts)
     return run
 

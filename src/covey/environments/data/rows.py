@@ -70,8 +70,8 @@ class Rows:
     num_skipped: int
 
 
-def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
-    """Return the rows of a file, a folder, a pattern of files, a hub data set, or of what a function returns.
+def load_rows(path: str | Mapping[str, Iterable[Row]] | None, settings: RowSettings | None = None) -> Rows:
+    """Return the rows of a file, a folder, a pattern of files, a hub data set, of a function, or splits in memory.
 
     Where there is no test split, `test_fraction` of the rows is held out: those whose content hashes lowest, so the
     choice is the same every time, rows with equal prompts all or none. Raises ValueError for any user error.
@@ -79,6 +79,9 @@ def load_rows(path: str | None, settings: RowSettings | None = None) -> Rows:
     settings = settings or RowSettings()
     if path is None:
         raise ValueError("no data: set data.path to a file, a folder, a hub name or module:function")
+    if not isinstance(path, str):
+        sources = _named_splits(_in_memory(path, "data"), RowSettings(), "data")
+        return _collected(sources, settings, "data")
     return _collected(_sources(path, settings), settings, path)
 
 

@@ -4,6 +4,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,16 +64,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     place = torch.device("cpu") if on_host else device
     model, tokenizer = _load_model(replace(settings, name=base), place, seed)
     set_template_defaults(tokenizer, settings.chat_template_kwargs, base)
-    remove_dropout(model)
-    if device.type == "cpu":
-        linear.choose_library(model, settings.kernels)
-    precision = DTYPES[settings.precision]
-    if precision == torch.float64 and model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")  # the grouped product of experts has no float64
-    choose_kernels(model, settings.kernels, precision, device)
-    bare = detect_capabilities(
-        Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
-    )
+    bare = _prepared(model, tokenizer, settings, device)
     with warnings.catch_warnings():  # peft and older transformers know checkpointing by this name only
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         if settings.gradient_checkpointing:
@@ -84,6 +76,73 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
             wrapped = add_adapters(model, settings, seed)
     if not trainable:
         wrapped.requires_grad_(False)
+    return _finished(bare, wrapped, settings, device, trainable)
+
+
+def policy_in_memory(
+    given: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, *, seed: int
+) -> Policy:
+    """Make a policy of a model in memory, peft's wrapper around one included; it is trained in place.
+
+    `model.lora_rank` adds adapters. Weights move to `model.device` and become float32, or float64 with that precision,
+    unless new adapters are trained. Dropout is removed, and attention is covey's from now on.
+    """
+    with MAKING:
+        register()
+        device = choose_device(settings.device)
+        set_template_defaults(tokenizer, settings.chat_template_kwargs, settings.name)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else _adapted_model(given, settings)
+        model.set_attn_implementation(ATTENTION)
+        _move(model, device, _storage_type(settings))
+        with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
+            bare = _prepared(model, tokenizer, settings, device)
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        wrapped = add_adapters(model, settings, seed) if settings.lora_rank > 0 else given
+        return _finished(bare, wrapped, settings, device, trainable=True)
+
+
+def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
+    """Return the model inside peft's wrapper. ValueError where it is another than covey can train."""
+    from peft import PeftModel
+
+    if not isinstance(given, PeftModel):
+        raise ValueError(
+            f"model must be a PreTrainedModel, a PeftModel, a name or a folder, got {type(given).__name__}"
+        )
+    if settings.lora_rank > 0:
+        raise ValueError(
+            f"model.lora_rank={settings.lora_rank} adds adapters, and the model in memory has some already"
+        )
+    if list(given.peft_config) != ["default"]:
+        raise ValueError(f'a PeftModel needs one adapter, "default", got {", ".join(given.peft_config)}')
+    model = given.get_base_model()
+    assert isinstance(model, PreTrainedModel), "peft wraps models of transformers here"
+    return model
+
+
+def _prepared(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, device: torch.device
+) -> Policy:
+    """Choose what computes the layers of a model, and detect what it can."""
+    remove_dropout(model)
+    if device.type == "cpu":
+        linear.choose_library(model, settings.kernels)
+    precision = DTYPES[settings.precision]
+    if precision == torch.float64 and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # the grouped product of experts has no float64
+    choose_kernels(model, settings.kernels, precision, device)
+    return detect_capabilities(
+        Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
+    )
+
+
+def _finished(
+    bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool
+) -> Policy:
+    """Put the model with its adapters into the policy, and choose how packed streams attend."""
     attention = bare.attention
     if bare.mask_id is None:
         heads = [replace(each, device_type=device.type) for each in bare.heads]

@@ -8,6 +8,11 @@ from pathlib import Path
 
 def check_name(name: str) -> None:
     """Refuse a missing path, and a folder of a run or of several instead of a policy, with ValueError."""
+    if name.startswith(IN_MEMORY):
+        raise ValueError(
+            f"model.name={name}: the model was an object of a program, which alone has it; "
+            "covey.train(model, ..., resume=FOLDER) resumes the run"
+        )
     path = Path(name)
     if not path.exists():
         if name.startswith(("/", ".", "~")) or name.count("/") > 1:  # the hub's names have one "/" at most
@@ -55,6 +60,8 @@ def _kind(folder: Path) -> str:
 
 
 RUN = "a run folder"
+IN_MEMORY = "<in memory"
+"""How model.name begins where a program gave the model itself."""
 
 
 def check_device(name: str) -> None:

@@ -24,6 +24,8 @@ from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, pr
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS
 from covey.run.records.answer_text import as_text
+from covey.run.records.callbacks import Callback, Callbacks
+from covey.run.records.notebook import NotebookProgress, is_notebook
 from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
 from covey.run.records.samplers import SamplersTotals
 from covey.run.records.step_metrics import (
@@ -66,13 +68,14 @@ class RunRecorder:
     Every rank has one and tells it the same; that of rank 0 alone writes and speaks, and what it logs is of all ranks.
     """
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, callbacks: Sequence[Callback] = ()) -> None:
         disable_progress_bar()
         # Watch and time from the first moment on
         self.watchdog = make_watchdog(config, folder)
         self.timer = PhaseTimer(watchdog=self.watchdog)
         self._config = config
         self._folder = folder
+        self.callbacks = Callbacks(callbacks)
         self._started = self._step_started = time.monotonic()
         output = config.output
         self._goes_on = output.on_write_error == "continue"
@@ -80,7 +83,7 @@ class RunRecorder:
         self._tracker: Tracker = CompositeTracker(())
         self._progress: Progress = NullProgress()
         if collectives.is_main_process():
-            self._progress = make_progress(config.num_steps, output.progress)
+            self._progress = progress_of(config)
             self._tracker = make_trackers(output, folder, mask(asdict(config)), config.timeouts.tracker, self.say)
         # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
@@ -149,6 +152,7 @@ class RunRecorder:
         self._prompts = prompts
         self._traces = TraceLog(self._config, self._folder, run) if self._config.output.traces else None
         run.source.report_to(self._folder / STATUS)
+        self.callbacks.start(run, self._folder)
 
     def drop_stale(self, groups: Sequence[Group]) -> None:
         """Keep groups of this step that are too old to train, for its row."""
@@ -188,6 +192,7 @@ class RunRecorder:
             row |= fill_metrics(groups, credit, row)
         self._samplers.add(row)
         # Log and show them
+        self.callbacks.step(step + 1, row)
         self._tracker.log(step + 1, row)
         self._log_schedule(step + 1)
         LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
@@ -259,6 +264,7 @@ class RunRecorder:
         )
         LOGGER.info("evaluated after step %d: %s", step, metrics)
         self._progress.evaluation(step, metrics)
+        self.callbacks.evaluation(step, found)
         self._step_started = time.monotonic()
 
     def _answers_per_evaluation(self) -> int:
@@ -266,6 +272,11 @@ class RunRecorder:
         config = self._config
         num_evaluations = 2 + (config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 2
         return min(config.output.answers_per_evaluation, max(1, config.output.max_rollout_rows // num_evaluations))
+
+    @property
+    def evaluations(self) -> Sequence[Evaluation]:
+        """Return all evaluations of the run so far, those before a resume too."""
+        return tuple(self._evaluations)
 
     @property
     def folder(self) -> Path:
@@ -387,6 +398,13 @@ class RunRecorder:
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
         compared = comparable(before, after, self._seen) if before and after else None
         write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
+
+
+def progress_of(config: Config) -> Progress:
+    """Make what shows the run: an output of the cell in a notebook, else the terminal's."""
+    if config.output.progress and is_notebook():
+        return NotebookProgress(config.num_steps)
+    return make_progress(config.num_steps, config.output.progress)
 
 
 def make_watchdog(config: Config, folder: Path) -> Watchdog:

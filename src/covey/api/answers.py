@@ -1,0 +1,82 @@
+"""A policy after its run: what it answers, and how good that is."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from covey.config.schema import Config
+from covey.engine.base import Closable
+from covey.engine.build import sampling_engine
+from covey.environments.base import Environment
+from covey.policy.attention.base import ATTENTION
+from covey.policy.policy import Policy, inference
+from covey.rollouts.rollout import Sampler, encode_prompt
+from covey.run.build import build_source, held_out_prompts, training_sampling
+from covey.run.evaluate import Evaluation, evaluate
+from covey.run.given import Given
+from covey.system.waits.signals import outside_of_loops
+from covey.system.waits.watchdog import Stages
+from covey.types import Completion, Message, Prompt, Sampling
+
+Question = str | Sequence[Message]
+"""Text, or the messages of a conversation."""
+
+
+def attention_of(given: Given) -> str:
+    """Return how the model is to attend after a run: as before where it was in memory."""
+    return "sdpa" if given.model is None else str(given.model.config._attn_implementation)  # type: ignore[union-attr]
+
+
+@contextmanager
+def covey_attention(policy: Policy) -> Iterator[None]:
+    """Have the policy attend as in a run inside, and as its model did before afterwards."""
+    model = policy.causal_lm
+    before = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def sample(
+    policy: Policy, config: Config, questions: Sequence[Question], n: int, sampling: Sampling
+) -> list[list[str]]:
+    """Return n completions of each question, decoded without special tokens."""
+    prompts = [
+        Prompt(f"sample-{index}", "sample", question if isinstance(question, str) else tuple(question), {})
+        for index, question in enumerate(questions)
+    ]
+    ids = [encode_prompt(policy.tokenizer, prompt) for prompt in prompts]
+
+    def decoded(completion: Completion) -> str:
+        return str(policy.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
+
+    async def answer_all() -> list[list[str]]:
+        answered = await asyncio.gather(*(engine.generate(one, n, sampling) for one in ids))
+        return [[decoded(completion) for completion in completions] for completions in answered]
+
+    with covey_attention(policy), inference(policy.model):
+        engine = sampling_engine(policy, config.engine, config.model.kernels)
+        try:
+            return outside_of_loops(lambda: asyncio.run(answer_all()))
+        finally:
+            if isinstance(engine, Closable):
+                engine.close()
+
+
+def measure(policy: Policy, config: Config, environment: Environment) -> Evaluation:
+    """Measure the policy on the held-out prompts of an environment, which is closed afterwards."""
+    with covey_attention(policy):
+        engine = sampling_engine(policy, config.engine, config.model.kernels)
+        stages = Stages(scoring_seconds=config.timeouts.scoring)
+        sampler = Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
+        prompts = held_out_prompts(config, sampler, policy.max_length)
+        source = build_source(config, sampler, prompts)
+        try:
+            return evaluate(source, prompts, training_sampling(config), config.evaluation)
+        finally:
+            source.close()
+            environment.close()
+            if isinstance(engine, Closable):
+                engine.close()

@@ -1,0 +1,81 @@
+"""Objects of a program, and the names that stand for them in the settings of a run.
+
+A function of a module stands for itself, as `module:function`. What no other process could import (a lambda, a
+function of a notebook, rows, a model) is given to the run as it is, and config.yaml holds a name that says so.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NoReturn
+
+from covey.environments.reward_functions.call import name_of
+from covey.policy.models.naming import IN_MEMORY
+
+HOME = "covey.api.objects"
+RESUMES = "covey.train(...) with the same objects and resume=FOLDER resumes the run"
+
+Reward = str | Mapping[str, Any] | Callable[..., Any]
+"""A reward function, its name, or a mapping of `function` and `args`."""
+
+
+def reward(name: str) -> NoReturn:
+    """Stand for a reward function that was an object of a program."""
+    raise ValueError(f"the reward function {name} was an object of a program, which alone has it; {RESUMES}")
+
+
+def rows() -> NoReturn:
+    """Stand for rows that were objects of a program."""
+    raise ValueError(f"the rows were objects of a program, which alone has them; {RESUMES}")
+
+
+def environment(kind: str) -> NoReturn:
+    """Stand for an environment that was an object of a program."""
+    raise ValueError(f"the environment, a {kind}, was an object of a program, which alone has it; {RESUMES}")
+
+
+def model_name(model: object) -> str:
+    """Return what stands for a model in memory."""
+    return f"{IN_MEMORY}: {type(model).__name__}>"
+
+
+def importable_name(function: Callable[..., Any]) -> str | None:
+    """Return `module:function` where every process can import the function by it, else None.
+
+    >>> importable_name(len), importable_name(lambda completions, **columns: [0.0])
+    ('builtins:len', None)
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if module is None or name is None or module == "__main__" or "<" in name:
+        return None
+    try:
+        found = attrgetter(name)(sys.modules[module])
+    except (AttributeError, KeyError):
+        return None
+    return f"{module}:{name}" if found is function else None
+
+
+def reward_entry(given: Reward) -> Any:
+    """Return what stands for a reward in the settings: itself where it is a name, or the name it can be imported by."""
+    if isinstance(given, str | Mapping):
+        return given
+    if not callable(given):
+        raise ValueError(f"rewards must be functions or their names, got {given!r:.80}")
+    return importable_name(given) or {"function": f"{HOME}:reward", "args": {"name": name_of(given)}}
+
+
+def as_list(rewards: Reward | Sequence[Reward]) -> list[Reward]:
+    """Return one reward or several as a list."""
+    return list(rewards) if isinstance(rewards, list | tuple) else [rewards]  # type: ignore[list-item]
+
+
+def splits_of(data: Any) -> Mapping[str, Iterable[Mapping[str, Any]]]:
+    """Return rows in memory by split. ValueError for what holds no rows."""
+    if isinstance(data, Mapping):
+        if "train" not in data:
+            raise ValueError(f"data must have a split 'train', got {', '.join(map(str, data)) or 'none'}")
+        test = next((name for name in ("test", "validation", "eval") if name in data), None)
+        return {"train": data["train"], **({} if test is None else {"test": data[test]})}
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise ValueError(f"data must be rows, a path, splits of rows or an environment, got a {type(data).__name__}")
+    return {"train": data}

@@ -1,0 +1,141 @@
+"""`covey.build`: the parts of a run, wired, for a program that owns the loop.
+
+with covey.build(model, rewards, data, num_steps=50) as parts:
+    for groups in parts:                     # sampled and scored on the newest weights
+        metrics = parts.step(groups)         # advantages, batch, update, new version
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.api.answers import Question, attention_of, sample
+from covey.api.objects import Reward
+from covey.api.request import Arguments, make_request
+from covey.api.training import Data
+from covey.config.early import check_early
+from covey.config.schema import Config
+from covey.config.validate import validate
+from covey.policy import sharding
+from covey.policy.policy import Policy
+from covey.rollouts.source import GroupSource, drop_stale
+from covey.run.build import Run, build_environment, build_run, checked_environment
+from covey.run.checkpoints.checkpoint import save_policy
+from covey.run.evaluate import Evaluation, evaluate
+from covey.run.records.step_metrics import rollout_metrics
+from covey.system import accelerate_launch, collectives, machine
+from covey.system.waits.timer import PhaseTimer
+from covey.trainer.prepare import make_training_batch
+from covey.trainer.trainer import Trainer
+from covey.types import Group
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass
+class Parts:
+    """The parts of a run and the steps between them. Iterating samples groups until `num_steps` are trained."""
+
+    config: Config
+    run: Run
+    """All parts, as `covey.train` wires them."""
+    num_steps_done: int = 0
+
+    @property
+    def source(self) -> GroupSource:
+        """Return where groups come from."""
+        return self.run.source
+
+    @property
+    def trainer(self) -> Trainer:
+        """Return what updates the policy."""
+        return self.run.trainer
+
+    @property
+    def policy(self) -> Policy:
+        return self.run.policy
+
+    def __iter__(self) -> Iterator[list[Group]]:
+        """Yield the groups of one step after another. The loop body trains on them by `step`."""
+        while self.num_steps_done < self.config.num_steps:
+            before = self.num_steps_done
+            yield self.take()
+            if self.num_steps_done == before:
+                raise ValueError("the loop took groups and did not train on them: call parts.step(groups)")
+
+    def take(self) -> list[Group]:
+        """Sample and score this rank's share of the next groups."""
+        with sharding.gathered(self.policy):
+            groups = self.source.take(collectives.local_share(self.config.groups_per_step))
+        return drop_stale(groups, self.num_steps_done, self.config.max_staleness, self.config.publish_every)
+
+    def step(self, groups: Sequence[Group]) -> dict[str, float | None]:
+        """Train on groups: advantages, batch, update, new version of the weights. Return what to log of it."""
+        batch, credit = make_training_batch(groups, self.trainer, self.run.credit, self.run.packing)
+        metrics = self.trainer.step(batch, self.num_steps_done)
+        self.num_steps_done += 1
+        self.source.follow(self.num_steps_done, self.config.num_steps, self._passes)
+        self.source.publish(self.trainer.weights(), version=self.num_steps_done)
+        left_out = [dropped.group for dropped in self.source.dropped]
+        return {**rollout_metrics(groups, left_out, credit, self.num_steps_done - 1), **metrics}
+
+    def evaluate(self) -> Evaluation:
+        """Measure the policy on the held-out prompts, with confidence intervals."""
+        with sharding.gathered(self.policy):
+            return evaluate(self.source, self.run.test_prompts, self.source.sampling, self.config.evaluation)
+
+    def sample(self, prompts: Sequence[Question], n: int = 1) -> list[list[str]]:
+        """Return n completions of each text or conversation, sampled as in training."""
+        return sample(self.policy, self.config, prompts, n, self.source.sampling)
+
+    def save(self, folder: str | Path) -> None:
+        """Save model (or adapter) and tokenizer, for `from_pretrained`. Collective."""
+        weights = sharding.full_state_dict(self.policy.model) if self.policy.sharded else None
+        collectives.run_on_rank0(lambda: save_policy(self.policy, Path(folder), weights))
+
+    @property
+    def _passes(self) -> float:
+        return self.source.stream.position / len(self.source.stream.prompts)
+
+
+@contextmanager
+def build(
+    model: "str | Path | PreTrainedModel | None" = None,
+    rewards: Reward | Sequence[Reward] | None = None,
+    data: Data | None = None,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    config: Config | None = None,
+    recipe: str | None = None,
+    **settings: Any,
+) -> Iterator[Parts]:
+    """Wire the parts of a run for a loop of your own; takes what `covey.train` takes, and writes nothing.
+
+    Under torchrun and the like every process does the same, and they train together inside. Raises ValueError for what
+    its caller can fix.
+    """
+    machine.prepare()
+    chosen = settings if recipe is None else settings | {"recipe": recipe}
+    request = make_request(Arguments(model, rewards, data, tokenizer, chosen), config)
+    config, given = request.config, request.given
+    if config.cold_start.enabled:
+        raise ValueError(
+            "cold_start.enabled=true needs covey.train; begin with the policy that `covey cold-start` made"
+        )
+    validate(config)
+    check_early(config, loads_model=given.model is None)
+    accelerate_launch.check(config.model.precision, config.model.device)
+    attention = attention_of(given)
+    with collectives.process_group(config.timeouts.ranks, config.model.device), ExitStack() as closing:
+        environment = (
+            build_environment(config)
+            if given.environment is None
+            else checked_environment(config, given.environment(config))
+        )
+        run = build_run(config, environment, PhaseTimer(), given.policy(config))
+        closing.callback(run.policy.causal_lm.set_attn_implementation, attention)
+        closing.callback(run.close)
+        yield Parts(config, run)

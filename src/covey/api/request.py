@@ -1,0 +1,193 @@
+"""From the arguments of a program to the settings of a run, and the objects that settings cannot hold."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.api import objects
+from covey.api.settings import make_config, presets
+from covey.config.schema import Config
+from covey.environments.base import Environment, EnvironmentLike, adapt
+from covey.environments.build import build_reward_functions
+from covey.environments.reward_functions.call import name_of
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.environments.settings import CustomConfig
+from covey.run.given import Given
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a program asked for: settings, objects, and what its user should know of them."""
+
+    config: Config
+    given: Given
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of `covey.train` and `covey.build`, as they were given."""
+
+    model: Any = None
+    rewards: Any = None
+    data: Any = None
+    tokenizer: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_in_memory(self) -> Any:
+        return None if isinstance(self.model, str | Path) else self.model
+
+    @property
+    def environment(self) -> EnvironmentLike | None:
+        """Return the data where they are an environment."""
+        return self.data if isinstance(self.data, EnvironmentLike) else None
+
+    @property
+    def rows(self) -> Any:
+        """Return the data where they are rows in memory."""
+        return None if isinstance(self.data, str | Path | EnvironmentLike) else self.data
+
+    @property
+    def reward_list(self) -> list[objects.Reward]:
+        return [] if self.rewards is None else objects.as_list(self.rewards)
+
+    @property
+    def unnamed_rewards(self) -> list[str]:
+        """Return the names of functions that no other process could import."""
+        functions = [reward for reward in self.reward_list if callable(reward)]
+        return [name_of(function) for function in functions if objects.importable_name(function) is None]
+
+
+def make_request(asked: Arguments, base: Config | None) -> Request:
+    """Return settings and objects of a run. ValueError, in one line, for arguments that do not go together."""
+    _check_arguments(asked)
+    base, settings = _chosen_environment(asked, base)
+    settings |= _model_setting(asked, base) | _task_settings(asked)
+    composed = make_config(base, settings)
+    config = composed.config
+    if asked.unnamed_rewards and "environment.in_process" not in composed.names:
+        config.environment.in_process = True
+    given = _given(asked)
+    _check_places(config, given)
+    return Request(config, given, (*composed.notes, *_notes(asked, config)))
+
+
+def _check_arguments(asked: Arguments) -> None:
+    """Refuse arguments that leave each other no meaning."""
+    if asked.environment is not None and asked.rewards is not None:
+        raise ValueError("an environment scores its completions itself: leave rewards out, or give rows as data")
+    if asked.rows is not None and asked.rewards is None:
+        raise ValueError("rows in memory need rewards, functions or names; an environment by name reads a path")
+    if asked.tokenizer is not None and asked.model_in_memory is None:
+        raise ValueError("tokenizer=... goes with a model in memory; a model by name has its own")
+
+
+def _chosen_environment(asked: Arguments, base: Config | None) -> tuple[Config | None, dict[str, Any]]:
+    """Return base and settings with the environment that the arguments ask for."""
+    settings, base = dict(asked.settings), copy.deepcopy(base)
+    if asked.environment is None and asked.rewards is None:
+        return base, settings
+    kind, name = (RewardFunctionsConfig, "reward_functions") if asked.environment is None else (CustomConfig, "custom")
+    if settings.get("environment", name) != name:
+        raise ValueError(f"environment={settings['environment']} has rewards of its own: leave rewards and data out")
+    if base is None:
+        return None, settings | {"environment": name}
+    if not isinstance(base.environment, kind):
+        base.environment = kind()
+    return base, {key: value for key, value in settings.items() if key != "environment"}
+
+
+def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
+    """Return the setting that says which model is trained: a preset, a name or a folder, or what stands for an object.
+
+    A folder comes before a preset of the same name.
+    """
+    model = asked.model
+    if model is None:
+        return {}
+    if asked.model_in_memory is not None:
+        return {"model.name": objects.model_name(model)}
+    is_preset = base is None and str(model) in presets()["model"] and not Path(model).exists()
+    return {"model" if is_preset else "model.name": str(model)}
+
+
+def _task_settings(asked: Arguments) -> dict[str, Any]:
+    """Return the settings that say what is rewarded on which data."""
+    if asked.environment is not None:
+        options = {"kind": type(asked.environment).__name__}
+        return {"environment.factory": f"{objects.HOME}:environment", "environment.options": options}
+    found: dict[str, Any] = {}
+    if asked.rewards is not None:
+        found["rewards"] = [objects.reward_entry(reward) for reward in asked.reward_list]
+    if asked.data is not None:
+        found["data.path"] = f"{objects.HOME}:rows" if asked.rows is not None else str(asked.data)
+    return found
+
+
+def _given(asked: Arguments) -> Given:
+    """Return the objects of the run."""
+
+    def make_environment(config: Config) -> Environment:
+        if asked.environment is not None:
+            return adapt(asked.environment)
+        rows = None if asked.rows is None else objects.splits_of(asked.rows)
+        return build_reward_functions(config.environment, config, asked.reward_list, rows)
+
+    model, tokenizer = asked.model_in_memory, asked.tokenizer
+    if model is not None and tokenizer is None:
+        tokenizer = _tokenizer_of(model)
+    has_objects = asked.environment is not None or asked.rows is not None or bool(asked.unnamed_rewards)
+    return Given(model, tokenizer, make_environment if has_objects else None)
+
+
+def _tokenizer_of(model: Any) -> Any:
+    """Return the tokenizer beside the weights that a model in memory was loaded from."""
+    if not model.name_or_path:
+        raise ValueError("a model in memory needs tokenizer=...")
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model.name_or_path)
+
+
+def _check_places(config: Config, given: Given) -> None:
+    """Refuse settings for which another process, or a file, must have what this program alone has."""
+    what = "a model" if given.model is not None else "rewards, rows or an environment" if given.environment else ""
+    if what and (config.source == "ray" or config.devices.trainer > 1):
+        raise ValueError(
+            f"source=ray works in other processes, which cannot have {what} in memory: give names or paths"
+        )
+    needs_a_name = {
+        "cold_start.enabled=true": config.cold_start.enabled,
+        "model.load_in_4bit=true": config.model.load_in_4bit,
+        "model.revision": config.model.revision is not None,
+    }
+    if given.model is not None and any(needs_a_name.values()):
+        (name, *_) = [name for name, is_set in needs_a_name.items() if is_set]
+        raise ValueError(f"{name} needs a model by name or folder, got one in memory")
+
+
+def _notes(asked: Arguments, config: Config) -> list[str]:
+    """Say what runs in this process alone, and how such a run is resumed."""
+    notes = []
+    unnamed = asked.unnamed_rewards
+    if unnamed and config.environment.in_process:
+        notes.append(
+            f"rewards in this process: {', '.join(unnamed)} (worker processes, which outlive a call that hangs, can "
+            "import functions of a file alone)"
+        )
+    kept = [
+        *(["the model, with the weights it begins with,"] if asked.model_in_memory is not None else []),
+        *(["the environment"] if asked.environment is not None else []),
+        *(["the rows"] if asked.rows is not None else []),
+        *unnamed,
+    ]
+    if kept:
+        verb = "is an object" if len(kept) == 1 else "are objects"
+        notes.append(f"{', '.join(kept)} {verb} of this program: {objects.RESUMES}")
+    return notes

@@ -1,0 +1,151 @@
+"""What a run leaves in the hands of a program: the trained model, what was measured, and the folder of the run."""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from covey.api.answers import Question, measure, sample
+from covey.api.settings import put
+from covey.config.schema import Config
+from covey.environments.base import Environment, EnvironmentLike, adapt
+from covey.policy.policy import Policy
+from covey.run.build import build_environment, training_sampling
+from covey.run.checkpoints.checkpoint import save_policy
+from covey.run.evaluate import Estimate, Evaluation
+from covey.run.folder import METRICS
+from covey.run.given import NOTHING, Given
+from covey.run.records.notebook import curve
+from covey.run.records.summary import read_summary
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run, or one that was interrupted.
+
+    >>> result = covey.train("nano", rewards=exact, data=rows, num_steps=20)
+    >>> result.after.accuracy, result.sample("41+7="), result.save("my_policy")
+    """
+
+    config: Config
+    policy: Policy
+    folder: Path
+    """Everything that the run wrote; `covey train resume=FOLDER` and `covey show FOLDER` read it."""
+    status: str
+    """completed, or interrupted by Ctrl-C in a notebook."""
+    evaluations: tuple[Evaluation, ...]
+    given: Given = NOTHING
+
+    @property
+    def model(self) -> "nn.Module":
+        """Return the trained model: the very object that was given, or what was loaded by name."""
+        return self.policy.model
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        return self.policy.tokenizer
+
+    @property
+    def before(self) -> Evaluation | None:
+        """Return the evaluation before the first step, with confidence intervals; None where there was none."""
+        return self.evaluations[0] if self.evaluations else None
+
+    @property
+    def after(self) -> Evaluation | None:
+        """Return the last evaluation; None where the run was interrupted before a second one."""
+        return self.evaluations[-1] if len(self.evaluations) > 1 else None
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the metrics of each step, as they stand in metrics.jsonl (docs/use/metrics.md)."""
+        with (self.folder / METRICS).open(encoding="utf-8", newline="\n") as lines:
+            found = [json.loads(line) for line in lines]
+        return [row for row in found if row["kind"] == "train"]
+
+    @property
+    def metrics(self) -> Any:
+        """Return the metrics as a pandas DataFrame with a row for each step, or as `rows` where pandas is missing."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            return self.rows
+        return DataFrame(self.rows)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return summary.json: before, after, gain, seconds of each phase, versions."""
+        return read_summary(self.folder) or {}
+
+    @overload
+    def sample(self, prompts: str, n: int = 1, **sampling: Any) -> list[str]: ...
+
+    @overload
+    def sample(self, prompts: Sequence[Question], n: int = 1, **sampling: Any) -> list[list[str]]: ...
+
+    def sample(self, prompts: Any, n: int = 1, **sampling: Any) -> Any:
+        """Return n completions of a text, or a list of n for each of several texts or conversations.
+
+        `sampling` are fields of `covey.Sampling` such as temperature=0 and max_tokens=64; the others are those of the
+        run.
+        """
+        how = replace(training_sampling(self.config), **sampling)
+        if isinstance(prompts, str):
+            return sample(self.policy, self.config, [prompts], n, how)[0]
+        return sample(self.policy, self.config, prompts, n, how)
+
+    def evaluate(self, environment: EnvironmentLike | None = None, **settings: Any) -> Evaluation:
+        """Measure the policy on the held-out prompts of the run, or of another environment.
+
+        `settings` are those of the evaluation and of sampling, such as num_prompts=500 and num_samples=8.
+        """
+        config = copy.deepcopy(self.config)
+        for name, value in settings.items():
+            put(config, name.replace("__", "."), value)
+        return measure(self.policy, config, self._environment(config) if environment is None else adapt(environment))
+
+    def save(self, folder: str | Path) -> Path:
+        """Save model (or adapter) and tokenizer, for `from_pretrained` and for `covey.train(folder, ...)`."""
+        save_policy(self.policy, Path(folder))
+        return Path(folder)
+
+    def _environment(self, config: Config) -> Environment:
+        return self.given.environment(config) if self.given.environment else build_environment(config)
+
+    def __repr__(self) -> str:
+        lines = [f"{name}: {before} -> {after}" for name, before, after in self._compared()]
+        return "\n".join([f"{self.status} after {len(self.rows)} steps, {self.folder}", *lines])
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><td>{escape(name)}</td><td>{before}</td><td>{after}</td></tr>"
+            for name, before, after in self._compared()
+        )
+        rewards = [row["sampled_reward_mean"] for row in self.rows if row["sampled_reward_mean"] is not None]
+        return (
+            f"<div>{escape(self.status)} after {len(self.rows)} steps: <code>{escape(str(self.folder))}</code></div>"
+            f"<table><tr><th></th><th>before</th><th>after</th></tr>{cells}</table>"
+            f"{curve(rewards) if len(rewards) > 1 else ''}"
+        )
+
+    def _compared(self) -> list[tuple[str, str, str]]:
+        """Return name, value before and value after, with their intervals, of what was evaluated."""
+        before, after = _estimates(self.before), _estimates(self.after)
+        return [(name, _written(before.get(name)), _written(after.get(name))) for name in {**before, **after}]
+
+
+def _estimates(found: Evaluation | None) -> dict[str, Estimate]:
+    if found is None:
+        return {}
+    passes = {f"pass@{k}": estimate for k, estimate in found.pass_at_k.items()}
+    return {"accuracy": found.accuracy, "mean reward": found.reward_mean, **passes}
+
+
+def _written(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -1,0 +1,120 @@
+"""Settings by keyword: dotted, nested, with double underscores, or by the last part of their name.
+
+covey.train(..., num_steps=50, lr=1e-5)
+covey.train(..., optimizer={"lr": 1e-5, "warmup_steps": 10})
+covey.train(..., optimizer__lr=1e-5)
+covey.train(..., **{"optimizer.lr": 1e-5})
+covey.train(..., algorithm="dapo", model="qwen2.5-0.5b", recipe="gsm8k")   # presets, by their names
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.config import compose
+from covey.config.checks import walk
+from covey.config.compose import CONF
+from covey.config.giving_way import give_way
+from covey.config.schema import GROUPS, Config, unknown_setting
+from covey.system.lookup import near
+from covey.system.section import Section
+
+SECONDARY = ("cold_start", "preflight", "timeouts", "curriculum", "devices")
+"""Sections whose settings are named in full where another section has one of the same last part."""
+
+
+def presets() -> dict[str, list[str]]:
+    """Return the names that a keyword can choose from, such as algorithm="dapo", by group."""
+    folders = [path for path in CONF.iterdir() if path.is_dir()]
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders} | GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """The settings of a run, the dotted names of those that were given, and what gave way to them, a line each."""
+
+    config: Config
+    names: frozenset[str]
+    notes: tuple[str, ...]
+
+
+def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
+    """Return the settings of `base`, or of the presets named, with every keyword put in.
+
+    ValueError for an unknown name, with those that are near.
+    """
+    flat = dict(_flattened(settings))
+    chosen = {name: value for name, value in flat.items() if name in presets() and isinstance(value, str)}
+    if base is not None and chosen:
+        name, value = next(iter(chosen.items()))
+        raise ValueError(f"{name}={value} is a preset, for which config=Config(...) leaves no room; give one of both")
+    config = copy.deepcopy(base) if base is not None else _composed(chosen)
+    names = frozenset(put(config, name, value) for name, value in flat.items() if name not in chosen)
+    return Composed(config, names, tuple(give_way(config, {*names, *chosen} - {"recipe"})))
+
+
+def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and values, mappings of sections taken apart."""
+    for key, value in settings.items():
+        name = prefix + key.replace("__", ".")
+        if isinstance(value, Mapping) and "." not in name and isinstance(vars(Config()).get(name), Section):
+            yield from _flattened(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _composed(chosen: Mapping[str, str]) -> Config:
+    """Return the settings of presets, as the command composes them."""
+    for group, name in chosen.items():
+        if name not in presets()[group]:
+            known = ", ".join(presets()[group])
+            raise ValueError(f"{group} must be one of {known}, got {name}{near(name, presets()[group])}")
+    if not chosen:
+        return Config()
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    compose.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        overrides = [f"{group}={name}" for group, name in chosen.items()]
+        return compose.to_unchecked(hydra_compose("config", overrides=overrides))
+
+
+def put(config: Config, name: str, value: Any) -> str:
+    """Set one setting and return its dotted name. ValueError where the name is unknown, or means several."""
+    full = full_name(config, name)
+    *sections, leaf = full.split(".")
+    node: Any = config
+    for section in sections:
+        node = node[section] if isinstance(node, dict) else vars(node)[section]
+    if isinstance(node, dict):
+        node[leaf] = value
+    else:
+        setattr(node, leaf, str(value) if isinstance(value, Path) else value)
+    return full
+
+
+def full_name(config: Config, name: str) -> str:
+    """Return the dotted name that a keyword means.
+
+    >>> full_name(Config(), "lr"), full_name(Config(), "num_steps")
+    ('optimizer.lr', 'num_steps')
+    """
+    known = [found.name for found in walk(config)]
+    if name in known or name in vars(config) or name.rpartition(".")[0] in _open_names(config):
+        return name
+    ending = [other for other in known if other.rpartition(".")[2] == name]
+    primary = [other for other in ending if not other.startswith(SECONDARY)] or ending
+    if len(primary) == 1:
+        return primary[0]
+    if primary:
+        spelled = " or ".join(other.replace(".", "__") for other in primary)
+        raise ValueError(f"setting {name} is one of several: write {spelled}")
+    raise ValueError(unknown_setting(name))
+
+
+def _open_names(config: Config) -> set[str]:
+    """Return settings that are mappings, whose keys a function or a template defines."""
+    return {found.name for found in walk(config) if isinstance(found.value, dict)}

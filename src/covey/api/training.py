@@ -1,0 +1,144 @@
+"""`covey.train`: a whole run from objects or names, and what it came to."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from covey.api.answers import attention_of
+from covey.api.objects import Reward
+from covey.api.request import Arguments, Request, make_request
+from covey.api.result import Result
+from covey.config import compose
+from covey.config.schema import Config
+from covey.environments.base import EnvironmentLike
+from covey.policy.models.loading import load_policy
+from covey.policy.policy import Policy
+from covey.run.build import Run
+from covey.run.checkpoints.checkpoint import newest_valid
+from covey.run.records.callbacks import Callback
+from covey.run.records.notebook import is_notebook
+from covey.run.records.record import RunRecorder
+from covey.run.saved_settings import find_run, refuse_changes, settings_of
+from covey.system import machine, ranks
+from covey.system.waits.signals import StopRequested
+from covey.train import train as run_loop
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Rows = Iterable[Mapping[str, Any]]
+Data = str | Path | Rows | Mapping[str, Rows] | EnvironmentLike
+"""A path or hub name, rows (a datasets.Dataset, a list of dicts), rows by split, or an environment."""
+
+
+@dataclass
+class _Watcher:
+    """Keeps the parts of the run for what comes after it."""
+
+    run: Run | None = None
+    record: RunRecorder | None = None
+
+    def built(self, run: Run, record: RunRecorder) -> None:
+        self.run, self.record = run, record
+
+
+def train(
+    model: "str | Path | PreTrainedModel | None" = None,
+    rewards: Reward | Sequence[Reward] | None = None,
+    data: Data | None = None,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    config: Config | None = None,
+    recipe: str | None = None,
+    folder: str | Path | None = None,
+    resume: str | Path | None = None,
+    callbacks: Sequence[Callback | Callable[[int, dict[str, float | None]], None]] = (),
+    **settings: Any,
+) -> Result:
+    """Train a model by GRPO on rewards, and return what came of it.
+
+    >>> result = covey.train("Qwen/Qwen2.5-0.5B-Instruct", rewards=exact, data=rows, num_steps=100, lr=1e-6)
+
+    `model` is a hub name, a folder, a preset such as "nano", or a model in memory, which is trained in place and comes
+    with its `tokenizer`. `rewards` are functions `(prompts, completions, **columns) -> list[float | None]` or names of
+    ready-made ones. `data` are rows with a column "prompt", a path to them, or an environment, an object with `prompts`
+    and `score`, which needs no rewards. Settings come by keyword (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`,
+    `sampling={"max_tokens": 64}`), over those of `config` or of a `recipe`.
+
+    The run lies in `folder`, a new one below outputs/ where none is named; `resume` is the folder of a run to go on
+    with. Under torchrun and the like every process makes the same call. Raises ValueError for what its caller can fix
+    and RunStopped where continuing would be pointless. Ctrl-C saves the last finished step; a notebook gets the Result
+    of the steps so far, a script StopRequested.
+    """
+    machine.prepare()
+    chosen = settings if recipe is None else settings | {"recipe": recipe}
+    asked = Arguments(model, rewards, data, tokenizer, chosen)
+    request = make_request(asked, config) if resume is None else resumed(asked, Path(resume), config)
+    return run_request(request, folder if resume is None else request.config.resume, callbacks)
+
+
+def run_request(
+    request: Request,
+    folder: str | Path | None,
+    callbacks: Sequence[Callback | Callable[[int, dict[str, float | None]], None]] = (),
+) -> Result:
+    """Train as a request says, in a folder or a new one below outputs/, and return what came of it."""
+    watcher, config = _Watcher(), request.config
+    heard = tuple(callback if isinstance(callback, Callback) else _EveryStep(callback) for callback in callbacks)
+    given = replace(request.given, callbacks=heard, built=watcher.built)
+    for note in request.notes if ranks.rank() == 0 and config.output.progress else ():
+        print(note, flush=True)
+    wanted = Path(folder) if folder is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))
+    attention = attention_of(given)
+    status = "completed"
+    try:
+        run_loop(config, wanted, given, exact=folder is not None)
+    except StopRequested:
+        if watcher.run is None or not is_notebook():
+            raise
+        status = "interrupted"
+    finally:
+        if watcher.run is not None:
+            watcher.run.policy.causal_lm.set_attn_implementation(attention)
+    assert watcher.run is not None, "a run that ends well was built"
+    assert watcher.record is not None, "and recorded"
+    policy = _whole(watcher.run.policy, config, watcher.record.folder)
+    return Result(config, policy, watcher.record.folder, status, tuple(watcher.record.evaluations), given)
+
+
+def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
+    """Return the request of a run that goes on: its own settings, with the same objects given again.
+
+    ValueError where a setting differs from the run's and resume_changes does not name it.
+    """
+    if base is not None:
+        raise ValueError("resume takes the settings of the run: leave config out, and name changes by keyword")
+    settings = dict(asked.settings)
+    changes = settings.pop("resume_changes", [])
+    run = find_run(str(folder), Path("outputs"))
+    saved = settings_of(run, [f"resume_changes=[{','.join(changes)}]"] if changes else [])
+    request = make_request(replace(asked, settings=settings), compose.to_unchecked(saved))
+    wanted = OmegaConf.create(compose.to_yaml(request.config))
+    assert isinstance(wanted, DictConfig)
+    refuse_changes(run, saved, wanted, changes)
+    return request
+
+
+@dataclass(frozen=True)
+class _EveryStep(Callback):
+    """A function in the place of a callback: it hears of the steps."""
+
+    function: Callable[[int, dict[str, float | None]], None]
+
+    def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
+        self.function(step, metrics)
+
+
+def _whole(policy: Policy, config: Config, folder: Path) -> Policy:
+    """Return a policy that this process can use alone: one sharded over ranks is read from the last checkpoint."""
+    saved = newest_valid(folder / "checkpoints") if policy.sharded else None
+    return policy if saved is None else load_policy(replace(config.model, name=str(saved / "policy")), seed=config.seed)

@@ -1,0 +1,41 @@
+"""Objects of a program that take the place of what settings name: a model in memory, an environment, callbacks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from covey.config.schema import Config
+from covey.environments.base import Environment
+from covey.policy.models.loading import policy_in_memory
+from covey.policy.policy import Policy
+from covey.run.build import Run
+from covey.run.records.callbacks import Callback
+from covey.run.records.record import RunRecorder
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a program gave a run beside its settings. Whoever resumes the run gives the same again."""
+
+    model: nn.Module | None = None
+    """Trained in place; None loads what `model.name` names."""
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """Of the model in memory."""
+    environment: Callable[[Config], Environment] | None = None
+    """Makes the environment, each time that one is needed; None builds what `environment.name` names."""
+    callbacks: Sequence[Callback] = ()
+    built: Callable[[Run, RunRecorder], None] = lambda run, record: None
+    """Called on every process with the parts of the run, once they are wired."""
+
+    def policy(self, config: Config) -> Policy | None:
+        """Return the policy of the model in memory, None where there is none."""
+        if self.model is None:
+            return None
+        assert self.tokenizer is not None, "a model in memory comes with its tokenizer"
+        return policy_in_memory(self.model, self.tokenizer, config.model, seed=config.seed)
+
+
+NOTHING = Given()
+"""Of a run that its settings describe in full."""

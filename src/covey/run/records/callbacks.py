@@ -1,0 +1,69 @@
+"""What a program hears of its run, what it may add to the metrics, and how it ends the run early."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from covey.system import collectives
+
+if TYPE_CHECKING:
+    from covey.run.build import Run
+    from covey.run.evaluate import Evaluation
+
+
+class StopTraining(Exception):
+    """Raised by a callback to end the run after this step, evaluated and saved. The message says why in one line."""
+
+
+class Callback:
+    """Hear of a run as it goes. Override what you need; of several processes the first alone calls.
+
+    >>> class Patience(Callback):
+    ...     def on_evaluation(self, step, evaluation):
+    ...         if evaluation.accuracy.value > 0.9:
+    ...             raise StopTraining("accuracy above 0.9")
+    """
+
+    def on_start(self, run: "Run", folder: Path) -> None:
+        """Receive the parts of the run and its folder, before the first evaluation."""
+
+    def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
+        """Receive the metrics of a finished step, counted from 1; what is added to them is logged with them."""
+
+    def on_evaluation(self, step: int, evaluation: "Evaluation") -> None:
+        """Receive what an evaluation after `step` steps measured."""
+
+
+class Callbacks:
+    """All callbacks of a run, called on the first process."""
+
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self._callbacks = tuple(callbacks)
+        self.reason: str | None = None
+        """Why the run is to end early."""
+
+    def start(self, run: "Run", folder: Path) -> None:
+        for callback in self._called:
+            callback.on_start(run, folder)
+
+    def step(self, step: int, metrics: dict[str, float | None]) -> None:
+        for callback in self._called:
+            try:
+                callback.on_step(step, metrics)
+            except StopTraining as stop:
+                self.reason = str(stop) or "a callback asked for it"
+
+    def evaluation(self, step: int, evaluation: "Evaluation") -> None:
+        for callback in self._called:
+            try:
+                callback.on_evaluation(step, evaluation)
+            except StopTraining as stop:
+                self.reason = str(stop) or "a callback asked for it"
+
+    def want_to_stop(self) -> bool:
+        """Return whether one asked for the end, the same on all ranks. Collective."""
+        return bool(self._callbacks) and bool(collectives.all_max_int(int(self.reason is not None)))
+
+    @property
+    def _called(self) -> Sequence[Callback]:
+        return self._callbacks if collectives.is_main_process() else ()

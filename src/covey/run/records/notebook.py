@@ -1,0 +1,102 @@
+"""What a notebook shows during a run: one output that is drawn anew after each step."""
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from html import escape
+from types import TracebackType
+from typing import Any, Self
+
+from covey.run.records.terminal import COLUMNS, REWARD, EtaEstimator, cell, evaluation_line, time_left
+
+MAX_MESSAGES = 50
+"""Lines kept in view below the numbers."""
+WIDTH, HEIGHT = 360, 60
+"""Of the curve, in pixels."""
+
+
+def is_notebook() -> bool:
+    """Tell whether this process is the kernel of a notebook, which shows HTML."""
+    if "ipykernel" not in sys.modules:
+        return False
+    from IPython.core.getipython import get_ipython
+
+    return hasattr(get_ipython(), "kernel")
+
+
+class NotebookProgress:
+    """Bar, numbers, the curve of the reward and the last messages, in one output of the cell."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._pace = EtaEstimator(num_steps)
+        self._step = 0
+        self._metrics: dict[str, float | None] = {}
+        self._rewards: list[float] = []
+        self._evaluation = ""
+        self._messages: deque[str] = deque(maxlen=MAX_MESSAGES)
+        self._handle: Any = None
+
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self._pace.mark(step)
+        self._step, self._metrics = step, dict(metrics)
+        if (reward := metrics.get(REWARD)) is not None:
+            self._rewards.append(reward)
+        self._draw()
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._evaluation = evaluation_line(step, metrics)
+        self._draw()
+
+    def message(self, text: str) -> None:
+        self._messages.append(text)
+        self._draw()
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        from IPython.display import HTML, display
+
+        self._handle = display(HTML(self.html()), display_id=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def html(self) -> str:
+        """Return what the cell shows now."""
+        left = time_left(self._pace.seconds_left)
+        bar = f'<progress value="{self._step}" max="{self._num_steps}" style="width:{WIDTH}px"></progress>'
+        lines = [f"<div>step {self._step}/{self._num_steps} {bar} {left}</div>"]
+        cells = [f"{label} {cell(form, self._metrics[key])}" for label, key, form in COLUMNS if key in self._metrics]
+        lines += [f"<div>{escape('   '.join(cells))}</div>"] if cells else []
+        lines += [curve(self._rewards)] if len(self._rewards) > 1 else []
+        lines += [f"<div>{escape(self._evaluation)}</div>"] if self._evaluation else []
+        lines.append(f"<pre>{escape(chr(10).join(self._messages))}</pre>")
+        return f'<div style="font-family:monospace">{"".join(lines)}</div>'
+
+    def _draw(self) -> None:
+        if self._handle is not None:
+            from IPython.display import HTML
+
+            self._handle.update(HTML(self.html()))
+
+
+def curve(values: list[float], width: int = WIDTH, height: int = HEIGHT) -> str:
+    """Return a line through the values, from the first to the last, as SVG.
+
+    >>> curve([0.0, 1.0])[:24]
+    '<svg width="360" height='
+    """
+    low, high = min(values), max(values)
+    scale = (height - 4) / (high - low) if high > low else 0.0
+    step = (width - 4) / max(1, len(values) - 1)
+    points = " ".join(f"{2 + i * step:.1f},{height - 2 - (v - low) * scale:.1f}" for i, v in enumerate(values))
+    label = f"reward from {values[0]:.3f} to {values[-1]:.3f}, between {low:.3f} and {high:.3f}"
+    return (
+        f'<svg width="{width}" height="{height}" role="img" aria-label="{label}"><title>{label}</title>'
+        f'<polyline points="{points}" fill="none" stroke="#2a6f97" stroke-width="2"/></svg>'
+    )

@@ -1,0 +1,432 @@
+"""covey.train and covey.build: objects and names in, a Result out."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+
+import covey
+from covey.api.settings import full_name
+from covey.config.schema import Config
+from covey.system.waits.signals import StopRequested
+
+from ..support.small import TOKENIZER, equal, saved_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [{"prompt": f"say {index}:", "letter": "e"} for index in range(30)]
+SMALL: dict[str, Any] = {
+    "num_steps": 2,
+    "groups_per_step": 2,
+    "group_size": 4,
+    "max_tokens": 4,
+    "lr": 1e-2,
+    "num_samples": 2,
+    "k": [1, 2],
+    "evaluation": {"num_prompts": 2},
+    "progress": False,
+    "preflight": {"enabled": False},
+}
+NANO: dict[str, Any] = {**SMALL, "nano_hidden_size": 16, "nano_num_layers": 1, "nano_num_heads": 2}
+
+
+def by_bytes(completions: Sequence[str], **columns: Any) -> list[float]:
+    """A reward that random completions differ in."""
+    return [sum(text.encode()) % 5 / 4 for text in completions]
+
+
+def model_in_memory() -> PreTrainedModel:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(
+        vocab_size=len(TOKENIZER),
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=TOKENIZER.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=TOKENIZER.pad_token_id,
+        **shape,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+class Mine:
+    """The two methods that make an object an environment."""
+
+    def prompts(self, split: str) -> list[covey.Prompt]:
+        return [covey.Prompt(f"{split}-{index}", "mine", f"{split} {index}:", {}) for index in range(3)]
+
+    async def score(self, prompt: covey.Prompt, completions: Sequence[str]) -> list[covey.Reward]:
+        return [covey.Reward(value) for value in by_bytes(completions)]
+
+
+# ------------------------------------------------------------------------------------------------ what is trained
+
+
+def test_a_name_a_function_and_rows_give_a_result(tmp_path: Path) -> None:
+    result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO)
+    assert (result.status, result.folder) == ("completed", tmp_path / "run")
+    for evaluation in (result.before, result.after):
+        assert evaluation is not None
+        assert evaluation.accuracy.low <= evaluation.accuracy.value < evaluation.accuracy.high
+    assert list(result.metrics["step"]) == [row["step"] for row in result.rows] == [1, 2]
+    assert equal(weights_of(result.model), saved_weights(tmp_path / "run"))
+    assert result.summary["steps"] == 2
+    assert "reward/by_bytes" in result.rows[0]
+
+
+def test_a_model_in_memory_is_trained_in_place_and_attends_as_before_afterwards(tmp_path: Path) -> None:
+    model = model_in_memory()
+    before = weights_of(model)
+    result = covey.train(model, by_bytes, ROWS, tokenizer=TOKENIZER, folder=tmp_path / "run", **SMALL)
+    assert result.model is model
+    assert not equal(weights_of(model), before)
+    assert model.config._attn_implementation == "sdpa"
+    saved = AutoModelForCausalLM.from_pretrained(result.save(tmp_path / "saved"))
+    assert equal(dict(saved.state_dict()), weights_of(model))
+
+
+def test_adapters_of_peft_in_memory_are_trained_and_nothing_else(tmp_path: Path) -> None:
+    peft = importlib.import_module("peft")
+    model = peft.get_peft_model(model_in_memory(), peft.LoraConfig(r=2, target_modules="all-linear"))
+    before = weights_of(model)
+    result = covey.train(model, by_bytes, ROWS, tokenizer=TOKENIZER, folder=tmp_path / "run", **SMALL)
+    changed = [name for name, tensor in weights_of(result.model).items() if not torch.equal(tensor, before[name])]
+    assert changed
+    assert all(".lora_" in name for name in changed)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Dataset.from_list(ROWS),
+        {"train": ROWS[:8], "test": ROWS[8:]},
+        DatasetDict({"train": Dataset.from_list(ROWS[:8]), "validation": Dataset.from_list(ROWS[8:])}),
+        (row for row in ROWS),
+    ],
+    ids=["dataset", "splits", "validation", "generator"],
+)
+def test_rows_come_as_any_object_that_holds_rows(data: Any, tmp_path: Path) -> None:
+    result = covey.train("nano", by_bytes, data, folder=tmp_path / "run", **NANO, num_prompts=100)
+    assert result.before is not None
+    assert result.before.num_prompts == (22 if isinstance(data, dict) else 3)
+
+
+def test_an_object_with_two_methods_is_an_environment(tmp_path: Path) -> None:
+    result = covey.train("nano", data=Mine(), folder=tmp_path / "run", **NANO)
+    assert result.evaluate(num_prompts=1).num_prompts == 1
+    assert result.evaluate(Mine(), num_prompts=3).num_prompts == 3
+
+
+def test_several_rewards_are_weighed_and_may_be_named(tmp_path: Path) -> None:
+    rewards = [by_bytes, "think_format", {"function": "repetition", "args": {"ngram": 2}}]
+    weights = [1.0, 0.5, 0.1]
+    result = covey.train("nano", rewards, ROWS, reward_weights=weights, folder=tmp_path / "run", **NANO)
+    row = result.rows[0]
+    parts = [row[f"reward/{name}"] for name in ("by_bytes", "think_format", "repetition")]
+    wanted = sum(weight * part for weight, part in zip(weights, parts, strict=True))
+    assert row["sampled_reward_mean"] == pytest.approx(wanted)
+
+
+def test_a_recipe_and_presets_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+    cold = {"cold_start": {"enabled": False}}
+    result = covey.train(recipe="arithmetic", algorithm="dr_grpo", folder=tmp_path / "run", **NANO | cold)
+    assert result.config.environment.name == "arithmetic"
+    assert result.config.optimizer.betas == [0.9, 0.99]
+    assert result.config.algorithm.advantage == "group_center"
+
+
+def test_settings_of_a_config_are_left_as_they_are(tmp_path: Path) -> None:
+    config = Config(num_steps=1)
+    result = covey.train("nano", by_bytes, ROWS, config=config, folder=tmp_path / "run", **NANO | {"num_steps": 2})
+    assert (config.num_steps, result.config.num_steps) == (1, 2)
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"learning_rate": 1.0}, "unknown setting learning_rate; did you mean optimizer.lr?"),
+        ({"num_step": 1}, "unknown setting num_step; did you mean num_steps or cold_start.num_steps?"),
+        ({"optimizer": {"learning_rate": 1.0}}, "unknown setting optimizer.learning_rate; did you mean optimizer.lr?"),
+        ({"enabled": True}, "setting enabled is one of several: write cold_start__enabled or preflight__enabled"),
+        ({"algorithm": "dappo"}, "algorithm must be one of"),
+        ({"environment": "gsm8k"}, "environment=gsm8k has rewards of its own: leave rewards and data out"),
+        ({"num_steps": "10"}, "num_steps must be an integer, got '10'"),
+        ({"source": "ray"}, "source=ray works in other processes, which cannot have rewards, rows or an environment"),
+        ({"tokenizer": TOKENIZER}, "tokenizer=... goes with a model in memory"),
+        ({"algorithm": "dapo", "config": Config()}, "algorithm=dapo is a preset"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_in_one_line(keywords: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as refused:
+        covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **keywords)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_in_memory_needs_its_tokenizer_and_no_cold_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a model in memory needs tokenizer"):
+        covey.train(model_in_memory(), by_bytes, ROWS)
+    with pytest.raises(ValueError, match=r"cold_start.enabled=true needs a model by name or folder, got one in memory"):
+        covey.train(model_in_memory(), by_bytes, ROWS, tokenizer=TOKENIZER, cold_start__enabled=True)
+
+
+def test_the_last_part_of_a_name_is_enough_where_it_is_clear() -> None:
+    names = ("lr", "optimizer.lr", "num_steps", "max_tokens", "lora_rank", "num_prompts", "kl_coef", "loss_options")
+    assert [full_name(Config(), name) for name in names] == [
+        *("optimizer.lr", "optimizer.lr", "num_steps", "sampling.max_tokens", "model.lora_rank"),
+        *("evaluation.num_prompts", "algorithm.kl_coef", "algorithm.loss_options"),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ resuming
+
+
+def test_a_run_of_objects_resumes_to_the_same_weights_as_one_that_was_never_stopped(tmp_path: Path) -> None:
+    def half(step: int, metrics: dict[str, float | None]) -> None:
+        if step == 2:
+            raise covey.StopTraining("half is done")
+
+    given = {"tokenizer": TOKENIZER, **SMALL | {"num_steps": 4, "kl_coef": 0.1}}
+    whole = covey.train(model_in_memory(), by_bytes, ROWS, folder=tmp_path / "whole", **given)
+    begun = covey.train(model_in_memory(), by_bytes, ROWS, folder=tmp_path / "run", callbacks=[half], **given)
+    assert (len(begun.rows), begun.status) == (2, "completed")
+    ended = covey.train(model_in_memory(), by_bytes, ROWS, tokenizer=TOKENIZER, resume=tmp_path / "run")
+    assert len(ended.rows) == 4
+    assert equal(weights_of(ended.model), weights_of(whole.model))
+    with pytest.raises(ValueError, match=r"optimizer.lr=1.0 differs from optimizer.lr=0.01"):
+        covey.train(model_in_memory(), by_bytes, ROWS, tokenizer=TOKENIZER, resume=tmp_path / "run", lr=1.0)
+
+
+def test_the_command_says_that_it_cannot_resume_objects_and_what_can(tmp_path: Path) -> None:
+    covey.train(model_in_memory(), by_bytes, ROWS, tokenizer=TOKENIZER, folder=tmp_path / "run", **SMALL)
+    words = ["covey", "train", f"resume={tmp_path / 'run'}", "num_steps=3", "resume_changes=[num_steps]"]
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "covey.train(model, ..., resume=FOLDER) resumes the run" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_runs_here_alone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keywords = NANO | {"progress": True}
+    covey.train("nano", lambda completions, **columns: by_bytes(completions), ROWS, folder=tmp_path, **keywords)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("rewards in this process: <lambda> (worker processes")
+    resumes = "covey.train(...) with the same objects and resume=FOLDER resumes the run"
+    assert said[1] == f"the rows, <lambda> are objects of this program: {resumes}"
+
+
+# ------------------------------------------------------------------------------------------------ callbacks
+
+
+class Noting(covey.Callback):
+    """Notes what it hears, and adds to the metrics."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+    def on_start(self, run: Any, folder: Path) -> None:
+        self.heard.append(("start", len(run.test_prompts)))
+
+    def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
+        metrics["mine/twice"] = 2.0 * step
+        self.heard.append(("step", step))
+
+    def on_evaluation(self, step: int, evaluation: covey.Evaluation) -> None:
+        self.heard.append(("evaluation", step))
+        if step == 2:
+            raise covey.StopTraining("enough")
+
+
+def test_callbacks_hear_of_the_run_add_metrics_and_stop_it(tmp_path: Path) -> None:
+    noting = Noting()
+    keywords = NANO | {"num_steps": 9, "evaluation": {"num_prompts": 2, "every": 1}}
+    result = covey.train("nano", by_bytes, ROWS, folder=tmp_path, callbacks=[noting], **keywords)
+    evaluated = [("evaluation", 0), ("step", 1), ("evaluation", 1), ("step", 2), ("evaluation", 2)]
+    assert noting.heard == [("start", 2), *evaluated]
+    assert [row["mine/twice"] for row in result.rows] == [2.0, 4.0]
+    assert (tmp_path / "checkpoints" / "step-000002").is_dir()
+
+
+# ------------------------------------------------------------------------------------------------ the result
+
+
+def test_a_result_samples_texts_and_conversations_and_shows_itself(tmp_path: Path) -> None:
+    result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO)
+    assert len(result.sample("say 3:", n=3)) == 3
+    asked = [[{"role": "user", "content": "say 3"}], "say 4:"]
+    first, again = (result.sample(asked, n=2, temperature=0, max_tokens=3) for _ in range(2))
+    assert first == again
+    assert [len(texts) for texts in first] == [2, 2]
+    assert repr(result).splitlines()[0] == f"completed after 2 steps, {tmp_path / 'run'}"
+    assert "<svg" in result._repr_html_()
+    assert "<td>accuracy</td>" in result._repr_html_()
+
+
+def test_interrupting_a_notebook_gives_the_result_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(step: int, metrics: dict[str, float | None]) -> None:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    given = {"callbacks": [interrupted], **NANO | {"num_steps": 50}}
+    with pytest.raises(StopRequested):
+        covey.train("nano", by_bytes, ROWS, folder=tmp_path / "script", **given)
+    monkeypatch.setattr("covey.api.training.is_notebook", lambda: True)
+    result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "cell", **given)
+    assert (result.status, len(result.rows), result.after) == ("interrupted", 2, None)
+    assert equal(weights_of(result.model), saved_weights(tmp_path / "cell"))
+
+
+# ------------------------------------------------------------------------------------------------ the loop
+
+
+def test_a_loop_of_your_own_trains_as_covey_train_does(tmp_path: Path) -> None:
+    result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO)
+    with covey.build("nano", by_bytes, ROWS, **NANO) as parts:
+        losses = [parts.step(groups)["loss"] for groups in parts]
+        assert parts.evaluate() == result.after
+        assert len(parts.sample(["say 3:"], n=2)[0]) == 2
+        parts.save(tmp_path / "saved")
+    assert losses == [row["loss"] for row in result.rows]
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert equal(dict(saved.state_dict()), weights_of(result.model))
+
+
+def test_a_loop_that_forgets_to_train_is_told(tmp_path: Path) -> None:
+    with (
+        covey.build("nano", by_bytes, ROWS, **NANO) as parts,
+        pytest.raises(ValueError, match=r"call parts.step\(groups\)"),
+    ):
+        for _ in parts:
+            pass
+
+
+RANKS = """
+import sys
+import covey
+from tests.api.test_training import NANO, ROWS, by_bytes, weights_of
+
+given = NANO | {"groups_per_step": 4}
+result = covey.train("nano", by_bytes, ROWS, folder=sys.argv[1], **given)
+with covey.build("nano", by_bytes, ROWS, **given) as parts:
+    losses = [parts.step(groups)["loss"] for groups in parts]
+assert losses == [row["loss"] for row in result.rows], losses
+total = sum(float(tensor.double().sum()) for tensor in weights_of(result.model).values())
+print(f"weights {total!r}\\n", end="", flush=True)
+"""
+
+
+def test_two_processes_of_torchrun_train_together_at_both_levels(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(RANKS)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "two.py"), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    totals = [line for line in done.stdout.splitlines() if line.startswith("weights")]
+    assert len(totals) == 2
+    assert totals[0] == totals[1]
+    assert len(list(tmp_path.glob("run*"))) == 1
+
+
+# ------------------------------------------------------------------------------------------------ the names
+
+NAMES = [
+    *("AlgorithmConfig", "Batch", "Callback", "ColdStartConfig", "Completion", "Config", "CurriculumConfig"),
+    *("DataConfig", "EngineConfig", "Environment", "Estimate", "Evaluation", "EvaluationConfig", "Failure", "Group"),
+    *("Message", "ModelConfig", "OptimizerConfig", "OutputConfig", "Parts", "Policy", "Prompt", "Result", "Reward"),
+    *("Rollout", "RunStopped", "Sampling", "SamplingConfig", "StopTraining"),
+    *("__version__", "build", "load_policy", "rewards", "train"),
+]
+
+
+def test_the_public_names_are_these_and_each_is_there() -> None:
+    assert sorted(covey.__all__) == NAMES
+    typed = (ROOT / "src" / "covey" / "__init__.pyi").read_text()
+    assert all(name in dir(covey) and getattr(covey, name) is not None for name in NAMES)
+    assert all(f" as {name}\n" in typed or f"{name}: " in typed for name in NAMES)
+    with pytest.raises(AttributeError, match="has no attribute 'tran'"):
+        covey.tran  # noqa: B018
+
+
+def test_the_page_explains_every_public_name() -> None:
+    page = (ROOT / "docs" / "use" / "python.md").read_text()
+    assert [name for name in NAMES if f"`{name}`" not in page and f"covey.{name}" not in page] == []
+
+
+def fresh(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout
+
+
+def test_importing_covey_loads_nothing() -> None:
+    heavy = fresh(
+        "import sys, covey; print([m for m in ('torch', 'transformers', 'numpy', 'hydra') if m in sys.modules])"
+    )
+    assert heavy == "[]\n"
+    seconds = fresh("import time; s = time.process_time(); import covey; print(time.process_time() - s)")
+    assert float(seconds) < 0.2
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import covey",
+        "import covey.train",
+        "from covey.train import train_step; import covey",
+        "from covey import train; import covey",
+        "import covey; covey.train; import covey.train",
+    ],
+)
+def test_covey_train_is_called_and_imported_from_however_it_was_imported(imports: str) -> None:
+    program = f"{imports}\nimport inspect\nfrom covey.train import is_due\n"
+    checks = "assert callable(covey.train)\nassert 'rewards' in inspect.signature(covey.train).parameters\n"
+    assert fresh(program + checks + "print(is_due(1, 2, 6), covey.train.is_due is is_due)") == "True True\n"
+
+
+TYPED = """
+import covey
+import covey.train
+from covey.train import train_step
+
+result = covey.train("nano", num_steps=3)
+reveal_type(result)
+reveal_type(result.sample("41+7="))
+reveal_type(train_step)
+"""
+
+
+def test_mypy_knows_what_covey_train_returns(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--cache-dir=/tmp/mypy-typed-program", "--ignore-missing-imports"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [*command, str(tmp_path / "program.py")], capture_output=True, text=True, check=False, env=environment
+    )
+    notes = [line.partition("note: ")[2] for line in done.stdout.splitlines() if "note: Revealed" in line]
+    assert notes[0] == 'Revealed type is "covey.api.result.Result"', done.stdout
+    assert notes[1] == 'Revealed type is "list[str]"'
+    assert "def (run: covey.run.build.Run" in notes[2]
