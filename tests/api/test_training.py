@@ -419,9 +419,10 @@ reveal_type(train_step)
 """
 
 
+@pytest.mark.slow
 def test_mypy_knows_what_covey_train_returns(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TYPED)
-    command = [sys.executable, "-m", "mypy", "--cache-dir=/tmp/mypy-typed-program", "--ignore-missing-imports"]
+    command = [sys.executable, "-m", "mypy", f"--cache-dir={tmp_path}", "--ignore-missing-imports"]
     environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
     done = subprocess.run(
         [*command, str(tmp_path / "program.py")], capture_output=True, text=True, check=False, env=environment
