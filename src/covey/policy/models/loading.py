@@ -139,9 +139,7 @@ def _prepared(
     )
 
 
-def _finished(
-    bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool
-) -> Policy:
+def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
     """Put the model with its adapters into the policy, and choose how packed streams attend."""
     attention = bare.attention
     if bare.mask_id is None:
