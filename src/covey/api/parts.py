@@ -20,7 +20,8 @@ from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.policy import sharding
 from covey.policy.policy import Policy
-from covey.rollouts.source import GroupSource, drop_stale
+from covey.rollouts.group_checks import drop_stale
+from covey.rollouts.source import GroupSource
 from covey.run.build import Run, build_environment, build_run, checked_environment
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.evaluate import Evaluation, evaluate
@@ -68,7 +69,7 @@ class Parts:
 
     def take(self) -> list[Group]:
         """Sample and score this rank's share of the next groups."""
-        with sharding.gathered(self.policy):
+        with sharding.unsharded(self.policy):
             groups = self.source.take(collectives.local_share(self.config.groups_per_step))
         return drop_stale(groups, self.num_steps_done, self.config.max_staleness, self.config.publish_every)
 
@@ -84,7 +85,7 @@ class Parts:
 
     def evaluate(self) -> Evaluation:
         """Measure the policy on the held-out prompts, with confidence intervals."""
-        with sharding.gathered(self.policy):
+        with sharding.unsharded(self.policy):
             return evaluate(self.source, self.run.test_prompts, self.source.sampling, self.config.evaluation)
 
     def sample(self, prompts: Sequence[Question], n: int = 1) -> list[list[str]]:
