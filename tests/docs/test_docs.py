@@ -191,8 +191,9 @@ def test_every_setting_and_choice_that_is_named_exists() -> None:
 
 OPTION_SETTINGS = {"model.chat_template_kwargs", *(f"algorithm.{field}" for field in settings.OPTION_FIELDS)}
 """Settings whose keys the user's function or template knows."""
-NO_SETTINGS = {"sed", "foo", "strict"}
-"""Mistakes that the settings page shows, and a keyword of Python."""
+NO_SETTINGS = {"sed", "foo", "strict", "exit", "learning_rate", "optimizer__lr", "lr", "tokenizer", "temperature"}
+NO_SETTINGS |= {"num_samples"}
+"""Mistakes that pages show, and keywords of Python's functions and covey's."""
 
 
 # ------------------------------------------------------------------------------------------------ examples
@@ -358,7 +359,7 @@ def symbol(name: str) -> tuple[Any, Any]:
         with contextlib.suppress(ModuleNotFoundError):
             module = value = importlib.import_module(".".join(parts[:end]))
             for part in parts[end:]:
-                value = vars(value)[part]
+                value = getattr(value, part)
             return module, value
     raise AssertionError(name)
 
