@@ -10,10 +10,10 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.worker import Channel, Meter
 from benchmarks.workloads import Job, reward_of, to_text
+from trl import GRPOConfig, GRPOTrainer
 
 NEVER = 10**6
 

@@ -9,10 +9,10 @@ import argparse
 
 import torch
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
 from covey.environments.arithmetic import Arithmetic
 from covey.rewards import Repetition, SoftOverlong, for_trl, trl_rows
+from trl import GRPOConfig, GRPOTrainer
 
 MAX_TOKENS = 32
 

@@ -85,8 +85,13 @@ def run_request(
     request: Request,
     folder: str | Path | None,
     callbacks: Sequence[Callback | Callable[[int, dict[str, float | None]], None]] = (),
+    *,
+    exact: bool = True,
 ) -> Result:
-    """Train as a request says, in a folder or a new one below outputs/, and return what came of it."""
+    """Train as a request says, in a folder or a new one below outputs/, and return what came of it.
+
+    Without `exact` a folder that holds a run leaves its name to it, and the next free one is taken.
+    """
     watcher, config = _Watcher(), request.config
     heard = tuple(callback if isinstance(callback, Callback) else _EveryStep(callback) for callback in callbacks)
     given = replace(request.given, callbacks=heard, built=watcher.built)
@@ -96,7 +101,7 @@ def run_request(
     attention = attention_of(given)
     status = "completed"
     try:
-        run_loop(config, wanted, given, exact=folder is not None)
+        run_loop(config, wanted, given, exact=exact and folder is not None)
     except StopRequested:
         if watcher.run is None or not is_notebook():
             raise

@@ -1,0 +1,149 @@
+"""Callbacks of transformers in a run of covey, and the rows of `state.log_history`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from covey.run.build import Run
+from covey.run.evaluate import Evaluation
+from covey.run.records.callbacks import Callback, StopTraining
+from covey.trl.config import GRPOConfig
+
+NAMES = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "reward": "sampled_reward_mean",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "zero_std_fraction",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_ratio/low_mean": "clip_low",
+    "clip_ratio/high_mean": "clip_high",
+    "clip_ratio/region_mean": "clip_fraction",
+    "completions/mean_length": "completion_length_mean",
+    "completions/max_length": "completion_length_max",
+    "completions/clipped_ratio": "truncated_fraction",
+    "step_time": "seconds",
+}
+"""TRL's name of a metric -> covey's."""
+HEARD = (
+    *("on_init_end", "on_train_begin", "on_train_end", "on_step_begin", "on_step_end", "on_log", "on_evaluate"),
+    *("on_epoch_begin", "on_epoch_end"),
+)
+"""Events that a run of covey has."""
+
+
+class Bridge(Callback):
+    """Tells callbacks of transformers what happens, keeps the state they read, and stops where they ask for it."""
+
+    def __init__(self, args: GRPOConfig, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
+        """Make callbacks that are given as classes. ValueError for one that waits for an event that never comes."""
+        self.args, self.state, self.control = args, TrainerState(), TrainerControl()
+        self.callbacks: list[TrainerCallback] = []
+        for callback in callbacks:
+            self.add(callback)
+        self.num_steps = 0
+        """Optimiser steps of the run."""
+        self.is_evaluated = True
+        """Whether there is an eval_dataset, whose evaluations scripts hear of."""
+        self.model: Any = None
+        self._run: Run | None = None
+        self._since: list[Mapping[str, float | None]] = []
+        """Steps since the last row of the log."""
+        self._epoch = 0
+
+    def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Add a callback, as `Trainer.add_callback` does."""
+        made = callback() if isinstance(callback, type) else callback
+        own = [name for name in dir(TrainerCallback) if name.startswith("on_") and name not in HEARD]
+        unheard = [name for name in own if getattr(type(made), name) is not getattr(TrainerCallback, name)]
+        if unheard:
+            raise ValueError(f"{type(made).__name__}.{unheard[0]} would never be called: covey has {', '.join(HEARD)}")
+        self.callbacks.append(made)
+
+    def on_start(self, run: Run, folder: Path) -> None:
+        self._run, self.model = run, run.policy.model
+        self.state.max_steps = self.num_steps
+        self.state.is_world_process_zero = self.state.is_local_process_zero = True
+        for event in ("on_train_begin", "on_epoch_begin", "on_step_begin"):
+            self._tell(event)
+
+    def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
+        assert self._run is not None
+        self.state.global_step = step * self.args.num_iterations
+        self.state.epoch = self._run.source.stream.position / len(self._run.source.stream.prompts)
+        self._tell("on_step_end")
+        self._since.append(metrics)
+        if self._is_logged(step):
+            self.log(log_row(self._since))
+            self._since = []
+        if int(self.state.epoch) > self._epoch:
+            self._epoch = int(self.state.epoch)
+            self._tell("on_epoch_end")
+            self._tell("on_epoch_begin")
+        self._stop_where_asked()
+        self._tell("on_step_begin")
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        if not self.is_evaluated:
+            return
+        parts = {f"eval_rewards/{name}/mean": part.value for name, part in evaluation.reward_parts.items()}
+        metrics = {"eval_reward": evaluation.reward_mean.value, "eval_accuracy": evaluation.accuracy.value, **parts}
+        self.log(metrics)
+        self._tell("on_evaluate", metrics=metrics)
+        if step > 0:
+            self._stop_where_asked()
+
+    def end(self) -> None:
+        """Tell that the run is over."""
+        if self._since and self.args.logging_strategy != "no":
+            self.log(log_row(self._since))
+        self._since = []
+        self._tell("on_train_end")
+
+    def log(self, row: Mapping[str, float | None]) -> None:
+        """Add a row to `state.log_history`, which callbacks hear of."""
+        logs: dict[str, Any] = {**row, "epoch": self.state.epoch or 0.0}
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self._tell("on_log", logs=logs)
+
+    def _is_logged(self, step: int) -> bool:
+        if str(getattr(self.args.logging_strategy, "value", self.args.logging_strategy)) == "no":
+            return False
+        given = self.args.logging_steps
+        every = math.ceil(given * self.state.max_steps) if 0 < given < 1 else int(given)
+        done = step * self.args.num_iterations
+        return (step == 1 and self.args.logging_first_step) or (every > 0 and done % every < self.args.num_iterations)
+
+    def _tell(self, event: str, **keywords: Any) -> None:
+        for callback in self.callbacks:
+            answer = getattr(callback, event)(self.args, self.state, self.control, model=self.model, **keywords)
+            self.control = answer or self.control
+
+    def _stop_where_asked(self) -> None:
+        if self.control.should_training_stop:
+            raise StopTraining("a callback set should_training_stop")
+
+
+def log_row(steps: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the means of some steps under TRL's names.
+
+    >>> log_row([{"loss": 1.0, "reward/exact": 0.0}, {"loss": 3.0, "reward/exact": 1.0}])
+    {'loss': 2.0, 'rewards/exact/mean': 0.5}
+    """
+    names = {theirs: ours for theirs, ours in NAMES.items() if ours in steps[-1]}
+    for ours in steps[-1]:
+        for prefix, ending in (("reward/", "mean"), ("reward_std/", "std")):
+            if ours.startswith(prefix):
+                names[f"rewards/{ours.removeprefix(prefix)}/{ending}"] = ours
+    return {theirs: _mean([step.get(ours) for step in steps]) for theirs, ours in names.items()}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

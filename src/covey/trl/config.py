@@ -1,0 +1,151 @@
+"""GRPOConfig: the fields of TRL 1.16 with its defaults. What each becomes stands in `covey.trl.fields`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from transformers import TrainingArguments
+
+from covey.system import ranks
+
+DICTIONARIES = ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "lr_scheduler_kwargs")
+"""Fields that a command line gives as JSON."""
+
+
+@dataclass
+class GRPOConfig(TrainingArguments):
+    """Hold the arguments of a TRL script. Every field is obeyed, or refused by name with the reason.
+
+    Those of transformers' TrainingArguments are inherited; HfArgumentParser reads all of them.
+    """
+
+    learning_rate: float = 1e-06
+    bf16: bool | None = None  # type: ignore[assignment] # None is TRL's default
+    gradient_checkpointing: bool = True
+    logging_steps: float = 10
+    remove_unused_columns: bool | None = False  # type: ignore[assignment] # as in TRL
+    model_init_kwargs: dict[str, Any] | str | None = None
+    trust_remote_code: bool = False
+    router_aux_loss_coef: float | None = None
+    disable_dropout: bool = False
+    cast_lm_head_to_fp32: bool = False
+    num_generations: int | None = 8
+    num_generations_eval: int | None = None
+    max_completion_length: int | None = 512
+    ds3_gather_for_generation: bool = True
+    shuffle_dataset: bool | None = True
+    pad_to_multiple_of: int | str | None = "auto"
+    generation_batch_size: int | None = None
+    steps_per_generation: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    generation_kwargs: dict | str | None = None
+    chat_template_kwargs: dict | str | None = None
+    repetition_penalty: float = 1.0
+    cache_implementation: str | None = None
+    use_vllm: bool = False
+    vllm_mode: str = "colocate"
+    vllm_model_impl: str = "vllm"
+    vllm_enable_sleep_mode: bool = False
+    vllm_structured_outputs_regex: str | None = None
+    vllm_server_base_url: str | None = None
+    vllm_server_host: str = "0.0.0.0"
+    vllm_server_port: int = 8000
+    vllm_server_timeout: float = 240.0
+    vllm_group_port: int = 51216
+    vllm_gpu_memory_utilization: float = 0.3
+    vllm_max_model_length: int | None = None
+    vllm_tensor_parallel_size: int = 1
+    beta: float = 0.0
+    num_iterations: int = 1
+    epsilon: float = 0.2
+    delta: float | None = None
+    epsilon_high: float | None = None
+    sapo_temperature_neg: float = 1.05
+    sapo_temperature_pos: float = 1.0
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    importance_sampling_level: str = "token"
+    reward_weights: list[float] | None = None
+    multi_objective_aggregation: str = "sum_then_normalize"
+    scale_rewards: str = "group"
+    loss_type: str = "dapo"
+    mask_truncated_completions: bool = False
+    sync_ref_model: bool = False
+    ref_model_mixup_alpha: float = 0.6
+    ref_model_sync_steps: int = 512
+    top_entropy_quantile: float = 1.0
+    entropy_coef: float = 0.0
+    use_adaptive_entropy: bool = False
+    entropy_coef_min: float = 0.0
+    entropy_coef_max: float = 1.0
+    entropy_coef_delta: float = 0.005
+    entropy_target: float = 0.2
+    max_tool_calling_iterations: int | None = None
+    vllm_importance_sampling_correction: bool = True
+    vllm_importance_sampling_mode: str = "sequence_mask"
+    vllm_importance_sampling_clip_max: float | None = 3.0
+    vllm_importance_sampling_clip_min: float | None = None
+    off_policy_mask_threshold: float | None = None
+    use_bias_correction_kl: bool = True
+    log_completions: bool = False
+    log_multimodal: bool = True
+    num_completions_to_print: int | None = None
+    log_unique_prompts: bool = False
+    log_completions_hub_repo: str | None = None
+    use_transformers_continuous_batching: bool = False
+    transformers_continuous_batching_config: dict | str | None = None
+    use_transformers_paged: bool = False
+    vllm_importance_sampling_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        """Derive what TRL derives. The devices are covey's to choose, so nothing of transformers is set up."""
+        for name in DICTIONARIES:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                setattr(self, name, json.loads(value))
+        self.bf16 = not self.fp16 if self.bf16 is None else self.bf16
+        self.scale_rewards = {"True": "group", "False": "none"}.get(str(self.scale_rewards), self.scale_rewards)
+        self._derive_batches()
+
+    @property
+    def world_size(self) -> int:
+        """Return how many processes train together."""
+        return ranks.world_size()
+
+    def _derive_batches(self) -> None:
+        """Derive generation_batch_size or steps_per_generation from the other. ValueError where they do not fit."""
+        per_step = self.per_device_train_batch_size * self.world_size
+        if self.generation_batch_size is not None and self.steps_per_generation is not None:
+            raise ValueError("generation_batch_size and steps_per_generation say the same: give one of both")
+        if self.generation_batch_size is None:
+            self.steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
+            self.generation_batch_size = per_step * self.steps_per_generation
+        if self.generation_batch_size % per_step:
+            raise ValueError(f"generation_batch_size={self.generation_batch_size} must be a multiple of {per_step}")
+        self.steps_per_generation = self.generation_batch_size // per_step
+        num_generations = self.num_generations or 0
+        if num_generations < 2:
+            raise ValueError(f"num_generations must be >= 2, got {num_generations}")
+        if self.generation_batch_size % num_generations:
+            raise ValueError(
+                f"generation_batch_size={self.generation_batch_size} must be a multiple of "
+                f"num_generations={num_generations}: groups are never split"
+            )
+
+
+def default_of(name: str) -> Any:
+    """Return the default of a field of GRPOConfig, as it is before anything is derived."""
+    found = next(one for one in fields(GRPOConfig) if one.name == name)
+    return found.default if found.default_factory is MISSING else found.default_factory()
+
+
+def changed_fields(args: GRPOConfig) -> Mapping[str, Any]:
+    """Return the fields that a script set to another value than their default."""
+    values = {one.name: getattr(args, one.name) for one in fields(args)}
+    return {name: value for name, value in values.items() if value != default_of(name)}

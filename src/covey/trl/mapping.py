@@ -1,0 +1,331 @@
+"""From GRPOConfig to settings of covey: batch sizes, steps and losses are computed, what cannot be is refused."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from covey.trl.config import GRPOConfig, changed_fields
+from covey.trl.fields import REFUSED
+
+EPS = 1e-4
+"""What TRL adds to a standard deviation."""
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), "adamw"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "adamw8bit"),
+    "sgd": "sgd",
+}
+SCHEDULES = {
+    **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
+    **dict.fromkeys(("cosine", "cosine_with_min_lr"), "cosine"),
+    "linear": "linear",
+}
+AGGREGATIONS = {
+    **dict.fromkeys(("dapo", "bnpo", "cispo", "vespo"), "token_mean"),
+    **dict.fromkeys(("grpo", "sapo"), "seq_mean_token_mean"),
+    "dr_grpo": "seq_mean_token_sum_norm",
+    "luspo": "seq_mean_token_sum",
+}
+"""loss_type -> how token losses become one number. Means over sequences count those without loss tokens, as in TRL."""
+ADVANTAGES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "group": ("group_zscore", {"eps": EPS}),
+    "batch": ("group_center_batch_std", {"eps": EPS}),
+    "none": ("group_center", {}),
+}
+SAMPLING_KEYS = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+KEEP_ALL = 10**6
+
+
+def refuse_unknown(args: GRPOConfig) -> None:
+    """Refuse every field that has no counterpart and is set to another value than its default."""
+    for name, value in changed_fields(args).items():
+        if name in REFUSED and not _is_harmless(name, value):
+            raise ValueError(f"GRPOConfig({name}={value!r}) has no counterpart in covey: {REFUSED[name]}")
+
+
+def _is_harmless(name: str, value: Any) -> bool:
+    """Tell whether a value says what is so in any case."""
+    return (name, str(value)) in {
+        ("gradient_checkpointing_kwargs", "{'use_reentrant': False}"),
+        ("pad_to_multiple_of", "None"),
+        ("save_only_model", "False"),
+    }
+
+
+def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
+    """Return the settings that a GRPOConfig means, by dotted name. ValueError for what has no counterpart."""
+    refuse_unknown(args)
+    num_batches, groups = batches(args, num_rows)
+    found = {
+        "seed": args.seed,
+        "num_steps": num_batches,
+        "groups_per_step": groups,
+        "group_size": args.num_generations,
+        "updates_per_batch": args.num_iterations,
+        "shuffle": bool(args.shuffle_dataset),
+        "timeouts.ranks": float(args.ddp_timeout),
+        "parallel.strategy": _strategy(args),
+    }
+    return {
+        **found,
+        **_model(args),
+        **_sampling(args),
+        **_objective(args),
+        **_optimizer(args, num_batches),
+        **_evaluation(args, num_batches, num_rows // groups),
+        **_output(args, num_batches, num_rows // groups),
+    }
+
+
+def batches(args: GRPOConfig, num_rows: int) -> tuple[int, int]:
+    """Return the batches of the run and the prompts of each. ValueError where a batch is not one optimiser step."""
+    per_step = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+    if args.generation_batch_size != per_step:
+        raise ValueError(
+            f"steps_per_generation={args.steps_per_generation} needs gradient_accumulation_steps="
+            f"{args.steps_per_generation}, got {args.gradient_accumulation_steps}: covey samples a batch for each step "
+            "(num_iterations=N makes N steps of a batch)"
+        )
+    groups = per_step // (args.num_generations or 1)
+    if args.max_steps > 0:
+        if args.max_steps % args.num_iterations:
+            raise ValueError(f"max_steps={args.max_steps} must be a multiple of num_iterations={args.num_iterations}")
+        return args.max_steps // args.num_iterations, groups
+    if num_rows < groups:
+        raise ValueError(f"train_dataset has {num_rows} rows, and a step takes {groups} prompts; lower the batch size")
+    return math.ceil(args.num_train_epochs * (num_rows // groups)), groups
+
+
+def _strategy(args: GRPOConfig) -> str:
+    if not args.fsdp:
+        return "ddp"
+    if "full_shard" not in str(args.fsdp) or "offload" in str(args.fsdp):
+        raise ValueError(f"fsdp={args.fsdp!r} has no counterpart in covey: full_shard is parallel.strategy=fsdp")
+    return "fsdp"
+
+
+def _model(args: GRPOConfig) -> dict[str, Any]:
+    precision = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+    return {
+        "model.precision": precision,
+        "model.gradient_checkpointing": args.gradient_checkpointing,
+        "model.chat_template_kwargs": _dictionary(args.chat_template_kwargs),
+        **({"model.device": "cpu"} if args.use_cpu else {}),
+    }
+
+
+def _sampling(args: GRPOConfig) -> dict[str, Any]:
+    if args.max_completion_length is None:
+        raise ValueError("max_completion_length=None has no counterpart in covey: completions have a limit")
+    extra = _dictionary(args.generation_kwargs)
+    stop = extra.pop("stop_strings", [])
+    values = {name: getattr(args, name) for name in SAMPLING_KEYS} | {
+        name: extra.pop(name) for name in SAMPLING_KEYS if name in extra
+    }
+    if extra:
+        raise ValueError(f"generation_kwargs has no counterpart in covey for {', '.join(extra)}")
+    at_a_time = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+    return {
+        "sampling.max_tokens": args.max_completion_length,
+        "micro_batch_tokens": max(16384, args.max_completion_length),
+        "sampling.stop": [stop] if isinstance(stop, str) else list(stop),
+        **{f"sampling.{name}": value or 0 for name, value in values.items()},
+        "engine.max_rows": max(at_a_time, args.per_device_eval_batch_size),
+        **(_vllm(args) if args.use_vllm else _without_vllm(args)),
+    }
+
+
+def _vllm(args: GRPOConfig) -> dict[str, Any]:
+    """Return the settings of sampling by vLLM, with TRL's correction of what vLLM computes otherwise."""
+    found: dict[str, Any] = {"engine.name": "vllm", **({"engine.sleep": 2} if args.vllm_enable_sleep_mode else {})}
+    if args.vllm_mode == "server":
+        address = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+        found["engine.url"] = args.vllm_server_base_url or address
+    else:
+        found["engine.gpu_memory_utilization"] = args.vllm_gpu_memory_utilization
+    if not args.vllm_importance_sampling_correction:
+        return found | {"algorithm.correction": "none"}
+    level, _, mode = args.vllm_importance_sampling_mode.partition("_")
+    clip_max = args.vllm_importance_sampling_clip_max
+    return found | {
+        "algorithm.correction": mode,
+        "algorithm.correction_level": level,
+        "algorithm.correction_min": args.vllm_importance_sampling_clip_min,
+        "algorithm.correction_max": math.inf if clip_max is None else clip_max,
+    }
+
+
+def _without_vllm(args: GRPOConfig) -> dict[str, Any]:
+    """Refuse fields of vLLM where vLLM does not sample: nothing would read them."""
+    idle = [name for name in changed_fields(args) if name.startswith("vllm_")]
+    if idle:
+        raise ValueError(f"{idle[0]}={getattr(args, idle[0])!r} needs use_vllm=True")
+    return {"algorithm.correction": "none"}
+
+
+def _objective(args: GRPOConfig) -> dict[str, Any]:
+    """Return advantages, loss, its reduction and the KL penalty. Nothing is clamped that TRL does not clamp."""
+    if args.loss_type not in AGGREGATIONS:
+        raise ValueError(f"loss_type must be one of {', '.join(AGGREGATIONS)}, got {args.loss_type}")
+    splits = args.gradient_accumulation_steps * args.world_size
+    if args.loss_type == "bnpo" and splits > 1:
+        raise ValueError(
+            f"loss_type='bnpo' divides by the tokens of a micro-batch, of which a step has {splits} here, so that the "
+            "update depends on the split; loss_type='dapo' divides by those of the step"
+        )
+    sequence_means = AGGREGATIONS[args.loss_type].startswith("seq_mean")
+    return {
+        **_advantage(args),
+        **_loss(args),
+        "algorithm.aggregation": AGGREGATIONS[args.loss_type],
+        **({"algorithm.count_empty": True} if sequence_means else {}),
+        **_penalties(args),
+        "algorithm.mask_truncated": args.mask_truncated_completions,
+        "algorithm.high_entropy_fraction": args.top_entropy_quantile,
+        "algorithm.off_policy_mask_delta": args.off_policy_mask_threshold,
+    }
+
+
+def _advantage(args: GRPOConfig) -> dict[str, Any]:
+    if args.multi_objective_aggregation == "normalize_then_sum":
+        return {"algorithm.advantage": "gdpo", "algorithm.advantage_options": {"eps": EPS}}
+    if args.multi_objective_aggregation != "sum_then_normalize" or args.scale_rewards not in ADVANTAGES:
+        raise ValueError(
+            f"scale_rewards must be one of {', '.join(ADVANTAGES)}, multi_objective_aggregation sum_then_normalize or "
+            f"normalize_then_sum, got {args.scale_rewards} and {args.multi_objective_aggregation}"
+        )
+    name, options = ADVANTAGES[args.scale_rewards]
+    return {"algorithm.advantage": name, "algorithm.advantage_options": dict(options)}
+
+
+def _loss(args: GRPOConfig) -> dict[str, Any]:
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    losses: dict[str, tuple[str, dict[str, Any]]] = {
+        "cispo": ("cispo", {"ratio_max": high}),
+        "sapo": ("sapo", {"tau_pos": args.sapo_temperature_pos, "tau_neg": args.sapo_temperature_neg}),
+        "vespo": (
+            "vespo",
+            {name: getattr(args, f"vespo_{name}") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
+        ),
+    }
+    clip = {"eps_low": args.epsilon, "eps_high": high}
+    clip |= {} if args.delta is None else {"two_sided_delta": args.delta}
+    name, options = losses.get(args.loss_type, ("clip", clip))
+    levels = {"token": "token", "sequence": "sequence_mean"}
+    if args.importance_sampling_level not in levels:
+        raise ValueError(f"importance_sampling_level must be token or sequence, got {args.importance_sampling_level}")
+    # The ratio of vespo is that of the sequence, whatever the level.
+    level = "token" if name == "vespo" else levels[args.importance_sampling_level]
+    clamps = {} if name == "vespo" else {"algorithm.log_ratio_clamp": None}
+    return {"algorithm.loss": name, "algorithm.loss_options": options, "algorithm.ratio": level, **clamps}
+
+
+def _penalties(args: GRPOConfig) -> dict[str, Any]:
+    """Return the KL penalty and the entropy bonus."""
+    found: dict[str, Any] = {"algorithm.entropy_coef": args.entropy_coef}
+    if args.use_adaptive_entropy:
+        found["algorithm.target_entropy"] = args.entropy_target
+    if args.beta == 0 and args.sync_ref_model:
+        raise ValueError("sync_ref_model=True needs beta > 0: no reference model is held")
+    if args.beta == 0:
+        return found
+    if args.use_bias_correction_kl and args.importance_sampling_level == "sequence":
+        raise ValueError(
+            "beta > 0 with importance_sampling_level='sequence' needs use_bias_correction_kl=False: covey weighs the "
+            "KL by ratios of tokens, for which alone the correction is unbiased"
+        )
+    found |= {
+        "algorithm.kl_coef": args.beta,
+        "algorithm.kl_gradient": "is_weighted" if args.use_bias_correction_kl else "naive",
+        "algorithm.kl_clamp": None,
+    }
+    if args.sync_ref_model:
+        found["algorithm.reference_refresh_every"] = args.ref_model_sync_steps
+        found["algorithm.reference_refresh_alpha"] = args.ref_model_mixup_alpha
+    return found
+
+
+def _optimizer(args: GRPOConfig, num_batches: int) -> dict[str, Any]:
+    optimizer, schedule = _word(args.optim), _word(args.lr_scheduler_type)
+    for field, value, known in (("optim", optimizer, OPTIMIZERS), ("lr_scheduler_type", schedule, SCHEDULES)):
+        if value not in known:
+            raise ValueError(f"{field}={value!r} has no counterpart in covey: there is {', '.join(known)}")
+    is_adam = OPTIMIZERS[optimizer] != "sgd"
+    adam = {"optimizer.betas": [args.adam_beta1, args.adam_beta2], "optimizer.eps": args.adam_epsilon}
+    warmup = math.ceil(steps_of(args.warmup_steps, num_batches * args.num_iterations) / args.num_iterations)
+    # A run that ends within its warm-up has no schedule after it.
+    falls = SCHEDULES[schedule] if warmup < num_batches else "constant"
+    return {
+        "optimizer.name": OPTIMIZERS[optimizer],
+        "optimizer.lr": args.learning_rate,
+        **(adam if is_adam else {}),
+        "optimizer.weight_decay": args.weight_decay,
+        "optimizer.schedule": falls,
+        "optimizer.warmup_steps": warmup,
+        **_least_rate(args, schedule, falls),
+        "optimizer.max_grad_norm": args.max_grad_norm,
+    }
+
+
+def _least_rate(args: GRPOConfig, schedule: str, falls: str) -> dict[str, Any]:
+    """Return the share of the rate at the end of a schedule."""
+    keywords = _dictionary(args.lr_scheduler_kwargs)
+    if schedule != "cosine_with_min_lr" and keywords:
+        raise ValueError(f"lr_scheduler_kwargs={keywords} has no counterpart in covey for {schedule}")
+    if schedule != "cosine_with_min_lr" or falls == "constant":
+        return {}
+    share = keywords.pop("min_lr_rate", None)
+    rate = keywords.pop("min_lr", None)
+    if keywords or (share is None) == (rate is None):
+        raise ValueError("lr_scheduler_kwargs of cosine_with_min_lr must be min_lr_rate or min_lr")
+    return {"optimizer.min_lr_ratio": rate / args.learning_rate if share is None else share}
+
+
+def _evaluation(args: GRPOConfig, num_batches: int, per_epoch: int) -> dict[str, Any]:
+    every = {"no": 0, "epoch": per_epoch, "steps": steps_of(args.eval_steps or args.logging_steps, num_batches)}
+    return {
+        "evaluation.every": _chosen("eval_strategy", _word(args.eval_strategy), every),
+        "evaluation.num_samples": args.num_generations_eval or args.num_generations,
+        "evaluation.k": [1],
+    }
+
+
+def _output(args: GRPOConfig, num_batches: int, per_epoch: int) -> dict[str, Any]:
+    every = {"no": 0, "epoch": per_epoch, "steps": steps_of(args.save_steps, num_batches)}
+    trackers = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
+    trackers = [name for name in trackers if name != "none"]
+    unknown = [name for name in trackers if name not in ("tensorboard", "wandb")]
+    if unknown:
+        raise ValueError(f"report_to={unknown[0]!r} has no counterpart in covey: there is none, tensorboard and wandb")
+    return {
+        "output.save_every": _chosen("save_strategy", _word(args.save_strategy), every),
+        "output.keep_last": args.save_total_limit or KEEP_ALL,
+        "output.trackers": trackers,
+        "output.progress": not args.disable_tqdm,
+        "output.show_rollouts": (args.num_completions_to_print or 8) if args.log_completions else 0,
+    }
+
+
+def steps_of(given: float, num_steps: int) -> int:
+    """Return a number of steps, which below 1 is a share of all.
+
+    >>> steps_of(10, 200), steps_of(0.1, 200)
+    (10, 20)
+    """
+    return math.ceil(given * num_steps) if 0 < given < 1 else int(given)
+
+
+def _chosen(field: str, value: str, known: Mapping[str, int]) -> int:
+    if value not in known:
+        raise ValueError(f"{field}={value!r} has no counterpart in covey: there is {', '.join(known)}")
+    return known[value]
+
+
+def _word(value: Any) -> str:
+    """Return the word of an enumeration of transformers, or the text itself."""
+    return str(getattr(value, "value", value))
+
+
+def _dictionary(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Return a copy of keyword arguments. GRPOConfig has read those that came as JSON."""
+    assert not isinstance(given, str), "read when the configuration was made"
+    return dict(given or {})

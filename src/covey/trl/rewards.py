@@ -1,0 +1,76 @@
+"""Rewards as TRL takes them: functions, names of ready-made ones, and reward models by name or in memory."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.environments.reward_functions.ready_made.reward_model import Loaded, RewardModel
+from covey.environments.reward_functions.ready_made.table import REWARDS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+RewardFunc = "str | Callable[..., Any] | PreTrainedModel"
+
+
+def reward_list(given: Any, tokenizers: Any) -> list[str | Callable[..., Any]]:
+    """Return the rewards of a trainer as functions and names.
+
+    `tokenizers` belong to reward models, one for each reward or None. ValueError where there are not as many.
+    """
+    rewards = list(given) if isinstance(given, list | tuple) else [given]
+    own = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers] * len(rewards)
+    if not rewards or rewards == [None]:
+        raise ValueError("reward_funcs is empty: a function, a name or a reward model")
+    if len(own) != len(rewards):
+        raise ValueError(f"reward_processing_classes has {len(own)} entries for {len(rewards)} reward_funcs")
+    return [_reward(reward, tokenizer) for reward, tokenizer in zip(rewards, own, strict=True)]
+
+
+def _reward(reward: Any, tokenizer: "PreTrainedTokenizerBase | None") -> str | Callable[..., Any]:
+    from transformers import PreTrainedModel
+
+    if isinstance(reward, PreTrainedModel):
+        return _ModelInMemory(reward, tokenizer)
+    if isinstance(reward, str) and (reward not in REWARDS or Path(reward).exists()):
+        return _named_after(RewardModel(reward), reward)
+    return reward
+
+
+def _named_after(model: RewardModel, name: str) -> RewardModel:
+    """Have the metrics of a reward model under the last part of its name, as in TRL."""
+    model.__name__ = name.rstrip("/").rpartition("/")[2]
+    return model
+
+
+class _ModelInMemory(RewardModel):
+    """A reward model that a script has loaded itself."""
+
+    def __init__(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None") -> None:
+        super().__init__(model.name_or_path or type(model).__name__)
+        _named_after(self, self.model)
+        self._given = model, tokenizer
+
+    def _load(self) -> Loaded:
+        model, tokenizer = self._given
+        if tokenizer is None:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        return Loaded(model.eval(), tokenizer)
+
+
+def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reward that is called with prompts and completions alone, as with remove_unused_columns=True."""
+    return partial(_called_without_columns, function)
+
+
+def _called_without_columns(
+    function: Callable[..., Any], prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+) -> Any:
+    kept = {name: columns[name] for name in ("completion_ids", "trainer_state") if name in columns}
+    return function(prompts=prompts, completions=completions, **kept)

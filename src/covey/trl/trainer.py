@@ -1,0 +1,253 @@
+"""GRPOTrainer: the arguments of TRL's, over `covey.train`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback, TrainerState
+
+from covey.api.objects import HOME, model_name, reward_entry
+from covey.api.request import Request
+from covey.api.result import Result
+from covey.api.settings import make_config
+from covey.api.training import run_request
+from covey.config.schema import Config
+from covey.environments.base import Environment, Split
+from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
+from covey.environments.reward_functions.rows import PromptFormat
+from covey.environments.reward_functions.specs import load_reward
+from covey.policy.models.loading import load_policy
+from covey.run.evaluate import Evaluation
+from covey.run.given import Given
+from covey.system import collectives
+from covey.system.workers.pool import WorkerSettings
+from covey.trl.callbacks import Bridge
+from covey.trl.config import GRPOConfig
+from covey.trl.fields import CODE, TOOLS
+from covey.trl.mapping import settings_of
+from covey.trl.rewards import reward_list, without_columns
+
+REWARD_SECONDS = 600.0
+"""A reward function runs in this process, as in TRL; one that takes longer for one prompt ends the run."""
+
+
+class TrainOutput(NamedTuple):
+    """What `GRPOTrainer.train` returns."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class GRPOTrainer:
+    """Train as a TRL script says. What has no counterpart is refused by name, when the trainer is made.
+
+    >>> trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=exact, args=args, train_dataset=rows)
+    >>> trainer.train(), trainer.save_model()
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Any = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+    ) -> None:
+        """Take what TRL's trainer takes, without the tools and environments of agents.
+
+        Raises ValueError, in one line, for an argument or a field of `args` that has no counterpart.
+        """
+        _refuse(tools=tools, environment_factory=environment_factory, reason=TOOLS)
+        _refuse(rollout_func=rollout_func, reason="covey samples; an environment of your own scores and replies")
+        if tuple(optimizers) != (None, None):
+            raise ValueError(
+                "optimizers has no counterpart in covey: optim and lr_scheduler_type of GRPOConfig name one"
+            )
+        _refuse(quantization_config=quantization_config, reason="model.load_in_4bit of covey.train loads in 4 bits")
+        # What is trained, on what
+        self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
+        self._given = _load(model, processing_class, peft_config, self.args)
+        self._splits = _splits(train_dataset, eval_dataset)
+        rewards = reward_list(reward_funcs, reward_processing_classes)
+        self.reward_funcs = (
+            [without_columns(_function(r)) for r in rewards] if self.args.remove_unused_columns else rewards
+        )
+        self.config = self._make_config(model)
+        # What hears of it
+        self._bridge = Bridge(self.args, callbacks or [])
+        self._bridge.num_steps = self.config.num_steps * self.args.num_iterations
+        self._bridge.is_evaluated = "test" in self._splits
+        self._bridge._tell("on_init_end")
+        self._result: Result | None = None
+
+    @property
+    def state(self) -> TrainerState:
+        """Return how far training is, and the log: `state.log_history`."""
+        return self._bridge.state
+
+    @property
+    def model(self) -> Any:
+        """Return the model: the object that was given, and the trained one after `train`."""
+        if self._result is not None:
+            return self._result.model
+        return self._given[0] or load_policy(self.config.model, seed=self.config.seed).model
+
+    @property
+    def processing_class(self) -> Any:
+        """Return the tokenizer."""
+        if self._result is not None:
+            return self._result.tokenizer
+        return self._given[1] or AutoTokenizer.from_pretrained(self.config.model.name)
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Have a callback hear of the run from now on."""
+        self._bridge.add(callback)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+        """Train to the end, or on from a checkpoint: True takes the run in output_dir."""
+        folder = Path(self.args.output_dir or "trainer_output")
+        config = self.config
+        if resume_from_checkpoint:
+            folder = folder if resume_from_checkpoint is True else _run_folder(Path(str(resume_from_checkpoint)))
+            config = replace(config, resume=str(folder))
+        model, tokenizer = self._given
+        given = Given(model, tokenizer, self._make_environment)
+        self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
+        self._bridge.end()
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        rows = self._result.rows
+        losses = [row["loss"] for row in rows if row["loss"] is not None]
+        metrics = {"train_runtime": self._result.summary["seconds"], "train_loss": sum(losses) / max(len(losses), 1)}
+        return TrainOutput(len(rows) * self.args.num_iterations, metrics["train_loss"], metrics)
+
+    def evaluate(self, **settings: Any) -> dict[str, float]:
+        """Measure the trained policy on the eval_dataset."""
+        found: Evaluation = self._trained().evaluate(**settings)
+        return {"eval_reward": found.reward_mean.value, "eval_accuracy": found.accuracy.value}
+
+    def save_model(self, output_dir: str | None = None) -> None:
+        """Save model (or adapter) and tokenizer, in output_dir where no other is named."""
+        if collectives.is_main_process():
+            self._trained().save(output_dir or self.args.output_dir or "trainer_output")
+
+    def push_to_hub(self, commit_message: str = "End of training", **keywords: Any) -> Any:
+        """Push model (or adapter) and tokenizer to hub_model_id, or a repository named like output_dir."""
+        name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").name
+        given = {
+            "token": self.args.hub_token,
+            "private": self.args.hub_private_repo,
+            "revision": self.args.hub_revision,
+        }
+        keywords = {key: value for key, value in given.items() if value is not None} | keywords
+        result = self._trained()
+        result.tokenizer.push_to_hub(name, commit_message=commit_message, **keywords)
+        return result.model.push_to_hub(name, commit_message=commit_message, **keywords)  # type: ignore[operator]
+
+    def _trained(self) -> Result:
+        if self._result is None:
+            raise ValueError("nothing is trained yet: call trainer.train() first")
+        return self._result
+
+    def _make_config(self, model: Any) -> Config:
+        """Return the settings of the run."""
+        name = model if isinstance(model, str) and self._given[0] is None else model_name(self._given[0])
+        found = {
+            "environment": "reward_functions",
+            **settings_of(self.args, len(self._splits["train"])),
+            "model.name": name,
+            "data.path": f"{HOME}:rows",
+            "rewards": [reward_entry(reward) for reward in self.reward_funcs],
+            "reward_weights": list(self.args.reward_weights or []),
+            "environment.in_process": True,
+            "environment.timeout": REWARD_SECONDS,
+            **({} if "test" in self._splits else {"evaluation.num_samples": 1}),
+        }
+        config = make_config(None, found).config
+        config.evaluation.num_prompts = len(self._splits["test"]) if "test" in self._splits else 1
+        return config
+
+    def _make_environment(self, config: Config) -> Environment:
+        """Return the rewards on all rows: without an eval_dataset, its first prompt is all that evaluations look at."""
+        read = PromptFormat().read
+        rows: dict[Split, list[Any]] = {split: [read(row) for row in of] for split, of in self._splits.items()}
+        rows.setdefault("test", rows["train"][:1])
+        how = RewardSettings(WorkerSettings(timeout=config.environment.timeout), in_process=True, max_failure_rate=1.0)
+        made = RewardFunctions(rows, reward_functions(self.reward_funcs, config.reward_weights), how)
+        made.follow(0, config.num_steps, 0.0)
+        return made
+
+
+def _refuse(reason: str, **arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value:
+            raise ValueError(f"{name} has no counterpart in covey yet: {reason}")
+
+
+def _short_name(model: Any) -> str:
+    name = model if isinstance(model, str) else model.config._name_or_path or type(model).__name__
+    return str(name).rstrip("/").rpartition("/")[2]
+
+
+def _load(model: Any, processing_class: Any, peft_config: Any, args: GRPOConfig) -> tuple[Any, Any]:
+    """Return model and tokenizer in memory, (None, None) where covey loads them by name."""
+    keywords: dict[str, Any] = dict(args.model_init_kwargs or {})  # type: ignore[arg-type] # JSON is read by now
+    for name in ("trust_remote_code", "device_map"):
+        if keywords.get(name):
+            raise ValueError(
+                f"model_init_kwargs[{name!r}] has no counterpart in covey: {CODE}; one device holds a model"
+            )
+    if isinstance(model, str) and processing_class is None and peft_config is None and not keywords:
+        return None, None
+    if not isinstance(model, str) and keywords:
+        raise ValueError("model_init_kwargs needs a model by name, got one in memory")
+    tokenizer = processing_class
+    if tokenizer is None:
+        tokenizer = AutoTokenizer.from_pretrained(_path(model), revision=keywords.get("revision") or "main")
+    loaded = model
+    if isinstance(model, str):
+        loaded = AutoModelForCausalLM.from_pretrained(model, **({"dtype": "float32"} | keywords))
+    return (loaded if peft_config is None else _adapted(loaded, peft_config)), tokenizer
+
+
+def _path(model: Any) -> str:
+    return model if isinstance(model, str) else str(model.config._name_or_path)
+
+
+def _adapted(model: PreTrainedModel, peft_config: Any) -> Any:
+    """Return the model with new adapters. ValueError for adapters that covey's engine does not know."""
+    from peft import LoraConfig, get_peft_model
+
+    if not isinstance(peft_config, LoraConfig) or peft_config.use_dora:
+        raise ValueError(f"peft_config must be a LoraConfig without DoRA, got {type(peft_config).__name__}")
+    return get_peft_model(model, peft_config)
+
+
+def _function(reward: Any) -> Callable[..., Any]:
+    return load_reward(reward) if isinstance(reward, str | Mapping) else reward
+
+
+def _splits(train: Any, evaluated: Any) -> dict[Split, Any]:
+    """Return the rows of both data sets. ValueError for what cannot be counted, and for several to evaluate on."""
+    if train is None:
+        raise ValueError("train_dataset is missing")
+    for name, data in (("train_dataset", train), ("eval_dataset", evaluated)):
+        if isinstance(data, Mapping) or (data is not None and not hasattr(data, "__len__")):
+            raise ValueError(f"{name} must be one Dataset or a list of rows, got a {type(data).__name__}")
+    return {"train": train} if evaluated is None else {"train": train, "test": evaluated}
+
+
+def _run_folder(path: Path) -> Path:
+    """Return the run that a checkpoint belongs to."""
+    return next((folder for folder in (path, *path.parents[:3]) if (folder / "config.yaml").is_file()), path)

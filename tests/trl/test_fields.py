@@ -1,0 +1,125 @@
+"""Every field of TRL's GRPOConfig is mapped or refused by name; the page lists all of them."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.trl import GRPOConfig, GRPOTrainer
+from covey.trl.config import default_of
+from covey.trl.fields import MAPPED, REFUSED, table
+from covey.trl.mapping import settings_of
+
+from ..support.tiny_models import tiny_model
+from .test_same_gradient_as_trl import TOKENIZER
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [{"prompt": f"say {number}:"} for number in range(20)]
+OWN_WORDS = {"save_only_model": True, "pad_to_multiple_of": 8, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+
+
+def test_every_field_of_trl_is_here_with_its_default_and_mapped_or_refused() -> None:
+    trl = pytest.importorskip("trl")
+    theirs = {field.name: field for field in fields(trl.GRPOConfig)}
+    assert set(theirs) == {field.name for field in fields(GRPOConfig)} == set(MAPPED) | set(REFUSED)
+    assert set(MAPPED).isdisjoint(REFUSED)
+    for name, field in theirs.items():
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        assert default_of(name) == default, name
+
+
+def changed(default: Any) -> Any:
+    """Another value than the default."""
+    return default + 7 if isinstance(default, int | float) else f"not {default}"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_refused_field_is_named_with_the_reason_when_it_is_set(name: str) -> None:
+    default = default_of(name)
+    value = OWN_WORDS.get(name, not default if isinstance(default, bool) else changed(default))
+    args = GRPOConfig()
+    setattr(args, name, value)
+    with pytest.raises(ValueError) as refused:
+        settings_of(args, num_rows=100)
+    assert str(refused.value).startswith(f"GRPOConfig({name}=")
+    assert REFUSED[name] in str(refused.value)
+
+
+BASE: dict[str, Any] = {"bf16": False, "per_device_train_batch_size": 16, "num_generations": 4}
+CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"groups_per_step": 4, "group_size": 4, "num_steps": 75, "seed": 42, "optimizer.lr": 1e-6}),
+    ({"gradient_accumulation_steps": 3}, {"groups_per_step": 12, "num_steps": 24}),
+    ({"max_steps": 30, "num_iterations": 3}, {"num_steps": 10, "updates_per_batch": 3}),
+    ({"bf16": None}, {"model.precision": "bfloat16"}),
+    ({"fp16": True, "bf16": None}, {"model.precision": "float16"}),
+    ({"max_steps": 100, "warmup_steps": 0.1}, {"optimizer.warmup_steps": 10, "optimizer.schedule": "linear"}),
+    (
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+        {"optimizer.schedule": "cosine", "optimizer.min_lr_ratio": 0.1},
+    ),
+    ({"optim": "adamw_8bit"}, {"optimizer.name": "adamw8bit"}),
+    ({"save_steps": 0.2, "max_steps": 50}, {"output.save_every": 10}),
+    ({"eval_strategy": "epoch"}, {"evaluation.every": 25}),
+    ({"loss_type": "dr_grpo"}, {"algorithm.aggregation": "seq_mean_token_sum_norm", "algorithm.count_empty": True}),
+    ({"importance_sampling_level": "sequence"}, {"algorithm.ratio": "sequence_mean"}),
+    ({"beta": 0.04}, {"algorithm.kl_coef": 0.04, "algorithm.kl_gradient": "is_weighted"}),
+    ({"report_to": ["tensorboard"]}, {"output.trackers": ["tensorboard"]}),
+    ({"generation_kwargs": {"stop_strings": ["\n"]}}, {"sampling.stop": ["\n"]}),
+    ({"fsdp": "full_shard auto_wrap"}, {"parallel.strategy": "fsdp"}),
+    ({"use_vllm": True}, {"engine.name": "vllm", "algorithm.correction": "mask", "algorithm.correction_max": 3.0}),
+    ({"log_completions": True, "num_completions_to_print": 3}, {"output.show_rollouts": 3}),
+    (
+        {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 64},
+        {"algorithm.reference_refresh_every": 64, "algorithm.reference_refresh_alpha": 0.6},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "wanted"), CHANGES)
+def test_a_mapped_field_becomes_the_setting_that_the_page_names(given: dict[str, Any], wanted: dict[str, Any]) -> None:
+    found = settings_of(GRPOConfig(**BASE | given), num_rows=100)
+    assert {name: found[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps_per_generation": 4}, "steps_per_generation=4 needs gradient_accumulation_steps=4, got 1"),
+        ({"num_generations": 3}, "must be a multiple of num_generations=3"),
+        ({"num_generations": 1}, "num_generations must be >= 2"),
+        ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "loss_type='bnpo' divides by the tokens of a micro"),
+        ({"loss_type": "ppo"}, "loss_type must be one of"),
+        ({"optim": "lion_8bit"}, "optim='lion_8bit' has no counterpart in covey"),
+        ({"vllm_importance_sampling_mode": "token_mask"}, "needs use_vllm=True"),
+        ({"max_steps": 5, "num_iterations": 2}, "max_steps=5 must be a multiple of num_iterations=2"),
+        ({"report_to": "mlflow"}, "report_to='mlflow' has no counterpart"),
+        ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs has no counterpart in covey for num_beams"),
+        ({"sync_ref_model": True}, "sync_ref_model=True needs beta > 0"),
+        ({"per_device_train_batch_size": 512}, "train_dataset has 100 rows, and a step takes 128 prompts"),
+    ],
+)
+def test_values_without_a_counterpart_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        settings_of(GRPOConfig(**BASE | given), num_rows=100)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("tools", [len]), ("environment_factory", object), ("rollout_func", len)]
+)
+def test_agents_are_refused_by_name(argument: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{argument} has no counterpart in covey yet"):
+        GRPOTrainer(tiny_model(), len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER, **{argument: value})
+
+
+def test_the_page_has_the_table_of_all_fields() -> None:
+    assert table() in (ROOT / "docs" / "use" / "trl.md").read_text()
+
+
+def test_trl_is_not_imported() -> None:
+    program = "import sys, covey.trl; print([name for name in sys.modules if name.split('.')[0] == 'trl'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,88 @@
+"""Scripts as TRL's users write them run with one import changed, offline, on tiny models."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..support.builders import saved_classifier, saved_model
+
+SCRIPTS = Path(__file__).parent / "scripts"
+THEIRS, OURS = "from trl import GRPOConfig, GRPOTrainer", "from covey.trl import GRPOConfig, GRPOTrainer"
+TRAINED = ("quick_start", "custom_reward", "conversational", "several_rewards", "lora", "callbacks", "reward_model")
+
+STEPS = {"custom_reward": 6, "callbacks": 3, "reward_model": 1, "several_rewards": 3}
+"""Optimiser steps of the scripts that make others than two."""
+
+
+def run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names a script leaves, its one import changed."""
+    source = (SCRIPTS / f"{name}.py").read_text()
+    assert source.count(THEIRS) == 1
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {"__name__": "__main__", "MODEL": saved_model(tmp_path / "policy", "llama")}
+    if "JUDGE" in source:
+        scope["JUDGE"] = saved_classifier(tmp_path / "judge", num_labels=1)
+    exec(compile(source.replace(THEIRS, OURS), f"{name}.py", "exec"), scope)
+    return scope
+
+
+def history(scope: dict[str, Any]) -> list[dict[str, float]]:
+    return [row for row in scope["trainer"].state.log_history if "reward" in row]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_script_trains_with_one_import_changed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = run(name, tmp_path, monkeypatch)
+    trainer = scope["trainer"]
+    assert trainer.state.global_step == {
+        "custom_reward": 6,
+        "callbacks": 3,
+        "reward_model": 1,
+        "several_rewards": 3,
+    }.get(name, 2)
+    (check,) = [CHECKS.get(name, lambda scope, folder: None)]
+    check(scope, tmp_path)
+
+
+def check_custom_reward(scope: dict[str, Any], folder: Path) -> None:
+    assert (folder / "custom" / "final" / "model.safetensors").is_file()
+    evaluated = [row["step"] for row in scope["trainer"].state.log_history if "eval_reward" in row]
+    assert evaluated == [0, 3, 6]
+    assert [row["step"] for row in history(scope)] == [2, 4, 6]
+    assert scope["result"].global_step == 6
+
+
+def check_lora(scope: dict[str, Any], folder: Path) -> None:
+    assert (folder / "lora" / "adapter" / "adapter_model.safetensors").is_file()
+    trained = [name for name, weight in scope["trainer"].model.named_parameters() if weight.requires_grad]
+    assert trained
+    assert all(".lora_" in name for name in trained)
+
+
+def check_reward_model(scope: dict[str, Any], folder: Path) -> None:
+    (row,) = history(scope)
+    by_name, in_memory = row["rewards/judge/mean"], row["rewards/judge_2/mean"]
+    assert by_name == pytest.approx(in_memory, abs=1e-5)
+
+
+def check_callbacks(scope: dict[str, Any], folder: Path) -> None:
+    kept = [path.name for path in (folder / "callbacks" / "checkpoints").iterdir()]
+    assert kept == ["step-000003"]
+
+
+CHECKS = {
+    "custom_reward": check_custom_reward,
+    "lora": check_lora,
+    "reward_model": check_reward_model,
+    "callbacks": check_callbacks,
+}
+
+
+def test_the_flags_of_vllm_become_the_engine_and_the_correction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run("vllm_flags", tmp_path, monkeypatch)["trainer"].config
+    assert (config.engine.name, config.engine.url) == ("vllm", "http://localhost:8000")
+    found = config.algorithm
+    assert (found.correction, found.correction_level, found.correction_max) == ("truncate", "token", 2.0)
