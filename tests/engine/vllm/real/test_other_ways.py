@@ -105,7 +105,8 @@ def test_stops_end_a_completion_and_a_killed_engine_process_is_lost_at_once() ->
 
 
 def tell_engine_process(what: signal.Signals) -> None:
-    for child in psutil.Process().children(recursive=True):
+    alive = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    for child in alive:
         if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()):
             child.send_signal(what)
 
@@ -220,7 +221,7 @@ def test_a_server_that_runs_takes_the_policys_weights_and_samples_on_them(
     with pytest.raises(EngineLost, match="answered 401 to /inference/v1/generate"):
         asyncio.run(score_once(url))
     monkeypatch.setenv("VLLM_API_KEY", "secret")
-    engine = build(policy, replace(SETTINGS, url=url, deadline=5.0))
+    engine = build(policy, replace(SETTINGS, url=url, deadline=15.0))
     try:
         assert gap(policy, sample(engine, SAMPLING), SAMPLING) < 1e-4
         train_a_little(policy, seed=1)
@@ -238,18 +239,18 @@ def name_what_is_wrong(url: str, process: "subprocess.Popen[bytes]", policy: Pol
     """Lose the server in each way there is; each engine is lost once."""
     faults = {
         "answers from weights '.*', which this run did not push": lambda: asyncio.run(push_as_somebody_else(url)),
-        "did not answer a ping within 5 s": lambda: os.killpg(process.pid, signal.SIGSTOP),
+        "did not answer a ping within 15 s": lambda: os.killpg(process.pid, signal.SIGSTOP),
         "is gone": lambda: os.killpg(process.pid, signal.SIGKILL),
     }
     for line, make_fault in faults.items():
-        engine = build(policy, replace(SETTINGS, url=url, deadline=5.0))
+        engine = build(policy, replace(SETTINGS, url=url, deadline=15.0))
         try:
             sample(engine, SAMPLING)
             make_fault()
             started = time.monotonic()
             with pytest.raises(EngineLost, match=f"^the vLLM server at {url} {line}"):
                 sample(engine, SAMPLING)
-            assert time.monotonic() - started < 20
+            assert time.monotonic() - started < 30
         finally:
             engine.close()
             if process.poll() is None:
