@@ -19,6 +19,7 @@ BIRD = (
 
 ABOUT = {
     "cli": "the command: words, help, errors, tables",
+    "report": "what a run's folder shows to people",
     "train": "the one loop",
     "run": "one run: parts, checks, evaluation, checkpoints, records",
     "config": "settings of a whole run, rules between them",

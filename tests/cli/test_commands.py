@@ -115,7 +115,16 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     assert printed.err == ""
     assert sorted(path.name for path in Path("run").iterdir()) == [
         *("checkpoints", "config.yaml", "covey.log", "evaluations.jsonl", "metrics.jsonl", "preflight.json"),
-        *("rollouts.jsonl", "run.lock", "run.seal", "summary.json", "traces.jsonl", "updates.jsonl", "versions.json"),
+        *(
+            "report.html",
+            "rollouts.jsonl",
+            "run.lock",
+            "run.seal",
+            "summary.json",
+            "traces.jsonl",
+            "updates.jsonl",
+            "versions.json",
+        ),
     ]
 
 

@@ -25,6 +25,8 @@ VERBS = {
     "evaluate": "measure a policy on held-out prompts",
     "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
     "show": "the result of a run again, with its best and worst answers; or several runs side by side",
+    "report": "one page of a run, or of several: curves, groups, every token, before and after; needs no server",
+    "watch": "the same numbers in the terminal, while a run trains",
     "status": "what the trainer and each sampler of a run with source=ray do now",
     "replay": "train an asynchronous run again in one process, by its schedule, to the same weights bit for bit",
     "config": "print every setting of a run, resolved, without running it",
@@ -47,6 +49,13 @@ EXAMPLES = {
         "covey evaluate model.name=downloaded/checkpoints/step-000060/policy trust_run=true",
     ),
     "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
+    "report": (
+        "covey report outputs/DATE/TIME",
+        "covey report outputs/DATE/TIME --follow",
+        "covey report FOLDER FOLDER --out compared.html",
+        "covey report outputs/DATE/TIME --export verifiers",
+    ),
+    "watch": ("covey watch outputs/DATE/TIME",),
     "status": ("covey status outputs/DATE/TIME",),
     "replay": ("covey replay outputs/DATE/TIME",),
     "show": ("covey show outputs/DATE/TIME", "covey show --answers 10 outputs/DATE/TIME", "covey show FOLDER FOLDER"),
@@ -83,6 +92,15 @@ The policy of a run is measured with the settings of that run. If you did not ma
 its settings name is imported (rewards, environments, data, advantages and losses as module:function), no link in it is
 followed, and the command says what it would have been; trust_run=true takes it all as it is. Code beside weights
 (trust_remote_code) is never run. docs/trust/reliability.md has the details."""
+
+REPORT = {
+    "--out FILE.html": "where the page goes; report.html in the first folder",
+    "--follow": "make it anew every 10 seconds while a run is under way; it loads itself again",
+    "--text": "print it instead",
+    "--png FOLDER": "draw the curves as pictures instead (covey[report])",
+    "--export FORMAT": "write the answers as trl (parquet), verl (JSON lines) or verifiers (traces), beside the run",
+    "--help, -h": "this help",
+}
 
 SHOW = {
     "--answers N": "so many of the best answers, and of the worst",
@@ -121,7 +139,9 @@ def verb_help(verb: str) -> str:
         return _machines_help()
     if verb == "show":
         return _show_help()
-    if verb in ("status", "replay"):
+    if verb == "report":
+        return _report_help()
+    if verb in ("watch", "status", "replay"):
         examples = "\n".join(f"  {line}" for line in EXAMPLES[verb])
         return f"usage: covey {verb} RUN\n\n{VERBS[verb]}\n\nexamples:\n{examples}"
     # Describe usage, flags and groups
@@ -147,6 +167,12 @@ def _show_help() -> str:
     examples = "\n".join(f"  {line}" for line in EXAMPLES["show"])
     usage = "usage: covey show RUN [RUN ...] [--answers N]"
     return f"{usage}\n\n{VERBS['show']}\n\nexamples:\n{examples}\n\n{_columns(SHOW, 12)}"
+
+
+def _report_help() -> str:
+    examples = "\n".join(f"  {line}" for line in EXAMPLES["report"])
+    usage = "usage: covey report RUN [RUN ...] [flags]"
+    return f"{usage}\n\n{VERBS['report']}\n\nexamples:\n{examples}\n\n{_columns(REPORT, 18)}"
 
 
 def _machines_help() -> str:

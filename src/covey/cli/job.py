@@ -206,6 +206,7 @@ TRAINING_SETTINGS = (
     *("output.save_every", "output.keep_last", "output.keep_best"),
     *("output.rollouts_per_step", "output.show_rollouts"),
     *("output.traces", "output.trace_every", "output.traced_groups", "output.max_trace_bytes"),
+    "output.report",
 )
 ANSWER_SETTINGS = ("output.answers_per_evaluation", "output.max_rollout_rows")
 CREDIT_SETTINGS = (

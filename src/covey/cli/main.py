@@ -1,4 +1,4 @@
-"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides; show; machines.
+"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides; report and others.
 
 Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
 """
@@ -92,6 +92,11 @@ def _dispatch(words: list[str]) -> int:
         from covey.cli.show import run_show
 
         run_show(rest)
+        return 0
+    if verb in ("report", "watch"):
+        from covey.cli import report as reports
+
+        (reports.run_report if verb == "report" else reports.run_watch)(rest)
         return 0
     if verb in ("status", "replay"):
         from covey.cli import past
@@ -243,12 +248,14 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
         LOGGER.info("the run ended here: %s", error, exc_info=not stopped)
         is_refused = is_new and isinstance(error, Exception) and is_user_error(error)
         if ranks.rank() == 0 and not (is_refused and discard_refused(folder)):
+            _report(verb, config, folder)
             with ignore_stdout_errors():
                 print_folder(folder, console)
         raise
     if ranks.rank() > 0:
         return
     # Print what the run left
+    _report(verb, config, folder)
     content = read_summary(folder)
     with ignore_stdout_errors():
         if verb == "evaluate":
@@ -257,6 +264,14 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
             print_folder(folder, console)
         else:
             print_summary(content, folder, console)
+
+
+def _report(verb: str, config: "Config", folder: "Path") -> None:
+    """Leave a report of what was trained."""
+    if verb == "train":
+        from covey.cli.report import report_at_the_end
+
+        report_at_the_end(config.output, folder)
 
 
 def _train(config: "Config", folder: "Path") -> None:

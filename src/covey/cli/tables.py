@@ -197,6 +197,7 @@ def files(folder: Path) -> Text:
 
 
 FILES = {
+    "report.html": "the report, for a browser",
     "summary.json": "this summary",
     "config.yaml": "every setting of the run",
     "changes.jsonl": "settings that it was resumed with instead",

@@ -131,6 +131,8 @@ class OutputConfig(Section):
     """Groups traced of such a step."""
     max_trace_bytes: int = setting(20_000_000, ge=1, needs=TRACED)
     """Most bytes of traces.jsonl, and of updates.jsonl."""
+    report: bool = True
+    """Write report.html at the end of `covey train`, for a browser."""
     trackers: list[str] = setting(
         [],
         choices=("tensorboard", "wandb"),

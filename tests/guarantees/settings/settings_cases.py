@@ -358,6 +358,7 @@ CASES: dict[str, Case | Refused] = {
     "output.answers_per_evaluation": Case(see.run_folder, 1),
     "output.show_rollouts": Case(see.run_folder, 1),
     "output.max_rollout_rows": Case(see.run_folder, 3),
+    "output.report": Case(see.has_report, False),
     "output.traces": Case(see.run_folder, False),
     "output.trace_every": Case(see.run_folder, 3),
     "output.traced_groups": Case(see.run_folder, 1),

@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covey.cli.report import report_at_the_end
 from covey.config.checks import format_value
 from covey.config.schema import Config
 from covey.engine.base import EngineStats
@@ -324,6 +325,14 @@ def run_folder(config: Config) -> dict[str, Any]:
         "evaluations": (summary["before"], summary["after"]),
         "lines": len(said.getvalue().splitlines()),
     }
+
+
+def has_report(config: Config) -> bool:
+    """Whether `covey train` leaves a report."""
+    with tempfile.TemporaryDirectory(dir=".") as made:
+        folder = Path(made)
+        (folder / "config.yaml").write_text("num_steps: 1\n")
+        return report_at_the_end(config.output, folder) is not None
 
 
 def evaluation(config: Config) -> Any:

@@ -1,0 +1,110 @@
+"""`covey report RUN ...`: a page, text, pictures or other tools' files; `covey watch RUN`: the numbers as they come."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from covey.config.schema import OutputConfig
+from covey.report.foreign import EXPORTS, read_any
+from covey.report.make import FOLLOW_SECONDS, follow, is_under_way, make_report, names_of
+from covey.report.png import draw_curves
+from covey.report.text import as_lines
+from covey.system.lookup import one_of
+from covey.system.text.cleaning import CleanConsole
+
+LOGGER = logging.getLogger(__name__)
+WITH_VALUE = ("--out", "--png", "--export")
+ALONE = ("--follow", "--text")
+WATCH_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the words ask for."""
+
+    folders: list[Path]
+    flags: dict[str, str] = field(default_factory=dict)
+
+
+def run_report(words: Sequence[str]) -> None:
+    """Make what the words ask for. ValueError for words that do not say what, or of what."""
+    asked = read_words("report", words)
+    names, console = names_of(asked.folders), CleanConsole()
+    if "--export" in asked.flags:
+        write = EXPORTS[one_of("--export", asked.flags["--export"], EXPORTS)]
+        for folder in asked.folders:
+            _say(console, f"export: {write(folder)}")
+    elif "--text" in asked.flags:
+        for line in as_lines([read_any(folder) for folder in asked.folders], names):
+            _say(console, line)
+    elif "--png" in asked.flags:
+        runs = [read_any(folder) for folder in asked.folders]
+        for path in draw_curves(runs, names, Path(asked.flags["--png"])):
+            _say(console, f"picture: {path}")
+    else:
+        out = Path(asked.flags["--out"]) if "--out" in asked.flags else None
+        if "--follow" in asked.flags:
+            first = make_report(asked.folders, out, refresh=FOLLOW_SECONDS)
+            _say(console, f"report: {first} (made anew every {FOLLOW_SECONDS} s until the run ends)")
+            follow(asked.folders, out)
+        else:
+            _say(console, f"report: {make_report(asked.folders, out)}")
+
+
+def run_watch(words: Sequence[str]) -> None:
+    """Show a run in the terminal until it ends. ValueError for words that name no run."""
+    asked = read_words("watch", words)
+    if asked.flags:
+        raise ValueError(f"covey watch takes run folders alone, got {', '.join(asked.flags)}")
+    names, console = names_of(asked.folders), CleanConsole()
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            runs = [read_any(folder) for folder in asked.folders]
+            live.update(Text("\n".join(as_lines(runs, names)), no_wrap=True, overflow="ellipsis"), refresh=True)
+            if not any(map(is_under_way, asked.folders)):
+                return
+            time.sleep(WATCH_SECONDS)
+
+
+def report_at_the_end(output: OutputConfig, folder: Path) -> Path | None:
+    """Write a run's report where output.report asks for it. What hinders that is a warning: the run is what counts."""
+    if not output.report:
+        return None
+    try:
+        return make_report([folder])
+    except Exception as error:
+        LOGGER.warning("no report was written (%s); covey report %s tries again", error, folder)
+        return None
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def read_words(verb: str, words: Sequence[str]) -> Asked:
+    """Split folders from flags. ValueError for a flag that there is not, and without a folder."""
+    folders: list[Path] = []
+    flags: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            folders.append(Path(word))
+        elif flag in WITH_VALUE:
+            if not equals and not rest:
+                raise ValueError(f"{flag} needs a value")
+            flags[flag] = value if equals else rest.pop(0)
+        elif word in ALONE:
+            flags[word] = ""
+        else:
+            raise ValueError(f'no flag "{flag}"; flags: {", ".join((*WITH_VALUE, *ALONE))}')
+    if not folders:
+        raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
+    return Asked(folders, flags)

@@ -1,0 +1,112 @@
+"use strict";
+// Curves with bands and one cursor, histograms by step.
+const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2]];
+const COLOURS = ["--accent", "--bad", "--good", "--ink", "--soft"];
+const charts = [];
+
+function clearCharts() {
+  while (charts.length) charts.pop().destroy();
+}
+
+function names(runs) {
+  const found = new Map();
+  runs.forEach((run) => run.curves.forEach((curve) => found.has(curve.name) || found.set(curve.name, curve)));
+  return found;
+}
+
+// Small multiples of all curves that the runs have; several runs lie in the same axes.
+function curvesOf(runs) {
+  const grid = h("div", { class: "grid" });
+  const places = [];
+  for (const [name, first] of names(runs)) {
+    const of = runs.map((run) => run.curves.find((curve) => curve.name === name));
+    const readings = of.map((curve, k) => curve && h("span", {}, runs.length > 1 ? runs[k].name + ": " : "", curve.reading));
+    const now = h("span", { class: "now" }, first.about);
+    const plot = h("div", { role: "img", "aria-label": first.title + ": " + of.map((c) => c && c.reading).join("; ") });
+    grid.append(h("figure", {}, h("figcaption", {}, h("b", {}, first.title), readings, now), plot));
+    places.push(() => drawCurve(plot, now, of, first));
+  }
+  requestAnimationFrame(() => places.forEach((draw) => draw()));
+  return grid;
+}
+
+function drawCurve(place, now, of, first) {
+  if (!place.isConnected) return;
+  const series = [{}], bands = [], tables = [];
+  of.forEach((curve, k) => {
+    if (!curve) return;
+    const stroke = colour(COLOURS[k % COLOURS.length]), start = series.length;
+    tables.push([curve.x, curve.raw, curve.y, curve.low, curve.high]);
+    const few = curve.x.length < 40;
+    series.push({ stroke: "transparent", width: 0, points: { show: of.length === 1, size: few || curve.points ? 5 : 3, width: 0, fill: curve.points ? stroke : colour("--soft") }, spanGaps: true });
+    series.push({ stroke, width: 2, dash: DASHES[k % DASHES.length], points: { show: Boolean(curve.points), size: 6 }, spanGaps: true });
+    series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true }, { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
+    bands.push({ series: [start + 3, start + 2], fill: of.length === 1 ? colour("--band") : stroke + "22" });
+  });
+  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+  const options = {
+    width: Math.max(240, place.clientWidth), height: 170, series, bands, legend: { show: false },
+    scales: { x: { time: false }, y: first.log ? { distr: 3 } : {} },
+    axes: [{ ...axis, size: 26 }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : shown(t))) }],
+    cursor: { sync: { key: "steps", setSeries: false }, y: false, points: { show: false } },
+    hooks: { setCursor: [(u) => {
+      const at = u.cursor.idx;
+      if (at === null || at === undefined) { now.textContent = first.about; return; }
+      const values = of.map((curve, k) => curve && u.data[2 + 4 * of.slice(0, k).filter(Boolean).length]).filter(Boolean);
+      const low = u.data[3][at], high = u.data[4][at];
+      const band = values.length === 1 && low !== null && low !== undefined ? " [" + shown(low) + ", " + shown(high) + "]" : "";
+      now.textContent = "step " + u.data[0][at] + ": " + values.map((v) => shown(v[at])).join(", ") + band;
+    }] },
+  };
+  const plot = new uPlot(options, uPlot.join(tables), place);
+  plot.over.addEventListener("click", () => { if (plot.cursor.idx !== null) set({ step: plot.data[0][plot.cursor.idx] }, false); });
+  charts.push(plot);
+}
+
+const HISTOGRAMS = [["reward", "reward"], ["advantage", "advantage"], ["length", "length"], ["entropy", "entropy, nats"], ["log_ratio", "log ratio"], ["mismatch", "mismatch, nats"]];
+
+function nearest(rows, step) {
+  if (!rows.length) return null;
+  const wanted = step ?? rows[rows.length - 1].step;
+  return rows.reduce((best, row) => (Math.abs(row.step - wanted) < Math.abs(best.step - wanted) ? row : best));
+}
+
+// The counts of all steps as a map, and those of one step as bars.
+function histogramsOf(run) {
+  const rows = run.histograms[state.hist] || [];
+  if (!rows.length) return h("p", { class: "soft" }, "No histograms: the run had output.traces=false, or no step is finished.");
+  const row = nearest(rows, state.step), total = row.counts.reduce((a, b) => a + b, 0);
+  const bars = h("table", { "aria-label": "counts of step " + row.step }, h("tbody", {}, row.counts.map((count, k) => {
+    const bar = h("i", {});
+    bar.style.cssText = "display:block;height:11px;background:" + colour("--accent") + ";width:" + (100 * count / Math.max(1, ...row.counts)).toFixed(1) + "%";
+    return count || (row.edges[k + 1] > 0 && row.edges[k] < 1 && rows.length < 3) ? h("tr", {}, h("td", { class: "number" }, shown(row.edges[k]) + " to " + shown(row.edges[k + 1])), h("td", { class: "number" }, count), (() => { const cell = h("td", {}, bar); cell.style.width = "60%"; return cell; })()) : null;
+  })));
+  bars.style.width = "100%";
+  const slider = h("input", { type: "range", min: 0, max: rows.length - 1, value: rows.indexOf(row), "aria-label": "step", oninput: (e) => set({ step: rows[Number(e.target.value)].step }) });
+  return h("div", {},
+    h("div", { class: "bar" }, buttons("histogram", HISTOGRAMS.filter(([name]) => (run.histograms[name] || []).length), state.hist, (hist) => set({ hist })), h("label", {}, "step " + row.step + " ", slider)),
+    h("div", { class: "hist" },
+      h("figure", {}, h("figcaption", {}, h("b", {}, "step " + row.step), total + " in all; empty bins are left out"), bars),
+      h("figure", {}, h("figcaption", {}, h("b", {}, "all steps"), "a column a step, strong where many are; lowest bin at the bottom"), heatMap(rows, row))));
+}
+
+function heatMap(rows, chosen) {
+  const width = 480, height = 200, w = width / rows.length;
+  const edges = rows.map((r) => r.edges), low = Math.min(...edges.map((e) => e[0])), high = Math.max(...edges.map((e) => e[e.length - 1]));
+  const even = state.hist === "reward" || state.hist === "advantage" || state.hist === "length";
+  const y = (value, k, n) => (even ? (value - low) / (high - low || 1) : k / n);
+  const made = svg("svg", { viewBox: "0 0 " + width + " " + (height + 18), role: "img", "aria-label": "histograms of all steps" });
+  rows.forEach((row, place) => {
+    const most = Math.max(1, ...row.counts), n = row.counts.length;
+    row.counts.forEach((count, k) => {
+      if (!count) return;
+      const top = y(row.edges[k + 1], k + 1, n), bottom = y(row.edges[k], k, n);
+      const cell = svg("rect", { x: place * w, y: height * (1 - top), width: Math.max(w - .4, .6), height: Math.max(height * (top - bottom) - .4, .6), fill: colour("--accent"), "fill-opacity": (.08 + .92 * count / most).toFixed(3) });
+      made.append(cell);
+    });
+    if (row === chosen) made.append(svg("rect", { x: place * w, y: 0, width: Math.max(w - .4, 1), height, fill: "none", stroke: colour("--ink"), "stroke-width": 1.2 }));
+  });
+  const label = (x, text, anchor) => { const made = svg("text", { x, y: height + 13, "font-size": 11, fill: colour("--soft"), "text-anchor": anchor }); made.textContent = text; return made; };
+  made.append(label(0, "step " + rows[0].step, "start"), label(width, String(rows[rows.length - 1].step), "end"));
+  return made;
+}

@@ -1,0 +1,86 @@
+"use strict";
+// The other pages.
+function overview(run) {
+  const shownRuns = DATA.compare ? DATA.runs : [run];
+  const keys = DATA.compare ? h("div", { class: "keys" }, DATA.runs.map((one, k) => h("span", {}, svg("svg", { viewBox: "0 0 34 10" }, svg("line", { x1: 0, x2: 34, y1: 5, y2: 5, stroke: colour(COLOURS[k % COLOURS.length]), "stroke-width": 2.5, "stroke-dasharray": DASHES[k % DASHES.length].join(" ") })), one.name))) : null;
+  if (!shownRuns.some((one) => one.curves.length)) return h("p", {}, "No step is finished yet.");
+  return h("div", {}, keys, curvesOf(shownRuns), h("h2", {}, "How a step spreads"), histogramsOf(run));
+}
+
+const KIND_NAMES = { all: "all", lost: "lost", gained: "gained", "stayed wrong": "stayed wrong", "stayed right": "stayed right" };
+const TAGS = { lost: "✗ lost", gained: "✓ gained", "stayed wrong": "– wrong", "stayed right": "= right" };
+
+function pairsPage(run) {
+  const pairs = run.pairs;
+  if (!pairs.rows.length) return h("p", {}, "There are no two evaluations of the same prompts to compare.");
+  const rows = pairs.rows.filter((row) => state.kind === "all" || row.kind === state.kind);
+  const counts = Object.entries(pairs.counts).map(([kind, count]) => kind + " " + count).join(" · ");
+  const total = Object.values(pairs.counts).reduce((a, b) => a + b, 0);
+  return h("div", {}, h("p", {}, "The same prompts, answered greedily before step 1 and after step " + pairs.steps[1] + ": " + counts + ". " + (total > pairs.rows.length ? pairs.rows.length + " of " + total + " are on this page." : "")),
+    h("div", { class: "bar" }, buttons("show", Object.entries(KIND_NAMES), state.kind, (kind) => set({ kind }))),
+    h("div", { class: "pairs" }, rows.slice(0, 200).map((row) => h("div", { class: "pair" },
+      h("div", {}, h("span", { class: "tag " + (row.kind === "lost" ? "lost" : row.kind === "gained" ? "shown" : "soft") }, TAGS[row.kind]), h("h4", {}, row.id)),
+      h("div", {}, h("h4", {}, "prompt"), h("div", { class: "text" }, written(row.prompt)), h("h4", {}, Object.entries(row.columns).map(([name, v]) => name + ": " + v.slice(0, 120)).join(" · "))),
+      h("div", {}, h("h4", {}, "before, reward " + shown(row.before.reward)), h("div", { class: "text" }, written(row.before.text))),
+      h("div", {}, h("h4", {}, "after, reward " + shown(row.after.reward)), marked(row.after.text, row.before.text))))),
+    rows.length > 200 ? h("p", { class: "soft" }, "200 of " + rows.length + " are drawn; the kinds above narrow them.") : null);
+}
+
+function interval(values, factor) {
+  if (values[0] === null) return "–";
+  const [v, low, high] = values.map((x) => (factor * x).toFixed(factor === 1 ? 3 : 1));
+  return (v > 0 ? "+" : "") + v + " [" + low + ", " + high + "]";
+}
+
+function comparePage() {
+  const compare = DATA.compare;
+  const words = (values) => (values[1] === null ? "nothing in common" : values[1] > 0 ? "better, shown" : values[2] < 0 ? "worse, shown" : "no difference shown");
+  return h("div", {},
+    h("h2", {}, "Last evaluations, prompt by prompt, against " + DATA.runs[0].name),
+    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["run", "shared prompts", "accuracy, points [95 %]", "greedy reward [95 %]", "reading"].map((t) => h("th", {}, t)))),
+      h("tbody", {}, compare.gains.map((one) => h("tr", {}, h("td", {}, DATA.runs[one.run].name), h("td", { class: "number" }, one.num_prompts), h("td", { class: "number" }, interval(one.accuracy, 100)), h("td", { class: "number" }, interval(one.reward, 1)), h("td", {}, words(one.accuracy))))))),
+    h("h2", {}, "Settings that differ"),
+    compare.settings.length ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "setting"), DATA.runs.map((run) => h("th", {}, run.name)))),
+      h("tbody", {}, compare.settings.map(([name, values]) => h("tr", {}, h("td", {}, name), values.map((v) => h("td", {}, v))))))) : h("p", {}, "None."));
+}
+
+function timePage(run) {
+  if (!run.phases.length) return h("p", {}, "A run under way has no table of phases yet; seconds a step are on the first page.");
+  const [first] = run.phases;
+  return h("div", {}, h("p", {}, "Most of the time went to " + first[0] + ": " + (100 * first[2]).toFixed(0) + " %."),
+    run.phases.map(([name, seconds, share]) => {
+      const bar = h("i", {});
+      bar.style.width = Math.max(.2, 100 * share) + "%";
+      return h("div", { class: "phase" }, h("span", {}, name), h("span", {}, shown(seconds) + " s"), h("span", {}, (100 * share).toFixed(1) + " %"), h("span", {}, bar));
+    }));
+}
+
+function settingsPage(run) {
+  const table = (rows, heads) => h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((t) => h("th", {}, t)))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map((v) => h("td", {}, v)))))));
+  const own = run.settings.filter(([, v, d]) => v !== d), rest = run.settings.filter(([, v, d]) => v === d);
+  return h("div", {}, h("h2", {}, own.length + " settings differ from their defaults"), table(own, ["setting", "value", "default"]),
+    h("details", {}, h("summary", {}, rest.length + " settings are as by default"), table(rest.map(([n, v]) => [n, v]), ["setting", "value"])),
+    h("h2", {}, "Versions"), table(Object.entries(run.versions), ["what", "version"]));
+}
+
+const KINDS = { root: [42, 157, 143], rigid: [224, 180, 130], rod: [185, 139, 94], wheel: [92, 102, 112], rotor: [231, 111, 81], hinge: [244, 162, 97], ball: [244, 162, 97], swivel: [244, 162, 97], suspension: [163, 177, 138], container: [169, 197, 232], boulder: [141, 153, 174], caster: [92, 102, 112], pad: [132, 165, 157] };
+
+function machine(one) {
+  const xs = one.polygons.flatMap((p) => p[2].filter((_, k) => k % 2 === 0)), ys = one.polygons.flatMap((p) => p[2].filter((_, k) => k % 2));
+  const [left, right, low, high] = [Math.min(...xs) - .4, Math.max(...xs) + .4, Math.min(...ys) - .4, Math.max(...ys) + .4];
+  const made = svg("svg", { viewBox: [left, -high, right - left, high - low].join(" "), role: "img", "aria-label": one.about });
+  one.polygons.forEach(([kind, shade, points]) => {
+    const fill = "rgb(" + (KINDS[kind] || [200, 120, 120]).map((part) => Math.round(part * shade)).join(",") + ")";
+    const corners = points.map((v, k) => (k % 2 ? -v : v)).reduce((text, v, k) => text + (k % 2 ? "," : " ") + v, "");
+    made.append(svg("polygon", { points: corners, fill, stroke: "rgba(0,0,0,.35)", "stroke-width": .02 }));
+  });
+  return h("figure", {}, made, h("figcaption", {}, h("b", {}, "score " + shown(one.score) + ", step " + one.step), one.about));
+}
+
+function environmentPage(run) {
+  const page = run.environment;
+  if (page.kind === "machines") return h("div", {}, h("p", {}, "The machines with the highest scores among the rollouts that were kept. covey machines gallery films them."), h("div", { class: "machines" }, page.items.map(machine)));
+  return h("div", {}, h("p", {}, "Programs of the last evaluation, from the best to the worst, with the tests that its row shows."), page.items.map((one) => h("section", {},
+    h("h3", {}, one.id + ": reward " + shown(one.reward) + Object.entries(one.parts).map(([n, v]) => " · " + n + " " + shown(v)).join("")),
+    textBox(one.prompt, "prompt"), textBox(one.text, "program"), Object.entries(one.tests).map(([name, text]) => [h("p", { class: "soft" }, name), textBox(text, name)]))));
+}

@@ -1,0 +1,101 @@
+"use strict";
+// Small tools. What a model wrote reaches the page through textContent alone.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const state = { run: 0, tab: "overview", step: null, trace: 0, answer: 0, token: -1, colour: "difference", numbers: false, kind: "all", hist: "reward" };
+const KEEP = ["run", "tab", "step", "trace", "answer", "colour", "numbers", "kind", "hist"];
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+
+function visible(text) {
+  return String(text).replace(HIDDEN, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+}
+
+function h(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
+  }
+  for (const child of children.flat(3)) {
+    if (child === null || child === undefined || child === false) continue;
+    made.append(child instanceof Node ? child : document.createTextNode(visible(child)));
+  }
+  return made;
+}
+
+function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
+  made.append(...children.flat());
+  return made;
+}
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function shown(value, digits = 3) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e5 || size < 1e-3) return value.toExponential(2);
+  return String(Number(value.toPrecision(digits)));
+}
+
+function signed(value) {
+  return value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + shown(value);
+}
+
+function written(text) {
+  return Array.isArray(text) ? text.map((turn) => turn.role + ": " + turn.content).join("\n") : String(text ?? "");
+}
+
+// A text, or a conversation turn by turn.
+function textBox(text, label) {
+  const parts = Array.isArray(text) ? text.map((turn) => [h("span", { class: "role" }, turn.role), h("div", { class: "text" }, turn.content)]) : h("div", { class: "text" }, text ?? "");
+  return h("div", { class: "box", tabindex: 0, role: "group", "aria-label": label }, parts);
+}
+
+// Which items of `items` are not in a longest common subsequence with `base`.
+function differing(base, items) {
+  const n = Math.min(base.length, 700), m = Math.min(items.length, 700);
+  const table = Array.from({ length: n + 1 }, () => new Uint16Array(m + 1));
+  for (let i = n - 1; i >= 0; i--)
+    for (let j = m - 1; j >= 0; j--)
+      table[i][j] = base[i] === items[j] ? table[i + 1][j + 1] + 1 : Math.max(table[i + 1][j], table[i][j + 1]);
+  const other = new Set();
+  let i = 0, j = 0;
+  while (j < m) {
+    if (i < n && base[i] === items[j]) { i++; j++; }
+    else if (i < n && table[i + 1][j] >= table[i][j + 1]) i++;
+    else other.add(j++);
+  }
+  return other;
+}
+
+function words(text) {
+  const all = written(text);
+  return all.length < 40 ? Array.from(all) : all.match(/\s+|\w+|[^\s\w]/g) || [];
+}
+
+// A text with marks where it differs from another.
+function marked(text, base) {
+  const own = words(text), other = differing(words(base), own);
+  const parts = [];
+  own.forEach((word, place) => {
+    const last = parts[parts.length - 1], is = other.has(place);
+    if (last && last.is === is) last.text += word;
+    else parts.push({ is, text: word });
+  });
+  return h("div", { class: "text" }, parts.map((part) => (part.is ? h("mark", {}, part.text) : part.text)));
+}
+
+function buttons(label, choices, current, choose) {
+  return h("span", { class: "group-of-buttons", role: "group", "aria-label": label },
+    choices.map(([value, name]) => h("button", { type: "button", "aria-pressed": String(value === current), onclick: () => choose(value) }, name)));
+}
+
+function squares(rewards, low, high) {
+  return rewards.map((r) => (r >= high ? "■" : r <= low ? "□" : "▣")).join("");
+}

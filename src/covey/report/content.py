@@ -1,0 +1,293 @@
+"""Everything that a report shows, as plain data: what is read of each run, cut to a size, and how runs compare."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.report.curves import curves_of, phases_of, prompts_of, short
+from covey.report.environments import environment_of
+from covey.report.read import Row, RunFiles, cut, flat
+from covey.run.records.summary import paired_accuracy_gain, paired_mean_gain
+from covey.system.text.format import duration, memory
+
+FORMAT = 1
+TRACE_BYTES, PAIR_BYTES, GROUP_BYTES = 1_300_000, 500_000, 300_000
+"""Of traces, of answers before and after, and of rewards by prompt, of all runs together."""
+CONFIDENCE = 0.95
+
+
+def content(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
+    """Return what the page shows of the runs."""
+    shares = len(runs)
+    return {
+        "format": FORMAT,
+        "runs": [_run(run, name, shares) for run, name in zip(runs, names, strict=True)],
+        "compare": comparison(runs) if len(runs) > 1 else None,
+    }
+
+
+def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "verdict": verdict(run),
+        "facts": _facts(run),
+        "curves": curves_of(run),
+        "histograms": _histograms(run.updates),
+        "groups": thinned(_groups(run.updates), GROUP_BYTES // shares),
+        "traces": thinned([_trace(row) for row in run.traces], TRACE_BYTES // shares),
+        "pairs": pairs_of(run, PAIR_BYTES // shares),
+        "phases": [(phase, short(seconds), short(share)) for phase, seconds, share in phases_of(run.summary or {})],
+        "settings": _settings(run.settings),
+        "versions": {key: str(value) for key, value in run.versions.items()},
+        "environment": environment_of(run),
+    }
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+
+def verdict(run: RunFiles) -> dict[str, str]:
+    """Say in a sentence what came of the run, and whether that is shown."""
+    summary, last = run.summary, run.steps[-1] if run.steps else None
+    wanted = run.settings.get("num_steps")
+    if summary is None:
+        where = f"step {last['step']} of {wanted}" if last else "no step is finished yet"
+        reward = f", reward {last.get('sampled_reward_mean')}" if last else ""
+        return {"state": "running", "text": f"Under way, or killed: {where}{reward}."}
+    gain, how = _gain(summary), summary.get("status", "")
+    if how == "completed":
+        return {"state": _state(summary), "text": gain}
+    why = f" because {run.error}" if run.error and how == "failed" else ""
+    done = f"{str(how).capitalize()} after {summary.get('steps')} of {wanted} steps{why}."
+    return {"state": "failed" if how == "failed" else "interrupted", "text": f"{done} {gain}"}
+
+
+def _gain(summary: Row) -> str:
+    """Say what the evaluations before and after show."""
+    before, after, gain = summary.get("before"), summary.get("after"), summary.get("gain")
+    if not before or not after or not gain:
+        return "There are no two evaluations to compare."
+    number = after["num_prompts"]
+    change = gain["accuracy"]
+    if any(not isinstance(change[key], int | float) for key in ("value", "low", "high")):
+        return "The evaluations before and after have nothing in common."
+    values = f"{100 * before['accuracy']['value']:.1f} → {100 * after['accuracy']['value']:.1f} %"
+    shown = f"{100 * change['value']:+.1f}, 95 % [{100 * change['low']:.1f}, {100 * change['high']:.1f}]"
+    words = {"shown": "shown", "lost": "it got worse", "unclear": "not shown: the interval holds 0"}[_state(summary)]
+    few = " Fewer than 20 prompts tell little." if number < 20 else ""
+    return f"Accuracy {values} ({shown}) on {number} held-out prompts: {words}.{few}"
+
+
+def _state(summary: Row) -> str:
+    change = (summary.get("gain") or {}).get("accuracy") or {}
+    low, high = change.get("low"), change.get("high")
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return "unclear"
+    return "shown" if low > 0 else "lost" if high < 0 else "unclear"
+
+
+def _facts(run: RunFiles) -> list[tuple[str, str]]:
+    """Return what is said of a run below its name."""
+    settings, summary = run.settings, run.summary or {}
+    sizes = f"{settings.get('groups_per_step')} × {settings.get('group_size')} answers a step"
+    found = [
+        ("task", f"{settings.get('environment.name')}"),
+        ("policy", f"{settings.get('model.name')}" + (", LoRA" if settings.get("model.lora_rank") else "")),
+        ("algorithm", f"{settings.get('algorithm.advantage')}, {settings.get('algorithm.loss')}"),
+        ("steps", f"{len(run.steps)} of {settings.get('num_steps')}, {sizes}"),
+        ("seed", str(settings.get("seed"))),
+    ]
+    if summary:
+        found.append(("time", duration(summary.get("seconds", 0))))
+        found.append(("tokens", f"{summary.get('tokens', 0):,}, {summary.get('tokens_per_second', 0):,.0f} a second"))
+        found.append(("memory", f"{memory(summary.get('peak_memory_bytes', 0))} at peak"))
+    if command := run.versions.get("command"):
+        found.append(("command", str(command)))
+    return found
+
+
+def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (name, value, default) of every setting, those that differ first."""
+    default = _defaults(str(settings.get("environment.name")))
+    rows = [(name, _plain(value), _plain(default.get(name))) for name, value in settings.items()]
+    return sorted(rows, key=lambda row: row[1] == row[2])
+
+
+def _defaults(environment: str) -> dict[str, Any]:
+    config = Config()
+    if environment in ENVIRONMENT_SETTINGS:
+        config.environment = ENVIRONMENT_SETTINGS[environment]()
+    return flat(asdict(config))
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------------------------------------ groups and tokens
+
+
+def _histograms(updates: Sequence[Row]) -> dict[str, Any]:
+    """Return for each histogram the steps with their edges and counts, at most 80 of them, evenly spread."""
+    names = ("reward", "advantage", "length", "entropy", "log_ratio", "mismatch")
+    chosen = [updates[index * len(updates) // min(80, len(updates))] for index in range(min(80, len(updates)))]
+    chosen = [*chosen[:-1], updates[-1]] if chosen else []
+    return {
+        name: [{"step": row["step"], **found} for row in chosen if (found := (row.get("histograms") or {}).get(name))]
+        for name in names
+    }
+
+
+def _groups(updates: Sequence[Row]) -> list[Row]:
+    return [
+        {"step": row["step"], "num": row.get("num_groups"), "groups": [(g["prompt_id"], g["rewards"]) for g in groups]}
+        for row in updates
+        if (groups := row.get("groups"))
+    ]
+
+
+def _trace(row: Row) -> Row:
+    """Return a line of traces.jsonl as the page reads it, texts cut."""
+    return {
+        "step": row["step"],
+        "reason": row.get("reason"),
+        "id": row.get("prompt_id"),
+        "prompt": cut(row.get("prompt")),
+        "columns": {name: cut(_plain(value), 600) for name, value in (row.get("columns") or {}).items()},
+        "dropped": row.get("dropped"),
+        "failures": row.get("failures") or [],
+        "rollouts": [_rollout(one) for one in row.get("rollouts") or []],
+    }
+
+
+def _rollout(one: Row) -> Row:
+    tokens = one.get("tokens") or {}
+    numbers = {
+        name: [short(value) if isinstance(value, int | float) else None for value in tokens[name]]
+        for name in ("sampler_logprob", "trainer_logprob", "ratio", "entropy", "kl")
+        if tokens.get(name)
+    }
+    if set(numbers.get("ratio", [])) <= {1.0, None}:
+        numbers.pop("ratio", None)
+    return {
+        "text": cut(one.get("completion")),
+        "reward": one.get("reward"),
+        "parts": one.get("parts") or {},
+        "extra": {name: cut(_plain(value), 600) for name, value in (one.get("extra") or {}).items()},
+        "advantage": one.get("advantage"),
+        "finish": one.get("finish_reason"),
+        "num": one.get("num_tokens"),
+        "pieces": tokens.get("pieces") or [],
+        "ids": tokens.get("ids") or [],
+        "learnt": "".join("1" if flag else "0" for flag in tokens.get("learnt") or []),
+        **numbers,
+    }
+
+
+def thinned(rows: Sequence[Row], most: int) -> list[Row]:
+    """Leave rows out of the middle, evenly by step, until the rest has at most so many bytes as JSON."""
+    kept = list(rows)
+    while kept and (size := sum(len(json.dumps(row, default=str)) for row in kept)) > most:
+        steps = list(dict.fromkeys(row["step"] for row in kept))
+        if len(steps) <= 2:
+            return kept[: max(1, len(kept) * most // size)]
+        wanted = max(2, min(len(steps) - 1, len(steps) * most // size))
+        chosen = {steps[round(place * (len(steps) - 1) / (wanted - 1))] for place in range(wanted)}
+        kept = [row for row in kept if row["step"] in chosen]
+    return kept
+
+
+# ------------------------------------------------------------------------------------------------ before and after
+
+
+def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
+    """Return the greedy answers to the same prompts at the first and the last evaluation, those that changed first."""
+    greedy = [row for row in run.answers if row.get("greedy")]
+    steps = sorted({row["step"] for row in greedy})
+    if len(steps) < 2:
+        return {"steps": steps, "counts": {}, "rows": []}
+    before, after = ({row["prompt_id"]: row for row in greedy if row["step"] == s} for s in (steps[0], steps[-1]))
+    rows = [_pair(before[name], row) for name, row in after.items() if name in before]
+    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
+    rows.sort(key=lambda row: KINDS.index(row["kind"]))
+    size, shown = 0, []
+    for row in _round_robin(rows):
+        size += len(json.dumps(row, default=str))
+        if size > most:
+            break
+        shown.append(row)
+    return {"steps": [steps[0], steps[-1]], "counts": counts, "rows": shown}
+
+
+KINDS = ("lost", "gained", "stayed wrong", "stayed right")
+
+
+def _round_robin(rows: Sequence[Row]) -> list[Row]:
+    """Take one of each kind in turn, so that a bound on the whole leaves some of each."""
+    of_kind = [[row for row in rows if row["kind"] == kind] for kind in KINDS]
+    longest = max(map(len, of_kind), default=0)
+    return [own[place] for place in range(longest) for own in of_kind if place < len(own)]
+
+
+def _pair(before: Row, after: Row) -> Row:
+    kinds = {(True, False): "lost", (False, True): "gained", (True, True): "stayed right"}
+    return {
+        "kind": kinds.get((bool(before.get("correct")), bool(after.get("correct"))), "stayed wrong"),
+        "id": after["prompt_id"],
+        "prompt": cut(after.get("prompt"), 1500),
+        "columns": {name: cut(_plain(value), 300) for name, value in (after.get("columns") or {}).items()},
+        "before": {"text": cut(before.get("completion"), 1500), "reward": before.get("reward")},
+        "after": {"text": cut(after.get("completion"), 1500), "reward": after.get("reward")},
+    }
+
+
+# ------------------------------------------------------------------------------------------------ several runs
+
+
+def comparison(runs: Sequence[RunFiles]) -> dict[str, Any]:
+    """Compare every run with the first: the settings that differ, and the last evaluations prompt by prompt."""
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    values = [(name, [_plain(run.settings.get(name)) for run in runs]) for name in names]
+    ends = [_last_answers(run) for run in runs]
+    return {
+        "settings": [(name, of) for name, of in values if len(set(of)) > 1],
+        "gains": [
+            {"run": place, **_against(ends[0], other), "num_evaluated": prompts_of(runs[place])}
+            for place, other in enumerate(ends[1:], start=1)
+        ],
+    }
+
+
+def _last_answers(run: RunFiles) -> dict[str, Row]:
+    """Return the greedy answers of the last evaluation by prompt, none where the run has had only its first."""
+    greedy = [row for row in run.answers if row.get("greedy")]
+    last = max((row["step"] for row in greedy), default=0)
+    return {row["prompt_id"]: row for row in greedy if row["step"] == last}
+
+
+def _against(base: Mapping[str, Row], other: Mapping[str, Row]) -> dict[str, Any]:
+    """Return other less base on the prompts that both were asked, greedily, with paired intervals."""
+    shared = [name for name in base if name in other]
+
+    def column(rows: Mapping[str, Row], read: Callable[[Row], float]) -> list[float]:
+        return [read(rows[name]) for name in shared]
+
+    accuracy = paired_accuracy_gain(column(base, _correct), column(other, _correct), CONFIDENCE)
+    reward = paired_mean_gain(column(base, _reward), column(other, _reward), CONFIDENCE)
+    return {
+        "num_prompts": len(shared),
+        "accuracy": [short(value) for value in (accuracy.value, accuracy.low, accuracy.high)],
+        "reward": [short(value) for value in (reward.value, reward.low, reward.high)],
+    }
+
+
+def _correct(row: Row) -> float:
+    return float(bool(row.get("correct")))
+
+
+def _reward(row: Row) -> float:
+    value = row.get("reward")
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -1,0 +1,192 @@
+"""The curves of a run: numbers, 95 % bands, and a sentence that says what is seen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from covey.report.bands import Band, mean_band, moving_bands, wilson, window
+from covey.report.read import Row, RunFiles
+
+MAX_POINTS = 600
+"""Of a curve; longer ones are averaged over steps that lie together."""
+
+
+FLAT = 1e-4
+"""Share of a number by which rounding may move it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A number that is drawn, if a run has it."""
+
+    metric: str
+    title: str
+    only_if_varied: bool = False
+    """Left out where it never changes."""
+    is_log: bool = False
+
+
+PLOTS = (
+    Plot("entropy", "entropy, nats"),
+    Plot("completion_length_mean", "length, tokens"),
+    Plot("zero_std_fraction", "groups without signal"),
+    Plot("truncated_fraction", "cut by the token limit", only_if_varied=True),
+    Plot("grad_norm", "gradient norm"),
+    Plot("kl", "KL to the reference, nats"),
+    Plot("approx_kl", "KL of the updates, nats", only_if_varied=True),
+    Plot("clip_fraction", "clipped tokens", only_if_varied=True),
+    Plot("mismatch", "mismatch of sampler and trainer, nats", is_log=True),
+    Plot("ess_fraction", "effective sample size", only_if_varied=True),
+    Plot("staleness/mean", "staleness, versions", only_if_varied=True),
+    Plot("unscored_fraction", "not scored", only_if_varied=True),
+    Plot("skipped", "skipped updates", only_if_varied=True),
+    Plot("loss", "loss"),
+    Plot("learning_rate", "learning rate", only_if_varied=True),
+    Plot("seconds", "seconds a step"),
+    Plot("tokens_per_second", "tokens a second"),
+)
+MEASURED_BY_EVALUATIONS = "accuracy"
+
+
+def curves_of(run: RunFiles) -> list[dict[str, Any]]:
+    """Return what is drawn, in order: reward and accuracy first."""
+    found = [curve for curve in (_reward(run), _accuracy(run)) if curve]
+    plots = list(PLOTS)
+    parts = [name for name in _names(run.steps) if name.startswith("reward/")]
+    plots += [Plot(name, f"reward, part {name[7:]}") for name in (parts if len(parts) > 1 else [])]
+    plots += [Plot(name, name, only_if_varied=True) for name in _names(run.steps) if name.startswith("environment/")]
+    return found + [curve for plot in plots if (curve := _metric(run.steps, plot))]
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def number(value: Any) -> float | None:
+    """Return a number that can be drawn, None for what is none: null, text such as "nan", true."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _reward(run: RunFiles) -> dict[str, Any] | None:
+    """Draw the mean reward of each step, with the interval over its prompts where updates.jsonl has them."""
+    steps = [row["step"] for row in run.steps]
+    values = [number(row.get("sampled_reward_mean")) for row in run.steps]
+    if not any(value is not None for value in values):
+        return None
+    of_step = {row["step"]: _over_prompts(row) for row in run.updates}
+    bands = [of_step.get(step) for step in steps]
+    if all(band is not None and band.low is not None for band in bands):
+        about = "95 % over the prompts of a step"
+        drawn = [Band(value, band.low, band.high) for value, band in zip(values, bands, strict=True) if band]
+    else:
+        about, drawn = _moving(values)
+    return _curve("reward", "reward of training", steps, values, drawn) | {"about": about}
+
+
+def _over_prompts(row: Row) -> Band | None:
+    """Return the interval of a step's reward: its prompts are independent, their completions are not."""
+    groups = [[r for r in map(number, g.get("rewards", [])) if r is not None] for g in row.get("groups", [])]
+    return mean_band([fmean(group) for group in groups if group])
+
+
+def _accuracy(run: RunFiles) -> dict[str, Any] | None:
+    """Draw evaluations as points with Wilson's interval over the held-out prompts."""
+    num_prompts = prompts_of(run)
+    looks = [(row["step"], number(row.get(MEASURED_BY_EVALUATIONS))) for row in run.looks]
+    found = [(step, value) for step, value in looks if value is not None]
+    if not found or not num_prompts:
+        return None
+    steps, values = [step for step, _ in found], [value for _, value in found]
+    bands = [wilson(value * num_prompts, num_prompts) for value in values]
+    title, about = "accuracy, held-out prompts", f"95 % over {num_prompts} prompts"
+    return _curve("accuracy", title, steps, values, bands) | {"about": about, "points": True}
+
+
+def prompts_of(run: RunFiles) -> int:
+    """Return how many held-out prompts an evaluation of the run looked at, 0 where nothing says so."""
+    summary = run.summary or {}
+    look = summary.get("after") or summary.get("before") or {}
+    if isinstance(look.get("num_prompts"), int):
+        return int(look["num_prompts"])
+    first = [row for row in run.answers if row.get("greedy") and row["step"] == run.answers[0]["step"]]
+    return len(first)
+
+
+def _metric(rows: Sequence[Row], plot: Plot) -> dict[str, Any] | None:
+    found = [(row["step"], number(row.get(plot.metric))) for row in rows if plot.metric in row]
+    values = [value for _, value in found]
+    known = [value for value in values if value is not None]
+    if not known or (plot.only_if_varied and max(known) - min(known) <= FLAT * max(map(abs, known))):
+        return None
+    about, bands = _moving(values)
+    log = {"log": True} if plot.is_log and min(known) > 0 else {}
+    return _curve(plot.metric, plot.title, [step for step, _ in found], values, bands) | {"about": about} | log
+
+
+def _moving(values: Sequence[float | None]) -> tuple[str, list[Band]]:
+    width = window(len(values))
+    return f"mean of {width} steps and its 95 %", moving_bands(values, width)
+
+
+def _curve(
+    name: str, title: str, steps: Sequence[int], values: Sequence[float | None], bands: Sequence[Band]
+) -> dict[str, Any]:
+    points = list(zip(steps, values, bands, strict=True))
+    size = -(-len(points) // MAX_POINTS)
+    merged = [_merge(points[start : start + size]) for start in range(0, len(points), size)]
+    return {
+        "name": name,
+        "title": title,
+        "x": [step for step, _, _ in merged],
+        "raw": [short(raw) for _, raw, _ in merged],
+        "y": [short(band.value) for _, _, band in merged],
+        "low": [short(band.low) for _, _, band in merged],
+        "high": [short(band.high) for _, _, band in merged],
+        "reading": reading([value for value in values if value is not None]),
+    }
+
+
+def _merge(points: Sequence[tuple[int, float | None, Band]]) -> tuple[int, float | None, Band]:
+    """Return several neighbouring points as one, at the step in the middle."""
+    if len(points) == 1:
+        return points[0]
+
+    def middle(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return fmean(known) if known else None
+
+    band = Band(*(middle([getattr(b, name) for _, _, b in points]) for name in Band._fields))
+    return points[len(points) // 2][0], middle([raw for _, raw, _ in points]), band
+
+
+def reading(values: Sequence[float]) -> str:
+    """Say in words how a curve went: its mean at both ends.
+
+    >>> reading([0.2] * 10 + [0.4] * 10)
+    'rose by 100 %: 0.2 to 0.4'
+    """
+    if not values:
+        return "nothing was measured"
+    ends = max(1, len(values) // 10)
+    first, last = fmean(values[:ends]), fmean(values[-ends:])
+    shown = f"{first:.3g} to {last:.3g}"
+    if f"{first:.3g}" == f"{last:.3g}":
+        return f"stayed at {last:.3g}"
+    way = "rose" if last > first else "fell"
+    if first == 0 or first * last < 0:
+        return f"{way}: {shown}"
+    return f"{way} by {abs(last / first - 1):.0%}: {shown}".replace("%", " %")
+
+
+def short(value: float | None) -> float | None:
+    """Return a number of four digits, None for what cannot be drawn."""
+    if value is None or value != value or value in (float("inf"), float("-inf")):
+        return None
+    return float(f"{value:.4g}")
+
+
+def phases_of(summary: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """Return (name, seconds, share) of each phase of a run, longest first."""
+    found = summary.get("phases") or {}
+    return sorted(((name, one["seconds"], one["share"]) for name, one in found.items()), key=lambda one: -one[1])

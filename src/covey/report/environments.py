@@ -1,0 +1,64 @@
+"""Pages of environments: machines as drawings, programs with their tests."""
+
+from typing import Any
+
+from covey.report.read import Row, RunFiles, cut
+
+NUM_MACHINES, NUM_PROGRAMS = 6, 8
+TESTS = ("tests", "test_list", "test", "public_tests", "examples", "assertions")
+"""Columns that may hold the tests of a program."""
+
+
+def environment_of(run: RunFiles) -> dict[str, Any] | None:
+    """Return the page of the run's environment, None for one that has no page of its own."""
+    name = run.settings.get("environment.name")
+    made = {"machines": machines_of, "code": programs_of}.get(str(name))
+    return made(run) if made else None
+
+
+def machines_of(run: RunFiles) -> dict[str, Any] | None:
+    """Draw the best machines of the run as polygons, None where it kept none."""
+    from covey.environments.machines.design.blocks import BLOCKS
+    from covey.environments.machines.design.place import place
+    from covey.environments.machines.design.types import Invalid
+    from covey.environments.machines.pictures.command import ANY_BLOCK, best_of_run, describe
+    from covey.environments.machines.pictures.mesh import VIEWS, in_view, mesh_of
+
+    try:
+        best = best_of_run(run.folder, NUM_MACHINES)
+    except (ValueError, OSError, LookupError):
+        return None
+    found = []
+    for one in best:
+        machine = place(one.tree, ANY_BLOCK)
+        if isinstance(machine, Invalid):
+            continue
+        shown = in_view(mesh_of(machine).polygons, VIEWS["oblique"])
+        polygons = [
+            ("root" if kind == 0 else BLOCKS[kind].kind, round(shade, 2), corners.round(2).reshape(-1).tolist())
+            for corners, shade, kind in shown
+        ]
+        found.append({"score": one.score, "step": one.step, "about": describe(machine), "polygons": polygons})
+    return {"kind": "machines", "items": found} if found else None
+
+
+def programs_of(run: RunFiles) -> dict[str, Any] | None:
+    """Return the programs of the last evaluation, the best and the worst, with their tests."""
+    rows = [row for row in run.answers if row.get("greedy")] or run.rollouts
+    last = max((row["step"] for row in rows), default=None)
+    of_last = sorted((row for row in rows if row["step"] == last), key=lambda row: -float(row.get("reward") or 0))
+    half = NUM_PROGRAMS // 2
+    chosen = of_last[:half] + of_last[max(half, len(of_last) - half) :]
+    return {"kind": "programs", "items": [_program(row) for row in chosen]} if chosen else None
+
+
+def _program(row: Row) -> Row:
+    columns = row.get("columns") or {}
+    return {
+        "id": row.get("prompt_id"),
+        "prompt": cut(row.get("prompt"), 2000),
+        "text": cut(row.get("completion"), 4000),
+        "reward": row.get("reward"),
+        "parts": row.get("parts") or {},
+        "tests": {name: cut(str(columns[name]), 1500) for name in columns if name in TESTS},
+    }

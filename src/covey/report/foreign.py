@@ -1,0 +1,244 @@
+"""Logs of other tools: read for the report, and written from a run's own.
+
+TRL keeps completions/completions_NNNNN.parquet, verl N.jsonl in its rollout_data_dir, verifiers traces.jsonl.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from covey.report.bands import mean_band
+from covey.report.read import MAX_BYTES, Row, RunFiles, read_rows, read_run
+from covey.run.folder import CONFIG, EVALUATIONS, ROLLOUTS, TRACES
+from covey.system.disk import read_regular
+from covey.system.jsonl import JsonlWriter
+
+TRACE_VERSION = 1
+"""Of verifiers' Trace records."""
+TRL_COLUMNS = ("step", "prompt", "completion", "advantage")
+
+
+def read_any(folder: Path) -> RunFiles:
+    """Read a run of covey, TRL, verl or verifiers. ValueError where the folder holds none of these."""
+    if (folder / CONFIG).is_file():
+        return read_run(folder)
+    for find in (_of_trl, _of_verl, _of_verifiers):
+        if rows := list(find(folder)):
+            return _as_run(folder, rows)
+    raise ValueError(
+        f"{folder} is no run folder: it has no {CONFIG}, no completions/*.parquet of TRL, no N.jsonl of verl "
+        "and no traces.jsonl of verifiers"
+    )
+
+
+def _of_trl(folder: Path) -> Iterator[Row]:
+    paths = sorted((folder / "completions").glob("completions_*.parquet")) or sorted(
+        folder.glob("completions_*.parquet")
+    )
+    if not paths:
+        return
+    from pyarrow import parquet
+
+    for path in paths:
+        for row in parquet.read_table(path).to_pylist():
+            parts = {name: row[name] for name in row if name not in TRL_COLUMNS and isinstance(row[name], int | float)}
+            found = _answer(row["step"], row["prompt"], row["completion"], sum(parts.values()))
+            yield found | {"parts": parts, "advantage": row.get("advantage")}
+
+
+def _of_verl(folder: Path) -> Iterator[Row]:
+    for path in sorted((path for path in folder.glob("*.jsonl") if path.stem.isdecimal()), key=lambda p: int(p.stem)):
+        for row in read_rows(path):
+            if "output" in row and "score" in row:
+                found = _answer(row["step"], row.get("input"), row["output"], row["score"])
+                yield found | {"columns": {"gts": row.get("gts")}}
+
+
+def _of_verifiers(folder: Path) -> Iterator[Row]:
+    """Read records of verifiers; those that say no step in their info are of step 1."""
+    path = folder / TRACES
+    if not path.is_file():
+        return
+    for line in read_regular(path, MAX_BYTES).split(b"\n"):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(record, dict) or "nodes" not in record:
+            continue
+        messages = [node["message"] for node in record["nodes"]]
+        given = [m for m, node in zip(messages, record["nodes"], strict=True) if not node.get("sampled")]
+        written = [m for m, node in zip(messages, record["nodes"], strict=True) if node.get("sampled")]
+        rewards = {name: _value(one) for name, one in (record.get("rewards") or {}).items() if one is not None}
+        step = (record.get("info") or {}).get("step")
+        answer = "\n".join(str(m.get("content")) for m in written)
+        yield {**_answer(step if type(step) is int else 1, given, answer, sum(rewards.values())), "parts": rewards}
+
+
+def _value(reward: Any) -> float:
+    if isinstance(reward, Mapping):
+        return float(reward["score"]) * float(reward.get("weight", 1))
+    return float(reward)
+
+
+def _answer(step: Any, prompt: Any, completion: Any, reward: Any) -> Row:
+    return {
+        "step": int(step),
+        "prompt": prompt,
+        "prompt_id": _text(prompt)[-60:],
+        "completion": _text(completion),
+        "reward": float(reward),
+        "parts": {},
+        "advantage": None,
+        "columns": {},
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(str(turn.get("content")) if isinstance(turn, Mapping) else str(turn) for turn in value)
+    return str(value)
+
+
+def _as_run(folder: Path, rows: Sequence[Row]) -> RunFiles:
+    """Make of answers what a run of covey would have logged: rewards by step and by prompt, groups without tokens."""
+    steps, updates, traces = [], [], []
+    for step in sorted({row["step"] for row in rows}):
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            if row["step"] == step:
+                groups.setdefault(_text(row["prompt"]), []).append(row)
+        rewards = {name: [row["reward"] for row in group] for name, group in groups.items()}
+        flat = [reward for group in rewards.values() for reward in group]
+        lengths = [len(row["completion"]) for group in groups.values() for row in group]
+        steps.append(
+            {
+                "step": step,
+                "sampled_reward_mean": fmean(flat),
+                "zero_std_fraction": fmean(float(len(set(group)) < 2) for group in rewards.values()),
+                "characters_mean": mean_band(lengths).value,
+            }
+        )
+        shown = [{"prompt_id": name[-60:], "rewards": group} for name, group in rewards.items()]
+        updates.append({"step": step, "num_groups": len(groups), "groups": shown})
+        traces += [_group(step, group) for group in groups.values()]
+    return RunFiles(
+        folder, summary={"status": "completed", "steps": len(steps)}, steps=steps, updates=updates, traces=traces
+    )
+
+
+def _group(step: int, rows: Sequence[Row]) -> Row:
+    first = rows[0]
+    rollouts = [{**row, "num_tokens": None, "finish_reason": None} for row in rows]
+    kept = {name: first[name] for name in ("prompt_id", "prompt", "columns")}
+    return {"step": step, "reason": "logged", "dropped": None, "failures": [], "rollouts": rollouts} | kept
+
+
+# ------------------------------------------------------------------------------------------------ written
+
+
+def export_trl(folder: Path) -> Path:
+    """Write the kept rollouts as TRL writes its completions: a table a step, with a column a part of the reward."""
+    import pyarrow
+    from pyarrow import parquet
+
+    out = folder / "completions"
+    out.mkdir(exist_ok=True)
+    for step, rows in _by_step(_rollouts(folder)):
+        columns: dict[str, list[Any]] = {"step": [step] * len(rows)}
+        columns["prompt"] = [_text(row["prompt"]) for row in rows]
+        columns["completion"] = [_text(row["completion"]) for row in rows]
+        for name in dict.fromkeys(name for row in rows for name in row["parts"]):
+            columns[name] = [row["parts"].get(name) for row in rows]
+        columns["advantage"] = [row.get("advantage") for row in rows]
+        parquet.write_table(pyarrow.table(columns), out / f"completions_{step:05d}.parquet")
+    return out
+
+
+def export_verl(folder: Path) -> Path:
+    """Write the kept rollouts as verl dumps them: N.jsonl with input, output, gts, score and step."""
+    out = folder / "rollouts_verl"
+    out.mkdir(exist_ok=True)
+    for step, rows in _by_step(_rollouts(folder)):
+        found = [
+            {"input": _text(row["prompt"]), "output": _text(row["completion"]), "gts": row["columns"].get("answer")}
+            | {"score": row["reward"], "step": step}
+            for row in rows
+        ]
+        _write(out / f"{step}.jsonl", found)
+    return out
+
+
+def export_verifiers(folder: Path) -> Path:
+    """Write the traced rollouts as verifiers' Trace records, with tokens, log-probs, advantages and entropies."""
+    out = folder / "traces_verifiers"
+    out.mkdir(exist_ok=True)
+    rows = list(read_rows(folder / TRACES))
+    if not rows:
+        raise ValueError(f"{folder} has no {TRACES} to export: it trained with output.traces=false, or has no step yet")
+    _write(out / TRACES, [_record(row, one, place) for row in rows for place, one in enumerate(row["rollouts"])])
+    return out
+
+
+EXPORTS: dict[str, Callable[[Path], Path]] = {"trl": export_trl, "verl": export_verl, "verifiers": export_verifiers}
+
+
+def _record(row: Row, one: Row, place: int) -> Row:
+    """Return a rollout as verifiers has it: the prompt's messages, then one message that the policy sampled."""
+    prompt = row["prompt"] if isinstance(row["prompt"], list) else [{"role": "user", "content": row["prompt"]}]
+    given = [{"parent": at - 1 if at else None, "message": message} for at, message in enumerate(prompt)]
+    tokens, learnt = one["tokens"], one["tokens"]["learnt"]
+
+    def chosen(name: str) -> list[float] | None:
+        values = tokens.get(name)
+        return None if values is None else [v for v, is_own in zip(values, learnt, strict=True) if is_own]
+
+    advantage = one["advantage"]
+    sampled = {
+        "parent": len(given) - 1,
+        "message": {"role": "assistant", "content": _text(one["completion"])},
+        "sampled": True,
+        "token_ids": tokens["ids"],
+        "mask": learnt,
+        "logprobs": chosen("sampler_logprob"),
+        "advantages": None if advantage is None else [advantage] * sum(learnt),
+        "trainer_logprobs": chosen("trainer_logprob"),
+        "entropies": chosen("entropy"),
+    }
+    return {
+        "version": TRACE_VERSION,
+        "id": f"{row['step']}-{row['prompt_id']}-{place}",
+        "task": {"type": "covey", "data": {"prompt": prompt, **row["columns"]}},
+        "agent": {"config": {}, "name": "policy"},
+        "nodes": [*given, sampled],
+        "rewards": {name: {"score": value, "weight": 1.0} for name, value in one["parts"].items()},
+        "info": {"step": row["step"], "reward": one["reward"], "prompt_id": row["prompt_id"]},
+        "is_completed": True,
+        "ok": True,
+        "stop_condition": one["finish_reason"],
+    }
+
+
+def _rollouts(folder: Path) -> list[Row]:
+    rows = list(read_rows(folder / ROLLOUTS))
+    if not rows:
+        raise ValueError(f"{folder} has no {ROLLOUTS} to export ({EVALUATIONS} has answers of evaluations)")
+    return rows
+
+
+def _by_step(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
+    of_step: dict[int, list[Row]] = {}
+    for row in rows:
+        of_step.setdefault(row["step"], []).append(row)
+    yield from sorted(of_step.items())
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows in the place of an older file."""
+    path.unlink(missing_ok=True)
+    file = JsonlWriter(path)
+    for row in rows:
+        file.write(row)
+    file.close()

@@ -1,0 +1,130 @@
+"""Reads what a run has left in its folder, finished or under way, and trusts none of it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS
+from covey.run.records.summary import read_summary
+from covey.system.disk import read_regular
+
+Row = dict[str, Any]
+
+MAX_BYTES = 512 << 20
+"""Of one file; nothing that a run wrote within its bounds is longer."""
+MAX_TEXT = 4000
+"""Characters of a prompt or an answer on the page."""
+LOG = "covey.log"
+ENDED = "the run ended here: "
+"""How the log begins the line that says why a run ended early."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The rows of a run. What is not there, or cannot be read, is empty."""
+
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Dotted name -> value."""
+    versions: Row = field(default_factory=dict)
+    summary: Row | None = None
+    steps: list[Row] = field(default_factory=list)
+    """Training rows of metrics.jsonl."""
+    looks: list[Row] = field(default_factory=list)
+    """Evaluation rows of metrics.jsonl."""
+    answers: list[Row] = field(default_factory=list)
+    """Of evaluations."""
+    rollouts: list[Row] = field(default_factory=list)
+    traces: list[Row] = field(default_factory=list)
+    updates: list[Row] = field(default_factory=list)
+    error: str | None = None
+    """Why the run ended early."""
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read a run. ValueError where the folder holds none."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
+    metrics = list(read_rows(folder / METRICS))
+    summary = read_summary(folder)
+    return RunFiles(
+        folder=folder,
+        settings=flat(_mapping(yaml.safe_load(read_regular(folder / CONFIG, MAX_BYTES)))),
+        versions=_mapping(_json(folder / VERSIONS)),
+        summary=summary,
+        steps=[row for row in metrics if row.get("kind") == "train"],
+        looks=[row for row in metrics if row.get("kind") == "evaluate"],
+        answers=list(read_rows(folder / EVALUATIONS)),
+        rollouts=list(read_rows(folder / ROLLOUTS)),
+        traces=list(read_rows(folder / TRACES)),
+        updates=list(read_rows(folder / UPDATES)),
+        error=_error(folder) if summary is not None and summary.get("status") != "completed" else None,
+    )
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file that may be written to meanwhile: a torn last line is left out, as is any that is none.
+
+    Rows without a step are none.
+    """
+    if not path.is_file():
+        return
+    for line in read_regular(path, MAX_BYTES).split(b"\n"):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            yield row
+
+
+def flat(settings: Row, prefix: str = "") -> dict[str, Any]:
+    """Return settings by their dotted names.
+
+    >>> flat({"seed": 0, "model": {"name": "nano"}})
+    {'seed': 0, 'model.name': 'nano'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def cut(text: Any, most: int = MAX_TEXT) -> Any:
+    """Cut text, or each turn of a conversation, to so many characters."""
+    if isinstance(text, list):
+        return [
+            {"role": str(turn.get("role")), "content": cut(str(turn.get("content")), most)}
+            for turn in text
+            if isinstance(turn, dict)
+        ]
+    shown = "" if text is None else str(text)
+    return shown if len(shown) <= most else shown[:most] + "…"
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(read_regular(path, MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _mapping(value: Any) -> Row:
+    return value if isinstance(value, dict) else {}
+
+
+def _error(folder: Path) -> str | None:
+    """Return what the log says of the end of a run, None where it says nothing."""
+    try:
+        lines = read_regular(folder / LOG, MAX_BYTES).decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return None
+    found = [line.partition(ENDED)[2] for line in lines if ENDED in line]
+    return found[-1] if found else None

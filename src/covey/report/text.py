@@ -1,0 +1,70 @@
+"""A report for terminals: the verdict, curves of block characters with their sentences, and what compares."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from covey.report.bands import mean_band
+from covey.report.content import comparison, verdict
+from covey.report.curves import curves_of
+from covey.report.read import RunFiles
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+WIDTH = 40
+
+
+def as_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
+    """Return the report of the runs as lines of plain text."""
+    lines: list[str] = []
+    for run, name in zip(runs, names, strict=True):
+        lines += [name, f"  {verdict(run)['text']}"]
+        curves = curves_of(run)
+        width = max((len(curve["title"]) for curve in curves), default=0)
+        lines += [f"  {c['title']:<{width}}  {sparkline(c['y'], WIDTH):<{WIDTH}}  {c['reading']}" for c in curves]
+        lines += [f"  {line}" for line in _last_groups(run)] + [""]
+    return lines + (_compared(runs, names) if len(runs) > 1 else [])
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Draw numbers as blocks, at most `width`, a blank where there is none.
+
+    >>> sparkline([0, 1, None, 2], 10)
+    '▁▅ █'
+    """
+    size = -(-len(values) // width) if values else 1
+    means = []
+    for start in range(0, len(values), size):
+        means.append(mean_band([value for value in values[start : start + size] if value is not None]).value)
+    known = [value for value in means if value is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    step = (high - low) / (len(BLOCKS) - 1) or 1.0
+    return "".join(" " if value is None else BLOCKS[round((value - low) / step)] for value in means)
+
+
+def _last_groups(run: RunFiles, most: int = 6) -> list[str]:
+    """Return some groups of the last step, a square for each answer."""
+    if not run.updates or not run.updates[-1].get("groups"):
+        return []
+    row = run.updates[-1]
+    groups = row["groups"][:most]
+    return [f"groups of step {row['step']}:"] + [f"  {glyphs(one['rewards'])}  {one['prompt_id']}" for one in groups]
+
+
+def _compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
+    found = comparison(runs)
+    lines = [f"against {names[0]}, last evaluations, prompt by prompt:"]
+    for one in found["gains"]:
+        value, low, high = one["accuracy"]
+        shown = "nothing in common" if value is None else f"{100 * value:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        lines.append(f"  {names[one['run']]}: accuracy {shown} points on {one['num_prompts']} prompts")
+    differ = [f"  {name}: {' | '.join(values)}" for name, values in found["settings"]]
+    return [*lines, "settings that differ:", *(differ or ["  none"])]
+
+
+def glyphs(rewards: Sequence[Any]) -> str:
+    """Draw each reward of a group: full from 1 on, empty at 0 and below, half between.
+
+    >>> glyphs([1.0, 0.0, 0.5])
+    '■□▣'
+    """
+    known = [reward for reward in rewards if isinstance(reward, int | float)]
+    return "".join("■" if reward >= 1 else "□" if reward <= 0 else "▣" for reward in known)

@@ -1,0 +1,324 @@
+"""What a report says of a run, of several, and of logs of other tools; and that nothing a model writes is markup."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli.main import main
+from covey.cli.report import report_at_the_end
+from covey.config.schema import OutputConfig
+from covey.report.bands import mean_band, moving_bands, wilson
+from covey.report.content import comparison, content, pairs_of, thinned, verdict
+from covey.report.curves import reading
+from covey.report.foreign import EXPORTS, read_any
+from covey.report.make import make_report, names_of
+from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
+from covey.report.read import RunFiles, read_run
+from covey.report.text import as_lines, sparkline
+from covey.run.evaluate import wilson as wilson_of_runs
+from covey.train import train
+from covey.types import Prompt
+
+from ..support.small import rows, scripted, small_config, use, varied, words
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u202e\u2028{{ 7*7 }}"
+
+
+@pytest.fixture(scope="module", name="finished")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a few steps, made by the command."""
+    folder = tmp_path_factory.mktemp("reports")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", *words(num_steps=4, evaluation__every=2), "hydra.run.dir=run"]) == 0
+    return folder / "run"
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    text = page.read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    content: dict[str, Any] = json.loads(found[1])
+    return content
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def test_every_training_ends_with_a_report_of_one_file(finished: Path) -> None:
+    page = finished / "report.html"
+    assert page.stat().st_size < 3_000_000
+    (run,) = data_of(page)["runs"]
+    assert [curve["name"] for curve in run["curves"]][:2] == ["reward", "accuracy"]
+    assert {trace["step"] for trace in run["traces"]} == {1, 2, 3, 4}
+    assert run["histograms"]["reward"][0]["step"] == 1
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href)=["'](?!data:)""", text)
+    assert 'http-equiv="refresh"' not in text
+
+
+def test_a_report_is_left_out_where_the_setting_says_so_and_never_fails_a_run(tmp_path: Path, finished: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "report.html").unlink()
+    assert report_at_the_end(OutputConfig(report=False), folder) is None
+    assert not (folder / "report.html").exists()
+    assert report_at_the_end(OutputConfig(), folder) == folder / "report.html"
+    (folder / "config.yaml").unlink()
+    assert report_at_the_end(OutputConfig(), folder) is None
+
+
+def test_only_the_scripts_and_styles_of_the_page_itself_may_run(finished: Path) -> None:
+    text = (finished / "report.html").read_text(encoding="utf-8")
+    found = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert found is not None
+    policy = found[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for name in (*STYLES, *SCRIPTS):
+        digest = base64.b64encode(hashlib.sha256(asset(name).encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+
+
+def test_uplot_is_the_file_of_its_release_beside_its_licence() -> None:
+    assert hashlib.sha256(asset("uPlot.iife.min.js").encode()).hexdigest() == UPLOT_SHA256
+    assert "MIT License" in asset("uPlot.LICENSE")
+
+
+def test_what_a_model_writes_cannot_end_the_block_it_stands_in() -> None:
+    text = as_data({HOSTILE: [HOSTILE, float("nan")]})
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {HOSTILE: [HOSTILE, "nan"]}
+
+
+def test_the_scripts_put_texts_on_the_page_as_text_alone() -> None:
+    for name in SCRIPTS[1:]:
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", asset(name))
+
+
+def test_a_page_of_hostile_answers_holds_none_of_them_as_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = hostile_run(tmp_path, monkeypatch)
+    page = make_report([folder])
+    assert "<img" not in page.read_text(encoding="utf-8")
+    (run,) = data_of(page)["runs"]
+    assert run["traces"][0]["prompt"] == HOSTILE
+    assert run["name"] == folder.name
+
+
+def hostile_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run all of whose texts are hostile."""
+    use(monkeypatch, scripted())
+    folder = tmp_path / "run <b>"
+    train(small_config(num_steps=1), folder)
+    make_config(folder)
+    for name in ("traces.jsonl", "evaluations.jsonl", "rollouts.jsonl"):
+        changed = [hostile(row) for row in rows(folder / name)]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in changed))
+    return folder
+
+
+def make_config(folder: Path) -> None:
+    """What the command would have written: `train` was called by a program."""
+    if not (folder / "config.yaml").exists():
+        (folder / "config.yaml").write_text("num_steps: 1\nenvironment: {name: custom}\n")
+
+
+def hostile(value: Any) -> Any:
+    """The same row with every text replaced that a model or a data set could have written."""
+    if isinstance(value, Mapping):
+        kept = ("step", "kind", "reason", "format")
+        return {key: item if key in kept else hostile(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [hostile(item) for item in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+# ------------------------------------------------------------------------------------------------ what it says
+
+
+def summary(low: float, high: float, status: str = "completed") -> dict[str, Any]:
+    look = {"accuracy": {"value": 0.25, "low": 0.2, "high": 0.3}, "num_prompts": 400}
+    gain = {"accuracy": {"value": (low + high) / 2, "low": low, "high": high}}
+    return {"status": status, "steps": 3, "before": look, "after": look, "gain": gain}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state", "words"),
+    [(0.1, 0.3, "shown", ": shown"), (-0.1, 0.3, "unclear", "the interval holds 0"), (-0.3, -0.1, "lost", "worse")],
+)
+def test_the_verdict_says_whether_the_interval_holds_0(low: float, high: float, state: str, words: str) -> None:
+    found = verdict(RunFiles(Path("run"), summary=summary(low, high)))
+    assert found["state"] == state
+    assert words in found["text"]
+
+
+def test_the_verdict_of_a_run_that_failed_says_why_and_of_one_under_way_how_far_it_is() -> None:
+    failed = RunFiles(Path("run"), {"num_steps": 9}, summary=summary(0, 1, "failed"), error="the disk is full")
+    assert verdict(failed)["text"].startswith("Failed after 3 of 9 steps because the disk is full.")
+    running = RunFiles(Path("run"), {"num_steps": 9}, steps=[{"step": 2, "sampled_reward_mean": 0.5}])
+    assert verdict(running) == {"state": "running", "text": "Under way, or killed: step 2 of 9, reward 0.5."}
+
+
+def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() -> None:
+    def answer(step: int, name: str, correct: bool) -> dict[str, Any]:
+        own = {"prompt_id": name, "prompt": name, "completion": str(step), "reward": float(correct)}
+        return {"step": step, "greedy": True, "correct": correct, **own}
+
+    before = [answer(0, "a", True), answer(0, "b", False), answer(0, "c", True), answer(0, "gone", True)]
+    run = RunFiles(Path("run"), answers=[*before, answer(5, "c", False), answer(5, "b", True), answer(5, "a", True)])
+    found = pairs_of(run, 10_000)
+    assert found["steps"] == [0, 5]
+    assert found["counts"] == {"lost": 1, "gained": 1, "stayed wrong": 0, "stayed right": 1}
+    assert [(row["id"], row["kind"]) for row in found["rows"]] == [
+        ("c", "lost"),
+        ("b", "gained"),
+        ("a", "stayed right"),
+    ]
+
+
+def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() -> None:
+    def run(right: int, seed: int) -> RunFiles:
+        answers = [
+            {"step": 9, "greedy": True, "prompt_id": str(k), "correct": k < right, "reward": float(k < right)}
+            for k in range(100)
+        ]
+        return RunFiles(Path("run"), {"seed": seed, "num_steps": 9}, answers=answers)
+
+    found = comparison([run(40, 0), run(60, 1)])
+    assert found["settings"] == [("seed", ["0", "1"])]
+    (one,) = found["gains"]
+    value, low, high = one["accuracy"]
+    assert (one["num_prompts"], value) == (100, 0.2)
+    assert 0.1 < low < 0.2 < high < 0.3
+
+
+def test_intervals_are_those_of_the_evaluations() -> None:
+    ours, theirs = wilson(30, 100), wilson_of_runs(30, 100, 0.95)
+    assert tuple(ours) == pytest.approx((theirs.value, theirs.low, theirs.high))
+    assert mean_band([1.0, 1.0, 4.0]) == pytest.approx((2.0, 2.0 - 1.959964, 2.0 + 1.959964))
+    assert [band.value for band in moving_bands([0.0, None, 2.0, 4.0], 3)] == [0.0, 1.0, 3.0, 3.0]
+
+
+def test_a_curve_is_read_in_words() -> None:
+    assert reading([1.0] * 20) == "stayed at 1"
+    assert reading([4.0] * 10 + [1.0] * 10) == "fell by 75 %: 4 to 1"
+    assert reading([]) == "nothing was measured"
+
+
+def test_rows_are_left_out_evenly_and_both_ends_stay() -> None:
+    kept = thinned([{"step": step, "text": "x" * 80} for step in range(1, 101)], 2000)
+    assert (kept[0]["step"], kept[-1]["step"]) == (1, 100)
+    assert sum(len(json.dumps(row)) for row in kept) <= 2000
+    assert len(kept) > 10
+
+
+def test_folders_are_named_by_what_tells_them_apart() -> None:
+    assert names_of([Path("/a/one"), Path("/b/one"), Path("/b/two")]) == ["a/one", "b/one", "b/two"]
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_a_report_of_two_runs_compares_them(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(finished, other)
+    out = tmp_path / "both.html"
+    assert main(["report", str(finished), str(other), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"report: {out}\n"
+    found = data_of(out)
+    assert [run["name"] for run in found["runs"]] == ["run", "other"]
+    assert found["compare"]["gains"][0]["accuracy"][0] == 0.0
+
+
+def test_a_run_under_way_is_reported_with_its_torn_last_line(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "running"
+    shutil.copytree(finished, folder)
+    (folder / "summary.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    run = read_run(folder)
+    assert [row["step"] for row in run.steps] == [1, 2]
+    assert content([run], ["running"])["runs"][0]["verdict"]["state"] == "running"
+
+
+def test_the_text_for_terminals_has_the_verdict_a_curve_a_line_and_groups_as_squares(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(finished), "--text"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["run", f"  {verdict(read_run(finished))['text']}"]
+    assert any(line.strip().startswith("reward of training") for line in lines)
+    assert "  groups of step 4:" in lines
+    assert main(["watch", str(finished)]) == 0  # a run that has ended is shown once
+    assert "reward of training" in capsys.readouterr().out
+    assert as_lines([read_run(finished)] * 2, ["a", "b"])[-2:] == ["settings that differ:", "  none"]
+    assert sparkline([0.0, None, 1.0], 9) == "▁ █"
+
+
+def test_curves_are_drawn_as_pictures(finished: Path, tmp_path: Path) -> None:
+    assert main(["report", str(finished), "--png", str(tmp_path / "pictures")]) == 0
+    names = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert {"reward.png", "accuracy.png", "entropy.png"} <= names
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "covey report needs a run folder, such as covey report outputs/DATE/TIME"),
+        (["--out"], "--out needs a value"),
+        (["run", "--server"], 'no flag "--server"; flags: --out, --png, --export, --follow, --text'),
+    ],
+)
+def test_words_that_say_nothing_are_refused_in_one_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *words]) == 2
+    assert capsys.readouterr().err == f"covey: {line}\n"
+
+
+def test_a_report_needs_no_torch(finished: Path) -> None:
+    program = (
+        "import sys; from covey.report.make import make_report; from pathlib import Path;"
+        "make_report([Path(sys.argv[1])]); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(finished)], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# ------------------------------------------------------------------------------------------------ other tools
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_answers_go_out_to_another_tools_files_and_come_back_with_their_rewards(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    folder = tmp_path / "run"
+    train(small_config(num_steps=2, output__rollouts_per_step=8), folder)
+    make_config(folder)
+    run = read_any(EXPORTS[name](folder))
+    assert [row["step"] for row in run.steps] == [1, 2]
+    kept = [one for row in run.traces for one in row["rollouts"]]
+    assert len(kept) == 16
+    if name == "trl":  # whose rows have no text of the prompt's own
+        assert {one["advantage"] is not None for one in kept} == {True}
+    for one in kept:
+        assert one["reward"] == varied(Prompt("p", "scripted", "", {}), one["completion"])
+    assert make_report([EXPORTS[name](folder)], tmp_path / "page.html").is_file()
+
+
+def test_a_folder_that_holds_no_log_is_refused_with_what_could_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is no run folder: it has no config.yaml, no completions/\*.parquet of TRL"):
+        read_any(tmp_path)
