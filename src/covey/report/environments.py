@@ -53,7 +53,9 @@ def programs_of(run: RunFiles) -> dict[str, Any] | None:
 
 
 def _program(row: Row) -> Row:
-    columns = row.get("columns") or {}
+    columns = dict(row.get("columns") or {})
+    problem = columns.get("problem")  # in which the code environment has them
+    columns |= problem if isinstance(problem, dict) else {}
     return {
         "id": row.get("prompt_id"),
         "prompt": cut(row.get("prompt"), 2000),

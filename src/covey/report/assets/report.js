@@ -4,7 +4,6 @@ function tabs() {
   const run = DATA.runs[state.run];
   const found = [["overview", "Overview", overview], ["groups", "Groups and tokens", groupsPage], ["pairs", "Before and after", pairsPage]];
   if (run.environment) found.push(["environment", run.environment.kind === "machines" ? "Machines" : "Programs", environmentPage]);
-  if (run.doctor) found.push(["doctor", "Doctor " + (run.doctor.findings.length || ""), doctorPage]);
   if (DATA.compare) found.push(["compare", "Compare", comparePage]);
   return found.concat([["time", "Time", timePage], ["settings", "Settings", settingsPage]]);
 }
