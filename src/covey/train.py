@@ -112,6 +112,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
             collectives.run_on_rank0(lambda: log_setting_changes(config, output_dir, checkpoint, prompts))
 
         train_steps(run, config, record, first, stopper)
+    collectives.run_on_rank0(lambda: None)  # no rank reads the folder before rank 0 has written the summary
 
 
 def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopper: Stopper) -> None:

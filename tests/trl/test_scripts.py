@@ -4,8 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
+
+from covey.trl import GRPOConfig, GRPOTrainer
 
 from ..support.builders import saved_classifier, saved_model
+from ..support.small import equal
 
 SCRIPTS = Path(__file__).parent / "scripts"
 THEIRS, OURS = "from trl import GRPOConfig, GRPOTrainer", "from covey.trl import GRPOConfig, GRPOTrainer"
@@ -86,3 +90,33 @@ def test_the_flags_of_vllm_become_the_engine_and_the_correction(
     assert (config.engine.name, config.engine.url) == ("vllm", "http://localhost:8000")
     found = config.algorithm
     assert (found.correction, found.correction_level, found.correction_max) == ("truncate", "token", 2.0)
+
+
+def test_a_stopped_script_resumes_to_the_same_weights_as_one_that_was_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StopAfterTwo(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            control.should_training_stop = state.global_step >= 2
+
+    name = saved_model(tmp_path / "policy", "llama")
+
+    def trainer(folder: str, *callbacks: Any) -> GRPOTrainer:
+        batch: dict[str, Any] = {"num_generations": 4, "per_device_train_batch_size": 4, "max_completion_length": 6}
+        batch |= {"max_steps": 4, "bf16": False, "learning_rate": 1e-3, "disable_tqdm": True}
+        args = GRPOConfig(str(tmp_path / folder), **batch)
+        rows = [{"prompt": f"say {number}:"} for number in range(8)]
+        return GRPOTrainer(name, lengths, args, train_dataset=rows, callbacks=list(callbacks))
+
+    whole, stopped, resumed = trainer("whole"), trainer("run", StopAfterTwo), trainer("run")
+    assert [whole.train().global_step, stopped.train().global_step] == [4, 2]
+    assert resumed.train(resume_from_checkpoint=True).global_step == 4
+    for found in (whole, resumed):
+        found.save_model(str(tmp_path / "saved"))
+        assert (tmp_path / "saved" / "config.json").is_file()
+    assert equal(dict(resumed.model.state_dict()), dict(whole.model.state_dict()))
+    assert not equal(dict(stopped.model.state_dict()), dict(whole.model.state_dict()))
+
+
+def lengths(completions: list[str], **columns: Any) -> list[float]:
+    return [len(text.encode()) % 5 / 4 for text in completions]

@@ -20,6 +20,7 @@ from covey.run.folder import METRICS
 from covey.run.given import NOTHING, Given
 from covey.run.records.notebook import curve
 from covey.run.records.summary import read_summary
+from covey.system import ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,8 +112,12 @@ class Result:
         return measure(self.policy, config, self._environment(config) if environment is None else adapt(environment))
 
     def save(self, folder: str | Path) -> Path:
-        """Save model (or adapter) and tokenizer, for `from_pretrained` and for `covey.train(folder, ...)`."""
-        save_policy(self.policy, Path(folder))
+        """Save model (or adapter) and tokenizer, for `from_pretrained` and for `covey.train(folder, ...)`.
+
+        Of several processes the first saves.
+        """
+        if ranks.rank() == 0:
+            save_policy(self.policy, Path(folder))
         return Path(folder)
 
     def _environment(self, config: Config) -> Environment:

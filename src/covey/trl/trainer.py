@@ -20,7 +20,7 @@ from covey.environments.reward_functions.specs import load_reward
 from covey.policy.models.loading import load_policy
 from covey.run.evaluate import Evaluation
 from covey.run.given import Given
-from covey.system import collectives
+from covey.system import ranks
 from covey.system.workers.pool import WorkerSettings
 from covey.trl.callbacks import Bridge
 from covey.trl.config import GRPOConfig
@@ -124,13 +124,14 @@ class GRPOTrainer:
         model, tokenizer = self._given
         given = Given(model, tokenizer, self._make_environment)
         self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
+        self.state.global_step = len(self._result.rows) * self.args.num_iterations
         self._bridge.end()
-        if self.args.push_to_hub:
+        if self.args.push_to_hub and ranks.rank() == 0:
             self.push_to_hub()
         rows = self._result.rows
         losses = [row["loss"] for row in rows if row["loss"] is not None]
         metrics = {"train_runtime": self._result.summary["seconds"], "train_loss": sum(losses) / max(len(losses), 1)}
-        return TrainOutput(len(rows) * self.args.num_iterations, metrics["train_loss"], metrics)
+        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def evaluate(self, **settings: Any) -> dict[str, float]:
         """Measure the trained policy on the eval_dataset."""
@@ -139,7 +140,7 @@ class GRPOTrainer:
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Save model (or adapter) and tokenizer, in output_dir where no other is named."""
-        if collectives.is_main_process():
+        if ranks.rank() == 0:
             self._trained().save(output_dir or self.args.output_dir or "trainer_output")
 
     def push_to_hub(self, commit_message: str = "End of training", **keywords: Any) -> Any:
