@@ -19,6 +19,8 @@ BIRD = (
 
 ABOUT = {
     "cli": "the command: words, help, errors, tables",
+    "trl": "scripts of TRL, one import changed",
+    "api": "covey as a library",
     "report": "what a run's folder shows to people",
     "train": "the one loop",
     "run": "one run: parts, checks, evaluation, checkpoints, records",
