@@ -5,7 +5,7 @@ Imports Hydra and OmegaConf, so only what composes or prints a configuration imp
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.settings import CustomConfig, MixtureConfig
-from covey.system.disk import read_regular
+from covey.system.disk import cache_folder, read_regular
 from covey.system.text.masking import mask
 
 CONF = Path(__file__).resolve().parent / "conf"
@@ -40,9 +40,14 @@ FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
 """What engine=fill sets besides: masked tokens are drawn as the infill document draws them."""
 
 
-@cache
 def register() -> None:
     """Put into Hydra's store what needs no file: schema_config, schema_algorithm, environments, engines, optimisers."""
+    _register(cache_folder())
+
+
+@lru_cache(maxsize=1)  # of the folder registered last: the store keeps one
+def _register(cache_dir: str) -> None:
+    """Register once for each folder of caches, the one default that the process may change."""
     store = ConfigStore.instance()
     # The root, whose environment is chosen later
     root = OmegaConf.structured(Config)
