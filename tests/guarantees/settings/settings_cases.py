@@ -401,6 +401,14 @@ SECOND_READERS: dict[str, Case] = {
 
 OFF: dict[str, Settings] = {
     "parallel.strategy = ddp": {"parallel.strategy": "fsdp", "model.name": "policy", **LORA},
+    "updates_per_batch = 1": {"updates_per_batch": 2},
+    "model.lora_dropout = 0": {**LORA, "model.lora_dropout": 0.1},
+    "an algorithm.advantage of a group alone": {"algorithm.advantage": "reinforce_plus_plus"},
+    "algorithm.length_normalizer = null": {"algorithm.length_normalizer": 0.5},
+    "an engine that leaves the device to training: engine.name = native or fill, or source = ray": {
+        "engine.name": "vllm"
+    },
+    "algorithm.selection = null": {"algorithm.selection": "top_k", "algorithm.selection_options": {"k": 2}},
     "data.path set": {"environment.name": "countdown"},
     "environment=reward_functions": WORDS,
     "model.lora_rank = 0 (adapters can only be copied)": {
