@@ -78,7 +78,20 @@ def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.endswith("HEAVY []\n")
-    for verb in ("train", "cold-start", "judge", "evaluate", "check", "show", "status", "replay", "config", "machines"):
+    for verb in (
+        "train",
+        "cold-start",
+        "judge",
+        "evaluate",
+        "check",
+        "show",
+        "report",
+        "watch",
+        "status",
+        "replay",
+        "config",
+        "machines",
+    ):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -117,7 +130,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "line"),
     [
         (["trian"], 'no verb "trian"; did you mean train?; '
-                    "verbs: train, cold-start, judge, evaluate, check, show, status, replay, config, machines"),
+                    "verbs: train, cold-start, judge, evaluate, check, show, report, watch, status, replay, "
+                    "config, machines"),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),
@@ -204,7 +218,13 @@ def test_a_run_gets_its_config_and_a_folder_by_date_and_time(
     assert config.seed == 3
     assert config.cold_start.enabled
     assert folder.parents[1] == tmp_path / "outputs"
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "run.lock", "run.seal", "versions.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "report.html",
+        "run.lock",
+        "run.seal",
+        "versions.json",
+    ]
     assert "\nnum_steps: " in (folder / "config.yaml").read_text()
     versions = json.loads((folder / "versions.json").read_text())
     assert versions["command"] == "covey train recipe=arithmetic seed=3"
@@ -359,11 +379,37 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     [
         (
             "covey ",
-            {"train", "cold-start", "judge", "evaluate", "check", "show", "status", "replay", "config", "machines"},
+            {
+                "train",
+                "cold-start",
+                "judge",
+                "evaluate",
+                "check",
+                "show",
+                "report",
+                "watch",
+                "status",
+                "replay",
+                "config",
+                "machines",
+            },
         ),
         (
             "covey tr",
-            {"train", "cold-start", "judge", "evaluate", "check", "show", "status", "replay", "config", "machines"},
+            {
+                "train",
+                "cold-start",
+                "judge",
+                "evaluate",
+                "check",
+                "show",
+                "report",
+                "watch",
+                "status",
+                "replay",
+                "config",
+                "machines",
+            },
         ),
         ("covey train environment=", {f"environment={name}" for name in group_choices()["environment"]}),
         ("covey train recipe=co", {f"recipe={name}" for name in group_choices()["recipe"] if name.startswith("co")}),
