@@ -1,6 +1,7 @@
 """Streaming inside a step gives the update of the whole batch, wherever and in whatever order its groups come."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from covey.policy.settings import ModelConfig
 from covey.run.records.record import RunRecorder
 from covey.run.replay import replay
 from covey.train import train
-from covey.types import Failure, Prompt, Reward, RunStopped
+from covey.trainer import prepare
+from covey.types import Failure, Group, Prompt, Reward, RunStopped
 
 from ..support.fake_ray import fake_ray
 from ..support.processes import on_two_ranks
@@ -47,15 +49,33 @@ OF_THE_WORK = ("num_micro_batches", "streamed_fraction")
 """How the work was split up, which is no part of the result."""
 
 
+TRAINED_AHEAD: list[int] = []
+"""Grows where groups are trained ahead, in tests that watch it."""
+
+
 @dataclass(frozen=True)
 class Unhurried(Scripted):
-    """Scores some prompts late: those with an odd number after those with an even one."""
+    """Scores prompts with an odd number once others were trained ahead, or after so many seconds."""
 
-    seconds: float = 0.03
+    seconds: float = 0.5
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        await asyncio.sleep(self.seconds if int(prompt.id[-1]) % 2 and prompt.id.startswith("train") else 0)
+        if int(prompt.id[-1]) % 2 and prompt.id.startswith("train"):
+            known, until = len(TRAINED_AHEAD), time.monotonic() + self.seconds
+            while len(TRAINED_AHEAD) == known and time.monotonic() < until:
+                await asyncio.sleep(0.005)
         return await super().score(prompt, completions)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late prompts wait for groups to be trained ahead, not for the clock."""
+
+    def train_ahead(groups: Sequence[Group], *others: Any) -> None:
+        prepare.train_ahead(groups, *others)
+        TRAINED_AHEAD.append(len(groups))
+
+    monkeypatch.setattr("covey.train.train_ahead", train_ahead)
 
 
 def some_alike(prompt: Prompt, text: str) -> float:
@@ -63,7 +83,7 @@ def some_alike(prompt: Prompt, text: str) -> float:
     return 1.0 if prompt.id[-1] in "03" else sum(text.encode()) % 5 / 4
 
 
-def unhurried(feature: str, seconds: float = 0.03) -> Environment:
+def unhurried(feature: str, seconds: float = 0.5) -> Environment:
     kind = "masked" if feature == "masked" else "causal"
     plain = scripted(some_alike) if feature == "filter" else scripted_for(kind)
     return Unhurried(plain.texts, plain.verdict, seconds=seconds)
@@ -97,6 +117,7 @@ def streamed(folder: Path) -> list[float]:
     return [row["streamed_fraction"] for row in rows(folder / "metrics.jsonl", "train")]
 
 
+@pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("source", ["local", "ray"])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_streamed_run_has_the_metrics_of_a_run_that_waits(
@@ -152,6 +173,7 @@ def together(given: Scores) -> Any:
     return given.rewards_N - given.rewards_N.mean()
 
 
+@pytest.mark.usefixtures("watched")
 def test_an_advantage_that_looks_at_other_groups_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, unhurried("plain"))
     chosen = settings(streaming=True, algorithm__advantage="tests.guarantees.test_streaming:together")
