@@ -46,7 +46,8 @@ class Step:
 
     def attend(self, layout: type[DecodeLayout] | type[CompiledDecodeLayout]) -> Tensor:
         """(R, H, D)."""
-        made = layout(self.cache, self.grid, self.own_lengths)
+        lengths = [length + 1 for length in self.own_lengths]
+        made = layout(self.cache, self.grid, torch.tensor(lengths), min(lengths), max(lengths))
         return made.attend(0, self.query, self.key, self.value, self.rule)[0].transpose(0, 1)
 
 

@@ -108,8 +108,8 @@ def poisoned_run(
 ) -> None:
     """A run of six steps with a checkpoint after each, in this process."""
 
-    def load(config: ModelConfig, *, seed: int) -> Policy:
-        return poison.into(load_policy(config, seed=seed))
+    def load(config: ModelConfig, *, seed: int, on_host: bool = False) -> Policy:
+        return poison.into(load_policy(config, seed=seed, on_host=on_host))
 
     kept = {"output__save_every": 1, "output__keep_last": 100, "preflight__enabled": False}
     config = small_config(num_steps=NUM_STEPS, **kept, **POLICIES[policy], **settings)

@@ -160,10 +160,15 @@ def serve(needs: dict[str, Any]) -> socket.socket:
 
 
 class Usage:
-    """Most memory of all descendants together, and how much this process grew, in MB, while it is entered."""
+    """Most memory of all descendants together, and how much this process grew, in MB, while it is entered.
+
+    Processes that other tests left running, and that are none of a sandbox's, do not count.
+    """
 
     def __enter__(self) -> "Usage":
         self.descendants = 0
+        running = set(descendants(os.getpid()))
+        self._others = running - set(named("covey-", running))
         self._before = resident(os.getpid())
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -177,7 +182,8 @@ class Usage:
 
     def _watch(self) -> None:
         while not self._is_over.wait(0.02):
-            self.descendants = max(self.descendants, sum(resident(pid) for pid in descendants(os.getpid())))
+            of_sandboxes = set(descendants(os.getpid())) - self._others
+            self.descendants = max(self.descendants, sum(map(resident, of_sandboxes)))
 
 
 def descendants(pid: int) -> list[int]:
