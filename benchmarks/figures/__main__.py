@@ -24,6 +24,8 @@ FIGURES: dict[str, Callable[[], object]] = {
     "use/settings": use.settings,
     "use/rewards": use.rewards,
     "use/python": use.python,
+    "use/trl": use.trl,
+    "use/traces": use.traces,
     "use/using_results": use.using_results,
     "use/algorithms": use.algorithms,
     "use/curriculum": use.curriculum,

@@ -35,13 +35,34 @@ def rewards() -> Drawing:
 
 def python() -> Drawing:
     boxes = (
-        Box("Config", ("a dataclass",)),
-        Box("train(config, folder)", ("checks, then the one loop",), "warm"),
-        Box("run folder", ("metrics, checkpoints",)),
-        Box("load_policy", ("any checkpoint",)),
-        Box("NativeEngine", ("generate: tokens, log-probs",), "good"),
+        Box("model, rewards, data", ("names or objects",)),
+        Box("covey.train", ("checks, then the one loop",), "warm"),
+        Box("Result", ("before, after, metrics",)),
+        Box("sample, evaluate", ("on what was trained",)),
+        Box("save", ("for transformers",), "good"),
     )
     return chain("covey as a library", boxes)
+
+
+def trl() -> Drawing:
+    boxes = (
+        Box("your script", ("one import changed",)),
+        Box("GRPOConfig", ("every field mapped,", "or refused by name")),
+        Box("GRPOTrainer", ("covey's loop,", "TRL's gradient"), "warm"),
+        Box("log_history", ("TRL's names",)),
+        Box("save_model", ("a folder as TRL's",), "good"),
+    )
+    return chain("A script of TRL", boxes)
+
+
+def traces() -> Drawing:
+    boxes = (
+        Box("groups of a step", ("as they were trained",)),
+        Box("a few of them", ("failures, spread, mismatch,", "change of ratio, evenly"), "warm"),
+        Box("traces.jsonl", ("each token: log-probs,", "ratio, entropy, advantage")),
+        Box("covey report", ("tokens in colour",), "good"),
+    )
+    return chain("What is traced of a step", boxes)
 
 
 def using_results() -> Drawing:
