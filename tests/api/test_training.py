@@ -20,6 +20,7 @@ from covey.api.settings import full_name
 from covey.config.schema import Config
 from covey.system.waits.signals import StopRequested
 
+from ..support.byte_rewards import by_bytes
 from ..support.small import TOKENIZER, equal, saved_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,11 +38,6 @@ SMALL: dict[str, Any] = {
     "preflight": {"enabled": False},
 }
 NANO: dict[str, Any] = {**SMALL, "nano_hidden_size": 16, "nano_num_layers": 1, "nano_num_heads": 2}
-
-
-def by_bytes(completions: Sequence[str], **columns: Any) -> list[float]:
-    """A reward that random completions differ in."""
-    return [sum(text.encode()) % 5 / 4 for text in completions]
 
 
 def model_in_memory() -> PreTrainedModel:
