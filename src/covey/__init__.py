@@ -46,7 +46,7 @@ PUBLIC: dict[str, str] = {
     "Sampling": "covey.types",
     # What was measured
     "Evaluation": "covey.run.evaluate",
-    "Estimate": "covey.run.evaluate",
+    "Estimate": "covey.algorithm.intervals",
     # A policy alone
     "Policy": "covey.policy.policy",
     "load_policy": "covey.policy.models.loading",

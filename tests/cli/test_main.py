@@ -25,6 +25,10 @@ Work = Callable[[Config, Path], None]
 
 LOADING = "loading nano for environment=arithmetic\n"
 """What is said before anything heavy is imported."""
+VERBS = {
+    *("train", "cold-start", "judge", "evaluate", "check", "show", "report", "watch"),
+    *("status", "replay", "config", "machines"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -78,20 +82,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.endswith("HEAVY []\n")
-    for verb in (
-        "train",
-        "cold-start",
-        "judge",
-        "evaluate",
-        "check",
-        "show",
-        "report",
-        "watch",
-        "status",
-        "replay",
-        "config",
-        "machines",
-    ):
+    for verb in VERBS:
         assert f"\n  {verb} " in done.stdout
 
 
@@ -379,20 +370,7 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     [
         (
             "covey ",
-            {
-                "train",
-                "cold-start",
-                "judge",
-                "evaluate",
-                "check",
-                "show",
-                "report",
-                "watch",
-                "status",
-                "replay",
-                "config",
-                "machines",
-            },
+            VERBS,
         ),
         (
             "covey tr",

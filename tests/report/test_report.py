@@ -16,7 +16,7 @@ import pytest
 from covey.cli.main import main
 from covey.cli.report import report_at_the_end
 from covey.config.schema import OutputConfig
-from covey.report.bands import mean_band, moving_bands, wilson
+from covey.report.bands import mean_band, moving_bands, share_band
 from covey.report.content import comparison, content, pairs_of, thinned, verdict
 from covey.report.curves import reading
 from covey.report.environments import environment_of
@@ -24,8 +24,7 @@ from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import make_report, names_of
 from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
 from covey.report.read import RunFiles, read_run
-from covey.report.text import as_lines, sparkline
-from covey.run.evaluate import wilson as wilson_of_runs
+from covey.report.text import as_lines
 from covey.train import train
 from covey.types import Prompt
 
@@ -206,8 +205,9 @@ def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() ->
 
 
 def test_intervals_are_those_of_the_evaluations() -> None:
-    ours, theirs = wilson(30, 100), wilson_of_runs(30, 100, 0.95)
-    assert tuple(ours) == pytest.approx((theirs.value, theirs.low, theirs.high))
+    assert share_band(30, 100) == pytest.approx((0.3, 0.218949, 0.395849), abs=1e-6)
+    assert share_band(0, 0) == mean_band([]) == (None, None, None)
+    assert mean_band([2.0]) == (2.0, None, None)
     assert mean_band([1.0, 1.0, 4.0]) == pytest.approx((2.0, 2.0 - 1.959964, 2.0 + 1.959964))
     assert [band.value for band in moving_bands([0.0, None, 2.0, 4.0], 3)] == [0.0, 1.0, 3.0, 3.0]
 
@@ -265,7 +265,6 @@ def test_the_text_for_terminals_has_the_verdict_a_curve_a_line_and_groups_as_squ
     assert main(["watch", str(finished)]) == 0  # a run that has ended is shown once
     assert "reward of training" in capsys.readouterr().out
     assert as_lines([read_run(finished)] * 2, ["a", "b"])[-2:] == ["settings that differ:", "  none"]
-    assert sparkline([0.0, None, 1.0], 9) == "▁ █"
 
 
 def test_curves_are_drawn_as_pictures(finished: Path, tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.group_checks import drop_stale
 from covey.rollouts.source import GroupSource
-from covey.run.build import Run, build_environment, build_run, checked_environment
+from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.evaluate import Evaluation, evaluate
 from covey.run.records.step_metrics import rollout_metrics
+from covey.run.stages import report_progress
 from covey.system import accelerate_launch, collectives, machine
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.prepare import make_training_batch
@@ -78,7 +79,7 @@ class Parts:
         batch, credit = make_training_batch(groups, self.trainer, self.run.credit, self.run.packing)
         metrics = self.trainer.step(batch, self.num_steps_done)
         self.num_steps_done += 1
-        self.source.follow(self.num_steps_done, self.config.num_steps, self._passes)
+        report_progress(self.run, self.config, self.num_steps_done)
         self.source.publish(self.trainer.weights(), version=self.num_steps_done)
         left_out = [dropped.group for dropped in self.source.dropped]
         return {**rollout_metrics(groups, left_out, credit, self.num_steps_done - 1), **metrics}
@@ -96,10 +97,6 @@ class Parts:
         """Save model (or adapter) and tokenizer, for `from_pretrained`. Collective."""
         weights = sharding.full_state_dict(self.policy.model) if self.policy.sharded else None
         collectives.run_on_rank0(lambda: save_policy(self.policy, Path(folder), weights))
-
-    @property
-    def _passes(self) -> float:
-        return self.source.stream.position / len(self.source.stream.prompts)
 
 
 @contextmanager
@@ -131,12 +128,7 @@ def build(
     accelerate_launch.check(config.model.precision, config.model.device)
     attention = attention_of(given)
     with collectives.process_group(config.timeouts.ranks, config.model.device), ExitStack() as closing:
-        environment = (
-            build_environment(config)
-            if given.environment is None
-            else checked_environment(config, given.environment(config))
-        )
-        run = build_run(config, environment, PhaseTimer(), given.policy(config))
+        run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config))
         closing.callback(run.policy.causal_lm.set_attn_implementation, attention)
         closing.callback(run.close)
         yield Parts(config, run)

@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from covey.config import compose as settings
-from covey.run.checkpoints.resume import is_running
-from covey.run.folder import CONFIG, STATUS
+from covey.run.folder import CONFIG, STATUS, is_running
 from covey.run.saved_settings import settings_of
 from covey.system.text.cleaning import CleanConsole
 

@@ -12,9 +12,10 @@ from rich.text import Text
 
 from covey.config.schema import OutputConfig
 from covey.report.foreign import EXPORTS, read_any
-from covey.report.make import FOLLOW_SECONDS, follow, is_under_way, make_report, names_of
+from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of
 from covey.report.png import draw_curves
 from covey.report.text import as_lines
+from covey.run.folder import is_running
 from covey.system.lookup import one_of
 from covey.system.text.cleaning import CleanConsole
 
@@ -67,7 +68,7 @@ def run_watch(words: Sequence[str]) -> None:
         while True:
             runs = [read_any(folder) for folder in asked.folders]
             live.update(Text("\n".join(as_lines(runs, names)), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if not any(map(is_under_way, asked.folders)):
+            if not any(map(is_running, asked.folders)):
                 return
             time.sleep(WATCH_SECONDS)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from covey.cli.tables import print_folder, relative, render, side_by_side
-from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS
+from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY
 from covey.run.records.answer_text import as_text
 from covey.run.records.summary import read_summary
 from covey.system.disk import NotWritten, as_written
@@ -20,7 +20,6 @@ Row = dict[str, Any]
 NUM_ANSWERS = 3
 """Shown of the best, and of the worst."""
 ANSWERS = "--answers"
-SUMMARY = "summary.json"
 
 
 def run_show(words: Sequence[str]) -> None:

@@ -1,12 +1,12 @@
 """Intervals of what a report draws, in plain Python."""
 
-import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from dataclasses import astuple
 from typing import NamedTuple
 
+from covey.algorithm.intervals import mean_interval, wilson
+
 LEVEL = 0.95
-Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 class Band(NamedTuple):
@@ -17,29 +17,24 @@ class Band(NamedTuple):
     high: float | None
 
 
-def wilson(successes: float, trials: float) -> Band:
-    """Return Wilson's interval of a share (JASA 22:209, 1927).
+NOTHING = Band(None, None, None)
 
-    >>> [round(bound, 3) for bound in wilson(0, 10)]
+
+def share_band(successes: float, trials: float) -> Band:
+    """Return Wilson's interval of a share, nothing where there were no trials.
+
+    >>> [round(bound, 3) for bound in share_band(0, 10)]
     [0.0, 0.0, 0.278]
     """
-    if trials <= 0:
-        return Band(None, None, None)
-    p = successes / trials
-    centre = (p + Z * Z / (2 * trials)) / (1 + Z * Z / trials)
-    half = Z / (1 + Z * Z / trials) * math.sqrt(p * (1 - p) / trials + Z * Z / (4 * trials * trials))
-    return Band(p, max(0.0, centre - half), min(1.0, centre + half))
+    return Band(*astuple(wilson(successes, trials, LEVEL))) if trials > 0 else NOTHING
 
 
 def mean_band(values: Sequence[float]) -> Band:
     """Return the normal interval of a mean of independent values, without bounds for fewer than two."""
     if not values:
-        return Band(None, None, None)
-    mean = fmean(values)
-    if len(values) < 2:
-        return Band(mean, None, None)
-    half = Z * stdev(values) / math.sqrt(len(values))
-    return Band(mean, mean - half, mean + half)
+        return NOTHING
+    found = mean_interval(values, LEVEL)
+    return Band(*astuple(found)) if len(values) > 1 else Band(found.value, None, None)
 
 
 def moving_bands(values: Sequence[float | None], width: int) -> list[Band]:

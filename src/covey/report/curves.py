@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from covey.report.bands import Band, mean_band, moving_bands, wilson, window
+from covey.report.bands import Band, mean_band, moving_bands, share_band, window
 from covey.report.read import Row, RunFiles
+from covey.system.text.format import four_digits
 
 MAX_POINTS = 600
 """Of a curve; longer ones are averaged over steps that lie together."""
@@ -98,7 +99,7 @@ def _accuracy(run: RunFiles) -> dict[str, Any] | None:
     if not found or not num_prompts:
         return None
     steps, values = [step for step, _ in found], [value for _, value in found]
-    bands = [wilson(value * num_prompts, num_prompts) for value in values]
+    bands = [share_band(value * num_prompts, num_prompts) for value in values]
     title, about = "accuracy, held-out prompts", f"95 % over {num_prompts} prompts"
     return _curve("accuracy", title, steps, values, bands) | {"about": about, "points": True}
 
@@ -183,7 +184,7 @@ def short(value: float | None) -> float | None:
     """Return a number of four digits, None for what cannot be drawn."""
     if value is None or value != value or value in (float("inf"), float("-inf")):
         return None
-    return float(f"{value:.4g}")
+    return four_digits(value)
 
 
 def phases_of(summary: Mapping[str, Any]) -> list[tuple[str, float, float]]:

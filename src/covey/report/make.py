@@ -1,6 +1,5 @@
 """Makes the page of one or several runs, once or again and again while they train."""
 
-import fcntl
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +8,10 @@ from covey import __version__
 from covey.report.content import content
 from covey.report.foreign import read_any
 from covey.report.page import page
+from covey.run.folder import is_running
 from covey.system.disk import atomic_file
 
 REPORT = "report.html"
-LOCK, SUMMARY = "run.lock", "summary.json"
 FOLLOW_SECONDS = 10
 
 
@@ -33,24 +32,10 @@ def make_report(folders: Sequence[Path], out: Path | None = None, refresh: int |
 
 def follow(folders: Sequence[Path], out: Path | None, seconds: int = FOLLOW_SECONDS) -> Path:
     """Make the page anew every so many seconds until no run is under way; it loads itself again meanwhile."""
-    while any(map(is_under_way, folders)):
+    while any(map(is_running, folders)):
         make_report(folders, out, refresh=seconds)
         time.sleep(seconds)
     return make_report(folders, out)
-
-
-def is_under_way(folder: Path) -> bool:
-    """Tell whether a process holds the lock of a run, or, on a disk without locks, whether it has no summary yet."""
-    try:
-        with (folder / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return not (folder / SUMMARY).exists()
-    return False
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

@@ -1,14 +1,14 @@
 """A report for terminals: the verdict, curves of block characters with their sentences, and what compares."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from covey.report.bands import mean_band
 from covey.report.content import comparison, verdict
 from covey.report.curves import curves_of
 from covey.report.read import RunFiles
+from covey.run.records.terminal import binned, sparkline
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 40
 
 
@@ -19,25 +19,13 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
         lines += [name, f"  {verdict(run)['text']}"]
         curves = curves_of(run)
         width = max((len(curve["title"]) for curve in curves), default=0)
-        lines += [f"  {c['title']:<{width}}  {sparkline(c['y'], WIDTH):<{WIDTH}}  {c['reading']}" for c in curves]
+        lines += [f"  {c['title']:<{width}}  {_drawn(c['y']):<{WIDTH}}  {c['reading']}" for c in curves]
         lines += [f"  {line}" for line in _last_groups(run)] + [""]
     return lines + (_compared(runs, names) if len(runs) > 1 else [])
 
 
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Draw numbers as blocks, at most `width`, a blank where there is none.
-
-    >>> sparkline([0, 1, None, 2], 10)
-    '▁▅ █'
-    """
-    size = -(-len(values) // width) if values else 1
-    means = []
-    for start in range(0, len(values), size):
-        means.append(mean_band([value for value in values[start : start + size] if value is not None]).value)
-    known = [value for value in means if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    step = (high - low) / (len(BLOCKS) - 1) or 1.0
-    return "".join(" " if value is None else BLOCKS[round((value - low) / step)] for value in means)
+def _drawn(values: Sequence[float | None]) -> str:
+    return sparkline(binned([math.nan if value is None else value for value in values], WIDTH))
 
 
 def _last_groups(run: RunFiles, most: int = 6) -> list[str]:

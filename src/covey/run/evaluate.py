@@ -3,22 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist, fmean, pvariance, stdev
+from statistics import fmean
 from typing import Any
 
+from covey.algorithm.intervals import Estimate, mean_interval, share_interval, wilson
 from covey.algorithm.metrics import pass_at_k
 from covey.config.schema import EvaluationConfig
 from covey.rollouts.source import GroupSource
 from covey.types import Group, Prompt, Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A measured value and its confidence interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,48 +111,6 @@ def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: Evalua
     )
 
 
-def wilson(successes: float, trials: float, confidence: float) -> Estimate:
-    """Return Wilson's score interval of a proportion, which holds near 0 and 1 (JASA 22:209, 1927).
-
-    `trials` may be fractional (see `share_interval`). NaN where there are none.
-    """
-    if trials == 0:
-        return UNKNOWN
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    p = successes / trials
-    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
-
-
-def mean_interval(values: Sequence[float], confidence: float) -> Estimate:
-    """Return the normal interval of a mean over prompts.
-
-    Prompts are the independent units (completions of one prompt are not).
-    """
-    if not values:
-        return UNKNOWN
-    mean = fmean(values)
-    spread = stdev(values) if len(values) > 1 else 0.0
-    half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half)
-
-
-def share_interval(values: Sequence[float], confidence: float) -> Estimate:
-    """Return Wilson's interval of a mean over prompts of values in [0, 1].
-
-    It stays inside and is honest at 0 and 1.
-
-    Its number of trials is the effective one, p (1 - p) / (variance of the mean) (Korn and Graubard, Survey
-    Methodology 24:193, 1998): the number of prompts where values are 0 or 1, more where they spread less.
-    """
-    if not values:
-        return UNKNOWN
-    p, variance = fmean(values), pvariance(values) / len(values)
-    trials = p * (1 - p) / variance if variance > 0 else len(values)
-    return wilson(p * trials, trials, confidence)
-
-
 def _mean_of(values: Sequence[float], confidence: float) -> Estimate:
     return mean_interval([value for value in values if not math.isnan(value)], confidence)
 
@@ -194,7 +144,3 @@ def _is_correct(group: Group, threshold: float) -> float:
 
 def _num_correct(group: Group, threshold: float) -> int:
     return sum(reward >= threshold for reward in group.rewards)
-
-
-UNKNOWN = Estimate(math.nan, math.nan, math.nan)
-"""Of what nothing was measured."""

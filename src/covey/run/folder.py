@@ -1,6 +1,7 @@
 """The folder of a run: claimed by exactly one run, begun with its settings, versions and log."""
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from covey.system.text.masking import without
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
+LOCK, SUMMARY = "run.lock", "summary.json"
 METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
 TRACES, UPDATES = "traces.jsonl", "updates.jsonl"
 SCHEDULE = "schedule.jsonl"
@@ -69,6 +71,23 @@ def begun_at(folder: Path) -> int:
     Its settings are written then and never again.
     """
     return (folder / CONFIG).stat().st_mtime_ns
+
+
+def is_running(folder: Path) -> bool:
+    """Tell whether a run has the folder's lock, or, on a disk without locks, whether it has no summary yet.
+
+    Writes nothing there.
+    """
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks here, or the file is not ours to look at
+        return not (folder / SUMMARY).exists()
+    return False
 
 
 def run_of(policy: str) -> Path | None:
@@ -178,7 +197,7 @@ def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
 
 NOTHING_DONE = {
     *(CONFIG, VERSIONS, *ROWS, STATUS),
-    *("covey.log", "run.lock", "run.seal", "summary.json"),
+    *("covey.log", LOCK, "run.seal", SUMMARY),
 }
 """All that a run has written when the first step or look is yet to come."""
 UNTIMED = "other"

@@ -1,5 +1,6 @@
 """Objects of a program that take the place of what settings name: a model in memory, an environment, callbacks."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,11 @@ from covey.config.schema import Config
 from covey.environments.base import Environment
 from covey.policy.models.loading import policy_in_memory
 from covey.policy.policy import Policy
-from covey.run.build import Run
+from covey.run.build import Run, build_environment, checked_environment
 from covey.run.records.callbacks import Callback
 from covey.run.records.record import RunRecorder
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Given:
     callbacks: Sequence[Callback] = ()
     built: Callable[[Run, RunRecorder], None] = lambda run, record: None
     """Called on every process with the parts of the run, once they are wired."""
+
+    def build_environment(self, config: Config, say: Callable[[str], None] = LOGGER.info) -> Environment:
+        """Build the environment, the program's own where it gave one. ValueError for what its user can fix."""
+        if self.environment is None:
+            return build_environment(config, say)
+        return checked_environment(config, self.environment(config))
 
     def policy(self, config: Config) -> Policy | None:
         """Return the policy of the model in memory, None where there is none."""

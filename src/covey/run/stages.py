@@ -14,7 +14,7 @@ from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.source import PromptStream
 from covey.run import cold_start
-from covey.run.build import Run, build_environment, build_run, checked_environment
+from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import load_state, load_weights
 from covey.run.checkpoints.resume import changed_facts, resume_hint, resume_point
 from covey.run.checkpoints.state import checkpoint_state, restore
@@ -60,10 +60,7 @@ def load_environment(config: Config, record: RunRecorder, given: Given = NOTHING
     """Build the environment with its data, and report how good its judges are where it has some."""
     phase = record.timer.phase("judge") if isinstance(config.environment, InfillConfig) else nullcontext()
     with record.watchdog.deadline("the environment to be made, with its data", "timeouts.loading"), phase:
-        if given.environment is None:
-            environment = build_environment(config, record.say)
-        else:
-            environment = checked_environment(config, given.environment(config))
+        environment = given.build_environment(config, record.say)
     judge = environment.judge_summary()
     if judge is not None:
         record.say(judge.summary_line)

@@ -33,7 +33,11 @@ class JsonlWriter:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Write a row, with numbers that JSON cannot hold as in `finite`."""
-        self._left += (_one_line(json.dumps(finite(row), ensure_ascii=False, allow_nan=False)) + "\n").encode()
+        self.write_line(encoded(row))
+
+    def write_line(self, line: bytes) -> None:
+        """Write a row that `encoded` made."""
+        self._left += line
         try:
             self._flush()
         except OSError as error:
@@ -69,6 +73,11 @@ class JsonlWriter:
         if self._failed:
             LOGGER.warning("%s can be written again; nothing is missing in it", self._path)
         self._failed = False
+
+
+def encoded(row: Mapping[str, Any]) -> bytes:
+    """Return a row as the line of a file, with numbers that JSON cannot hold as in `finite`."""
+    return (_one_line(json.dumps(finite(row), ensure_ascii=False, allow_nan=False)) + "\n").encode()
 
 
 def _one_line(text: str) -> str:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.environments.reward_functions.ready_made.reward_model import Loaded, RewardModel
+from covey.environments.reward_functions.ready_made.reward_model import Loaded, RewardModel, padded
 from covey.environments.reward_functions.ready_made.table import REWARDS
 
 if TYPE_CHECKING:
@@ -58,10 +58,7 @@ class _ModelInMemory(RewardModel):
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return Loaded(model.eval(), tokenizer)
+        return padded(Loaded(model.eval(), tokenizer))
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:

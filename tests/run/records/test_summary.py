@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from covey.algorithm import intervals
 from covey.cli.tables import print_summary
 from covey.run import evaluate as measured
 from covey.run.records.summary import (
@@ -290,7 +291,7 @@ def test_a_few_prompts_that_changed_alike_are_too_few_to_tell_and_many_are_not(t
 
 def test_looks_at_different_prompts_are_compared_over_those_that_both_saw() -> None:
     def look(correct: tuple[float, ...], reward: tuple[float, ...]) -> measured.Evaluation:
-        unknown = measured.UNKNOWN
+        unknown = intervals.UNKNOWN
         return measured.Evaluation(unknown, unknown, {}, len(correct), 1, 0, correct, reward)
 
     before, after = look((0, 0, 1), (0.0, 0.25, 1.0)), look((1, 0), (0.75, 0.0))

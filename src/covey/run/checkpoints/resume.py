@@ -17,7 +17,7 @@ from covey.config.schema import Config
 from covey.run import trust
 from covey.run.checkpoints.checkpoint import complete_checkpoints, newest_valid, read_manifest
 from covey.run.checkpoints.manifest import step_of
-from covey.run.folder import CONFIG, ROWS, create_run_folder, write_versions
+from covey.run.folder import CONFIG, LOCK, ROWS, create_run_folder, write_versions
 from covey.run.records.summary import versions
 from covey.run.saved_settings import CHANGES, changes_of, differences, saved_settings
 from covey.system import collectives
@@ -25,7 +25,6 @@ from covey.system.disk import atomic_file, catch_write_errors
 from covey.system.text.masking import secrets_in
 
 LOGGER = logging.getLogger(__name__)
-LOCK = "run.lock"
 ORIGIN_OF_PROMPTS = ("data", "environment", "seed")
 """Settings, or sections of them, that decide which prompts there are."""
 
@@ -122,18 +121,6 @@ def run_lock(folder: Path) -> Iterator[None]:
             file.write(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}) + "\n")
             file.flush()
         yield
-
-
-def is_running(folder: Path) -> bool:
-    """Tell whether a run has the folder's lock, writing nothing there."""
-    try:
-        with (folder / LOCK).open(encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:  # somebody has it, or it is not ours to look at
-        return True
-    return False
 
 
 def truncate_jsonl(path: Path, step: int, *, evaluated: bool = True) -> None:

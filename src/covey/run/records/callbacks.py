@@ -1,6 +1,7 @@
 """What a program hears of its run, what it may add to the metrics, and how it ends the run early."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,21 +49,24 @@ class Callbacks:
 
     def step(self, step: int, metrics: dict[str, float | None]) -> None:
         for callback in self._called:
-            try:
+            with self._heeding():
                 callback.on_step(step, metrics)
-            except StopTraining as stop:
-                self.reason = str(stop) or "a callback asked for it"
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> None:
         for callback in self._called:
-            try:
+            with self._heeding():
                 callback.on_evaluation(step, evaluation)
-            except StopTraining as stop:
-                self.reason = str(stop) or "a callback asked for it"
 
     def want_to_stop(self) -> bool:
         """Return whether one asked for the end, the same on all ranks. Collective."""
         return bool(self._callbacks) and bool(collectives.all_max_int(int(self.reason is not None)))
+
+    @contextmanager
+    def _heeding(self) -> Iterator[None]:
+        try:
+            yield
+        except StopTraining as stop:
+            self.reason = str(stop) or "a callback asked for it"
 
     @property
     def _called(self) -> Sequence[Callback]:

@@ -1,6 +1,5 @@
 """traces.jsonl and updates.jsonl of a run: what each step writes into them, within so many bytes."""
 
-import json
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from covey.run.records.token_scores import TokenScores
 from covey.run.records.traces import Pieces, candidates, choose, trace_rows
 from covey.run.records.updates import fitting, update_row
 from covey.system import collectives
-from covey.system.jsonl import JsonlWriter
+from covey.system.jsonl import JsonlWriter, encoded
 from covey.trainer.credit import Credit
 from covey.types import Group
 
@@ -80,14 +79,15 @@ class BoundedLog:
 
     def write(self, row: dict[str, Any], most: int) -> int:
         """Write a row if it has at most so many bytes, and return how many it took."""
-        num_bytes = len(json.dumps(row, default=str)) + 1
+        line = encoded(row)
+        num_bytes = len(line)
         if num_bytes > most:
             if not self._is_full:
                 LOGGER.info("%s has no room for %d bytes here (output.max_trace_bytes)", self._path, num_bytes)
             self._is_full = True
             return 0
         self._left -= num_bytes
-        self._file.write(row)
+        self._file.write_line(line)
         return num_bytes
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from covey.rollouts.source import Dropped
 from covey.run.records.rollout_log import bounded, spread
 from covey.run.records.token_scores import RowScores, StepScores
 from covey.run.records.updates import FORMAT
-from covey.system.text.format import timestamp
+from covey.system.text.format import four_digits, timestamp
 from covey.trainer.credit import Credit
 from covey.types import Group, Rollout
 
@@ -127,7 +127,7 @@ def _rollouts(
             "reward": rollout.reward.value,
             "parts": dict(rollout.reward.parts),
             "extra": bounded({str(name): value for name, value in rollout.reward.extra.items()}),
-            "advantage": None if advantage is None else _short(advantage),
+            "advantage": None if advantage is None else four_digits(advantage),
             "finish_reason": rollout.finish_reason,
             "policy_version": rollout.policy_version,
             "num_tokens": rollout.num_loss_tokens,
@@ -145,7 +145,7 @@ def _tokens(rollout: Rollout, scores: RowScores | None, pieces: "Pieces", limit:
     def along(values: Iterable[float]) -> list[float | None]:
         found: list[float | None] = [None] * len(ids)
         for place, value in zip(places, values, strict=True):
-            found[place] = _short(value)
+            found[place] = four_digits(value)
         return found[:limit]
 
     chosen = set(places)
@@ -215,8 +215,3 @@ class Pieces:
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _short(value: float) -> float:
-    """Return a number of four digits."""
-    return float(f"{value:.4g}")

@@ -15,7 +15,7 @@ from torch import Tensor
 from covey.run.records.rollout_log import spread
 from covey.run.records.token_scores import StepScores
 from covey.system import collectives
-from covey.system.text.format import timestamp
+from covey.system.text.format import four_digits, timestamp
 from covey.trainer.credit import Credit
 from covey.types import Group
 
@@ -56,7 +56,7 @@ def update_row(
     }
     for name, edges in TOKEN_EDGES.items():
         counts = [sum(column) for column in zip(*(share.counts[name] for share in shares), strict=True)]
-        histograms[name] = {"edges": [_short(edge) for edge in edges], "counts": counts}
+        histograms[name] = {"edges": [four_digits(edge) for edge in edges], "counts": counts}
     return {
         "format": FORMAT,
         "step": step,
@@ -64,7 +64,7 @@ def update_row(
         "time": timestamp(),
         "histograms": histograms,
         "num_groups": len(all_groups),
-        "groups": [{"prompt_id": name, "rewards": [_short(r) for r in of_group]} for name, of_group in all_groups],
+        "groups": [{"prompt_id": name, "rewards": [four_digits(r) for r in of_group]} for name, of_group in all_groups],
     }
 
 
@@ -106,7 +106,7 @@ def count_in_bins(values_L: Tensor, edges: Sequence[float]) -> list[int]:
 
 def _binned(values: Sequence[float], edges: Sequence[float]) -> dict[str, Any]:
     counts = count_in_bins(torch.tensor(values, dtype=torch.float64), edges)
-    return {"edges": [_short(edge) for edge in edges], "counts": counts}
+    return {"edges": [four_digits(edge) for edge in edges], "counts": counts}
 
 
 def _spread_out(values: Sequence[float]) -> dict[str, Any]:
@@ -130,8 +130,3 @@ def _round_up(value: float) -> float:
         return 0.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
-
-
-def _short(value: float) -> float:
-    """Return a number of four digits, enough to draw."""
-    return float(f"{value:.4g}")

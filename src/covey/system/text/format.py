@@ -49,6 +49,15 @@ def count(number: float) -> str:
     return f"{number:.3g}B"
 
 
+def four_digits(value: float) -> float:
+    """Return a number of four digits, enough to draw.
+
+    >>> four_digits(0.123456)
+    0.1235
+    """
+    return float(f"{value:.4g}")
+
+
 def percent(share: float, digits: int = 1) -> str:
     """Format a share as a percentage.
 

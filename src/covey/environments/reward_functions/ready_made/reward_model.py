@@ -93,11 +93,16 @@ class RewardModel:
         return [float(score) for score in logits[:, self.label].float()]
 
     def _load(self) -> Loaded:
-        loaded = load_scorer(self.model, self.revision, self.precision, self.device)
-        if loaded.tokenizer.pad_token_id is None:
-            loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
-        loaded.model.config.get_text_config().pad_token_id = loaded.tokenizer.pad_token_id
-        return loaded
+        return padded(load_scorer(self.model, self.revision, self.precision, self.device))
+
+
+def padded(scorer: Loaded) -> Loaded:
+    """Return the scorer with a padding token that model and tokenizer agree on, the end of sequence where there is
+    none."""
+    if scorer.tokenizer.pad_token_id is None:
+        scorer.tokenizer.pad_token = scorer.tokenizer.eos_token
+    scorer.model.config.get_text_config().pad_token_id = scorer.tokenizer.pad_token_id
+    return scorer
 
 
 def load_scorer(name: str, revision: str | None, precision: str, device: str) -> Loaded:
