@@ -134,6 +134,7 @@ class _HeadScores(torch.autograd.Function):
                 ctx.made.add(_gradient_(head, logits_LV, target, coefficient), rows, weight_VC)
             elif is_one:
                 ctx.kept_LV = logits_LV
+            del logits_LV  # before the next are made
         # Keep what a backward pass without them needs
         ctx.save_for_backward(rows_LC, weight_VC, bias_V, target_L, predicted_L)
         logprob_L, entropy_L = _joined(scores)
@@ -168,6 +169,7 @@ def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> G
             probability_LV = _logits(head, rows, weight_VC, bias_V)
             _score_(head, probability_LV, target)
         made.add(_gradient_(head, probability_LV, target, *coefficients), rows, weight_VC)
+        del probability_LV
     return made
 
 

@@ -87,8 +87,13 @@ class Policy:
         made: T = self.causal_lm.covey_pass(make)  # type: ignore[operator]  # put there by policy.sharding
         return made
 
+    @property
+    def computes_whole(self) -> bool:
+        """Tell whether passes compute in float32 or float64, without autocast."""
+        return self.precision in (torch.float32, torch.float64)
+
     def autocast(self) -> AbstractContextManager[object]:
-        if self.precision in (torch.float32, torch.float64):
+        if self.computes_whole:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.precision)
 

@@ -51,6 +51,10 @@ class Shape:
     """Numbers that are cached of a token in all layers, keys and values."""
     expert_width: int = 0
     """Of a mixture of experts: numbers between the two products of those experts that a token goes through."""
+    num_heads: int = 1
+    """Query heads of a layer."""
+    has_head_norms: bool = False
+    """Queries and keys are normalised head by head."""
 
     @property
     def body(self) -> tuple[Layer, ...]:
@@ -116,6 +120,8 @@ def _counted(model: "PreTrainedModel") -> Shape:
         vocabulary=next(x.inputs for x in layers if not x.is_linear),
         key_value_width=sum(keys_and_values) or of_config,
         expert_width=expert_width * (values.get("num_experts_per_tok") or 0),
+        num_heads=heads,
+        has_head_norms=any(name.endswith((".q_norm", ".k_norm")) for name, _ in model.named_modules()),
     )
 
 

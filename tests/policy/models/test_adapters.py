@@ -138,3 +138,17 @@ def test_adapters_under_checkpointing_warn_of_nothing_that_a_user_could_change()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nano(lora_rank=2, gradient_checkpointing=True)
+
+
+def test_adapters_in_half_precision_keep_no_copy_in_float32_and_compute_the_same_bits() -> None:
+    gradients = []
+    for casts in (True, False):
+        policy = nano(lora_rank=2, precision="bfloat16")
+        layers = [module for module in policy.model.modules() if hasattr(module, "cast_input_dtype_enabled")]
+        assert layers
+        assert not any(layer.cast_input_dtype_enabled for layer in layers)
+        for layer in layers:
+            layer.cast_input_dtype_enabled = casts  # type: ignore[assignment]
+        make_trainer(policy, optimizer=SGD).step(byte_batch(), 0)
+        gradients.append(weights(policy))
+    assert same(*gradients)

@@ -142,6 +142,10 @@ def _prepared(
 def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
     """Put the model with its adapters into the policy, and choose how packed streams attend."""
     attention = bare.attention
+    if not bare.computes_whole:
+        for module in wrapped.modules():  # adapters would keep a copy in float32, which autocast casts back at once
+            if hasattr(module, "cast_input_dtype_enabled"):
+                module.cast_input_dtype_enabled = False  # type: ignore[assignment] # no tensor: a flag of peft's
     if bare.mask_id is None:
         heads = [replace(each, device_type=device.type) for each in bare.heads]
         attention = choose_attention(settings.attention, settings.kernels, heads)

@@ -10,7 +10,8 @@ from covey.config.schema import Config
 from covey.engine.native.cache import DEFAULT_BYTES, SHARE
 from covey.engine.native.runner import cache_shape
 from covey.policy import sharding
-from covey.run.plan import optimizer_bytes, sampling_bytes
+from covey.run.plan import workload
+from covey.run.preflight.memory_model import cache_and_logits, optimizer_bytes
 from covey.run.preflight.passes import MemorySample, Shape, bytes_of, fitting_tokens, largest_shape, measure
 from covey.run.preflight.policy import local, probe_trainer
 from covey.run.preflight.subject import Check, PreflightContext, vocabulary_size
@@ -122,8 +123,12 @@ def _sampling_bytes(subject: PreflightContext, num_groups: int, free: int) -> in
     config, policy = subject.config, subject.run.policy
     if config.engine.name != "native":  # another may have no cache to ask for
         return 0
-    slot_bytes, given = cache_shape(policy).slot_bytes, config.engine.cache_bytes
+    # Bound the cache as the engine does
+    given = config.engine.cache_bytes
     if given is None:
         given = max(0, int(SHARE * free)) if policy.device.type == "cuda" else DEFAULT_BYTES
-        config = replace(config, engine=replace(config.engine, cache_bytes=given))
-    return sampling_bytes(config, num_groups, len(subject.longest[1]), slot_bytes, vocabulary_size(policy))
+    # Count the tokens of prompts too
+    load = workload(config, collectives.world_size())
+    num_cached = load.num_cached + num_groups * len(subject.longest[1])
+    load = replace(load, cache_bytes=given, num_cached=num_cached)
+    return cache_and_logits(load, cache_shape(policy).slot_bytes, vocabulary_size(policy))

@@ -1,0 +1,102 @@
+"""One layer of a public model, its live bytes counted and nothing computed: tensors have shapes and no numbers."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from covey.policy.attention import varlen
+from covey.policy.attention.base import ATTENTION, register
+from covey.policy.policy import DTYPES
+from covey.run.model_shapes import PUBLIC
+from covey.run.preflight import passes
+
+NUM_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Bytes of one layer over `NUM_TOKENS` tokens."""
+
+    kept: int
+    """By autograd, between the passes; copies of weights included."""
+    peak: int
+    """In the backward pass. Gradients of weights are let go as soon as they are whole."""
+
+
+class _Flash(torch.autograd.Function):
+    """What FlashAttention keeps, and the sizes of what it returns."""
+
+    @staticmethod
+    def forward(ctx: Any, query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor) -> Tensor:
+        out_THD = torch.empty_like(query_THD)
+        sum_HT = torch.empty(query_THD.shape[1], len(query_THD), dtype=torch.float32)
+        ctx.save_for_backward(query_THD, key_SKD, value_SKD, out_THD, sum_HT)
+        return out_THD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+
+
+def count_layer(name: str, precision: str, lora_rank: int) -> Counted:
+    """Count a layer of a model of `model_shapes.PUBLIC` as it trains under varlen attention."""
+    model = _model(name, precision, lora_rank)
+    layer, width, stored = model.model.layers[0], model.config.hidden_size, next(model.parameters()).dtype
+    with _fake(model), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(varlen, "reference", lambda query, key, value, lengths, rule: _Flash.apply(query, key, value))
+        patch.setattr(passes, "_is_plain", lambda value: isinstance(value, Tensor))
+        end_N = torch.zeros(2, dtype=torch.int32)
+        place_S = torch.zeros(NUM_TOKENS, dtype=torch.int64)
+        layout = varlen.VarlenLayout(varlen.Lengths(end_N, end_N, NUM_TOKENS, NUM_TOKENS), place_S)
+        before_BTC = torch.empty(1, NUM_TOKENS, width, dtype=stored, requires_grad=True)
+        turns = model.model.rotary_emb(before_BTC.detach(), place_S[None])
+        half = torch.autocast("cpu", dtype=DTYPES[precision], enabled=precision == "bfloat16")
+        for weight in layer.parameters():
+            if weight.requires_grad:
+                weight.register_post_accumulate_grad_hook(_let_go)
+        with passes.LiveBytes() as live:
+            with half:
+                after_BTC = layer(before_BTC * 1, position_embeddings=turns, layout=layout, attention_mask=None)
+            kept, live.peak = live._now - after_BTC.nbytes, 0
+            after_BTC.backward(torch.empty_like(after_BTC))
+        return Counted(kept, live.peak)
+
+
+def _let_go(weight: Tensor) -> None:
+    weight.grad = None
+
+
+def _model(name: str, precision: str, lora_rank: int) -> Any:
+    register()
+    kind, sizes = PUBLIC[name]
+    config = AutoConfig.for_model(kind, **{**sizes, "num_hidden_layers": 1})
+    stored = DTYPES[precision] if lora_rank else torch.float32
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=stored)
+        if lora_rank:
+            get_peft_model(model, LoraConfig(r=lora_rank, target_modules="all-linear"))
+    return model
+
+
+@contextlib.contextmanager
+def _fake(model: nn.Module) -> Iterator[None]:
+    """Tensors without numbers inside, those of the model too. Adapters are float32, and cast nothing back and forth."""
+    with FakeTensorMode():
+        for module in model.modules():
+            if hasattr(module, "cast_input_dtype_enabled"):
+                module.cast_input_dtype_enabled = False
+            for name, weight in module.named_parameters(recurse=False):
+                dtype = torch.float32 if weight.requires_grad else weight.dtype
+                own = nn.Parameter(torch.empty(weight.shape, dtype=dtype), requires_grad=weight.requires_grad)
+                module.register_parameter(name, own)
+            for name, buffer in module.named_buffers(recurse=False):
+                module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype))
+        yield
