@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# All of one GPU in three turns, for machines that are lent by the call.
+#
+#   bash benchmarks/gpu_check.sh right|fast|compared [WHEELS]
+#
+# WHEELS: a folder of wheels that the machine lacks, installed beside the repository without a network. What is found
+# goes to $OUT (else the working folder) as gpu_check-TURN/gpu_check.jsonl and .md. Exit code 1: a result was wrong.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+turn=${1:?right, fast or compared}
+wheels=${2:-}
+if [ -n "$wheels" ]; then
+  python3 -m pip install --quiet --no-index --no-deps --no-compile --target .site "$wheels"/*.whl
+fi
+export PYTHONPATH=.site:src:. PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+case $turn in
+  right) parts=(facts exact waits crashes quantised learns) ;;
+  fast) parts=(facts decode training "training without cuDNN" memory) ;;
+  compared) parts=(step "against TRL") ;;
+  *) echo "right, fast or compared, got $turn" >&2; exit 2 ;;
+esac
+exec python3 -m benchmarks.gpu_check --out "${OUT:-.}/gpu_check-$turn" "${parts[@]}"

@@ -1,0 +1,88 @@
+"""The check of one GPU, tried on a model of nothing: what it writes, and what ends it."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_check, gpu_parts
+from benchmarks.contest import ROOT
+
+PARTS = (
+    gpu_check.Part("first", "facts", 5, "nothing"),
+    gpu_check.Part("result", "exact", 5, "right", decides=True),
+    gpu_check.Part("speed", "decode", 5, "fast"),
+)
+
+
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **functions: Any) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and lines of three parts, some of which compute something else."""
+    monkeypatch.setattr(gpu_check, "PARTS", PARTS)
+    for name in ("facts", "exact", "decode"):
+        monkeypatch.setattr(gpu_parts, name, functions.get(name, lambda tiny: {"right": True}))
+    code = gpu_check.main(["--tiny", "--out", str(tmp_path)])
+    return code, [json.loads(line) for line in (tmp_path / "gpu_check.jsonl").read_text().splitlines()]
+
+
+def test_every_part_runs_on_a_model_of_nothing_and_stands_beside_its_prediction(tmp_path: Path) -> None:
+    assert gpu_check.main(["--tiny", "--out", str(tmp_path)]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "gpu_check.jsonl").read_text().splitlines()]
+    assert [row["part"] for row in rows] == [part.name for part in gpu_check.PARTS]
+    assert [row for row in rows if "error" in row or row.get("right") is False] == []
+    assert {row["part"] for row in rows if "skipped" in row} == {"waits", "quantised", "memory", "against TRL"}
+    table = (tmp_path / "gpu_check.md").read_text().splitlines()
+    assert len(table) == 2 + len(rows)
+    assert all(row["predicted"] in line for row, line in zip(rows, table[2:], strict=True))
+
+
+def test_a_wrong_result_ends_the_check_and_what_was_found_before_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, rows = run(tmp_path, monkeypatch, exact=lambda tiny: {"right": False, "gap": 3.0})
+    assert code == 1
+    assert [(row["part"], row.get("right")) for row in rows] == [("first", True), ("result", False)]
+    assert rows[1]["gap"] == 3.0
+    assert "result: WRONG" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_ends_the_check_only_where_a_result_hangs_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tiny: bool) -> Any:
+        raise ValueError("no such kernel")
+
+    code, rows = run(tmp_path, monkeypatch, facts=fail)
+    assert (code, len(rows)) == (0, 3)
+    assert "ValueError: no such kernel" in rows[0]["error"]
+    code, rows = run(tmp_path, monkeypatch, exact=fail)
+    assert (code, len(rows)) == (1, 2)
+
+
+def test_a_slow_figure_does_not_end_it_and_a_part_past_its_deadline_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "TINY_SECONDS", 0.3)
+    started = time.monotonic()
+    code, rows = run(tmp_path, monkeypatch, facts=lambda tiny: time.sleep(60), decode=lambda tiny: {"good": False})
+    assert time.monotonic() - started < 20
+    assert (code, len(rows)) == (0, 3)
+    assert rows[0]["error"] == "longer than 0.3 s"
+    assert gpu_check.verdict(rows[2]) == "not as predicted"
+
+
+def test_turns_of_the_script_name_parts_that_there_are() -> None:
+    script = (ROOT / "benchmarks" / "gpu_check.sh").read_text()
+    turns = [line.split("parts=(")[1].split(")")[0] for line in script.splitlines() if "parts=(" in line]
+    named = {name for turn in turns for name in gpu_check_words(turn)}
+    assert named == {part.name for part in gpu_check.PARTS}
+    seconds = {part.name: part.seconds for part in gpu_check.PARTS}
+    assert all(sum(seconds[name] for name in gpu_check_words(turn)) <= 700 for turn in turns)
+    assert subprocess.run(["bash", "-n", str(ROOT / "benchmarks" / "gpu_check.sh")]).returncode == 0
+
+
+def gpu_check_words(turn: str) -> list[str]:
+    quoted = turn.split('"')
+    return [name for index, part in enumerate(quoted) for name in ([part] if index % 2 else part.split())]
