@@ -246,7 +246,7 @@ def test_a_run_that_is_stopped_while_it_waits_ends_its_samplers_and_may_be_close
         def stop() -> None:
             raise KeyboardInterrupt
 
-        run.source._changed.wait = lambda seconds: stop()  # type: ignore[assignment, method-assign]
+        run.source._wait.changed.wait = lambda seconds: stop()  # type: ignore[assignment, method-assign]
         with pytest.raises(KeyboardInterrupt):
             run.take()
         saved = run.source.state_dict()
@@ -310,7 +310,7 @@ def test_a_cluster_that_answers_nobody_ends_the_run_within_the_limit(
 
 def test_a_cluster_that_was_started_here_ends_where_it_has_not_what_is_asked_for() -> None:
     with fake_ray(resources={"CPU": 4.0}) as ray:
-        line = r"^devices.sampler=2 and devices.trainer=1 need 2 GPUs, the cluster has 0$"
+        line = r"^devices.trainer=1 \(0\) and devices.sampler=2 \(2\) need 2 GPUs, the cluster has 0$"
         with pytest.raises(ValueError, match=line):
             start.connect(DevicesConfig(sampler=2, gpus_per_sampler=1), weight_bytes=0)
         assert ray.started_with == {}

@@ -4,6 +4,7 @@ Everything that decides what is sampled, kept, trained and logged is tried, over
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from covey.environments.base import Environment
+from covey.environments.base import Environment, JudgeSummary
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.record import RunRecorder
@@ -68,6 +69,19 @@ class Graded(Scripted):
 def graded() -> Scripted:
     plain = scripted()
     return Graded(plain.texts, plain.verdict)
+
+
+@dataclass(frozen=True)
+class JudgedAnnealed(Annealed):
+    """Of a learned judge."""
+
+    def judge_summary(self) -> JudgeSummary:
+        return JudgeSummary(True, "a judge")
+
+
+def judged_annealed() -> Scripted:
+    plain = scripted()
+    return JudgedAnnealed(plain.texts, plain.verdict)
 
 
 MIXTURE = MixtureConfig(
@@ -161,6 +175,66 @@ def test_what_samplers_environments_log_adds_up_as_in_process(tmp_path: Path, mo
     local, ray = (sum(row["environment/scored"] for row in run) for run in runs)
     assert local == 4 * 3 * 4 + 3 * 2 * 3, "completions of steps and of evaluations"
     assert local <= ray <= local + 3 * 4, "the groups of a step more may be under way"
+
+
+# ------------------------------------------------------------------------------------- devices by role
+
+PENALISED = {"algorithm__kl_coef": 0.1, "sampling__top_k": 20, "environment": CustomConfig(factory="tests:anything")}
+ROLES: dict[str, dict[str, Any]] = {
+    "trainer alone": {"devices__sampler": 0},
+    "reference": {"devices__reference": 2},
+    "reference, trainer samples": {"devices__reference": 1, "devices__sampler": 0},
+    "penalty on the reward": {"devices__reference": 1, "algorithm__kl_in": "reward"},
+    "several updates": {"devices__reference": 1, "updates_per_batch": 2},
+    "lora": {"devices__reference": 1, "model__lora_rank": 4},
+    "judge": {"devices__judge": 2},
+    "judge, trainer samples": {"devices__judge": 1, "devices__sampler": 0},
+    "all": {"devices__reference": 1, "devices__judge": 1},
+}
+
+
+@dataclass(frozen=True)
+class Judged(Talking):
+    """Of a learned judge, which also talks."""
+
+    def judge_summary(self) -> JudgeSummary:
+        return JudgeSummary(True, "a judge")
+
+
+def judged() -> Scripted:
+    plain = scripted()
+    return Judged(plain.texts, plain.verdict)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_on_devices_of_its_own_gives_the_same_run(
+    role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, judged())
+    of_roles = {name: value for name, value in ROLES[role].items() if name.startswith("devices__")}
+    changes = PENALISED | {name: value for name, value in ROLES[role].items() if name not in of_roles}
+    train(small_config(**settings(**changes)), tmp_path / "local")
+    with fake_ray() as ray:
+        train(small_config(**of_ray(**changes | of_roles)), tmp_path / "ray")
+        kinds = Counter(type(actor.target).__name__ for actor in ray.actors)
+        assert ray.groups == [], "devices are given back"
+    wanted = {"SamplerActor": of_roles.get("devices__sampler", 2), "ReferenceActor": of_roles.get("devices__reference")}
+    assert kinds == {n: m for n, m in {**wanted, "JudgeActor": of_roles.get("devices__judge")}.items() if m}
+    for name in ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"):
+        assert apart(logged(tmp_path / "local", name), logged(tmp_path / "ray", name)) == [], name
+
+
+def test_what_a_judge_logs_and_is_told_is_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    custom = {"environment": CustomConfig(factory="tests:anything")}
+    runs = {"local": settings(**custom), "ray": of_ray(devices__judge=1, devices__sampler=0, **custom)}
+    for name, chosen in runs.items():
+        use(monkeypatch, judged_annealed())
+        with fake_ray():
+            train(small_config(**chosen), tmp_path / name)
+    found = [rows(tmp_path / name / "metrics.jsonl") for name in runs]
+    of_environment = [[{k: v for k, v in r.items() if k.startswith("environment/")} for r in run] for run in found]
+    assert of_environment[0] == of_environment[1]
+    assert any(of_environment[0])
 
 
 # ------------------------------------------------------------------------------------- resumed, and stale

@@ -70,7 +70,10 @@ class Actor:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # called by a program without a loop, which waits with `get`
-            return Ready(getattr(self.target, name)(*given))  # type: ignore[return-value]
+            value = getattr(self.target, name)(*given)
+            if asyncio.iscoroutine(value):
+                value = asyncio.run(value)
+            return Ready(value)  # type: ignore[return-value]
         answer: asyncio.Future[Any] = loop.create_future()
         if self.is_dead:
             answer.set_exception(RayError(self.epitaph))
@@ -79,7 +82,8 @@ class Actor:
 
         async def work() -> None:
             try:
-                value = await getattr(self.target, name)(*given)
+                value = getattr(self.target, name)(*given)
+                value = await value if asyncio.iscoroutine(value) else value
             except (Exception, KeyboardInterrupt) as error:
                 if not answer.done() and not self.is_frozen:
                     answer.set_exception(error if isinstance(error, RayError) else RayTaskError.of(error))
@@ -110,6 +114,18 @@ class Actor:
             task.cancel()
 
 
+@dataclass(eq=False)
+class Place:
+    """A placement group."""
+
+    bundles: list[dict[str, float]]
+    strategy: str
+    is_there: bool
+
+    def wait(self, seconds: float) -> bool:
+        return self.is_there
+
+
 @dataclass
 class FakeRay:
     """The functions of the package that covey calls."""
@@ -124,10 +140,20 @@ class FakeRay:
     """Of its only node."""
     is_full: bool = False
     """Of the object store."""
+    groups: list["Place"] = field(default_factory=list)
+    """Placement groups that hold devices."""
+    is_taken: bool = False
+    """Others hold all devices."""
 
     def __post_init__(self) -> None:
         self.exceptions = SimpleNamespace(RayError=RayError)
-        self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+        strategies = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda **given: SimpleNamespace(**given))
+        self.util = SimpleNamespace(
+            get_node_ip_address=lambda: "127.0.0.1",
+            placement_group=self.place,
+            remove_placement_group=self.groups.remove,
+            scheduling_strategies=strategies,
+        )
         self.__spec__ = ModuleSpec("ray", None)  # whoever asks whether the package is there looks for it
 
     def is_initialized(self) -> bool:
@@ -138,6 +164,19 @@ class FakeRay:
 
     def shutdown(self) -> None:
         self.started_with = {}
+
+    def place(self, bundles: list[dict[str, float]], strategy: str) -> "Place":
+        self.groups.append(Place(bundles, strategy, not self.is_taken))
+        return self.groups[-1]
+
+    def available_resources(self) -> dict[str, float]:
+        return {} if self.is_taken else self.resources
+
+    def get_gpu_ids(self) -> list[int]:
+        return [0]
+
+    def get_actor(self, name: str, namespace: str) -> Actor:
+        return next(actor for actor in self.actors if actor.options.get("name") == name)
 
     def cluster_resources(self) -> dict[str, float]:
         return self.resources

@@ -195,7 +195,7 @@ def test_before_the_first_update_the_old_policy_is_the_current_one_without_gradi
     asked = forward(make_policy("qwen2"))
     (micro,) = make(random_groups(), advantages=ADVANTAGES).micro_batches
     prepared = score_frozen(asked, micro, several=False, keep_old=False)
-    assert (prepared.old, prepared.reference_logprob_L, prepared.kept) == (None, None, None)
+    assert (prepared.old, prepared.reference, prepared.kept) == (None, None, None)
     inputs = objective_inputs(prepared, score(asked, prepared))
     assert inputs.log_probs_NT.requires_grad
     assert not inputs.old_log_probs_NT.requires_grad
@@ -210,9 +210,10 @@ def test_what_is_frozen_before_the_first_update_carries_no_gradient() -> None:
     (micro,) = make(random_groups(), advantages=ADVANTAGES).micro_batches
     prepared = score_frozen(asked, micro, several=True, keep_old=True)
     assert prepared.old is not None
-    assert prepared.reference_logprob_L is not None
+    reference_L = prepared.reference_logprobs()
+    assert reference_L is not None
     assert not prepared.old.logprob_L.requires_grad
-    assert torch.equal(prepared.reference_logprob_L, prepared.old.logprob_L)
+    assert torch.equal(reference_L, prepared.old.logprob_L)
 
 
 def test_micro_batches_are_stacked_in_order_and_padded_to_the_longest() -> None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from covey.cluster.roles import Allotment, role_of
 from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import Call, Limits, SamplerLost, Slot, last_line
@@ -55,6 +56,7 @@ class SamplerPool:
         self._ray = import_ray()
         self._make, self._devices, self._how, self._limits = make_sampler, devices, how, limits
         self._on_progress = on_progress
+        self._places = Allotment(self._ray, devices, role_of(devices, "sampler"))
         self._slots = [Slot(index) for index in range(devices.sampler)]
         self._queue: list[tuple[int, int, asyncio.Future[Slot]]] = []
         self._numbers = count()
@@ -168,6 +170,7 @@ class SamplerPool:
                     await asyncio.gather(*(actor.close.remote() for actor in actors), return_exceptions=True)
             for slot in self._slots:
                 self._kill(slot.actor)
+            self._places.close()
 
         if self._loop.is_closed():
             return
@@ -283,8 +286,7 @@ class SamplerPool:
         slot.lost, slot.version, slot.under_way = self._loop.create_future(), -1, 0
         actor = self._ray.remote(SamplerActor)
         slot.actor = actor.options(
-            num_cpus=self._devices.cpus_per_sampler,
-            num_gpus=self._devices.gpus_per_sampler,
+            **self._places.options(slot.index),
             max_concurrency=1000,
             max_restarts=0,
             runtime_env=worker_environment(self._devices.cpus_per_sampler, self._devices.python),

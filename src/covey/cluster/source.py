@@ -6,10 +6,7 @@ faster: prompts are admitted when weights are published and when a round of a st
 With max_staleness=0 the batches are those of the source in process.
 """
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -21,9 +18,12 @@ from covey.cluster.pool import SamplerPool
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import Call, Limits
 from covey.cluster.start import connect, disconnect
+from covey.cluster.status import StatusFile, status_of
+from covey.cluster.waiting import SamplerWait
 from covey.cluster.wire import Part, Result, shares
 from covey.engine.base import UpdateMode
 from covey.engine.weights import make_weight_set
+from covey.environments.base import Environment
 from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
@@ -40,43 +40,37 @@ from covey.rollouts.source import (
     rollout_seed,
 )
 from covey.system import collectives
-from covey.system.disk import WriteError
-from covey.system.jsonl import write_json
-from covey.system.text.format import timestamp
 from covey.system.waits.watchdog import Watchdog
-from covey.types import Group, Prompt, RunStopped, Sampling
-
-STATUS_SECONDS = 2.0
-"""Between two writings of what everybody does."""
-POLL_SECONDS = 0.2
-"""Signals are looked at so often while groups are waited for."""
-RAISED = {"ValueError": ValueError, "RunStopped": RunStopped}
-"""Errors of a sampler that mean the same in the trainer; any other ends the run by its name."""
+from covey.types import Group, Prompt, Sampling
 
 
 class RaySource:
     """The stream of groups of all trainer ranks. Rank 0 alone has the pool and the buffer."""
 
-    def __init__(self, local: LocalSource, policy: Policy, bound: Bound, watchdog: Watchdog) -> None:
-        """`local` holds the order of prompts, the filter and group sizes."""
+    def __init__(
+        self,
+        local: LocalSource,
+        policy: Policy,
+        bound: Bound,
+        watchdog: Watchdog,
+        judged: Environment | None = None,
+    ) -> None:
+        """`local` holds the order of prompts, the filter and group sizes. `judged` is what judges for all samplers,
+        where these do not judge themselves."""
         self.local = local
-        self._policy, self._watchdog = policy, watchdog
+        self._policy, self._judged = policy, judged
         self._pool: SamplerPool | None = None
         """Of rank 0, once `start` was called."""
         self._is_own_cluster = False
         self._buffer = GroupBuffer(bound)
-        self._changed = threading.Condition()
+        self._wait = SamplerWait(watchdog)
         self._pushed = -1
         """Version that the samplers were given last."""
         self._version = 0
         """Of the policy's weights."""
         self._unsent: list[Ticket] = []
         """What was under way when the checkpoint was written."""
-        self._error: Exception | None = None
-        self._signs = 0
-        self._is_waiting = False
-        self._status_file: Path | None = None
-        self._told = 0.0
+        self._status = StatusFile()
         self._trained: list[Mapping[str, Any]] = []
         self._ahead: list[list[int]] = []
         """Groups of the last step that were handed over early, by their place in it, part by part."""
@@ -84,11 +78,10 @@ class RaySource:
         """Of the weights that the samplers were given last."""
         self._ages: list[int] = []
         self._spans: list[int] = []
-        self._waited = 0.0
 
     def start(
         self,
-        make_sampler: Callable[[], Sampler],
+        make: Callable[[], Sampler],
         devices: DevicesConfig,
         how: UpdateMode,
         limits: Limits,
@@ -96,7 +89,11 @@ class RaySource:
     ) -> None:
         """Connect to the cluster and start the samplers, without waiting for them. On rank 0 alone."""
         self._is_own_cluster = connect(devices, weight_bytes)
-        self._pool = SamplerPool(make_sampler, devices, how, limits, self.notice)
+        try:
+            self._pool = SamplerPool(make, devices, how, limits, self.notice)
+        except ValueError:
+            disconnect(self._is_own_cluster)
+            raise
 
     @property
     def stream(self) -> PromptSampler:
@@ -146,7 +143,7 @@ class RaySource:
             self._push(version)
         if self._pool is None:
             return
-        with self._changed:
+        with self._wait.changed:
             if self._buffer.admitted == 0:  # a new run, or one that had another source before
                 self._buffer.step = version
             self._buffer.publish(version)
@@ -156,7 +153,9 @@ class RaySource:
         self._admit()
 
     def follow(self, step: int, num_steps: int, epochs: float) -> None:
-        """Tell the samplers' environments how far training is."""
+        """Tell those who score how far training is."""
+        if self._judged is not None:
+            self._judged.follow(step, num_steps, epochs)
         if self._pool is not None:
             self._pool.follow(step, num_steps, epochs)
 
@@ -181,40 +180,34 @@ class RaySource:
             return {}
         ages, self._ages = self._ages, []
         spans, self._spans = self._spans, []
-        waited, self._waited = self._waited, 0.0
         found = {
             "staleness/mean": fmean(ages) if ages else 0.0,
             "staleness/max": float(max(ages, default=0)),
             "staleness/versions_per_completion": fmean(spans) if spans else 1.0,
             "buffer/finished": float(len(self._buffer.finished)),
             "buffer/pending": float(len(self._buffer.pending)),
-            "trainer_waited_seconds": waited,
+            "trainer_waited_seconds": self._wait.take_seconds(),
         }
         return self.local.take_metrics() | found | self._pool.take_metrics()
 
     def environment_metrics(self) -> Sequence[Mapping[str, float]]:
-        """Return what each sampler's environment logged until the groups of this row were there."""
+        """Return what each environment that scores logged until the groups of this row were there."""
+        if self._judged is not None:
+            return (self._judged.metrics(),)
         return () if self._pool is None else self._pool.take_environment_metrics()
 
     def status(self) -> dict[str, Any]:
         """Return what the trainer and each sampler do now."""
-        buffer = self._buffer
-        trainer = {
-            "step": buffer.step,
-            "state": "waiting for groups" if self._is_waiting else "training",
-            "version": self._pushed,
-            "groups_finished": len(buffer.finished),
-            "groups_pending": len(buffer.pending),
-        }
-        return {"time": timestamp(), "trainer": trainer, "samplers": [] if self._pool is None else self._pool.status()}
+        samplers = [] if self._pool is None else self._pool.status()
+        return status_of(self._buffer, self._pushed, self._wait.is_on, samplers)
 
     def report_to(self, file: Path) -> None:
         """Keep a file up to date with `status`, for `covey status`."""
-        self._status_file = file
+        self._status.path = file
 
     def state_dict(self) -> dict[str, Any]:
         """Return the order of prompts and the buffer: a resume trains every group that was admitted."""
-        with self._changed:
+        with self._wait.changed:
             return {"stream": self.local.state_dict(), "buffer": buffer_state(self._buffer)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,7 +215,7 @@ class RaySource:
             self.local.load_state_dict(state)
             return
         self.local.load_state_dict(state["stream"])
-        with self._changed:
+        with self._wait.changed:
             load_buffer(self._buffer, state["buffer"], {prompt.id: prompt for prompt in self.stream.prompts})
             self._unsent = list(self._buffer.waiting)
 
@@ -247,7 +240,7 @@ class RaySource:
 
     def _admit(self) -> None:
         """Draw and send out as many prompts as there is room for."""
-        with self._changed:
+        with self._wait.changed:
             room = self._buffer.room()
             if room < 1:
                 return
@@ -266,20 +259,15 @@ class RaySource:
 
     def _settle(self, result: Result) -> None:
         """Take a result of a training prompt, in the pool's thread."""
-        with self._changed:
-            self._note(result)
+        with self._wait.changed:
+            self._wait.note(result)
             if result.group is not None:
                 self._buffer.finish(result.ticket, result.group)
-            self._changed.notify_all()
+            self._wait.changed.notify_all()
 
     def _give_up(self, ticket: Ticket) -> Ticket:
-        with self._changed:
+        with self._wait.changed:
             return self._buffer.give_up(ticket)
-
-    def _note(self, result: Result) -> None:
-        if result.error is not None and self._error is None:
-            kind, message = result.error
-            self._error = RAISED.get(kind, lambda text: RunStopped(f"a sampler raised {kind}: {text}"))(message)
 
     def _take_all(self, *, is_streaming: bool) -> Iterator[Part]:
         """Fill the present step, in rounds: each later one replaces what the filter refused.
@@ -314,7 +302,7 @@ class RaySource:
                     kept[ticket.number] = group
                     self._trained.append(row_of(ticket, group))
         # Count what became of them, and let the next step's prompts in.
-        with self._changed:
+        with self._wait.changed:
             buffer.count(trained=len(kept), dropped=len(tried) - len(kept))
             buffer.close_step()
         self._pool.ask_environments()
@@ -334,7 +322,7 @@ class RaySource:
         first = buffer.pending[0].number
         while True:
             self._wait_counted(lambda: buffer.is_ready(n) or len(buffer.complete(n)) > len(seen), n)
-            with self._changed:
+            with self._wait.changed:
                 if buffer.is_ready(n):
                     return
                 new = [(ticket, group) for ticket, group in buffer.complete(n) if ticket.number not in seen]
@@ -346,7 +334,7 @@ class RaySource:
     def _wait_for(self, n: int) -> list[tuple[Ticket, Group]]:
         """Wait until the first n groups are there, in the order of admission."""
         self._wait_counted(lambda: self._buffer.is_ready(n), n)
-        with self._changed:
+        with self._wait.changed:
             step = self._buffer.step
             taken = self._buffer.take(n)
         for _, group in taken:
@@ -356,42 +344,28 @@ class RaySource:
         return taken
 
     def _wait_counted(self, is_done: Callable[[], bool], n: int) -> None:
-        started = time.monotonic()
-        self._wait(is_done, f"samplers to finish {n} groups")
-        self._waited += time.monotonic() - started
+        self._wait.seconds += self._wait_until(is_done, f"samplers to finish {n} groups")
 
-    def _wait(self, is_done: Callable[[], bool], what: str) -> None:
-        """Wait for samplers. Raises what ended them. The watchdog ends a run in which none gives a sign of work."""
-        assert self._pool is not None
-        signs, self._is_waiting = self._signs, True
-        with self._watchdog.deadline(what, "timeouts.sampling"), self._changed:
-            while not is_done():
-                if self._error is not None or self._pool.error is not None:
-                    raise self._error or self._pool.error  # type: ignore[misc]
-                self._changed.wait(POLL_SECONDS)
-                if signs != self._signs:
-                    signs = self._signs
-                    self._watchdog.progress()
-        self._is_waiting = False
+    def _wait_until(self, is_done: Callable[[], bool], what: str, setting: str = "timeouts.sampling") -> float:
+        pool = self._pool
+        assert pool is not None
+        return self._wait.until(is_done, what, lambda: pool.error, setting)
 
     def notice(self) -> None:
         """Note a sign of work of a sampler, in the pool's thread."""
-        self._signs += 1
-        if self._status_file is None or time.monotonic() - self._told < STATUS_SECONDS:
-            return
-        self._told = time.monotonic()
-        with suppress(WriteError):  # nothing depends on it
-            write_json(self._status_file, self.status())
+        self._wait.notice()
+        if self._status.is_due:
+            self._status.write(self.status())
 
     def _evaluate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         groups: dict[int, Group] = {}
 
         def settle(result: Result) -> None:
-            with self._changed:
-                self._note(result)
+            with self._wait.changed:
+                self._wait.note(result)
                 if result.group is not None:
                     groups[result.ticket.number] = result.group
-                self._changed.notify_all()
+                self._wait.changed.notify_all()
 
         assert self._pool is not None
         # Numbers below 0 go before what is sampled for training.
@@ -400,5 +374,5 @@ class RaySource:
             drawn = replace(sampling, seed=rollout_seed(sampling.seed, prompt.id, 0))
             ticket = Ticket(first + place, prompt, drawn, group_size, self._pushed)
             self._pool.submit(Call(ticket, settle, Ticket.next_attempt))
-        self._wait(lambda: len(groups) == len(prompts), f"samplers to answer {len(prompts)} held-out prompts")
+        self._wait_until(lambda: len(groups) == len(prompts), f"samplers to answer {len(prompts)} held-out prompts")
         return [groups[first + place] for place in range(len(prompts))]

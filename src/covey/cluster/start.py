@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from covey.cluster.roles import asked_of, check_counts
 from covey.cluster.settings import DevicesConfig
 from covey.types import RunStopped
 
@@ -75,7 +76,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
                 raise ValueError(f"no Ray cluster answers at {address}: `ray start --head` starts one") from error
         else:
             # Counts of Ray are its own book-keeping: a laptop has as many places as the roles ask for.
-            num_cpus = max(os.cpu_count() or 1, int(_asked(devices)["CPU"]))
+            num_cpus = max(os.cpu_count() or 1, int(asked_of(devices)["CPU"]))
             ray.init(
                 address="local",
                 num_cpus=num_cpus,
@@ -85,7 +86,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
                 **quiet,
             )
     try:
-        _check_counts(ray, devices)
+        check_counts(ray, devices)
     except ValueError:
         disconnect(is_own=address is None)
         raise
@@ -111,26 +112,6 @@ def worker_environment(num_threads: int, python: str | None = None) -> dict[str,
         "TOKENIZERS_PARALLELISM": "false",
     }
     return {"env_vars": variables} | ({} if python is None else {"py_executable": python})
-
-
-def _check_counts(ray: Any, devices: DevicesConfig) -> None:
-    """Refuse roles for which the cluster has no devices."""
-    there = ray.cluster_resources()
-    for kind, count in _asked(devices).items():
-        if count > there.get(kind, 0.0):
-            raise ValueError(
-                f"devices.sampler={devices.sampler} and devices.trainer={devices.trainer} need {count:g} {kind}s, the "
-                f"cluster has {there.get(kind, 0.0):g}"
-            )
-
-
-def _asked(devices: DevicesConfig) -> dict[str, float]:
-    """Return what all actors together need. Rank 0 of the trainers is no actor."""
-    others = devices.trainer - 1
-    return {
-        "CPU": float(devices.sampler * devices.cpus_per_sampler + others),
-        "GPU": devices.sampler * devices.gpus_per_sampler + others * devices.gpus_per_trainer,
-    }
 
 
 def _store_bytes(weight_bytes: int) -> int:

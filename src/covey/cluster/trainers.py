@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
+
+from covey.cluster.roles import NODE_SHARE, Allotment, role_of
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import last_line
 from covey.cluster.start import ClusterLost, connect, disconnect, import_ray, worker_environment
@@ -31,6 +34,10 @@ WHY_SECONDS = 2.0
 class TrainerRank:
     """The process of one rank."""
 
+    def gpus(self) -> list[int]:
+        """Return the numbers of the GPUs that belong to the process."""
+        return [int(number) for number in import_ray().get_gpu_ids()]
+
     def ready(self) -> int:
         """Return the process number: the process is there."""
         return os.getpid()
@@ -44,50 +51,89 @@ class TrainerRank:
 def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[None]:
     """Start the other ranks, each of which runs `work`, and be rank 0 inside.
 
-    Nothing happens where this process is to train alone. ValueError where a launcher has started ranks already, or the
-    cluster has no devices for them. RunStopped where they do not start.
+    Where GPUs are asked for, that of this process is held too, so that Ray gives it to nobody else. Nothing happens
+    where this process is to train alone on what it finds. ValueError where a launcher has started ranks already, or
+    the cluster has no devices for them. RunStopped where they do not start.
     """
-    if devices.trainer == 1:
+    if devices.trainer == 1 and devices.gpus_per_trainer == 0:
         yield
         return
     if ranks.world_size() > 1:
+        asked = f"devices.gpus_per_trainer={devices.gpus_per_trainer:g}"
+        asked = f"devices.trainer={devices.trainer}" if devices.trainer > 1 else asked
         raise ValueError(
-            f"devices.trainer={devices.trainer} starts the ranks itself, and a launcher has started "
+            f"{asked} starts the ranks itself, and a launcher has started "
             f"{ranks.world_size()} already: leave one of both out"
         )
     is_own = connect(devices, 0)
     ray = import_ray()
     try:
-        with _environment(_meeting_place(ray) | _numbers(0, devices.trainer)) as meeting:
-            actors = [_start(ray, devices, meeting | _numbers(rank, devices.trainer)) for rank in _others(devices)]
-            try:
-                _await_all(ray, [actor.ready.remote() for actor in actors])
-                running = [actor.run.remote(work) for actor in actors]
-                try:
-                    yield
-                except ClusterLost:  # nobody is left who could be asked
-                    raise
-                except RunStopped:
-                    _say_why(ray, ray.wait(running, num_returns=len(running), timeout=WHY_SECONDS)[0])
-                    raise
-                _end(ray, running)
-            finally:
-                for actor in actors:
-                    with suppress(Exception):
-                        ray.kill(actor, no_restart=True)
+        place = _allot(ray, devices)
+        own = _own_gpu(ray, devices, place)
+        if devices.trainer == 1:
+            if torch.cuda.is_available():
+                torch.cuda.set_device(own)
+            yield
+            return
+        meeting_place = _meeting_place(ray)
+        with _environment(meeting_place | _numbers(0, devices.trainer, own)):
+            others = [meeting_place | _numbers(rank, devices.trainer) for rank in _others(devices)]
+            with _running(ray, devices, place, others, work):
+                yield
     finally:
         disconnect(is_own)
+
+
+@contextmanager
+def _running(
+    ray: Any, devices: DevicesConfig, place: Allotment, variables: list[dict[str, str]], work: Callable[[], None]
+) -> Iterator[None]:
+    """Have the other ranks run `work`. They are gone afterwards."""
+    actors = [_start(ray, place, rank, own) for rank, own in zip(_others(devices), variables, strict=True)]
+    try:
+        _await_all(ray, [actor.ready.remote() for actor in actors])
+        running = [actor.run.remote(work) for actor in actors]
+        try:
+            yield
+        except ClusterLost:  # nobody is left who could be asked
+            raise
+        except RunStopped:
+            _say_why(ray, ray.wait(running, num_returns=len(running), timeout=WHY_SECONDS)[0])
+            raise
+        _end(ray, running)
+    finally:
+        for actor in actors:
+            with suppress(Exception):
+                ray.kill(actor, no_restart=True)
+
+
+def _allot(ray: Any, devices: DevicesConfig) -> Allotment:
+    """Hold the devices of all ranks, those of this process on its own node."""
+    role = role_of(devices, "trainer")
+    gpus = {"GPU": role.gpus} if role.gpus > 0 else {}
+    here = {f"node:{ray.util.get_node_ip_address()}": NODE_SHARE}
+    return Allotment(ray, devices, role, [gpus | here, *({"CPU": 1.0} | gpus for _ in _others(devices))])
+
+
+def _own_gpu(ray: Any, devices: DevicesConfig, place: Allotment) -> int:
+    """Return the index of the GPU that is held for this process, among those that it sees."""
+    if devices.gpus_per_trainer == 0:
+        return 0
+    finder = ray.remote(TrainerRank).options(**place.options(0) | {"num_cpus": 0}).remote()
+    number = int(ray.get(finder.gpus.remote(), timeout=START_SECONDS)[0])
+    ray.kill(finder, no_restart=True)
+    seen = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    return seen.index(str(number)) if str(number) in seen else number
 
 
 def _others(devices: DevicesConfig) -> range:
     return range(1, devices.trainer)
 
 
-def _start(ray: Any, devices: DevicesConfig, variables: Mapping[str, str]) -> Any:
+def _start(ray: Any, place: Allotment, rank: int, variables: Mapping[str, str]) -> Any:
     environment = worker_environment(1)
     environment["env_vars"] |= variables
-    actor = ray.remote(TrainerRank)
-    return actor.options(num_cpus=1, num_gpus=devices.gpus_per_trainer, runtime_env=environment).remote()
+    return ray.remote(TrainerRank).options(runtime_env=environment, **place.options(rank)).remote()
 
 
 def _await_all(ray: Any, refs: list[Any]) -> None:
@@ -123,18 +169,18 @@ def _meeting_place(ray: Any) -> dict[str, str]:
     return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
-def _numbers(rank: int, world_size: int) -> dict[str, str]:
-    # Ray shows each actor its own GPUs alone, so every rank takes the first one that it sees.
-    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+def _numbers(rank: int, world_size: int, local_rank: int = 0) -> dict[str, str]:
+    # Ray shows each actor its own GPUs alone, so every rank but this one takes the first that it sees.
+    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Set variables of this process inside, and return them."""
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process inside."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        yield dict(variables)
+        yield
     finally:
         for name, value in before.items():
             if value is None:

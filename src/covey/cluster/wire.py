@@ -12,7 +12,7 @@ from torch import Tensor
 from covey.engine.base import EngineStats, Probe, WeightSet
 from covey.rollouts.buffer import Ticket
 from covey.system import collectives
-from covey.types import Group
+from covey.types import Group, RunStopped
 
 Array = tuple[str, tuple[int, ...], np.ndarray]
 """Name of the type, shape, bytes: NumPy knows no bfloat16, and maps arrays of other processes without a copy."""
@@ -65,6 +65,15 @@ def shares(n: int) -> list[int]:
     world_size = collectives.world_size()
     ends = [n * (rank + 1) // world_size for rank in range(world_size)]
     return [sum(place >= end for end in ends) for place in range(n)]
+
+
+RAISED = {"ValueError": ValueError, "RunStopped": RunStopped}
+"""Errors of a sampler that mean the same in the trainer; any other ends the run by its name."""
+
+
+def error_of(kind: str, message: str) -> Exception:
+    """Return what a sampler raised, by the name of its class and its message."""
+    return RAISED.get(kind, lambda text: RunStopped(f"a sampler raised {kind}: {text}"))(message)
 
 
 def pack(weights: WeightSet) -> PackedWeights:

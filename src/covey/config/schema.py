@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.cluster.settings import ON_RAY, DevicesConfig
+from covey.cluster.settings import SAMPLED_APART, DevicesConfig
 from covey.config import names
 from covey.engine.settings import EngineConfig, SamplingConfig
 from covey.environments.code.settings import CodeConfig
@@ -185,7 +185,7 @@ class TimeoutsConfig(Section):
     """For a checkpoint or the logs to be written."""
     ranks: float = setting(1800.0, gt=0)
     """For the other ranks, where several processes train together."""
-    samplers: float = setting(120.0, gt=0, needs=ON_RAY)
+    samplers: float = setting(120.0, gt=0, needs=SAMPLED_APART)
     """For a sampler's sign of life, and for it to take new weights; it is then replaced."""
     tracker: float = setting(60.0, gt=0, needs=Requires("output.trackers set", ("output.trackers",), bool))
     """For TensorBoard or W&B; the run then continues without it."""
@@ -220,7 +220,7 @@ class Config(Section):
     """Most versions between the oldest token of a group and its training; 0 is synchronous, more needs source=ray."""
     source: str = setting("local", choices=("local", "ray"), packages={"ray": ("ray", "ray")})
     """Where groups come from: local (this process, between updates) or ray (samplers of their own, meanwhile)."""
-    publish_every: int = setting(1, ge=1, needs=ON_RAY)
+    publish_every: int = setting(1, ge=1, needs=SAMPLED_APART)
     """Steps from one version that samplers get to the next; staleness counts these versions."""
     shuffle: bool = True
     """Take prompts in an order drawn from the seed, a new one each pass."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.checks import check_bounds, check_choices, check_needs, check_packages, check_ranges, check_texts
+from covey.config.rules.devices import check_devices
 from covey.config.rules.environments import check_answers, check_code, check_infill, check_kind, check_machines
 from covey.config.rules.options import check_option_needs, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
@@ -127,15 +128,9 @@ def check_deadlines(config: Config) -> None:
 
 
 def check_schedule(config: Config) -> None:
-    """Check steps, groups and staleness."""
+    """Check steps and groups."""
     advantage = config.algorithm.advantage
     check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
-    # Check source and staleness
-    if config.max_staleness > 0 and config.source == "local":
-        raise ValueError(
-            f"max_staleness={config.max_staleness} needs source=ray, got source=local (groups are sampled between "
-            "updates)"
-        )
     # Check sizes against each other
     if config.micro_batch_tokens < config.sampling.max_tokens:
         raise ValueError(
@@ -190,6 +185,11 @@ def check_functions(config: Config) -> None:
         raise ValueError(
             f"streaming=true needs a loss that looks at a group alone and is divided by one count, got algorithm.loss="
             f"{algorithm.loss} with {_over_the_batch(algorithm, objective.divisors)}"
+        )
+    if config.devices.reference > 0 and not objective.needs_reference:
+        raise ValueError(
+            f"devices.reference={config.devices.reference} needs an algorithm that compares with a reference, such as "
+            f"algorithm.kl_coef > 0, got algorithm.kl_coef={algorithm.kl_coef:g}"
         )
     kl_controller(algorithm)
 
@@ -266,6 +266,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_rewards,
     check_deadlines,
     check_schedule,
+    check_devices,
     check_curriculum,
     check_needs,
     check_curriculum_class,

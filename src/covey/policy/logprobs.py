@@ -3,8 +3,9 @@
 Shapes: L loss tokens, C hidden width, V vocabulary, K kept (token, vocabulary entry) pairs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -65,6 +66,14 @@ class Scores:
     """KL(policy || reference) summed over the vocabulary; None without a reference."""
 
 
+class ReferenceElsewhere(Protocol):
+    """A reference policy that another process holds."""
+
+    def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Callable[[], Tensor]:
+        """Ask for the log-prob of each loss token, (L,). What is returned waits for them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Loss tokens whose logits live at the same time: what goes into the head, what is looked up in its output."""
@@ -97,6 +106,12 @@ def score_tokens(
         return Scores(*passed, full_kl_L=None)
     logprob_L, entropy_L, kl_L = policy.run_forward(lambda: _score(policy, batch, scoring, kept, reference))
     return Scores(logprob_L, entropy_L, kl_L if reference is not None else None)
+
+
+def reference_logprobs(reference: Reference, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Tensor:
+    """Return the reference's log-prob of each loss token, (L,), without gradient."""
+    with reference.active() as policy:
+        return score_tokens(policy, batch, scoring, kept).logprob_L
 
 
 def allowed_tokens(policy: Policy, batch: MicroBatch, scoring: Scoring) -> AllowedTokens:

@@ -11,6 +11,9 @@ from covey.algorithm.build import build_objective
 from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
+from covey.cluster.judges import JudgeActor, JudgedElsewhere
+from covey.cluster.references import ReferenceActor, RemoteReference
+from covey.cluster.serving import Answerers, Serving
 from covey.cluster.slot import Limits
 from covey.cluster.source import RaySource
 from covey.config.schema import Config
@@ -55,6 +58,8 @@ class Run:
     packing: Packing
     test_prompts: tuple[Prompt, ...]
     """Held-out prompts that evaluations look at, the same every time."""
+    servings: tuple[Serving, ...] = ()
+    """Processes of the reference and of the judge, where they have some."""
 
     def close(self) -> None:
         """Let go of what would outlive the run: the event loop, worker processes."""
@@ -64,6 +69,8 @@ class Run:
                 self.local.sampler.engine.close()
         finally:
             self.environment.close()
+            for serving in self.servings:
+                serving.close()
 
 
 def build_environment(config: Config, say: Callable[[str], None] = LOGGER.info) -> Environment:
@@ -104,11 +111,13 @@ def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer, p
     environment = adapt(environment)
     strategy = config.parallel.strategy
     policy = policy or load_policy(config.model, seed=config.seed, on_host=is_shared_out(strategy))
-    reference = build_reference(config, policy)
+    servings: list[Serving] = []
+    reference = build_reference(config, policy, servings)
+    judged = build_judged(config, environment, servings)
     policy, reference = distributed(policy, reference, strategy, choose_device(config.model.device))
     trainer = build_trainer(config, policy, reference, timer)
     # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
-    build_engine = sampling_engine if config.source == "ray" else ENGINES[config.engine.name]
+    build_engine = sampling_engine if has_samplers(config) else ENGINES[config.engine.name]
     engine = build_engine(policy, config.engine, config.model.kernels)
     if isinstance(engine, Watchable):
         engine.watched_by(timer.watchdog)
@@ -118,22 +127,70 @@ def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer, p
     prompts = usable_prompts(config, sampler, policy.max_length, "train")
     check_rendering(config, policy, prompts)
     local = build_source(config, sampler, prompts)
-    source = local if config.source == "local" else build_ray_source(config, local, policy, timer.watchdog)
+    if judged is not None:
+        local.sampler = replace(sampler, environment=judged)
+    source: GroupSource = local
+    if has_samplers(config):
+        source = build_ray_source(config, local, policy, timer.watchdog, judged)
     tests = held_out_prompts(config, sampler, policy.max_length)
     credit = CreditAssigner(config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
-    return Run(environment, policy, trainer, source, local, credit, packing, tests)
+    return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings))
 
 
-def build_reference(config: Config, policy: Policy) -> Reference | None:
-    """Copy the policy as it is now, where a penalty or a ratio asks for a reference."""
-    needed = _objective(config).needs_reference or config.algorithm.kl_coef > 0
+def has_samplers(config: Config) -> bool:
+    """Tell whether processes of their own sample."""
+    return config.source == "ray" and config.devices.sampler > 0
+
+
+def build_reference(config: Config, policy: Policy, servings: list[Serving]) -> Reference | RemoteReference | None:
+    """Copy the policy as it is now, where a penalty or a ratio asks for a reference, or have others hold it.
+
+    Whoever is started for it is added to `servings`.
+    """
+    if not (_objective(config).needs_reference or config.algorithm.kl_coef > 0):
+        return None
+    if config.source == "ray" and config.devices.reference > 0:
+        given, threads = (partial(load_reference, config),), torch.get_num_threads()
+        answerers = start_serving(config, "reference", ReferenceActor, given, servings, threads)
+        return RemoteReference(answerers, servings[-1].check if servings else lambda: None)
     refreshed = config.algorithm.reference_refresh_every is not None
-    is_empty = is_shared_out(config.parallel.strategy)
-    return make_reference(policy, refreshed=refreshed, is_empty=is_empty) if needed else None
+    return make_reference(policy, refreshed=refreshed, is_empty=is_shared_out(config.parallel.strategy))
 
 
-def build_trainer(config: Config, policy: Policy, reference: Reference | None, timer: PhaseTimer) -> Trainer:
+def load_reference(config: Config) -> Reference:
+    """Load the policy as it is before the first step, as its own reference."""
+    return make_reference(load_policy(config.model, seed=config.seed), refreshed=False)
+
+
+def build_judged(config: Config, environment: Environment, servings: list[Serving]) -> JudgedElsewhere | None:
+    """Start the processes of devices.judge, where there are some, and return what asks them.
+
+    ValueError where the environment has no judge. Whoever is started is added to `servings`.
+    """
+    if config.source != "ray" or config.devices.judge == 0:
+        return None
+    if config.environment.name == "custom" and environment.judge_summary() is None:
+        raise ValueError(f"devices.judge={config.devices.judge} needs an environment with a judge_summary, got none")
+    answerers = start_serving(config, "judge", JudgeActor, (partial(build_environment, config),), servings)
+    return JudgedElsewhere(answerers, environment.can_reply, servings[-1] if servings else None)
+
+
+def start_serving(
+    config: Config, role: str, kind: type, given: Sequence[object], servings: list[Serving], threads: int = 1
+) -> Answerers:
+    """Start the processes of a role on rank 0, which adds them to `servings`, and return how each rank finds them."""
+
+    def start() -> Answerers:
+        servings.append(Serving(config.devices, role, kind, given, config.timeouts.loading, threads))
+        return servings[-1].answerers
+
+    return collectives.run_on_rank0(start)
+
+
+def build_trainer(
+    config: Config, policy: Policy, reference: Reference | RemoteReference | None, timer: PhaseTimer
+) -> Trainer:
     """Build the trainer of this very policy."""
     return Trainer(policy, trainer_settings(config), reference, timer)
 
@@ -210,21 +267,25 @@ def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) ->
     )
 
 
-def build_ray_source(config: Config, local: LocalSource, policy: Policy, watchdog: Watchdog) -> RaySource:
+def build_ray_source(
+    config: Config, local: LocalSource, policy: Policy, watchdog: Watchdog, judged: JudgedElsewhere | None = None
+) -> RaySource:
     """Start the samplers, on rank 0, and build the source that they feed."""
     bound = Bound(config.groups_per_step, config.max_staleness, config.publish_every)
-    source = RaySource(local, policy, bound, watchdog)
+    source = RaySource(local, policy, bound, watchdog, judged)
     if collectives.is_main_process():
         how: UpdateMode = config.engine.update  # type: ignore[assignment] # checked with the settings
         limits = Limits(loading=config.timeouts.loading, silence=config.timeouts.samplers)
         weight_bytes = sum(tensor.nbytes for tensor in trained_tensors(policy).values())
-        source.start(partial(build_sampler, config), config.devices, how, limits, weight_bytes)
+        asks = None if judged is None else partial(JudgedElsewhere, judged.answerers, judged.can_reply)
+        source.start(partial(build_sampler, config, asks), config.devices, how, limits, weight_bytes)
     return source
 
 
-def build_sampler(config: Config) -> Sampler:
-    """Build what one sampler's process has: the environment, and an engine on weights of its own."""
-    environment = adapt(build_environment(config))
+def build_sampler(config: Config, asks: Callable[[], Environment] | None = None) -> Sampler:
+    """Build what one sampler's process has: the environment, or what `asks` for it, and an engine on weights of its
+    own."""
+    environment = adapt(build_environment(config)) if asks is None else asks()
     policy = load_policy(config.model, seed=config.seed)
     engine = OWN_WEIGHTS[config.engine.name](policy, config.engine, config.model.kernels)
     stages = Stages(scoring_seconds=config.timeouts.scoring)
@@ -277,8 +338,11 @@ def is_shared_out(strategy: str) -> bool:
 
 
 def distributed(
-    policy: Policy, reference: Reference | None, strategy: str, device: torch.device | None = None
-) -> tuple[Policy, Reference | None]:
+    policy: Policy,
+    reference: Reference | RemoteReference | None,
+    strategy: str,
+    device: torch.device | None = None,
+) -> tuple[Policy, Reference | RemoteReference | None]:
     """Lay out policy and reference as `strategy` says, on `device` where they were loaded on the host.
 
     With ddp every rank holds all of both. Every rank must hold the same weights before; a reference without storage
@@ -287,8 +351,8 @@ def distributed(
     if not is_shared_out(strategy):
         return policy, reference
     sharded = sharding.shard(policy, device)
-    if reference is None:
-        return sharded, None
+    if not isinstance(reference, Reference):
+        return sharded, reference
     if reference.policy.model is policy.model:
         return sharded, replace(reference, policy=sharded)
     is_empty = any(parameter.is_meta for parameter in reference.policy.model.parameters())

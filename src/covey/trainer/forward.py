@@ -7,12 +7,21 @@ Shapes: L loss tokens, N rollouts, T loss tokens of the longest rollout.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
-from covey.policy.logprobs import AllowedTokens, Scores, Scoring, allowed_tokens, score_tokens
+from covey.policy.logprobs import (
+    AllowedTokens,
+    ReferenceElsewhere,
+    Scores,
+    Scoring,
+    allowed_tokens,
+    reference_logprobs,
+    score_tokens,
+)
 from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference
 from covey.system import collectives
@@ -27,7 +36,7 @@ class ScoringContext:
     """The models and how to score with them."""
 
     policy: Policy
-    reference: Reference | None
+    reference: Reference | ReferenceElsewhere | None
     objective: Objective
     scoring: Scoring
 
@@ -38,10 +47,15 @@ class FrozenScores:
 
     batch: MicroBatch
     old: Scores | None
-    reference_logprob_L: Tensor | None
+    reference: Callable[[], Tensor] | None
+    """Returns the reference's log-probs, (L,), which another process may still be computing."""
     kept: AllowedTokens | None
     is_current: bool = True
     """No update has been made since."""
+
+    def reference_logprobs(self) -> Tensor | None:
+        """Return the reference's log-probs, (L,), once they are there."""
+        return None if self.reference is None else self.reference()
 
 
 def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, keep_old: bool) -> FrozenScores:
@@ -50,7 +64,7 @@ def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, k
     `several` updates on the batch share the filters of the policy before the first.
     """
     needs_reference = forward.objective.needs_reference
-    kept, old, reference_L = None, None, None
+    kept, old, reference = None, None, None
     # Old log-probs, once before the first update
     with inference(forward.policy.model):
         if forward.scoring.sampling.filters and (several or needs_reference):
@@ -60,9 +74,18 @@ def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, k
     # Those of the reference
     if needs_reference:
         assert forward.reference is not None, "the objective needs a reference"
-        with forward.reference.active() as policy:
-            reference_L = score_tokens(policy, batch, forward.scoring, kept).logprob_L
-    return FrozenScores(batch, old, reference_L, kept)
+        reference = ask_reference(forward.reference, batch, forward.scoring, kept)
+    return FrozenScores(batch, old, reference, kept)
+
+
+def ask_reference(
+    reference: Reference | ReferenceElsewhere, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None
+) -> Callable[[], Tensor]:
+    """Return what gives the reference's log-probs, (L,): computed now here, or meanwhile elsewhere, and once."""
+    if isinstance(reference, Reference):
+        found_L = reference_logprobs(reference, batch, scoring, kept)
+        return lambda: found_L
+    return cache(reference.logprobs(batch, scoring, kept))
 
 
 def precompute_logprob_grad(
@@ -84,7 +107,10 @@ def precompute_logprob_grad(
 
 def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor | None = None) -> Scores:
     """Score the tokens under the current policy, with gradient where gradients are on."""
-    exact = forward.reference if forward.objective.needs_full_kl else None
+    exact = None
+    if forward.objective.needs_full_kl:
+        assert isinstance(forward.reference, Reference), "logits of another process do not travel"
+        exact = forward.reference
     return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, exact, predicted_L)
 
 
@@ -96,7 +122,7 @@ def objective_inputs(prepared: FrozenScores, scores: Scores) -> ObjectiveInputs:
     # Before the first update the old policy is the current one
     batch = prepared.batch
     old_L = prepared.old.logprob_L if prepared.old is not None else scores.logprob_L.detach()
-    dtype = scores.logprob_L.dtype
+    dtype, reference_L = scores.logprob_L.dtype, prepared.reference_logprobs()
 
     def rows(values_L: Tensor) -> Tensor:
         return unflatten(values_L.to(dtype), batch)
@@ -107,7 +133,7 @@ def objective_inputs(prepared: FrozenScores, scores: Scores) -> ObjectiveInputs:
         sampler_log_probs_NT=rows(batch.sampler_logprob_L),
         advantages=rows(batch.advantage_L),
         mask_NT=unflatten(torch.ones_like(batch.target_L, dtype=torch.bool), batch),
-        ref_log_probs_NT=None if prepared.reference_logprob_L is None else rows(prepared.reference_logprob_L),
+        ref_log_probs_NT=None if reference_L is None else rows(reference_L),
         entropy_NT=rows(scores.entropy_L),
         full_kl_NT=None if scores.full_kl_L is None else rows(scores.full_kl_L),
     )

@@ -19,7 +19,7 @@ from covey.algorithm.metrics import LOSS_TERMS, Sums, combine, largest, over_upd
 from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
-from covey.policy.logprobs import Scoring
+from covey.policy.logprobs import ReferenceElsewhere, Scoring
 from covey.policy.policy import Policy, inference
 from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
 from covey.system import collectives
@@ -73,7 +73,7 @@ class Trainer:
         self,
         policy: Policy,
         settings: TrainerSettings,
-        reference: Reference | None = None,
+        reference: Reference | ReferenceElsewhere | None = None,
         timer: PhaseTimer | None = None,
     ) -> None:
         self.policy = policy
@@ -220,7 +220,7 @@ class Trainer:
         coef, active = state["entropy"]
         self.entropy = controllers.EntropyControl(float(coef), bool(active))
         self._nonfinite_in_a_row = int(state["nonfinite_in_a_row"])
-        if self.reference is not None:
+        if isinstance(self.reference, Reference):
             load_refreshed(self.reference, state["reference"])
 
     def _optimizer_state(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class Trainer:
 
     def _refreshed_reference(self) -> dict[str, Tensor]:
         """Return the reference's own weights where training has moved them, else nothing."""
-        if self.reference is None or self._settings.algorithm.reference_refresh_every is None:
+        if not isinstance(self.reference, Reference) or self._settings.algorithm.reference_refresh_every is None:
             return {}
         return refreshed_weights(self.reference)
 
@@ -407,5 +407,6 @@ class Trainer:
         if measured and algorithm.target_entropy is not None and "entropy" in metrics:
             seen, target = metrics["entropy"], algorithm.target_entropy
             self.entropy = controllers.update_entropy_control(self.entropy, entropy=seen, target=target)
-        if (every := algorithm.reference_refresh_every) and self.reference is not None and (step + 1) % every == 0:
+        every = algorithm.reference_refresh_every
+        if every and isinstance(self.reference, Reference) and (step + 1) % every == 0:
             refresh_reference(self.reference, self.policy, algorithm.reference_refresh_alpha)

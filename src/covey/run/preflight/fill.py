@@ -9,6 +9,7 @@ from dataclasses import replace
 from covey.policy import sharding
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import inference
+from covey.policy.reference import Reference
 from covey.run.preflight.policy import whole_batch
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.trainer.forward import ScoringContext, objective_inputs, score_frozen
@@ -24,7 +25,7 @@ def check_frozen(subject: PreflightContext) -> Check:
     reference, environment = subject.run.trainer.reference, subject.run.environment
     # A reference under LoRA is the policy without adapters, and needs no freezing
     faults = []
-    if reference is not None and reference.policy.model is not subject.run.policy.model:
+    if isinstance(reference, Reference) and reference.policy.model is not subject.run.policy.model:
         faults += ["the reference" for p in reference.policy.model.parameters() if p.requires_grad][:1]
     judge = environment.judge_summary()
     if judge is not None and not judge.is_frozen:
@@ -49,7 +50,7 @@ def check_kl(subject: PreflightContext) -> Check:
     for micro_batch in whole_batch(subject).micro_batches:
         prepared = score_frozen(forward, micro_batch, several=False, keep_old=False)
         with inference(run.policy.model):
-            exact = reference if objective.needs_full_kl else None
+            exact = reference if isinstance(reference, Reference) and objective.needs_full_kl else None
             scores = score_tokens(run.policy, micro_batch, scoring, prepared.kept, exact)
         kl_NT = objective.kl_values(objective_inputs(prepared, scores))
         found = max(found, float(kl_NT.abs().max()))

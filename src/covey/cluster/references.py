@@ -1,0 +1,62 @@
+"""The reference policy on devices of its own: its log-probs are computed while the trainer goes on."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.cluster.serving import Answerers, answers_of
+from covey.cluster.start import import_ray
+from covey.policy.logprobs import AllowedTokens, Scoring, reference_logprobs
+from covey.policy.reference import Reference
+from covey.system import collectives
+from covey.types import MicroBatch
+
+HOST = torch.device("cpu")
+
+
+class ReferenceActor:
+    """Holds the reference policy. Ray makes one in each process of devices.reference."""
+
+    def __init__(self, make_reference: Callable[[], Reference]) -> None:
+        self._reference = make_reference()
+
+    def ready(self) -> bool:
+        """Return True: the policy is loaded."""
+        return True
+
+    def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Tensor:
+        """Return the log-prob of each loss token, (L,), on the host."""
+        device = self._reference.policy.device
+        return reference_logprobs(self._reference, moved(batch, device), scoring, moved(kept, device)).to(HOST)
+
+
+class RemoteReference:
+    """Asks the processes of devices.reference in turns, each rank beginning with another."""
+
+    def __init__(self, answerers: Answerers, check: Callable[[], None] = lambda: None) -> None:
+        """`check` raises what ends a wait for them."""
+        self._ray = import_ray()
+        self._role, self._actors, self._check = answerers.role, answerers.actors(), check
+        self._asked = collectives.rank()
+
+    def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Callable[[], Tensor]:
+        """Ask for the log-prob of each loss token, (L,). What is returned waits for them."""
+        actor = self._actors[self._asked % len(self._actors)]
+        self._asked += 1
+        ref = actor.logprobs.remote(moved(batch, HOST), scoring, moved(kept, HOST))
+        device = batch.target_L.device
+        return lambda: answers_of(self._ray, [ref], self._role, self._check)[0].to(device)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Return the same on another device: tensors, and frozen dataclasses and tuples of them."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(moved(item, device) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{own.name: moved(getattr(value, own.name), device) for own in fields(value)})
+    return value

@@ -1,0 +1,63 @@
+"""How the trainer waits for samplers: woken by each result, ended by what ends them, watched by the watchdog."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from covey.cluster.wire import Result, error_of
+from covey.system.waits.watchdog import Watchdog
+
+POLL_SECONDS = 0.2
+"""Signals are looked at so often while something is waited for."""
+
+
+class SamplerWait:
+    """What the trainer's thread waits with, and the pool's thread wakes it by."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self.changed = threading.Condition()
+        """Held by whoever reads or changes what both threads know."""
+        self.is_on = False
+        """Whether the trainer waits now."""
+        self.seconds = 0.0
+        """That the trainer waited for groups, since somebody took them."""
+        self._watchdog = watchdog
+        self._error: Exception | None = None
+        self._signs = 0
+
+    def notice(self) -> None:
+        """Note a sign of work of a sampler."""
+        self._signs += 1
+
+    def note(self, result: Result) -> None:
+        """Note what a sampler raised, if anything."""
+        if result.error is not None and self._error is None:
+            self._error = error_of(*result.error)
+
+    def until(
+        self,
+        is_done: Callable[[], bool],
+        what: str,
+        ended_by: Callable[[], Exception | None],
+        setting: str = "timeouts.sampling",
+    ) -> float:
+        """Wait, and return for how many seconds. Raises what ended the samplers, `ended_by` for all of them.
+
+        The watchdog ends a run in which no sampler gives a sign of work for `setting`.
+        """
+        started, signs, self.is_on = time.monotonic(), self._signs, True
+        with self._watchdog.deadline(what, setting), self.changed:
+            while not is_done():
+                if (error := self._error or ended_by()) is not None:
+                    raise error
+                self.changed.wait(POLL_SECONDS)
+                if signs != self._signs:
+                    signs = self._signs
+                    self._watchdog.progress()
+        self.is_on = False
+        return time.monotonic() - started
+
+    def take_seconds(self) -> float:
+        """Return what was waited since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
