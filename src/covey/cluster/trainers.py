@@ -67,6 +67,7 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
         )
     is_own = connect(devices, 0)
     ray = import_ray()
+    place: Allotment | None = None
     try:
         place = _allot(ray, devices)
         own = _own_gpu(ray, devices, place)
@@ -80,7 +81,13 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
             others = [meeting_place | _numbers(rank, devices.trainer) for rank in _others(devices)]
             with _running(ray, devices, place, others, work):
                 yield
+    except ClusterLost:  # nobody to give devices back to
+        place = None
+        raise
     finally:
+        if place is not None:
+            with suppress(Exception):
+                place.close()
         disconnect(is_own)
 
 

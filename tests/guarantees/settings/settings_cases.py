@@ -97,6 +97,7 @@ COLD = {
 }
 LORA = {"model.lora_rank": 2}
 ON_RAY = {"source": "ray"}
+JUDGED = infill.INFILL | ON_RAY
 PREFLIGHT = {"preflight.enabled": True}
 SAVING = HERE | {"num_steps": 3, "output.save_every": 1}
 
@@ -121,6 +122,12 @@ CASES: dict[str, Case | Refused] = {
     "devices.gpus_per_sampler": Case(cluster.started, 0.5, ON_RAY),
     "devices.cpus_per_sampler": Case(cluster.started, 2, ON_RAY),
     "devices.groups_per_sampler": Case(cluster.most_under_way, 1, ON_RAY),
+    "devices.reference": Case(cluster.started, 1, ON_RAY | {"algorithm.kl_coef": 1.0}),
+    "devices.gpus_per_reference": Case(
+        cluster.started, 1.0, ON_RAY | {"algorithm.kl_coef": 1.0, "devices.reference": 1}
+    ),
+    "devices.judge": Case(cluster.started, 1, JUDGED),
+    "devices.gpus_per_judge": Case(cluster.started, 0.5, JUDGED | {"devices.judge": 1}),
     "devices.python": Case(cluster.interpreter, "other/bin/python", ON_RAY),
     "devices.address": Case(cluster.started, "10.0.0.1:6379", ON_RAY),
     "timeouts.samplers": Case(cluster.patience, 60.0, ON_RAY),
@@ -450,6 +457,10 @@ OFF: dict[str, Settings] = {
         "source": "ray",
         "devices.python": "python",
     },
+    "devices.sampler > 0": ON_RAY | {"devices.sampler": 0},
+    "algorithm.reference_refresh_every = null": ON_RAY
+    | {"algorithm.kl_coef": 1.0, "algorithm.reference_refresh_every": 2},
+    "algorithm.kl_estimator other than full": ON_RAY | {"algorithm.kl_coef": 1.0, "algorithm.kl_estimator": "full"},
     "model.lora_rank = 0": {"engine.name": "vllm", "engine.url": "http://127.0.0.1:8000", **LORA},
     "model.load_in_4bit = false": {"model.load_in_4bit": True, "model.lora_rank": 2, "model.name": "policy"},
     "sampling.min_p = 0 or sampling.top_p = 1": {"sampling.min_p": 0.1, "sampling.top_p": 0.9},

@@ -73,8 +73,9 @@ def most_under_way(config: Config) -> int:
 def ranks(config: Config) -> list[tuple[float, str, str]]:
     """GPUs, rank and number of ranks of each process that is started to train beside this one."""
     with fake_ray() as ray, trainer_ranks(config.devices, lambda: None):
-        variables = [actor.options["runtime_env"]["env_vars"] for actor in ray.actors]
-        numbers = zip(ray.actors, variables, strict=True)
+        started = [actor for actor in ray.actors if not actor.is_dead]
+        variables = [actor.options["runtime_env"]["env_vars"] for actor in started]
+        numbers = zip(started, variables, strict=True)
         return [(actor.options["num_gpus"], v["RANK"], v["WORLD_SIZE"]) for actor, v in numbers]
 
 

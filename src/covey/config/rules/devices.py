@@ -24,7 +24,7 @@ def check_devices(config: Config) -> None:
             "change while the trainer's processes sample)"
         )
     # Who judges
-    if devices.judge > 0 and not has_judge(config):
+    if config.source == "ray" and devices.judge > 0 and not has_judge(config):
         raise ValueError(
             f"devices.judge={devices.judge} needs an environment with a learned judge (environment=infill, "
             f"{' or '.join(LEARNED)} among rewards, or a mixture with such a part), got "
