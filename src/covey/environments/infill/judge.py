@@ -1,6 +1,5 @@
 """A frozen judge: how much a whole text looks like a real one, by a sequence classifier or scorer."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ class JudgeSettings:
 
     device: str = "auto"
     batch_size: int = 64
-    """Texts of one pass."""
+    """Most texts of one pass."""
     output: str = "probability"
     """What the score is: probability (in [0, 1]) or logit."""
     label: int = 0
@@ -27,7 +26,7 @@ class JudgeSettings:
 
 
 class Judge:
-    """Scores texts in batches, without gradient. Calls made at the same time share batches."""
+    """Scores texts in batches, without gradient."""
 
     def __init__(self, name: str, settings: JudgeSettings) -> None:
         """Load the judge from a folder or the hub. Raises ValueError where there is no such model, or not so many
@@ -38,7 +37,6 @@ class Judge:
         num_labels = self._loaded.model.config.num_labels or 0
         if settings.label >= num_labels:
             raise ValueError(f"label must be < {num_labels} for the judge {name}, got {settings.label}")
-        self._waiting: list[tuple[Sequence[str], asyncio.Future[list[float]]]] = []
 
     @property
     def is_frozen(self) -> bool:
@@ -47,13 +45,11 @@ class Judge:
         return not model.training and not any(parameter.requires_grad for parameter in model.parameters())
 
     async def scores(self, texts: Sequence[str]) -> list[float]:
-        """Return one score for each text, the same whatever else is scored with it, up to rounding."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[float]] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._answer)
-        self._waiting.append((texts, future))
-        return await future
+        """Return one score for each text.
+
+        They are passed by themselves: what others have scored meanwhile would change the last bits.
+        """
+        return self.score(texts)
 
     def score(self, texts: Sequence[str]) -> list[float]:
         """Return one score for each text, in order."""
@@ -66,20 +62,6 @@ class Judge:
             for index, score in zip(chosen, self._pass([texts[i] for i in chosen]), strict=True):
                 found[index] = score
         return found
-
-    def _answer(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        try:
-            scores = iter(self.score([text for texts, _ in waiting for text in texts]))
-        except Exception as error:
-            for _, future in waiting:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for texts, future in waiting:
-            own = [next(scores) for _ in texts]
-            if not future.done():
-                future.set_result(own)
 
     @torch.no_grad()
     def _pass(self, texts: Sequence[str]) -> list[float]:
