@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from covey.engine.base import EngineStats
+from covey.engine.native import graph
 from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, budget
 from covey.engine.native.compiled import is_compiled
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
@@ -56,7 +57,9 @@ class NativeEngine:
         # Decode from weights in the kernels' layout where there are such
         self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
         self._cache_bytes = cache_bytes
-        self._limits = Limits(max_rows, self._shape.max_slots(budget(cache_bytes, policy.device)))
+        self._is_graph = graph.is_wanted(policy)
+        max_slots = self._shape.max_slots(budget(cache_bytes, policy.device))
+        self._limits = Limits(max_rows, max_slots, rows_hold_prompts=self._is_graph)
         self._has_told = False
         self._quiet: dict[tuple[str, ...], QuietTokens] = {}
         """By stop strings."""
@@ -152,7 +155,7 @@ class NativeEngine:
             while self._scheduler.has_work:
                 self._turn()
                 await asyncio.sleep(0)
-            self._runner.cache.drop()
+            self._runner.drop()
         except BaseException as error:
             futures, self._futures = self._futures, {}
             self._reset()
@@ -175,7 +178,8 @@ class NativeEngine:
         if self._cache_bytes is not None or device.type != "cuda" or self.cache_bytes_used:
             return
         num_bytes = budget(None, device)
-        needed = [len(request.prompt_ids) + request.sampling.max_tokens for request in self._scheduler.requests]
+        twice = 1 + self._limits.rows_hold_prompts
+        needed = [twice * len(request.prompt_ids) + request.sampling.max_tokens for request in self._scheduler.requests]
         self._limits = replace(self._limits, max_slots=max(self._shape.max_slots(num_bytes), *needed, 0))
         self._scheduler.limits, self._runner.cache.max_slots = self._limits, self._limits.max_slots
         if not self._has_told:
@@ -199,8 +203,8 @@ class NativeEngine:
             peak_cache_bytes=max(self._stats.peak_cache_bytes, self._runner.cache.peak_bytes),
         )
 
-    def _step(self) -> bool:
-        """Sample one token for every row, after letting in what there is room for.
+    def _step(self, most: int = graph.LOOK_EVERY) -> bool:
+        """Sample one token for every row, or as a graph up to `most`, after letting in what there is room for.
 
         True if a call was answered.
         """
@@ -213,11 +217,11 @@ class NativeEngine:
             self._count(sum(len(request.prompt_ids) for request in admission.prompts), len(admission.rows))
             scheduler.advance(admission.rows, *runner.start(scheduler, admission))
             answered |= self._depart()
-        # Draw a token for every row
-        if scheduler.rows:
-            self._count(0, len(scheduler.rows))
-            scheduler.advance(scheduler.rows, *runner.decode(scheduler))
-            answered |= self._depart()
+        # Draw tokens for every row
+        for sampled in runner.decode(scheduler, most) if scheduler.rows else ():
+            self._count(0, sum(not row.left for row in scheduler.rows))
+            scheduler.advance(scheduler.rows, *sampled)
+        answered |= self._depart()
         return answered
 
     def _depart(self) -> bool:
@@ -245,6 +249,8 @@ class NativeEngine:
 
     def _new_runner(self) -> Runner:
         """Return a runner with an empty cache."""
+        if self._is_graph:
+            return graph.GraphRunner(self._policy, Cache(self._shape, self._limits.max_slots))
         is_compiled = self.kernels == "compiled"
         cache = Cache(self._shape, self._limits.max_slots, COMPILED_GROWTH if is_compiled else TORCH_GROWTH)
         return Runner(self._policy, cache, is_compiled)

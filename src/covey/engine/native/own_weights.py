@@ -5,10 +5,11 @@ a probe proves them, and only then the version is theirs. Where the probe fails,
 """
 
 import asyncio
+from dataclasses import replace
 
 from covey.engine.base import UpdateMode, WeightSet
 from covey.engine.native.engine import NativeEngine
-from covey.engine.native.scheduler import Limits, Scheduler
+from covey.engine.native.scheduler import Scheduler
 from covey.engine.weights import check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.policy import Policy, inference
 
@@ -22,7 +23,7 @@ class OwnWeightsEngine(NativeEngine):
 
     def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
         super().__init__(policy, cache_bytes, max_rows, kernels)
-        self._limits = Limits(self._limits.max_rows, self._limits.max_slots, max_prefill=ALONE)
+        self._limits = replace(self._limits, max_prefill=ALONE)
         self._reset()
         super()._take_weights()
 

@@ -80,8 +80,8 @@ class ReplayingEngine(OwnWeightsEngine):
                 if later and self._scheduler.rows and len(self._scheduler.rows[0].token_ids) == later[0].start:
                     self._load(later.popleft().version)
                     self._continue()
-                self._step()
-        self._runner.cache.drop()
+                self._step(most=1)
+        self._runner.drop()
         return dict(request.completions)
 
     @torch.no_grad()

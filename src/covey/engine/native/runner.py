@@ -34,6 +34,10 @@ class Draws:
         return Draws(key_R, partition((row.request.sampling for row in rows), device))
 
 
+Sampled = tuple[list[int], list[float]]
+"""A token of each of some rows, and its log-probability."""
+
+
 class Runner:
     """Owns the cache. Must be called without gradients (`policy.inference`)."""
 
@@ -48,10 +52,10 @@ class Runner:
         self._draws: Draws | None = None
         self._changes_seen = -1
 
-    def start(self, scheduler: Scheduler, admission: Admission) -> tuple[list[int], list[float]]:
+    def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
         """Encode the new prompts, and draw the first token and its log-probability for every new row."""
         # Make room, then encode the prompts
-        self.cache.fit(_need(scheduler))
+        self.fit(scheduler)
         rows = admission.rows
         requests = list(dict.fromkeys(row.request for row in rows))
         pieces = [self._encode(admission.prompts)] if admission.prompts else []
@@ -69,25 +73,33 @@ class Runner:
         position_R = torch.zeros_like(source_R)
         return self._draw(logits_NV[source_R], Draws.of(rows, logits_NV.device), position_R)
 
-    def decode(self, scheduler: Scheduler) -> tuple[list[int], list[float]]:
-        """Feed every row its newest token and draw the next one and its log-probability."""
-        rows, device = scheduler.rows, self._policy.device
+    def fit(self, scheduler: Scheduler) -> None:
+        """Make room in the cache for the next pass."""
         self.cache.fit(_need(scheduler))
+
+    def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
+        """Feed every row its newest token and draw the next one, so many times at most."""
+        rows, device = scheduler.rows, self._policy.device
+        self.fit(scheduler)
         grid, draws = self._composition(scheduler)
         lengths = [len(row.token_ids) for row in rows]
         newest_R, length_R = to_device([[row.token_ids[-1] for row in rows], lengths], device)
         layout = self._decode_layout(self.cache, grid, length_R, min(lengths), max(lengths))
         every_R = torch.arange(len(rows), device=device)
         logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)
-        return self._draw(logits_RV, draws, length_R)
+        return [self._draw(logits_RV, draws, length_R)]
+
+    def drop(self) -> None:
+        """Give the memory back."""
+        self.cache.drop()
 
     def encode_again(self, scheduler: Scheduler) -> None:
         """Cache keys and values anew, on the weights there are now.
 
         Each prompt and each row is encoded alone, so its numbers do not depend on what else is under way.
         """
-        self.cache.drop()
-        self.cache.fit(_need(scheduler))
+        self.drop()
+        self.fit(scheduler)
         for request in scheduler.groups:
             logits_1V = self._encode([request])
             if self._held is not None and self._held[0] is request:
@@ -107,17 +119,24 @@ class Runner:
         layout = PrefillLayout(block, 0, [length])
         input_ids_1T = to_device([[*prompt_ids, *token_ids]], self._policy.device)
         self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
-        # Keep the row's part
+        self._keep_row(slot, block, first, length)
+
+    def _keep_row(self, slot: int, encoded: Block, first: int, length: int) -> None:
+        """Keep the part of an encoded prompt and row that is the row's own."""
         rows = self.cache.rows
-        for target, encoded in zip((*rows.keys, *rows.values), (*block.keys, *block.values), strict=True):
-            target[slot, :, : len(token_ids)] = encoded[0, :, first:length]
+        for target, source in zip((*rows.keys, *rows.values), (*encoded.keys, *encoded.values), strict=True):
+            target[slot, :, : length - first] = source[0, :, first:length]
 
     def apply(self, departure: Departure, scheduler: Scheduler) -> None:
         """Move cached keys and values along with the rows and groups that moved."""
-        cached = [len(scheduler.rows[target].token_ids) - 1 for _, target in departure.row_moves]
+        cached = [self._cached(scheduler.rows[target]) for _, target in departure.row_moves]
         self.cache.rows.move(departure.row_moves, max(cached, default=0))
         prompts = [len(scheduler.groups[target].prompt_ids) for _, target in departure.group_moves]
         self.cache.prompts.move(departure.group_moves, max(prompts, default=0))
+
+    def _cached(self, row: Row) -> int:
+        """Count the slots of a row that are in use: its newest token is not cached yet."""
+        return len(row.token_ids) - 1
 
     def _encode(self, prompts: Sequence[Request]) -> Tensor:
         """Write the prompts' keys and values. Logits (N, V) after each prompt."""
@@ -126,13 +145,10 @@ class Runner:
         input_ids_1T = to_device([stream], self._policy.device)
         return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
-    def _draw(self, logits_RV: Tensor, draws: Draws, position_R: Tensor) -> tuple[list[int], list[float]]:
+    def _draw(self, logits_RV: Tensor, draws: Draws, position_R: Tensor) -> Sampled:
         token_R, logprob_R = sample(logits_RV, draws.parts, random_uniform(draws.key_R, position_R), self._sample_alike)
         # One transfer for both: token ids are exact in float64.
-        token_ids, logprobs = torch.stack((token_R.to(torch.float64), logprob_R.to(torch.float64))).tolist()
-        if not math.isfinite(sum(logprobs)):
-            raise ValueError("log-probabilities of sampled tokens must be finite, got nan; the policy has diverged")
-        return [int(token_id) for token_id in token_ids], logprobs
+        return on_host(*torch.stack((token_R.to(torch.float64), logprob_R.to(torch.float64))).tolist())
 
     def _composition(self, scheduler: Scheduler) -> tuple[Grid, Draws]:
         """Tensors that change only when rows or groups come, go or move."""
@@ -143,6 +159,13 @@ class Runner:
             self._draws = Draws.of(rows, device)
             self._changes_seen = scheduler.changes
         return self._grid, self._draws
+
+
+def on_host(token_ids: list[float], logprobs: list[float]) -> Sampled:
+    """Return tokens as numbers of their kind. ValueError where a log-probability is not finite."""
+    if not math.isfinite(sum(logprobs)):
+        raise ValueError("log-probabilities of sampled tokens must be finite, got nan; the policy has diverged")
+    return [int(token_id) for token_id in token_ids], logprobs
 
 
 def cache_shape(policy: Policy) -> CacheShape:

@@ -28,6 +28,8 @@ class Limits:
     """Cached tokens, prompts and completions together, padding included."""
     max_prefill: int = 16384
     """Padded prompt tokens encoded in one pass (one prompt may be longer)."""
+    rows_hold_prompts: bool = False
+    """Whether each row has its prompt in its own slots, besides its group's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -170,11 +172,17 @@ class Scheduler:
     @property
     def reserved_slots(self) -> int:
         """Cached tokens that what is in may come to, padding included."""
-        return len(self.groups) * self.longest_prompt + len(self.rows) * self.longest_row
+        return len(self.groups) * self.longest_prompt + len(self.rows) * self.row_slots
+
+    @property
+    def row_slots(self) -> int:
+        """Slots that the longest row may come to."""
+        return self.longest_row + self.longest_prompt * self.limits.rows_hold_prompts
 
     def submit(self, request: Request) -> None:
         """Queue a request. ValueError if not even one of its rows could ever be held."""
-        needed = len(request.prompt_ids) + request.sampling.max_tokens
+        own_prompt = len(request.prompt_ids) * self.limits.rows_hold_prompts
+        needed = len(request.prompt_ids) + own_prompt + request.sampling.max_tokens
         if needed > self.limits.max_slots:
             raise ValueError(
                 f"a prompt of {len(request.prompt_ids)} tokens with max_tokens={request.sampling.max_tokens} needs "
@@ -221,9 +229,10 @@ class Scheduler:
         return Admission(tuple(self.groups[first_group:]), tuple(self.rows[first_row:]))
 
     def advance(self, rows: Sequence[Row], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Hand the sampled tokens to their rows. Those that finish keep their slots until `depart`."""
+        """Hand the sampled tokens to their rows, but those that left: they keep their slots until `depart`."""
         for row, token_id, logprob in zip(rows, token_ids, logprobs, strict=True):
-            row.take(token_id, logprob)
+            if not row.left:
+                row.take(token_id, logprob)
 
     def depart(self) -> Departure:
         """Free the slots of rows that left and of requests that are done."""
@@ -245,6 +254,7 @@ class Scheduler:
         """Return how many rows of a request can enter now."""
         longest_prompt = max(self.longest_prompt, len(request.prompt_ids))
         longest_row = max(self.longest_row, request.sampling.max_tokens)
+        longest_row += longest_prompt * self.limits.rows_hold_prompts
         num_groups = len(self.groups) + (request.slot < 0)
         num_rows = (self.limits.max_slots - num_groups * longest_prompt) // longest_row
         return min(self.limits.max_rows, num_rows) - len(self.rows)

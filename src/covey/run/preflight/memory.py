@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from covey.config.schema import Config
+from covey.engine.native import graph
 from covey.engine.native.cache import DEFAULT_BYTES, SHARE
 from covey.engine.native.runner import cache_shape
 from covey.policy import sharding
@@ -127,8 +128,9 @@ def _sampling_bytes(subject: PreflightContext, num_groups: int, free: int) -> in
     given = config.engine.cache_bytes
     if given is None:
         given = max(0, int(SHARE * free)) if policy.device.type == "cuda" else DEFAULT_BYTES
-    # Count the tokens of prompts too
+    # Count the tokens of prompts too, where it decodes as a graph those that each row holds
     load = workload(config, collectives.world_size())
-    num_cached = load.num_cached + num_groups * len(subject.longest[1])
+    holders = num_groups + (load.num_rows if graph.is_wanted(policy) else 0)
+    num_cached = load.num_cached + holders * len(subject.longest[1])
     load = replace(load, cache_bytes=given, num_cached=num_cached)
     return cache_and_logits(load, cache_shape(policy).slot_bytes, vocabulary_size(policy))

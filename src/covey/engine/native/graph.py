@@ -1,0 +1,248 @@
+"""Decoding on a GPU: everything a step needs lies on the device, so that the host only looks every few steps.
+
+Rows are a static block, each with its prompt's keys and values before its own. Newest tokens, lengths, and whether a
+row has finished are tensors that a step reads and writes in place: a step is the same work on the same memory again,
+which CUDA captures as a graph for each number of rows (8, 16, 32, ...) and length of the block, and launches at once.
+Rows that finish between two looks stand still until the host sees it, and rows that fill up the number do so always.
+
+On a CPU the same code runs uncaptured. The draw is a pure function of row and position (`sampling.random_uniform`), so
+nothing of a rollout depends on when the host looks.
+
+Shapes: B rows of the block in use, R of them with a completion, K key/value heads, Q query heads of each, S slots.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from covey.engine.native.cache import Block, Cache, Need
+from covey.engine.native.runner import Runner, Sampled, on_host
+from covey.engine.native.scheduler import Admission, Row, Scheduler
+from covey.policy.attention.base import Rule, capped, within, without_sink
+from covey.policy.policy import Policy
+from covey.policy.sampling import Distribution, partition, random_uniform, sample
+from covey.policy.transfer import to_device
+
+LOOK_EVERY = 8
+"""Steps between two looks of the host."""
+FEWEST_ROWS = 8
+SLOT_UNIT = 256
+"""By which rows grow: attention reads idle slots too, and every growth is captured anew."""
+NOBODY = -1
+"""A token that is never drawn, where a policy has no stop token."""
+
+
+def is_wanted(policy: Policy) -> bool:
+    """Return whether the engine decodes this way: on GPUs."""
+    return policy.device.type == "cuda"
+
+
+class GraphRunner(Runner):
+    """Draws several tokens of every row before the host looks."""
+
+    def __init__(self, policy: Policy, cache: Cache) -> None:
+        super().__init__(policy, cache, is_compiled=False)
+        self._states: dict[int, RowState] = {}
+        """By number of rows: graphs read and write these very tensors."""
+        self._written: tuple[int, int] | None = None
+        """Number of rows of the state that is up to date, and the changes of the scheduler it has seen."""
+        self._parts: list[tuple[Distribution, Tensor | None]] = []
+        self._graphs: dict[tuple[int, Distribution], Callable[[], None]] = {}
+
+    def fit(self, scheduler: Scheduler) -> None:
+        """Make room for all rows up to the next look, each with its prompt."""
+        longest = max((self._cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
+        length = min(scheduler.row_slots, -(-longest // SLOT_UNIT) * SLOT_UNIT)
+        num_groups, longest_prompt = len(scheduler.groups), scheduler.longest_prompt
+        num_rows = bucket(len(scheduler.rows))
+        if num_rows * scheduler.row_slots + num_groups * longest_prompt > self.cache.max_slots:
+            num_rows = len(scheduler.rows)
+        before = self.cache.rows.keys[0]
+        self.cache.fit(Need(num_groups, longest_prompt, num_rows, length, length))
+        if self.cache.rows.keys[0] is not before:
+            self._graphs.clear()  # they would write where the block has been
+
+    def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
+        """Encode the new prompts, copy each to its rows, and draw the first tokens."""
+        sampled = super().start(scheduler, admission)
+        first = len(scheduler.rows) - len(admission.rows)
+        slot_R = to_device([row.request.slot for row in admission.rows], self._policy.device)
+        prompts, rows = self.cache.prompts, self.cache.rows
+        length = min(prompts.length, rows.length)
+        for shared, own in zip((*prompts.keys, *prompts.values), (*rows.keys, *rows.values), strict=True):
+            own[first : first + len(slot_R), :, :length] = shared[:, :, :length].index_select(0, slot_R)
+        return sampled
+
+    def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
+        """Draw up to `most` tokens of every row: no more than the longest is short of. One wait for them all."""
+        rows = scheduler.rows
+        self.fit(scheduler)
+        state = self._placed(scheduler)
+        steps = min(most, LOOK_EVERY, max(row.request.sampling.max_tokens - len(row.token_ids) for row in rows))
+        # Launch, then look
+        state.count_1.zero_()
+        for _ in range(steps):
+            self._launch(state)
+        found = torch.stack((state.token_SB.to(torch.float64), state.logprob_SB))[:, :steps, : len(rows)].tolist()
+        return [on_host(token_ids, logprobs) for token_ids, logprobs in zip(*found, strict=True)]
+
+    def drop(self) -> None:
+        """Give the memory back, that of graphs too."""
+        self._graphs.clear()
+        self._states.clear()
+        self._written = None
+        super().drop()
+
+    def _placed(self, scheduler: Scheduler) -> "RowState":
+        """Return the state on the device, written anew where rows have come, gone or moved."""
+        rows, num_rows = scheduler.rows, min(bucket(len(scheduler.rows)), self.cache.rows.num_holders)
+        state = self._states.setdefault(num_rows, RowState(num_rows, self._policy))
+        if self._written != (num_rows, scheduler.changes):
+            state.write(rows)
+            samplings = [row.request.sampling for row in rows]
+            self._parts = partition(samplings + samplings[:1] * (num_rows - len(rows)), self._policy.device)
+            self._written = (num_rows, scheduler.changes)
+        return state
+
+    def _launch(self, state: "RowState") -> None:
+        """Do a step: as a graph from the second time on, where all rows draw from one distribution."""
+        parts, place = self._parts, (state.num_rows, self._parts[0][0])
+        if place in self._graphs:
+            self._graphs[place]()
+            return
+        one_step(self._policy, self.cache.rows, state, parts)
+        if can_capture(self._policy.device) and len(parts) == 1:
+            block = self.cache.rows
+            self._graphs[place] = capture(lambda: one_step(self._policy, block, state, parts))
+
+    def _keep_row(self, slot: int, encoded: Block, first: int, length: int) -> None:
+        super()._keep_row(slot, encoded, 0, length)
+
+    def _cached(self, row: Row) -> int:
+        return len(row.request.prompt_ids) + super()._cached(row)
+
+
+class RowState:
+    """What a step reads and writes of B rows, on the device for as long as the block is used."""
+
+    def __init__(self, num_rows: int, policy: Policy) -> None:
+        device = policy.device
+        self.num_rows = num_rows
+        self._number_6B = torch.zeros((6, num_rows), dtype=torch.int64, device=device)
+        self.newest_B, self.length_B, self.prompt_B, self.limit_B, self.key_B, self.finished_B = self._number_6B
+        """Newest token and number of own tokens, length of the prompt, most own tokens, key of the draw, 1 or 0."""
+        self.stop_N = to_device(sorted(policy.stop_ids) or [NOBODY], device)
+        self.token_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.int64, device=device)
+        self.logprob_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.float64, device=device)
+        self.count_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        """Steps since the host looked."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take the rows as the host knows them. Those that fill up the number have finished."""
+        numbers = [
+            (
+                row.token_ids[-1],
+                len(row.token_ids),
+                len(row.request.prompt_ids),
+                row.request.sampling.max_tokens,
+                row.key,
+                0,
+            )
+            for row in rows
+        ]
+        fillers = [(0, 1, 0, 1, 0, 1)] * (self.num_rows - len(rows))
+        self._number_6B.copy_(to_device([*zip(*numbers, *fillers, strict=True)], self._number_6B.device))
+
+
+def one_step(
+    policy: Policy, block: Block, state: RowState, parts: Sequence[tuple[Distribution, Tensor | None]]
+) -> None:
+    """Feed every row its newest token, draw the next one and note it. Nothing of it asks the host."""
+    position_B = state.prompt_B + state.length_B - 1
+    layout = RowLayout(block, position_B)
+    logits_BV = policy.logits(state.newest_B[None], position_B[None], layout)
+    token_B, logprob_B = sample(logits_BV, parts, random_uniform(state.key_B, state.length_B))
+    # Note what was drawn
+    state.token_SB.index_copy_(0, state.count_1, token_B[None])
+    state.logprob_SB.index_copy_(0, state.count_1, logprob_B[None].to(torch.float64))
+    state.count_1.add_(1)
+    # Rows that have finished stand still
+    state.newest_B.copy_(torch.where(state.finished_B > 0, state.newest_B, token_B))
+    state.length_B.add_(1 - state.finished_B)
+    is_last_B = (token_B[:, None] == state.stop_N).any(dim=1) | (state.length_B >= state.limit_B)
+    state.finished_B.bitwise_or_(is_last_B)
+
+
+class RowLayout:
+    """One token a row, its key and value written to the row's own slots behind the prompt's before it attends.
+
+    The place of a token in its row's slots is its position.
+    """
+
+    def __init__(self, block: Block, position_B: Tensor) -> None:
+        self._block = block
+        self._position_B = position_B
+        self._places: dict[int, Tensor] = {}
+        self._biases: dict[tuple[int | None, int], Tensor] = {}
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        # Write the new token's keys and values
+        num_rows, num_heads = query_BHTD.shape[2], key_BKTD.shape[1]
+        keys, values = self._block.keys[layer], self._block.values[layer]
+        for cached, new in ((keys, key_BKTD), (values, value_BKTD)):
+            flat = new[0].transpose(0, 1).flatten(0, 1).to(cached.dtype)
+            cached.view(-1, cached.shape[-1]).index_copy_(0, self._place(num_rows, num_heads), flat)
+        # Attend to what the row has so far
+        query = query_BHTD[0].transpose(0, 1).unflatten(1, (num_heads, -1)).flatten(0, 1).to(keys.dtype)
+        key, value = (cached[:num_rows].flatten(0, 1) for cached in (keys, values))
+        bias = self._bias(rule.window, num_heads)
+        if rule.is_plain:
+            score = torch.baddbmm(bias, query, key.mT, alpha=rule.scaling)
+        else:
+            score = capped(torch.bmm(query, key.mT) * rule.scaling, rule.softcap) + bias
+        weight = score.softmax(dim=-1, dtype=torch.promote_types(score.dtype, torch.float32))
+        if rule.sink_H is not None:
+            logsum = score.logsumexp(dim=-1, keepdim=True)
+            sink = rule.sink_H.view(1, num_heads, -1).expand(num_rows, -1, -1).flatten(0, 1)[..., None]
+            weight = weight * without_sink(logsum, sink)
+        out = torch.bmm(weight.to(value.dtype), value)
+        return out.view(num_rows, -1, out.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
+
+    def _place(self, num_rows: int, num_heads: int) -> Tensor:
+        """Return where the new keys lie in a block seen as (B * K * S, D)."""
+        if num_heads not in self._places:
+            line = torch.arange(num_rows * num_heads, device=self._position_B.device).view(num_rows, num_heads)
+            self._places[num_heads] = (line * self._block.length + self._position_B[:, None]).flatten()
+        return self._places[num_heads]
+
+    def _bias(self, window: int | None, num_heads: int) -> Tensor:
+        """Return what hides slots that are not there or out of the window, (B * K, 1, S)."""
+        key = (window, num_heads)
+        if key not in self._biases:
+            slot_S = torch.arange(self._block.length, device=self._position_B.device)
+            back_BS = self._position_B[:, None] - slot_S
+            hidden_BS = ~((back_BS >= 0) & within(back_BS, window))
+            dtype = self._block.shape.dtype
+            bias_BS = torch.zeros(hidden_BS.shape, dtype=dtype, device=slot_S.device)
+            bias_BS.masked_fill_(hidden_BS, -torch.inf)
+            self._biases[key] = bias_BS[:, None].repeat_interleave(num_heads, dim=0)
+        return self._biases[key]
+
+
+def bucket(num_rows: int) -> int:
+    """Return the number of rows that a step computes for so many: 8, 16, 32, ..."""
+    return max(FEWEST_ROWS, 1 << (num_rows - 1).bit_length())
+
+
+def can_capture(device: torch.device) -> bool:
+    """Tell whether there is a device that graphs can be captured on."""
+    return device.type == "cuda" and torch.cuda.is_available()
+
+
+def capture(step: Callable[[], None]) -> Callable[[], None]:
+    """Return what launches the kernels of a step again, on the memory it has read and written."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay

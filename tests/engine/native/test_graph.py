@@ -1,0 +1,145 @@
+"""Decoding as a graph, uncaptured on a CPU: the rollouts are those of one token at a time, whoever looks when."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from covey.engine.native import graph
+from covey.engine.native.decode_weights import FusedAdapter
+from covey.engine.native.engine import NativeEngine
+from covey.policy.policy import Policy
+from covey.types import Completion, Sampling
+
+from ...support.builders import nano
+from ..tiny import plain_logprobs, tiny_model, tiny_policy
+from .test_engine import GENEROUS, PROMPTS, SETTINGS, sampled, tokens
+
+STOPS = range(0, 260, 23)
+EQUAL_LENGTHS = [Sampling(max_tokens=12)] * 4
+
+
+def run(
+    is_graph: bool,
+    samplings: Sequence[Sampling] = EQUAL_LENGTHS,
+    architecture: str = "qwen2",
+    n: int = 3,
+    max_rows: int = 64,
+    stops: Sequence[int] = STOPS,
+) -> tuple[list[list[Completion]], NativeEngine]:
+    """Sample in float64, as a graph or one token at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "is_wanted", lambda policy: is_graph)
+        engine = NativeEngine(tiny_policy(architecture, torch.float64, stops), GENEROUS, max_rows, kernels="torch")
+        return sampled(engine, PROMPTS, n, samplings), engine
+
+
+def assert_same(found: list[list[Completion]], wanted: list[list[Completion]]) -> None:
+    """The same tokens for the same reason, and log-probs up to the order in which float64 adds."""
+    assert tokens(found) == tokens(wanted)
+    for group, other in zip(found, wanted, strict=True):
+        for mine, theirs in zip(group, other, strict=True):
+            assert mine.finish_reason == theirs.finish_reason
+            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-12)
+
+
+@pytest.mark.parametrize("settings", ["plain", "mixed"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2-window", "mistral-window", "gpt2"])
+def test_rollouts_are_those_of_one_token_at_a_time(architecture: str, settings: str) -> None:
+    found, engine = run(True, SETTINGS[settings], architecture)
+    wanted, one_by_one = run(False, SETTINGS[settings], architecture)
+    assert_same(found, wanted)
+    assert any(c.finish_reason == "stop" for group in found for c in group)
+    assert engine.take_stats().sampled_tokens == one_by_one.take_stats().sampled_tokens
+    assert engine.cache_bytes_used == 0
+
+
+def test_rows_that_enter_in_waves_and_leave_have_the_same_rollouts() -> None:
+    samplings = [Sampling(max_tokens=20, seed=seed) for seed in range(4)]
+    found, engine = run(True, samplings, n=7, max_rows=5)
+    assert_same(found, run(False, samplings, n=7)[0])
+    assert engine.take_stats().peak_rows == 5
+
+
+def test_log_probs_are_those_of_a_plain_forward() -> None:
+    groups, _ = run(True, architecture="gpt2", stops=())
+    plain = tiny_model("gpt2", torch.float64, attention="eager").eval()
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for completion in group:
+            wanted = plain_logprobs(plain, prompt, completion, EQUAL_LENGTHS[0])
+            assert completion.logprobs == pytest.approx(wanted.tolist(), abs=1e-10)
+
+
+def test_stop_strings_end_a_row_between_two_looks_too() -> None:
+    samplings = [Sampling(max_tokens=40, stop=("e", "7"), seed=seed) for seed in range(4)]
+    found, _ = run(True, samplings, stops=())
+    assert_same(found, run(False, samplings, stops=())[0])
+    lengths = [len(c.token_ids) for group in found for c in group if c.finish_reason == "stop"]
+    assert any(length % graph.LOOK_EVERY for length in lengths)
+
+
+def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A graph knows addresses alone: here it refuses to run where the block has been replaced since."""
+    captured: list[int] = []
+    runners: list[graph.GraphRunner] = []
+    real = graph.GraphRunner.__init__
+
+    def noted(self: graph.GraphRunner, *given: object) -> None:
+        real(self, *given)  # type: ignore[arg-type]
+        runners.append(self)
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        keys = runners[-1].cache.rows.keys[0]
+        captured.append(0)
+        place = len(captured) - 1
+
+        def replay() -> None:
+            assert runners[-1].cache.rows.keys[0] is keys
+            captured[place] += 1
+            step()
+
+        return replay
+
+    monkeypatch.setattr(graph.GraphRunner, "__init__", noted)
+    monkeypatch.setattr(graph, "can_capture", lambda device: True)
+    monkeypatch.setattr(graph, "capture", capture)
+    monkeypatch.setattr(graph, "SLOT_UNIT", 16)
+    samplings = [Sampling(max_tokens=40, seed=seed) for seed in range(4)]
+    found, engine = run(True, samplings, stops=range(0, 260, 60))
+    assert_same(found, run(False, samplings, stops=range(0, 260, 60))[0])
+    assert 1 < len(captured) < 12
+    assert sum(captured) > 20
+    assert not engine._runner._graphs  # type: ignore[attr-defined] # the graph's runner
+
+
+def test_the_cache_stays_within_its_bytes_though_rows_hold_their_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "is_wanted", lambda policy: True)
+    policy = tiny_policy("qwen2", torch.float64)
+    slot = NativeEngine(policy, GENEROUS, 64)._shape.slot_bytes
+    budget = 100 * slot
+    engine = NativeEngine(policy, budget, 64, kernels="torch")
+    groups = sampled(engine, PROMPTS, 6, EQUAL_LENGTHS)
+    assert tokens(groups) == tokens(sampled(NativeEngine(policy, GENEROUS, 64), PROMPTS, 6, EQUAL_LENGTHS))
+    stats = engine.take_stats()
+    assert stats.peak_cache_bytes <= budget
+    assert 1 < stats.peak_rows < 8, "few rows have room at once"
+    with pytest.raises(ValueError, match="needs 122 cached tokens, cache_bytes has room for"):
+        sampled(engine, [[5] * 55], 1, [Sampling(max_tokens=12)])
+
+
+def test_the_number_of_rows_is_a_power_of_two_from_8() -> None:
+    assert [graph.bucket(n) for n in (1, 8, 9, 16, 17, 511, 512)] == [8, 8, 16, 16, 32, 512, 512]
+
+
+def test_a_fused_adapter_computes_its_layer() -> None:
+    policy: Policy = nano(lora_rank=4, precision="float64")
+    named = [(n, m) for n, m in policy.model.named_modules() if n.endswith(("q_proj", "down_proj"))]
+    assert named
+    for _, layer in named:
+        nn.init.normal_(layer.lora_B["default"].weight)  # type: ignore[union-attr,index,arg-type]
+        x = torch.randn(2, 3, layer.base_layer.in_features, dtype=torch.float64)  # type: ignore[union-attr,arg-type]
+        with torch.no_grad():
+            torch.testing.assert_close(FusedAdapter(layer, torch.float64)(x), layer(x), rtol=1e-12, atol=1e-12)
