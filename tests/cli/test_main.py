@@ -27,7 +27,7 @@ LOADING = "loading nano for environment=arithmetic\n"
 """What is said before anything heavy is imported."""
 VERBS = {
     *("train", "cold-start", "judge", "evaluate", "check", "show", "report", "watch"),
-    *("status", "replay", "config", "machines"),
+    *("status", "replay", "config", "translate", "machines"),
 }
 
 
@@ -122,7 +122,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["trian"], 'no verb "trian"; did you mean train?; '
                     "verbs: train, cold-start, judge, evaluate, check, show, report, watch, status, replay, "
-                    "config, machines"),
+                    "config, translate, machines"),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),
@@ -374,20 +374,7 @@ def test_a_closed_pipe_is_not_an_error() -> None:
         ),
         (
             "covey tr",
-            {
-                "train",
-                "cold-start",
-                "judge",
-                "evaluate",
-                "check",
-                "show",
-                "report",
-                "watch",
-                "status",
-                "replay",
-                "config",
-                "machines",
-            },
+            VERBS,
         ),
         ("covey train environment=", {f"environment={name}" for name in group_choices()["environment"]}),
         ("covey train recipe=co", {f"recipe={name}" for name in group_choices()["recipe"] if name.startswith("co")}),

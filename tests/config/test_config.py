@@ -245,7 +245,6 @@ def test_a_slip_is_one_line_with_the_nearest_name(overrides: str, line: str) -> 
         ("use_vllm=true", "engine=vllm"),
         ("vllm_mode=colocate", "engine=vllm"),
         ("vllm_tensor_parallel_size=2", "engine=vllm"),
-        ("mode=async", "source=ray or source=local"),
         ("sync_iter=false", "max_staleness"),
     ],
 )

@@ -6,14 +6,18 @@ Imports the schema of the settings and nothing heavier.
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from decimal import Decimal
 from typing import Any, get_type_hints
 
 from covey.cli import help as usage
+from covey.config import foreign
+from covey.config.names import OTHER_NAMES, named_elsewhere, nearest
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.system.section import Section
+from covey.trl.fields import MAPPED as TRL_MAPPED
+from covey.trl.fields import REFUSED as TRL_REFUSED
 
 CONFIG_FLAG = "--config"
 FLAGS = {
@@ -38,6 +42,7 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
         else:
             _refuse_slip(word, rest)
             settings.append(with_whole_numbers(word))
+    _refuse_foreign(settings)
     # Refuse combinations that mean nothing
     if verb == "config" and {"-m", "--multirun"} & set(flags):
         raise ValueError("covey config prints one configuration; --multirun is for covey train")
@@ -49,11 +54,36 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
     return [*flags, *settings]
 
 
+def _refuse_foreign(settings: Sequence[str]) -> None:
+    """Refuse settings of TorchRL, verl and TRL, with covey's words for all of them."""
+    pairs = [(name.lstrip("+~"), value) for name, _, value in (word.partition("=") for word in settings)]
+    known = {*_setting_types(), *usage.group_choices()}
+    given = {name: value for name, value in pairs if name not in known}
+    lines = [line for name, value in given.items() if (line := _in_covey(name, value, given))]
+    if lines:
+        raise ValueError("; ".join(lines))
+
+
+def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:
+    """Say what a setting of another system is here, nothing for one that none has, or that is spelled as ours."""
+    found = foreign.answer(name, value, given)
+    if found is not None:
+        return foreign.in_a_line(name, value, found)
+    if "." in name or name in OTHER_NAMES or any(own.endswith(f".{name}") for own in _setting_types()):
+        return ""
+    if name in TRL_MAPPED:
+        return f"{name} of TRL is here: {TRL_MAPPED[name]}"
+    return f"{name} of TRL is no setting here: {TRL_REFUSED[name]}" if name in TRL_REFUSED else ""
+
+
 def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     """Take the words that a flag needs off the rest."""
     flag, equals, _ = word.partition("=")
     if flag not in FLAGS:
         raise ValueError(f'no flag "{flag}"{_meant(word, rest)}; see `covey {verb} --help`')
+    named = word.partition("=")[2] if equals else (rest or [""])[0]
+    if flag in ("--config-name", "-cn") and named in foreign.CONFIG_NAMES and not {"--config-dir", "-cd"} & {*rest}:
+        raise ValueError(f"--config-name {named} is {foreign.CONFIG_NAMES[named]} here")
     count = 0 if equals else FLAGS[flag]
     if len(rest) < count:
         raise ValueError(f"{flag} needs a value")
@@ -71,13 +101,14 @@ def _meant(word: str, rest: Sequence[str]) -> str:
     groups = usage.group_choices()
     if name in groups or name in _setting_types():
         return f"; settings are written {name}={value}"
+    # A setting of another system
+    if line := _in_covey(name, value, {}):
+        return f"; {line}"
     # A flag spelled alike
     close = difflib.get_close_matches(flag, list(FLAGS), n=1)
     if close:
         return f"; did you mean {close[0]}?"
     # What other libraries call a setting
-    from covey.config.names import named_elsewhere, nearest  # imports Hydra
-
     known = list(_setting_types())
     found = named_elsewhere(name, known) or nearest(name, known)
     written = [other if "=" in other else f"{other}={value}" for other in found]
@@ -97,7 +128,12 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
     if after.startswith("="):
         value = after[1:] or (rest[1] if len(rest) > 1 else "...")
         raise ValueError(f"{word} sets nothing; write {word}={value} without blanks")
-    # A path or a choice without the name of what it sets
+    # A script, a path or a choice without the name of what it sets
+    if word.endswith(".py"):
+        raise ValueError(
+            f"{word} sets nothing: covey is no script; `covey translate -- COMMAND` turns the command line of verl or "
+            "TorchRL into covey's, and a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig`"
+        )
     if os.path.exists(word):
         raise ValueError(f'"{word}" sets nothing; did you mean model.name={word}?')
     groups = usage.group_choices()

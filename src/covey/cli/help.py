@@ -30,6 +30,7 @@ VERBS = {
     "status": "what the trainer and each sampler of a run with source=ray do now",
     "replay": "train an asynchronous run again in one process, by its schedule, to the same weights bit for bit",
     "config": "print every setting of a run, resolved, without running it",
+    "translate": "the covey command for a command, script or configuration of TRL, verl or TorchRL",
     "machines": "draw and simulate a machine in a file, or show the best ones of a run",
 }
 
@@ -60,6 +61,7 @@ EXAMPLES = {
     "replay": ("covey replay outputs/DATE/TIME",),
     "show": ("covey show outputs/DATE/TIME", "covey show --answers 10 outputs/DATE/TIME", "covey show FOLDER FOLDER"),
     "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
+    "translate": ("covey translate -- train.sync_iter=False env.dataset=gsm8k", "covey translate run_grpo.sh"),
     "machines": (
         "covey machines show car.json",
         "covey machines simulate car.json --film car.gif",
@@ -141,9 +143,10 @@ def verb_help(verb: str) -> str:
         return _show_help()
     if verb == "report":
         return _report_help()
-    if verb in ("watch", "status", "replay"):
+    if verb in ("watch", "status", "replay", "translate"):
         examples = "\n".join(f"  {line}" for line in EXAMPLES[verb])
-        return f"usage: covey {verb} RUN\n\n{VERBS[verb]}\n\nexamples:\n{examples}"
+        what = "FILE|-- COMMAND" if verb == "translate" else "RUN"
+        return f"usage: covey {verb} {what}\n\n{VERBS[verb]}\n\nexamples:\n{examples}"
     # Describe usage, flags and groups
     parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
     parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))

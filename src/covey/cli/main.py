@@ -98,6 +98,11 @@ def _dispatch(words: list[str]) -> int:
 
         (reports.run_report if verb == "report" else reports.run_watch)(rest)
         return 0
+    if verb == "translate":
+        from covey.cli.translate import run_translate
+
+        run_translate(rest)
+        return 0
     if verb in ("status", "replay"):
         from covey.cli import past
 

@@ -158,7 +158,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "max_response_length": ("sampling.max_tokens",),
     "max_steps": ("num_steps",),
     "model_name_or_path": ("model.name",),
-    "mode": ("source=ray", "source=local"),
     "num_generations": ("group_size",),
     "num_iterations": ("updates_per_batch",),
     "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens"),

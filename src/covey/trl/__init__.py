@@ -1,9 +1,22 @@
 """TRL's GRPOTrainer by covey: a script changes one import, `from covey.trl import GRPOConfig, GRPOTrainer`.
 
-trl itself is not imported and need not be installed. docs/use/trl.md lists what each field becomes.
+trl itself is not imported and need not be installed. docs/use/trl.md lists what each field becomes. The classes are
+imported when they are first asked for, so that the table of fields is there without torch.
 """
 
-from covey.trl.config import GRPOConfig
-from covey.trl.trainer import GRPOTrainer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from covey.trl.config import GRPOConfig
+    from covey.trl.trainer import GRPOTrainer
 
 __all__ = ["GRPOConfig", "GRPOTrainer"]
+MODULES = {"GRPOConfig": "covey.trl.config", "GRPOTrainer": "covey.trl.trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class at its first use."""
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(MODULES[name]), name)

@@ -1,0 +1,238 @@
+"""`covey translate FILE|-- COMMAND`: the covey command for what TRL, verl or TorchRL are started with."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+
+from covey.cli.command_line import with_whole_numbers
+from covey.config import foreign
+from covey.config.checks import format_value, walk
+from covey.config.names import named_elsewhere
+from covey.config.schema import Config, setting_names
+from covey.system.disk import read_regular
+
+MAX_BYTES = 1 << 20
+VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'()`]*)\s*$")
+TRL_WORDS = ("trl", "trl.scripts.grpo", "grpo.py")
+SEVERAL = 3
+"""Fields of TRL in a file of settings that tell it from another."""
+OF_SCRIPTS: Mapping[str, str] = {
+    "model_name_or_path": "model.name={}",
+    "model_revision": "model.revision={}",
+    "dtype": "model.precision={}",
+    "torch_dtype": "model.precision={}",
+    "load_in_4bit": "model.load_in_4bit={}",
+    "use_peft": "",
+    "lora_r": "model.lora_rank={}",
+    "lora_alpha": "model.lora_alpha={}",
+    "lora_dropout": "model.lora_dropout={}",
+    "lora_target_modules": "model.lora_targets=[{}]",
+    "dataset_name": "data.path={}",
+    "dataset_config": "data.subset={}",
+    "dataset_train_split": "data.train_split={}",
+    "dataset_test_split": "data.test_split={}",
+    "reward_funcs": "environment=reward_functions rewards=[{}]",
+    "reward_model_name_or_path": "environment=reward_functions rewards=[{{function:reward_model,args:{{model:{}}}}}]",
+}
+"""What TRL's scripts take besides GRPOConfig."""
+LISTS = ("reward_funcs", "reward_weights", "lora_target_modules", "report_to")
+"""Flags of TRL that take several words."""
+LAUNCHER = ("num_processes", "nproc_per_node", "nproc-per-node")
+DROPPED = ("num_steps", "evaluation.every", "output.save_every")
+"""Settings that need the number of rows."""
+
+
+@dataclass
+class Translation:
+    """Covey's words, by what they set, and what is to be said of the rest."""
+
+    words: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, word: str) -> None:
+        """Add a word; of two that set the same the later counts."""
+        self.words[word.partition("=")[0]] = word
+
+
+def run_translate(words: Sequence[str]) -> None:
+    """Print the command. ValueError for words that name nothing to translate."""
+    if not words or (words[0] != "--" and len(words) > 1):
+        raise ValueError("covey translate takes one file, or -- and a command: covey translate -- env.dataset=gsm8k")
+    tokens = list(words[1:]) if words[0] == "--" else read_file(Path(words[0]))
+    print("\n".join(as_lines(translate(tokens))))
+
+
+def as_lines(found: Translation) -> list[str]:
+    """Return the command, a word on each line, and the notes as comments."""
+    command = ["covey train", *(f"  {shlex.quote(word)}" for word in found.words.values())]
+    return [" \\\n".join(command), *(f"# {note}" for note in found.notes)]
+
+
+def read_file(path: Path) -> list[str]:
+    """Return the words of a script, or of a file of settings as `name=value`. ValueError where there are none."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
+    if path.suffix == ".py":
+        raise ValueError(
+            f"{path} is Python: a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place of "
+            "its import from trl; a command line that starts it is translated behind --"
+        )
+    text = read_regular(path, MAX_BYTES).decode()
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        return words_of_script(text)
+    try:
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no settings: it is no mapping")
+    return [f"{name}={_written(value)}" for name, value in flat(content)]
+
+
+def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings by dotted names; keyword arguments of TRL stay whole."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value and not str(name).endswith("_kwargs"):
+            yield from flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", value
+
+
+def words_of_script(text: str) -> list[str]:
+    """Return the words of the command in a shell script that sets most, its variables filled in. ValueError without."""
+    variables = {"HOME": str(Path.home())}
+    commands: list[list[str]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        filled = Template(line).safe_substitute(variables)
+        if found := VARIABLE.match(filled):
+            variables[found[1]] = found[2].strip("\"'")
+            continue
+        try:
+            commands.append(shlex.split(filled, comments=True))
+        except ValueError:  # an open quotation: no command that sets anything
+            continue
+    best = max(commands, key=lambda words: sum("=" in word or word.startswith("--") for word in words), default=[])
+    if not best:
+        raise ValueError("the script holds no command with settings")
+    return best
+
+
+def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of the settings and flags of a command; a flag alone is true."""
+    rest = list(tokens)
+    while rest:
+        word = rest.pop(0)
+        is_flag = word.startswith("-")
+        name, equals, value = word.lstrip("-+~").partition("=")
+        if not name or (not equals and not is_flag) or (equals and name.isupper()):  # a program, or its environment
+            continue
+        if not equals:
+            most = None if name in LISTS else 1
+            values = list(takewhile(lambda after: not after.startswith("-") and "=" not in after, rest[:most]))
+            del rest[: len(values)]
+            value = ",".join(values) or "true"
+        if word != "-m":  # a module of Python's
+            yield name, value
+
+
+def translate(tokens: Sequence[str]) -> Translation:
+    """Return covey's words for those of TRL, verl or TorchRL. ValueError for fields of TRL that contradict."""
+    from covey.trl.fields import MAPPED, REFUSED
+
+    found = Translation()
+    given = dict(pairs_of(tokens))
+    # Say how several processes are started
+    processes = next((int(given.pop(name)) for name in LAUNCHER if given.get(name, "").isdigit()), 1)
+    if processes > 1:
+        found.notes.append(f"{processes} processes: torchrun --nproc-per-node={processes} -m covey train ...")
+    # TRL's fields mean something together: batch sizes, defaults
+    of_trl = [name for name in given if name in MAPPED or name in REFUSED]
+    is_trl = any(Path(word).name in TRL_WORDS for word in tokens) or len(of_trl) >= SEVERAL
+    if is_trl:
+        _translate_trl({name: given.pop(name) for name in of_trl}, processes, found)
+    known = set(setting_names())
+    for name, value in given.items():
+        _translate_one(name, value, given, known, found)
+    return found
+
+
+def _translate_one(name: str, value: str, given: Mapping[str, str], known: set[str], found: Translation) -> None:
+    """Add the words for one setting, or a note of why there are none."""
+    # TRL's scripts, TorchRL and verl
+    if name in OF_SCRIPTS:
+        for word in OF_SCRIPTS[name].format(value).split():
+            found.add(word)
+        return
+    if name in ("config-name", "cn", "config_name"):
+        if value in foreign.CONFIG_NAMES:
+            found.add(foreign.CONFIG_NAMES[value])
+        else:
+            found.notes.append(f"--config-name {value}: recipe=NAME begins with settings of covey's")
+        return
+    answer = foreign.answer(name, value, given)
+    if answer is not None:
+        for word in answer.words:
+            found.add(word)
+        if answer.note or not answer.words:
+            found.notes.append(foreign.in_a_line(name, value, answer))
+        return
+    # What is covey's own, or has one other name here
+    if name in known or name.startswith("hydra."):
+        found.add(f"{name}={value}")
+        return
+    names = named_elsewhere(name, known)
+    if len(names) == 1:
+        found.add(names[0] if "=" in names[0] else with_whole_numbers(f"{names[0]}={value}"))
+    else:
+        found.notes.append(f"{name}={value}: {' or '.join(names) if names else 'covey has nothing like it'}")
+
+
+def _translate_trl(given: Mapping[str, str], processes: int, found: Translation) -> None:
+    """Add what a GRPOConfig with these fields means, where it differs from covey's defaults."""
+    from transformers import HfArgumentParser
+
+    from covey.trl.config import GRPOConfig, changed_fields, default_of
+    from covey.trl.fields import REFUSED
+    from covey.trl.mapping import settings_of
+
+    # Read the fields as TRL's command line does
+    words = []
+    for name, value in given.items():
+        words += [f"--{name}", *(value.split(",") if name in LISTS else [value])]
+    (args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(words)  # type: ignore[arg-type] # a dataclass
+    for name, value in changed_fields(args).items():
+        if name in REFUSED and name in given:
+            found.notes.append(f"{name}={value} is no setting here ({REFUSED[name]})")
+        if name in REFUSED:
+            setattr(args, name, default_of(name))
+    # Processes and accumulated micro-batches are one product: what a step has
+    if processes > 1 and not {"generation_batch_size", "steps_per_generation"} & set(given):
+        args.gradient_accumulation_steps *= processes
+        args.steps_per_generation = args.generation_batch_size = None
+        args._derive_batches()
+    # Write what differs from covey's defaults
+    num_rows = args.generation_batch_size or 1
+    defaults = {one.name: one.value for one in walk(Config())}
+    for name, value in settings_of(args, num_rows).items():
+        depends = name in DROPPED and args.max_steps <= 0
+        if not depends and defaults.get(name) != value:
+            found.add(f"{name.removesuffix('.name')}={_written(value)}")
+    if args.max_steps <= 0:
+        found.notes.append(f"num_train_epochs={args.num_train_epochs:g}: {foreign.EPOCHS}")
+
+
+def _written(value: Any) -> str:
+    """Write a value as a word of the command line takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_written(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return format_value(value)

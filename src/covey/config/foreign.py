@@ -1,0 +1,354 @@
+"""What settings of TorchRL's and verl's GRPO scripts are called here, by their full names and with their values.
+
+The last parts of names, and those of TRL and transformers, are in `covey.config.names`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What stands for a foreign setting here."""
+
+    words: Words = ()
+    """Covey's words; none where nothing need be said, or nothing can."""
+    note: str = ""
+    """Why there are no words, or what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """How a foreign setting is answered."""
+
+    template: Words = ()
+    """Covey's words, {} standing for the value."""
+    choices: Mapping[str, Words] = field(default_factory=dict)
+    """Words of each value, in small letters; another value has the note alone."""
+    note: str = ""
+    """Given with every answer; of choices, where a value has no words."""
+    computed: Callable[[str, Mapping[str, str]], Words] | None = None
+    """Words from the value and all settings that were given."""
+
+    def answer(self, value: str, given: Mapping[str, str]) -> Answer:
+        """Return the words for a value. `given` holds all foreign settings by name."""
+        if self.computed is not None:
+            try:
+                return Answer(self.computed(value, given), self.note)
+            except ValueError:  # a number that is missing or none
+                return Answer((), self.note or f"{value} is no number")
+        if self.choices:
+            known = self.choices.get(value.strip("'\"").lower())
+            if known is not None:
+                return Answer(known, "" if known else self.note)
+            return Answer((), self.note or f"no counterpart for {value}; there is one for {', '.join(self.choices)}")
+        return Answer(tuple(word.format(value) for word in self.template), self.note)
+
+
+def _is(*template: str, note: str = "") -> Counterpart:
+    return Counterpart(template, note=note)
+
+
+def _switch(on: str = "", off: str = "", note: str = "") -> Counterpart:
+    """Answer a truth value with words, none where what it asks for is so in any case."""
+    said = {"true": tuple(on.split()), "false": tuple(off.split())}
+    return Counterpart(choices=said | {"1": said["true"], "0": said["false"]}, note=note)
+
+
+def _choice(note: str = "", **choices: str) -> Counterpart:
+    """Answer a word out of several, written with "_" or "-"."""
+    said = {name: tuple(words.split()) for name, words in choices.items()}
+    return Counterpart(choices=said | {name.replace("_", "-"): words for name, words in said.items()}, note=note)
+
+
+def _none(reason: str) -> Counterpart:
+    return Counterpart(note=reason)
+
+
+def _groups_of_turns(value: str, given: Mapping[str, str]) -> Words:
+    """Count prompts: TorchRL counts completions."""
+    return (f"groups_per_step={max(1, int(float(value)) // int(given.get('env.repeats', '16')))}",)
+
+
+def _steps_of_turns(value: str, given: Mapping[str, str]) -> Words:
+    """Count steps: TorchRL counts completions, over the whole run."""
+    a_step = given.get("train.dialog_turns_per_batch", given.get("train.steps_per_batch", ""))
+    return (f"num_steps={max(1, int(float(value)) // int(a_step))}",)
+
+
+def _off_below_1(setting: str) -> Callable[[str, Mapping[str, str]], Words]:
+    """Answer a number of steps of which -1 means never."""
+    return lambda value, _: (f"{setting}={max(0, int(float(value)))}",)
+
+
+def _loggers(value: str, _: Mapping[str, str]) -> Words:
+    known = [name for name in ("tensorboard", "wandb") if name in value]
+    return (f"output.trackers=[{','.join(known)}]",) if known else ()
+
+
+LORA = "model.lora_rank=0"
+MICRO = "micro_batch_tokens bounds the memory of a pass, and never changes the update"
+MINI = "a step is one update on all its groups; take fewer groups_per_step, or micro_batch_tokens for less memory"
+SAMPLES_AS_TRAINED = "what samples has the weights, precision and attention of what is trained"
+REFERENCE = "the reference is the policy as it began (with LoRA: its base), in model.precision"
+NEEDS_RAY = "with source=ray"
+EPOCHS = "num_steps = passes x training prompts / groups_per_step"
+PER_REPEATS = "completions / env.repeats (16 by default)"
+PLACES = "devices.trainer, devices.sampler and Ray's cluster (RAY_ADDRESS) say what runs where"
+NO_CRITIC = "GRPO has no critic"
+
+TORCHRL: dict[str, Counterpart] = {
+    "mode": _choice(sync="source=local", **{"async": "source=ray max_staleness=2"}),
+    "env.dataset": _choice(**{name: f"recipe={name}" for name in ("gsm8k", "ifeval", "math", "countdown")}),
+    "env.num_envs": _is("engine.max_rows={}", note="rows that are sampled at a time"),
+    "env.repeats": _is("group_size={}"),
+    "env.seed": _is("seed={}"),
+    "env.reasoning": _none("environment.scheme and environment.instruction say how an answer is asked for"),
+    "env.max_steps": _none("environments that reply have as many turns as their limit says"),
+    "model.compile": _switch(off="", note="models are not compiled; model.kernels are"),
+    "policy.kl_coef": _is("algorithm.kl_coef={}"),
+    "train.sync": _switch("source=local", "source=ray max_staleness=2"),
+    "train.sync_iter": _switch("max_staleness=0", "source=ray max_staleness=1"),
+    "train.total_dialog_turns": Counterpart(
+        computed=_steps_of_turns, note="num_steps = completions in all / (groups_per_step x group_size)"
+    ),
+    "train.dialog_turns_per_batch": Counterpart(computed=_groups_of_turns, note=PER_REPEATS),
+    "train.steps_per_batch": Counterpart(computed=_groups_of_turns, note=PER_REPEATS),
+    "train.buffer_size": _none("with source=ray (max_staleness + 1) x groups_per_step groups are held, none otherwise"),
+    "train.empty_replay_buffer": _switch("", note="a group is trained on in its step, and in no other"),
+    "train.epochs": _is("updates_per_batch={}"),
+    "train.optim_batch_size": _none(MINI),
+    "train.gradient_accumulation_steps": _none(MICRO),
+    "train.checkpoint_frequency": _is("output.save_every={}"),
+    "train.logging_frequency": _none("every step is logged"),
+    "train.mixed_precision": _switch("model.precision=bfloat16", "model.precision=float32"),
+    "train.kl_to_ref_coeff": _is("algorithm.kl_coef={}"),
+    "train.use_kl_to_ref": _switch("", "algorithm.kl_coef=0"),
+    "train.kl_to_inference_coeff": _is("algorithm.sampler_kl_coef={}"),
+    "train.kl_coef_in_loss": _switch("algorithm.kl_in=loss", "algorithm.kl_in=reward"),
+    "train.entropy_coeff": _is("algorithm.entropy_coef={}"),
+    "train.weight_update_frequency": _is("publish_every={}", note=NEEDS_RAY),
+    "train.packing": _switch("packing=packed", "packing=padded"),
+    "train.exp_name": _is("hydra.run.dir=outputs/{}"),
+    "train_model.num_devices": _is("devices.trainer={}", note=NEEDS_RAY),
+    "train_model.gradient_checkpointing": _is("model.gradient_checkpointing={}"),
+    "train_model.lora.enabled": _switch("", LORA),
+    "train_model.lora.r": _is("model.lora_rank={}"),
+    "train_model.lora.alpha": _is("model.lora_alpha={}"),
+    "train_model.lora.dropout": _is("model.lora_dropout={}"),
+    "train_model.quantization.enabled": _is("model.load_in_4bit={}"),
+    "train_model.torch_dtype": _is("model.precision={}"),
+    "train_model.attn_implementation": _choice("model.attention=auto takes the fastest", sdpa="model.attention=sdpa"),
+    "inference_model.num_devices": _is("devices.sampler={}", note=NEEDS_RAY),
+    "inference_model.gpu_memory_utilization": _is("engine=vllm", "engine.gpu_memory_utilization={}"),
+    "inference_model.temperature": _is("sampling.temperature={}"),
+    "inference_model.top_p": _is("sampling.top_p={}"),
+    "inference_model.top_k": _is("sampling.top_k={}"),
+    "inference_model.max_tokens": _is("sampling.max_tokens={}"),
+    **dict.fromkeys(
+        ("inference_model.torch_dtype", "inference_model.attn_implementation", "inference_model.quantization.enabled"),
+        _none(SAMPLES_AS_TRAINED),
+    ),
+    "optimizer.clip_grad_norm": _is("optimizer.max_grad_norm={}"),
+    "logging.experiment_name": _is("hydra.run.dir=outputs/{}"),
+    "logging.checkpoint_dir": _none("checkpoints are in the run folder, which hydra.run.dir names"),
+    "logging.checkpoint_frequency": _is("output.save_every={}"),
+}
+"""Settings of `grpo-sync.py` and `grpo-async.py`."""
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+VERL: dict[str, Counterpart] = {
+    "data.train_files": _is("data.path={}"),
+    "data.val_files": _none("held-out rows are data.test_split of data.path, or data.test_fraction of its rows"),
+    "data.train_batch_size": _is("groups_per_step={}"),
+    "data.max_prompt_length": _none("prompts are never cut; the preflight names those that the model cannot take"),
+    "data.max_response_length": _is("sampling.max_tokens={}"),
+    "data.prompt_key": _is("data.prompt_column={}"),
+    "data.shuffle": _is("shuffle={}"),
+    "data.seed": _is("seed={}"),
+    "data.filter_overlong_prompts": _none("data.bad_rows says what becomes of rows that cannot be used"),
+    "data.truncation": _none("prompts are never cut"),
+    f"{MODEL}.path": _is("model.name={}"),
+    f"{MODEL}.lora_rank": _is("model.lora_rank={}"),
+    f"{MODEL}.lora_alpha": _is("model.lora_alpha={}"),
+    f"{MODEL}.target_modules": _is("model.lora_targets=[{}]"),
+    f"{MODEL}.enable_gradient_checkpointing": _is("model.gradient_checkpointing={}"),
+    f"{MODEL}.enable_activation_offload": _is("model.activation_offload={}"),
+    f"{MODEL}.use_remove_padding": _switch("", "packing=padded", note="packing=shared, the default, pads nothing"),
+    f"{MODEL}.trust_remote_code": _switch(off="", note="code of a repository is never run"),
+    f"{ACTOR}.strategy": _choice(fsdp="parallel.strategy=fsdp", fsdp2="parallel.strategy=fsdp"),
+    f"{ACTOR}.optim.lr": _is("optimizer.lr={}"),
+    f"{ACTOR}.optim.lr_warmup_steps": _is("optimizer.warmup_steps={}"),
+    f"{ACTOR}.optim.weight_decay": _is("optimizer.weight_decay={}"),
+    f"{ACTOR}.optim.warmup_style": _choice(constant="optimizer.schedule=constant", cosine="optimizer.schedule=cosine"),
+    f"{ACTOR}.grad_clip": _is("optimizer.max_grad_norm={}"),
+    f"{ACTOR}.ppo_mini_batch_size": _none(MINI),
+    f"{ACTOR}.ppo_micro_batch_size": _none(MICRO),
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": _none(MICRO),
+    f"{ACTOR}.ppo_max_token_len_per_gpu": _is("micro_batch_tokens={}"),
+    f"{ACTOR}.use_dynamic_bsz": _none(MICRO),
+    f"{ACTOR}.ppo_epochs": _is("updates_per_batch={}"),
+    f"{ACTOR}.clip_ratio": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    f"{ACTOR}.clip_ratio_low": _is("algorithm.loss_options.eps_low={}"),
+    f"{ACTOR}.clip_ratio_high": _is("algorithm.loss_options.eps_high={}"),
+    f"{ACTOR}.clip_ratio_c": _is("algorithm.loss_options.dual_clip={}"),
+    f"{ACTOR}.use_kl_loss": _switch("algorithm.kl_in=loss", "", note="algorithm.kl_coef=0, the default, has no KL"),
+    f"{ACTOR}.kl_loss_coef": _is("algorithm.kl_coef={}"),
+    f"{ACTOR}.kl_loss_type": _choice(
+        low_var_kl="algorithm.kl_estimator=k3 algorithm.kl_gradient=naive",
+        k3="algorithm.kl_estimator=k3 algorithm.kl_gradient=naive",
+        kl="algorithm.kl_estimator=k1 algorithm.kl_gradient=naive",
+        k1="algorithm.kl_estimator=k1 algorithm.kl_gradient=naive",
+        mse="algorithm.kl_estimator=k2 algorithm.kl_gradient=naive",
+        k2="algorithm.kl_estimator=k2 algorithm.kl_gradient=naive",
+    ),
+    f"{ACTOR}.entropy_coeff": _is("algorithm.entropy_coef={}"),
+    f"{ACTOR}.loss_agg_mode": _choice(
+        token_mean="algorithm.aggregation=token_mean",
+        seq_mean_token_sum="algorithm.aggregation=seq_mean_token_sum",
+        seq_mean_token_mean="algorithm.aggregation=seq_mean_token_mean",
+        seq_mean_token_sum_norm="algorithm.aggregation=seq_mean_token_sum_norm",
+    ),
+    f"{ACTOR}.policy_loss.loss_mode": _choice(
+        vanilla="algorithm.loss=clip",
+        gspo="algorithm=gspo",
+        gpg="algorithm=gpg",
+        clip_cov="algorithm=clip_cov",
+        kl_cov="algorithm=kl_cov",
+        geo_mean="algorithm=gmpo",
+    ),
+    f"{ROLLOUT}.name": _choice("covey samples by its own engine or by vLLM", vllm="engine=vllm", hf="engine=native"),
+    f"{ROLLOUT}.mode": _none("source=ray samples while the trainer trains"),
+    f"{ROLLOUT}.n": _is("group_size={}"),
+    f"{ROLLOUT}.temperature": _is("sampling.temperature={}"),
+    f"{ROLLOUT}.top_p": _is("sampling.top_p={}"),
+    f"{ROLLOUT}.top_k": Counterpart(computed=_off_below_1("sampling.top_k")),
+    f"{ROLLOUT}.gpu_memory_utilization": _is("engine.gpu_memory_utilization={}", note="with engine=vllm"),
+    f"{ROLLOUT}.max_num_seqs": _is("engine.max_rows={}"),
+    f"{ROLLOUT}.val_kwargs.n": _is("evaluation.num_samples={}"),
+    "algorithm.adv_estimator": _choice(
+        NO_CRITIC,
+        grpo="algorithm.advantage=group_zscore",
+        rloo="algorithm=rloo",
+        opo="algorithm=opo",
+        reinforce_plus_plus_baseline="algorithm=reinforce_plus_plus_baseline",
+        grpo_passk="algorithm=best_minus_second",
+        gpg="algorithm=gpg",
+    ),
+    "algorithm.norm_adv_by_std_in_grpo": _switch("", "algorithm.advantage=group_center"),
+    "algorithm.use_kl_in_reward": _switch("algorithm.kl_in=reward", ""),
+    "algorithm.kl_ctrl.kl_coef": _is("algorithm.kl_coef={}"),
+    "algorithm.kl_ctrl.target_kl": _is("algorithm.target_kl={}"),
+    "algorithm.kl_ctrl.horizon": _is("algorithm.kl_horizon={}"),
+    "algorithm.kl_ctrl.type": _choice(fixed="", adaptive="", note="algorithm.target_kl adapts the coefficient"),
+    "custom_reward_function.path": _none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
+    "custom_reward_function.name": _none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
+    "trainer.total_epochs": _none(EPOCHS),
+    "trainer.total_training_steps": _is("num_steps={}"),
+    "trainer.save_freq": Counterpart(computed=_off_below_1("output.save_every")),
+    "trainer.test_freq": Counterpart(computed=_off_below_1("evaluation.every")),
+    "trainer.val_before_train": _switch("", note="every run is evaluated before its first step"),
+    "trainer.logger": Counterpart(computed=_loggers, note="the console and metrics.jsonl are always there"),
+    "trainer.project_name": _is("output.wandb_project={}", note="with wandb among output.trackers"),
+    "trainer.experiment_name": _is("hydra.run.dir=outputs/{}"),
+    "trainer.default_local_dir": _is("hydra.run.dir={}"),
+    "trainer.resume_mode": _choice("resume=FOLDER goes on with a run", auto="resume=latest", disable=""),
+    "trainer.n_gpus_per_node": _none("torchrun --nproc-per-node=N -m covey train; " + PLACES),
+    "trainer.nnodes": _none("torchrun --nnodes=N -m covey train; " + PLACES),
+}
+"""Settings of verl's GRPO scripts."""
+
+DOCUMENTS: dict[str, Counterpart] = {
+    "advantage_estimator": Counterpart(choices={"pass@k": ("algorithm=pass_at_k",), "grpo": ("algorithm=grpo",)}),
+    "pass_k": _is("algorithm.advantage_options.k={}", note="with algorithm=pass_at_k, k below group_size"),
+    "kl_penalty_weight": _is("algorithm.kl_coef={}"),
+    "use_mixed_precision": _switch("model.precision=bfloat16", "model.precision=float32"),
+    "mixed_precision": _choice(
+        bf16="model.precision=bfloat16", fp16="model.precision=float16", no="model.precision=float32"
+    ),
+    "batch_size": _is("groups_per_step={}"),
+    "training_steps": _is("num_steps={}"),
+    "max_iters": _is("num_steps={}"),
+    "max_seq_length": _is("sampling.max_tokens={}", note="covey limits completions; prompts are never cut"),
+    "kl_beta": _is("algorithm.kl_coef={}"),
+    "generations": _is("group_size={}"),
+    "mini_batch_size": _none(MINI),
+    "clip_range": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    "clip_epsilon": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    "reward_fn": _is("environment=reward_functions", "rewards=[{}]", note="as MODULE:FUNCTION"),
+    "num_train_epochs": _none(EPOCHS),
+    "num_epochs": _none(EPOCHS),
+}
+"""Words that scripts of other systems have without a section."""
+
+PREFIXES: dict[str, str] = {
+    "critic.": NO_CRITIC,
+    "trainer.critic_warmup": NO_CRITIC,
+    "ray.": PLACES,
+    "actor_rollout_ref.ref.": REFERENCE,
+    "ref_model.": REFERENCE,
+    "inference_model.": "vLLM is started by covey, with engine.gpu_memory_utilization, or joined by engine.url",
+    f"{ROLLOUT}.": "vLLM is started by covey, with engine.gpu_memory_utilization, or joined by engine.url",
+    f"{ACTOR}.fsdp_config.": "parallel.strategy=fsdp shards weights, gradients and optimiser state",
+    "reward_model.": "a reward model is one of rewards: rewards=[{function: reward_model, args: {model: NAME}}]",
+    **dict.fromkeys(
+        (
+            f"{ACTOR}.",
+            f"{MODEL}.",
+            "actor_rollout_ref.",
+            "trainer.",
+            "env.",
+            "train.",
+            "train_model.",
+            "policy.",
+            "logging.",
+        ),
+        "covey has nothing like it",
+    ),
+}
+"""What is said of any other setting that begins so. The first that fits counts."""
+
+AMBIGUOUS = {"num_devices", "enabled", "r", "n", "name", "path", "type", "mode"}
+"""Last parts that say nothing without what stands before them."""
+CONFIG_NAMES = {
+    "grpo_gsm8k": "recipe=gsm8k",
+    "grpo_ifeval": "recipe=ifeval",
+    "grpo_math": "recipe=math",
+    "grpo_countdown": "recipe=countdown",
+    "ppo_trainer": "recipe=gsm8k",
+}
+"""What --config-name names in TorchRL and verl."""
+
+ALL = TORCHRL | VERL | DOCUMENTS
+LAST_PARTS = {
+    name.rpartition(".")[2]: counterpart
+    for name, counterpart in reversed(ALL.items())
+    if name.rpartition(".")[2] not in AMBIGUOUS
+}
+"""The same by the last parts of names; TorchRL's count before verl's."""
+
+
+def answer(name: str, value: str, given: Mapping[str, str]) -> Answer | None:
+    """Return what a setting of another system is here, None for a name that none of them has.
+
+    >>> answer("train.sync_iter", "False", {})
+    Answer(words=('source=ray', 'max_staleness=1'), note='')
+    """
+    if (known := ALL.get(name) or LAST_PARTS.get(name)) is not None:
+        return known.answer(value, given)
+    note = next((note for prefix, note in PREFIXES.items() if name.startswith(prefix)), None)
+    return None if note is None else Answer((), note)
+
+
+def in_a_line(name: str, value: str, found: Answer) -> str:
+    """Say in words what a foreign setting is here.
+
+    >>> in_a_line("train.sync_iter", "False", Answer(("source=ray", "max_staleness=1")))
+    'train.sync_iter=False is source=ray max_staleness=1 here'
+    """
+    note = f" ({found.note})" if found.note else ""
+    if found.words:
+        return f"{name}={value} is {' '.join(found.words)} here{note}"
+    return f"{name}={value} is no setting here{note or ' and need not be said'}"

@@ -1,0 +1,106 @@
+"""`covey translate`: commands, scripts and files of settings of other systems, as covey's command."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from covey.cli.main import main
+from covey.cli.translate import as_lines, read_file, translate
+
+VERL = """\
+set -x
+train_path=$HOME/data/train.parquet
+export WANDB_MODE=offline
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files="$train_path" \\
+    data.train_batch_size=1024 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.kl_loss_coef=0.001 \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.n=5 \\
+    trainer.n_gpus_per_node=8 $@
+"""
+
+
+def test_a_script_of_verl_is_one_command(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(VERL)
+    found = translate(read_file(script))
+    assert list(found.words.values()) == [
+        "algorithm.advantage=group_zscore",
+        f"data.path={Path.home()}/data/train.parquet",
+        "groups_per_step=1024",
+        "model.name=Qwen/Qwen2.5-3B-Instruct",
+        "algorithm.kl_in=loss",
+        "algorithm.kl_coef=0.001",
+        "engine=vllm",
+        "group_size=5",
+    ]
+    assert [note.partition("=")[0] for note in found.notes] == ["trainer.n_gpus_per_node"]
+
+
+def test_a_command_of_torchrl_keeps_what_is_called_alike() -> None:
+    words = shlex.split(
+        "VLLM_USE_V1=0 python grpo-async.py mode=async --config-name grpo_ifeval inference_model.num_devices=2 "
+        "optimizer.lr=2e-5 model.name=meta-llama/Llama-2-7b-hf train.total_dialog_turns=6400 "
+        "train.dialog_turns_per_batch=64"
+    )
+    assert list(translate(words).words.values()) == [
+        *("source=ray", "max_staleness=2", "recipe=ifeval", "devices.sampler=2"),
+        *("optimizer.lr=2e-5", "model.name=meta-llama/Llama-2-7b-hf", "num_steps=100", "groups_per_step=4"),
+    ]
+
+
+def test_fields_of_trl_mean_something_together(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    args = {"max_steps": 20, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_generations": 4}
+    path.write_text(json.dumps(args | {"beta": 0.04, "bf16": False, "neftune_noise_alpha": 5.0}))
+    found = translate(read_file(path))
+    assert found.words["groups_per_step"] == "groups_per_step=4"
+    assert found.words["num_steps"] == "num_steps=20"
+    assert found.words["group_size"] == "group_size=4"
+    assert found.words["algorithm.kl_coef"] == "algorithm.kl_coef=0.04"
+    assert found.words["algorithm.advantage_options"] == "algorithm.advantage_options={eps:0.0001}"
+    assert any("the sampled policy would not be the trained one" in note for note in found.notes)
+
+
+def test_processes_of_a_launcher_count_in_the_batch() -> None:
+    words = "accelerate launch --num_processes 4 grpo.py --per_device_train_batch_size 8 --max_steps 5 --beta 0 --bf16"
+    found = translate([*words.split(), "--reward_funcs", "accuracy_reward", "think_format_reward"])
+    assert found.words["groups_per_step"] == "groups_per_step=4"
+    assert found.words["rewards"] == "rewards=[accuracy_reward,think_format_reward]"
+    assert found.notes[0] == "4 processes: torchrun --nproc-per-node=4 -m covey train ..."
+
+
+def test_flags_of_the_documents_are_translated_one_by_one() -> None:
+    found = translate(["python", "grpo/train_grpo.py", "--group_size=16", "--kl_beta=0.2", "--learning_rate=5e-6"])
+    assert as_lines(found) == ["covey train \\\n  group_size=16 \\\n  algorithm.kl_coef=0.2 \\\n  optimizer.lr=5e-6"]
+
+
+def test_the_printed_command_composes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "--", "env.dataset=gsm8k", "env.repeats=4", "train.mixed_precision=true"]) == 0
+    command = shlex.split(capsys.readouterr().out.replace("\\\n", ""))
+    assert command[:2] == ["covey", "train"]
+    assert main(["config", "model=nano", "data.path=rows.jsonl", *command[2:]]) == 0
+    assert "group_size: 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("run.py", "import trl", "from covey.trl import GRPOTrainer, GRPOConfig"),
+        ("run.json", "[1]", "holds no settings"),
+        ("run.yaml", "a: [", "cannot be read"),
+        ("run.sh", "# nothing\n", "holds no command"),
+    ],
+)
+def test_a_file_with_nothing_to_translate_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, line: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["translate", str(tmp_path / name)]) == 2
+    assert line in capsys.readouterr().err
