@@ -36,6 +36,7 @@ def refused(*words: str) -> str:
         ("train.kl_coef_in_loss=False", "algorithm.kl_in=reward"),
         ("+train.checkpoint_frequency=7", "output.save_every=7"),
         ("train_model.num_devices=2", "devices.trainer=2"),
+        ("ref_model.num_devices=2", "devices.reference=2"),
         ("inference_model.num_devices=2", "devices.sampler=2"),
         ("inference_model.gpu_memory_utilization=0.4", "engine=vllm engine.gpu_memory_utilization=0.4"),
         ("actor_rollout_ref.rollout.n=5", "group_size=5"),

@@ -151,6 +151,7 @@ TORCHRL: dict[str, Counterpart] = {
         ("inference_model.torch_dtype", "inference_model.attn_implementation", "inference_model.quantization.enabled"),
         _none(SAMPLES_AS_TRAINED),
     ),
+    "ref_model.num_devices": _is("devices.reference={}", note=NEEDS_RAY),
     "optimizer.clip_grad_norm": _is("optimizer.max_grad_norm={}"),
     "logging.experiment_name": _is("hydra.run.dir=outputs/{}"),
     "logging.checkpoint_dir": _none("checkpoints are in the run folder, which hydra.run.dir names"),
