@@ -110,8 +110,9 @@ class Cluster:
     """Of one device; devices share the tokens of a step evenly."""
     push_seconds: float = 2.0
     """From the end of a step to new weights in all samplers, which decode nothing meanwhile."""
-    drain: Literal["none", "each", "all"] = "none"
-    """Weights change in flight; or each sampler ends what is under way first; or all of them do and push together."""
+    drain: Literal["none", "each", "all", "blocking"] = "none"
+    """Weights change in flight; or each sampler ends what is under way first; or all of them do and push together; or
+    the trainer also waits for that push before its next step."""
     switch_seconds: float = 0.0
     """Of colocated devices (as many `samplers` as `trainers`, bound 0) from one role to the other, in a step."""
 
@@ -281,6 +282,8 @@ class Simulation:
         n = self.cluster.groups_per_step
         if self._is_training or self._ready < n * (self.buffer.step + 1):
             return
+        if self.cluster.drain == "blocking" and any(replica.version < self._pushed for replica in self._replicas):
+            return
         taken = self.buffer.take(n)
         step = self.buffer.step
         self.ages.append([self.buffer.bound.age(group.rollouts[0].policy_version, step) for _, group in taken])
@@ -307,7 +310,7 @@ class Simulation:
 
     def _load_where_due(self) -> None:
         """Have samplers with old weights take the newest, where they need not be drained first."""
-        if self.cluster.drain == "all" and any(replica.active for replica in self._replicas):
+        if self.cluster.drain in ("all", "blocking") and any(replica.active for replica in self._replicas):
             return
         for replica in self._replicas:
             if replica.version < self._pushed and not (self.cluster.drain == "each" and replica.active):
@@ -329,6 +332,7 @@ class Simulation:
         if replica.version < self._pushed:
             self._load(replica)
         self._schedule(replica)
+        self._train()
         if not self._is_dispatch_due:  # once all that load at this moment are done
             self._is_dispatch_due = True
             self._at(self.now, self._dispatch_to_all)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from covey.cluster.trainers import trainer_ranks
 from covey.config.early import check_early
+from covey.config.giving_way import corrected
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.policy import sharding
@@ -33,15 +34,22 @@ from covey.types import Group
 LOGGER = logging.getLogger(__name__)
 
 
-def train(config: Config, output_dir: Path | str, given: Given = NOTHING, *, exact: bool = True) -> None:
+def train(
+    config: Config, output_dir: Path | str, given: Given = NOTHING, *, exact: bool = True, as_typed: bool = False
+) -> None:
     """Run GRPO as `config` says in a folder of its own, or resume the run in `output_dir` with config.resume.
 
     The folder is what `covey train` leaves, so that `covey train resume=` continues it too. Under torchrun and the
     like every process calls this, and they train together. It may be called from a notebook, whose event loop it leaves
     alone, and from any thread; signals stop it unless that thread is not the main one. Raises ValueError where the
     folder holds a run already and config.resume is None (without `exact`, the next free name is taken), and what
-    `run_train` raises. `given` are objects in the place of what settings name.
+    `run_train` raises. `given` are objects in the place of what settings name. Where vLLM or older weights sample and
+    the config has no correction for it, it gets the one of the command line, unless it is `as_typed`.
     """
+    if not as_typed:
+        config, changed = corrected(config)
+        for line in changed:
+            LOGGER.warning(line)
     # Refuse what cannot run, before anything is written.
     validate(config)
     for warning in check_early(config, loads_model=given.model is None):
@@ -104,7 +112,8 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
             report_progress(run, config, 0)
         first = stages.resume(run, config, record, checkpoint) if checkpoint is not None else 0
 
-        # Evaluate before the first step, and where a signal came during the evaluation that was due.
+        # Evaluate before the first step, once there is a sampler, and where a signal came during one that was due.
+        stages.await_samplers(run, record)
         evaluation_is_due = is_due(first - 1, config.evaluation.every, config.num_steps)
         if first == 0 or (evaluation_is_due and record.evaluated_at != first):
             evaluate_and_log(run, config, record, step=first)

@@ -109,6 +109,13 @@ def test_draining_all_samplers_costs_more_than_each_for_itself_and_more_than_in_
     assert flight < each < together
 
 
+def test_a_larger_bound_gains_nothing_where_the_trainer_waits_for_samplers_to_drain() -> None:
+    cluster = replace(cluster_model.of_size(8), groups_per_step=16, drain="blocking")
+    near, far = (simulate(replace(cluster, max_staleness=bound), 20).step_seconds for bound in (1, 4))
+    assert far == pytest.approx(near, rel=0.05)
+    assert simulate(replace(cluster, max_staleness=4, drain="all"), 20).step_seconds < 0.9 * far
+
+
 def test_rewards_delay_a_step_but_not_the_samplers_that_are_ahead() -> None:
     late = replace(ONE_SECOND, reward_seconds=1.0)
     assert simulate(late, steps=200).step_seconds == pytest.approx(3.0, abs=0.3)

@@ -7,11 +7,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from covey.cli.main import main
+from covey.cluster.settings import DevicesConfig
 from covey.config import compose as settings
 from covey.config.checks import read
 from covey.config.giving_way import give_way, overruled
 from covey.config.schema import Config
 from covey.config.validate import validate
+from covey.engine.settings import EngineConfig
+from covey.train import train
 
 
 def composed(*words: str) -> tuple[Config, list[str]]:
@@ -176,6 +179,21 @@ def test_tokens_are_weighed_where_sampler_and_trainer_are_different_programs(wor
     assert (config.algorithm.correction, config.algorithm.correction_max) == ("truncate", 2.0)
     line = "algorithm.correction=truncate in place of none: engine=vllm is another program than the trainer"
     assert line in notices
+
+
+def test_settings_of_a_program_get_the_same_correction_as_those_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Config] = []
+    monkeypatch.setattr("covey.train._train", lambda config, *given: seen.append(config))
+    chosen = Config(source="ray", devices=DevicesConfig(python="python"), engine=EngineConfig(name="vllm"))
+    train(chosen, tmp_path)
+    train(chosen, tmp_path, as_typed=True)
+    train(Config(source="ray", max_staleness=1), tmp_path)
+    train(Config(), tmp_path)
+    found = [(config.algorithm.correction, config.algorithm.ratio_denominator) for config in seen]
+    assert found == [("truncate", "old"), ("none", "old"), ("none", "behaviour"), ("none", "old")]
+    assert chosen.algorithm.correction == "none", "what was given stays as it is"
 
 
 def test_tokens_are_not_weighed_where_the_engine_is_the_trainers_or_somebody_said_so() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from covey.cluster.source import RaySource
+from covey.config.giving_way import corrected
 from covey.config.schema import Config
 from covey.run.records.record import RunRecorder
 from covey.run.replay import read_schedule, replay
@@ -21,7 +22,8 @@ STEPS = 6
 
 def config(**changes: object) -> Config:
     usual = {"num_steps": STEPS, "source": "ray", "max_staleness": 2, "devices__sampler": 2, "groups_per_step": 3}
-    return small_config(**usual | {"sampling__max_tokens": 24, "preflight__enabled": False} | changes)
+    chosen, _ = corrected(small_config(**usual | {"sampling__max_tokens": 24, "preflight__enabled": False} | changes))
+    return chosen
 
 
 @pytest.fixture(autouse=True)

@@ -101,7 +101,7 @@ def run_request(
     attention = attention_of(given)
     status = "completed"
     try:
-        run_loop(config, wanted, given, exact=exact and folder is not None)
+        run_loop(config, wanted, given, exact=exact and folder is not None, as_typed=True)
     except StopRequested:
         if watcher.run is None or not is_notebook():
             raise

@@ -79,6 +79,11 @@ class SamplerPool:
 
     # ------------------------------------------------------------------------------------ called by the trainer
 
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a sampler is there."""
+        return any(slot.is_alive for slot in self._slots)
+
     def submit(self, call: Call) -> None:
         """Have the group of a ticket sampled. Lower numbers first."""
         self._soon(self._serve, call)

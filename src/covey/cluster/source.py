@@ -54,11 +54,14 @@ class RaySource:
         bound: Bound,
         watchdog: Watchdog,
         judged: Environment | None = None,
+        *,
+        records_logprobs: bool = False,
     ) -> None:
         """`local` holds the order of prompts, the filter and group sizes. `judged` is what judges for all samplers,
-        where these do not judge themselves."""
+        where these do not judge themselves. `records_logprobs` writes log-probs to the schedule, for a loss that
+        reads them."""
         self.local = local
-        self._policy, self._judged = policy, judged
+        self._policy, self._judged, self._records_logprobs = policy, judged, records_logprobs
         self._pool: SamplerPool | None = None
         """Of rank 0, once `start` was called."""
         self._is_own_cluster = False
@@ -106,6 +109,11 @@ class RaySource:
     @property
     def dropped(self) -> Sequence[Dropped]:
         return self.local.dropped
+
+    def await_samplers(self) -> None:
+        """Wait until the first sampler is there: on rank 0, for which the others wait once they want groups."""
+        if (pool := self._pool) is not None:
+            self._wait_until(lambda: pool.is_ready, "a sampler to start", "timeouts.loading")
 
     def take(self, n: int, meanwhile: Meanwhile | None = None) -> list[Group]:
         """Wait for the groups of the next step and return this rank's share of them.
@@ -300,7 +308,7 @@ class RaySource:
                 self.local.sampled_size = ticket.group_size
                 if self.local.keep_or_drop(group, ticket.group_size):
                     kept[ticket.number] = group
-                    self._trained.append(row_of(ticket, group))
+                    self._trained.append(row_of(ticket, group, has_logprobs=self._records_logprobs))
         # Count what became of them, and let the next step's prompts in.
         with self._wait.changed:
             buffer.count(trained=len(kept), dropped=len(tried) - len(kept))

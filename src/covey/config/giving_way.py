@@ -1,5 +1,6 @@
 """Values of a preset, a recipe or a file give way to what is typed over them."""
 
+import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,14 @@ def give_way(config: Config, typed: Collection[str]) -> list[str]:
     _drop_narrow_clip(change)
     _correct_for_the_sampler(change)
     return list(change.notices.values())
+
+
+def corrected(config: Config) -> tuple[Config, list[str]]:
+    """Return a copy of settings that a program has made, with weights for tokens that another program or older weights
+    sampled, where it chose none, and a line for each."""
+    change = _Change(copy.deepcopy(config), ())
+    _correct_for_the_sampler(change)
+    return change.config, list(change.notices.values())
 
 
 def overruled(config: Config, typed: Sequence[str]) -> list[str]:

@@ -8,10 +8,15 @@ With `streaming`, `ahead` holds the places of groups that were trained before th
 `versions` names the one version of all tokens, or holds for each rollout its spans [version, start, end]. `weights` is
 the digest of the weights after the step, where a version was published. With this, `covey replay` runs the same run
 again in one process.
+
+Tokens follow from seeds, whatever else is sampled at the same time; the last bits of their log-probs do not. Where the
+loss reads them, `logprobs` holds them too: 4 bytes a token (8 of a float64 policy), in base 64.
 """
 
+import base64
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.rollouts.buffer import Ticket
@@ -29,18 +34,21 @@ class PastGroup:
     """Completions that were not scored."""
     spans: tuple[tuple[Span, ...], ...]
     """Of each completion, over all tokens that the policy chose; an end of -1 stands for the last token."""
+    logprobs: tuple[float, ...] | None = None
+    """Of all those tokens, completion after completion, as the sampler had them; None where nothing reads them."""
 
     def versions(self) -> set[int]:
         return {span.version for spans in self.spans for span in spans}
 
 
-def row_of(ticket: Ticket, group: Group) -> dict[str, Any]:
-    """Return what is written of a trained group."""
+def row_of(ticket: Ticket, group: Group, *, has_logprobs: bool = False) -> dict[str, Any]:
+    """Return what is written of a trained group, with the log-probs of its sampler where these are read."""
     of_each = [_spans(rollout) for rollout in group.rollouts]
     whole = {spans[0][0] for spans in of_each if len(spans) == 1}
     versions: list[Any] = [*whole] if len(whole) == 1 and all(len(spans) == 1 for spans in of_each) else of_each
     row = {"prompt": group.prompt.id, "seed": ticket.sampling.seed, "size": ticket.group_size, "versions": versions}
-    return row | ({"failures": len(group.failures)} if group.failures else {})
+    row |= {"failures": len(group.failures)} if group.failures else {}
+    return row | ({"logprobs": _packed(_sampler_logprobs(group))} if has_logprobs else {})
 
 
 def past_group(row: Mapping[str, Any]) -> PastGroup:
@@ -52,7 +60,46 @@ def past_group(row: Mapping[str, Any]) -> PastGroup:
     else:
         spans = list(versions)
     of_each = tuple(tuple(Span(*numbers) for numbers in of_one) for of_one in spans)
-    return PastGroup(row["prompt"], int(row["seed"]), size, failures, of_each)
+    logprobs = _unpacked(row["logprobs"]) if "logprobs" in row else None
+    return PastGroup(row["prompt"], int(row["seed"]), size, failures, of_each, logprobs)
+
+
+def with_logprobs(group: Group, past: PastGroup) -> Group:
+    """Return a group that was sampled again with the log-probs that its sampler had, where the row has as many."""
+    if past.logprobs is None or len(past.logprobs) != len(_sampler_logprobs(group)):
+        return group
+    left = iter(past.logprobs)
+    rollouts = [
+        replace(
+            rollout,
+            sampler_logprobs=tuple(
+                next(left) if chosen else logprob
+                for chosen, logprob in zip(rollout.loss_mask, rollout.sampler_logprobs, strict=True)
+            ),
+        )
+        for rollout in group.rollouts
+    ]
+    return replace(group, rollouts=tuple(rollouts))
+
+
+def _sampler_logprobs(group: Group) -> list[float]:
+    """Return the log-probs of all tokens that the policy chose, completion after completion."""
+    return [
+        logprob
+        for rollout in group.rollouts
+        for chosen, logprob in zip(rollout.loss_mask, rollout.sampler_logprobs, strict=True)
+        if chosen
+    ]
+
+
+def _packed(values: Sequence[float]) -> str:
+    """Write floats as "f" or "d", the smaller that holds them exactly, and their bytes."""
+    kind = "f" if list(array("f", values)) == list(values) else "d"
+    return kind + base64.b64encode(array(kind, values).tobytes()).decode()
+
+
+def _unpacked(text: str) -> tuple[float, ...]:
+    return tuple(array(text[0], base64.b64decode(text[1:])))
 
 
 def _spans(rollout: Rollout) -> list[list[int]]:

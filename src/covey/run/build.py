@@ -272,7 +272,8 @@ def build_ray_source(
 ) -> RaySource:
     """Start the samplers, on rank 0, and build the source that they feed."""
     bound = Bound(config.groups_per_step, config.max_staleness, config.publish_every)
-    source = RaySource(local, policy, bound, watchdog, judged)
+    is_read = reads_sampler(_objective(config))
+    source = RaySource(local, policy, bound, watchdog, judged, records_logprobs=is_read)
     if collectives.is_main_process():
         how: UpdateMode = config.engine.update  # type: ignore[assignment] # checked with the settings
         limits = Limits(loading=config.timeouts.loading, silence=config.timeouts.samplers)
@@ -280,6 +281,15 @@ def build_ray_source(
         asks = None if judged is None else partial(JudgedElsewhere, judged.answerers, judged.can_reply)
         source.start(partial(build_sampler, config, asks), config.devices, how, limits, weight_bytes)
     return source
+
+
+def reads_sampler(objective: Objective) -> bool:
+    """Tell whether the update depends on the log-probs of the sampler, and not on its tokens alone."""
+    corrects = objective.off_policy
+    by_weight = corrects.weights is not None or bool(corrects.criteria)
+    by_distance = corrects.sequence_delta is not None or corrects.m2po_threshold is not None
+    of_loss = objective.policy.denominator == "behaviour" or objective.kl.sampler_coef != 0
+    return by_weight or by_distance or of_loss
 
 
 def build_sampler(config: Config, asks: Callable[[], Environment] | None = None) -> Sampler:

@@ -18,7 +18,7 @@ from covey.engine.native.replaying import ReplayingEngine
 from covey.engine.weights import make_weight_set
 from covey.policy.models.loading import load_policy
 from covey.rollouts.rollout import Sampler, roll_out
-from covey.rollouts.schedule import PastGroup, past_group
+from covey.rollouts.schedule import PastGroup, past_group, with_logprobs
 from covey.rollouts.turns import turn_seed
 from covey.run import stages
 from covey.run.build import Run, training_sampling
@@ -158,7 +158,7 @@ async def _sample_again(sampler: Sampler, prompts: Mapping[str, Prompt], past: P
     if past.prompt_id not in prompts:
         raise ValueError(f"the run trained on prompt {past.prompt_id!r}, which its data no longer has")
     sampling = replace(training_sampling(config), seed=past.seed)
-    return await roll_out(sampler, prompts[past.prompt_id], past.size, sampling)
+    return with_logprobs(await roll_out(sampler, prompts[past.prompt_id], past.size, sampling), past)
 
 
 def _train(run: Run, groups: Sequence[Group], step: PastStep, record: RunRecorder) -> str:

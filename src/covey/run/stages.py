@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from covey.cluster.source import RaySource
 from covey.config.schema import Config
 from covey.environments.base import Environment
 from covey.environments.infill.settings import InfillConfig
@@ -114,6 +115,13 @@ def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> i
     for change in changed_facts(checkpoint):
         LOGGER.warning("%s: from here on the run is no longer bit for bit what it would have been", change)
     return step
+
+
+def await_samplers(run: Run, record: RunRecorder) -> None:
+    """Wait for samplers in processes of their own to start."""
+    if isinstance(run.source, RaySource):
+        with record.timer.phase("samplers"):
+            run.source.await_samplers()
 
 
 def report_progress(run: Run, config: Config, step: int) -> None:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from covey.system.waits.watchdog import Watchdog
 
-PHASES = ("judge", "cold_start", "preflight", "sampling", "reward", "logprobs", "backward", "optimizer", "evaluation")
+PHASES = (
+    *("judge", "cold_start", "preflight", "samplers", "sampling", "reward", "logprobs", "backward", "optimizer"),
+    "evaluation",
+)
 """The phases a training run names; whatever lies outside them is reported as "other"."""
 
 
