@@ -27,6 +27,10 @@ class RolloutFact:
     parts: Mapping[str, float]
 
 
+TOP_SHARE = 0.01
+"""Of the rollouts of a step: what these hold of all advantages is logged."""
+
+
 def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: Credit, version: int) -> Row:
     """Describe the rollouts of this rank and all others: those of `groups`, and where a name says `sampled`, all.
 
@@ -51,7 +55,27 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
     parts = _columns(fact.parts for fact in facts)
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
-    return row | _credit_metrics(credit)
+    return row | _repetition(groups) | _credit_metrics(credit)
+
+
+def _repetition(groups: Sequence[Group]) -> Row:
+    """Return how many of a group's answers differ, and how many have a twin that was judged otherwise."""
+    found = _of_all_ranks([_repeated(group) for group in groups if group.rollouts])
+    size = sum(of_group[0] for of_group in found)
+    return {
+        "unique_fraction": _mean([different / number for number, different, _ in found]),
+        "disagreement_fraction": sum(of_group[2] for of_group in found) / size if size else None,
+    }
+
+
+def _repeated(group: Group) -> tuple[int, int, int]:
+    """Return the answers of a group, how many differ, and how many have a twin with another reward."""
+    rewards: dict[str, list[float]] = {}
+    for rollout in group.rollouts:
+        said = f"{rollout.finish_reason} {rollout.text}" + (f" {rollout.messages}" if rollout.messages else "")
+        rewards.setdefault(said, []).append(rollout.reward.value)
+    judged_twice = sum(len(of_text) for of_text in rewards.values() if max(of_text) - min(of_text) > 0)
+    return len(group.rollouts), len(rewards), judged_twice
 
 
 def _credit_metrics(credit: Credit) -> Row:
@@ -64,10 +88,13 @@ def _credit_metrics(credit: Credit) -> Row:
         if is_kept
     ]
     advantages = _of_all_ranks(own)
+    sizes = sorted(map(abs, advantages), reverse=True)
+    largest, total = sum(sizes[: max(1, int(TOP_SHARE * len(sizes)))]), sum(sizes)
     return {
         "reward_std": _std(rewards),
         "advantage_mean": _mean(advantages),
         "advantage_std": _std(advantages),
+        "advantage_top_share": largest / total if total else None,
     }
 
 
