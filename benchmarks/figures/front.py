@@ -22,6 +22,7 @@ ABOUT = {
     "trl": "scripts of TRL, one import changed",
     "api": "covey as a library",
     "report": "what a run's folder shows to people",
+    "doctor": "what ails a run, by its logs",
     "train": "the one loop",
     "run": "one run: parts, checks, evaluation, checkpoints, records",
     "config": "settings of a whole run, rules between them",

@@ -66,7 +66,7 @@ def test_every_setting_is_explained_in_one_line() -> None:
     documented = {setting.name for found in all_settings().values() for setting in found}
     names = {name.rpartition(".")[2] for name in setting_names()}
     sections = {"model", "data", "engine", "sampling", "algorithm", "optimizer", "cold_start", "evaluation", "output"}
-    sections |= {"parallel", "preflight", "timeouts", "curriculum", "devices"}
+    sections |= {"parallel", "preflight", "doctor", "timeouts", "curriculum", "devices"}
     entries = {"step"}  # of group_size_schedule
     assert names - sections == documented - sections - entries  # timeouts.sampling is called like a section
 

@@ -27,8 +27,8 @@ from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
 from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS, SAMPLER_ESTIMATORS
 from covey.algorithm.losses import LOSSES
+from covey.cli import doctor, past, report
 from covey.cli import main as main_module
-from covey.cli import past, report
 from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
@@ -146,6 +146,7 @@ def test_every_command_is_accepted_or_refused_as_the_page_says(
         monkeypatch.setitem(main_module.WORK, verb, lambda config, folder: None)
     for verb in ("status", "replay"):  # they find the run, which has trained nothing
         monkeypatch.setattr(past, f"run_{verb}", lambda words, verb=verb: past.run_folder_of(verb, words))
+    monkeypatch.setattr(doctor, "run_doctor", lambda words: 0 if doctor.read_words(words) else 1)
     for verb in ("report", "watch"):  # there is nothing in it to show
         monkeypatch.setattr(report, f"run_{verb}", lambda words, verb=verb: report.read_words(verb, words))
     monkeypatch.setattr("covey.cli.job.check_early", lambda config, **which: [])  # files and hub models of a reader

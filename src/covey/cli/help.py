@@ -26,6 +26,7 @@ VERBS = {
     "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
     "show": "the result of a run again, with its best and worst answers; or several runs side by side",
     "report": "one page of a run, or of several: curves, groups, every token, before and after; needs no server",
+    "doctor": "what ails a run, of covey, TRL or verl, by its logs alone: findings with reasons and settings to turn",
     "watch": "the same numbers in the terminal, while a run trains",
     "status": "what the trainer and each sampler of a run with source=ray do now",
     "replay": "train an asynchronous run again in one process, by its schedule, to the same weights bit for bit",
@@ -55,6 +56,12 @@ EXAMPLES = {
         "covey report outputs/DATE/TIME --follow",
         "covey report FOLDER FOLDER --out compared.html",
         "covey report outputs/DATE/TIME --export verifiers",
+    ),
+    "doctor": (
+        "covey doctor outputs/DATE/TIME",
+        "covey doctor outputs/DATE/TIME --json",
+        "covey doctor outputs/DATE/TIME --control FOLDER",
+        "covey doctor OUTPUT_OF_TRL/checkpoint-500/trainer_state.json",
     ),
     "watch": ("covey watch outputs/DATE/TIME",),
     "status": ("covey status outputs/DATE/TIME",),
@@ -104,6 +111,16 @@ REPORT = {
     "--help, -h": "this help",
 }
 
+DOCTOR = {
+    "--json": "print it as JSON, for programs",
+    "--control RUN": "the same run with shuffled rewards: what it gains is not from the rewards",
+    "--help, -h": "this help",
+}
+
+DOCTOR_EXIT = """\
+Exit codes: 0 healthy, 3 something to watch, 4 sick; 1 a defect of covey, 2 a mistake in the words. While a run trains,
+the same findings are warnings; doctor.stop_on=[D4,D12] ends it there. docs/use/doctor.md lists them all."""
+
 SHOW = {
     "--answers N": "so many of the best answers, and of the worst",
     "--help, -h": "this help",
@@ -143,6 +160,8 @@ def verb_help(verb: str) -> str:
         return _show_help()
     if verb == "report":
         return _report_help()
+    if verb == "doctor":
+        return _doctor_help()
     if verb in ("watch", "status", "replay", "translate"):
         examples = "\n".join(f"  {line}" for line in EXAMPLES[verb])
         what = "FILE|-- COMMAND" if verb == "translate" else "RUN"
@@ -176,6 +195,12 @@ def _report_help() -> str:
     examples = "\n".join(f"  {line}" for line in EXAMPLES["report"])
     usage = "usage: covey report RUN [RUN ...] [flags]"
     return f"{usage}\n\n{VERBS['report']}\n\nexamples:\n{examples}\n\n{_columns(REPORT, 18)}"
+
+
+def _doctor_help() -> str:
+    examples = "\n".join(f"  {line}" for line in EXAMPLES["doctor"])
+    usage = "usage: covey doctor RUN [RUN ...] [flags]"
+    return f"{usage}\n\n{VERBS['doctor']}\n\nexamples:\n{examples}\n\n{_columns(DOCTOR, 15)}\n\n{DOCTOR_EXIT}"
 
 
 def _machines_help() -> str:

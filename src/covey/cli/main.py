@@ -103,6 +103,10 @@ def _dispatch(words: list[str]) -> int:
 
         run_translate(rest)
         return 0
+    if verb == "doctor":
+        from covey.cli.doctor import run_doctor
+
+        return run_doctor(rest)
     if verb in ("status", "replay"):
         from covey.cli import past
 

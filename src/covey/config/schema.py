@@ -10,6 +10,7 @@ from typing import Any
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cluster.settings import SAMPLED_APART, DevicesConfig
 from covey.config import names
+from covey.doctor.settings import DoctorConfig
 from covey.engine.settings import EngineConfig, SamplingConfig
 from covey.environments.code.settings import CodeConfig
 from covey.environments.countdown.settings import CountdownConfig
@@ -249,6 +250,7 @@ class Config(Section):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
+    doctor: DoctorConfig = field(default_factory=DoctorConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.report.curves import curves_of, phases_of, prompts_of, short
 from covey.report.environments import environment_of
+from covey.report.health import doctor_page
 from covey.report.read import Row, RunFiles, cut, flat
 from covey.run.records.summary import paired_accuracy_gain, paired_mean_gain
 from covey.system.text.format import duration, memory
@@ -34,6 +35,7 @@ def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
         "name": name,
         "verdict": verdict(run),
         "facts": _facts(run),
+        "doctor": doctor_page(run),
         "curves": curves_of(run),
         "histograms": _histograms(run.updates),
         "groups": thinned(_groups(run.updates), GROUP_BYTES // shares),

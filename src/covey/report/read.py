@@ -1,21 +1,20 @@
 """Reads what a run has left in its folder, finished or under way, and trusts none of it."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from covey.doctor.log import flat
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS
 from covey.run.records.summary import read_summary
 from covey.system.disk import read_regular
+from covey.system.jsonl import MAX_BYTES, read_rows
 
 Row = dict[str, Any]
 
-MAX_BYTES = 512 << 20
-"""Of one file; nothing that a run wrote within its bounds is longer."""
 MAX_TEXT = 4000
 """Characters of a prompt or an answer on the page."""
 LOG = "covey.log"
@@ -64,37 +63,6 @@ def read_run(folder: Path) -> RunFiles:
         updates=list(read_rows(folder / UPDATES)),
         error=_error(folder) if summary is not None and summary.get("status") != "completed" else None,
     )
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file that may be written to meanwhile: a torn last line is left out, as is any that is none.
-
-    Rows without a step are none.
-    """
-    if not path.is_file():
-        return
-    for line in read_regular(path, MAX_BYTES).split(b"\n"):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and type(row.get("step")) is int:
-            yield row
-
-
-def flat(settings: Row, prefix: str = "") -> dict[str, Any]:
-    """Return settings by their dotted names.
-
-    >>> flat({"seed": 0, "model": {"name": "nano"}})
-    {'seed': 0, 'model.name': 'nano'}
-    """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def cut(text: Any, most: int = MAX_TEXT) -> Any:

@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from covey.doctor.finding import Level
 from covey.report.content import comparison, verdict
 from covey.report.curves import curves_of
+from covey.report.health import health_of
 from covey.report.read import RunFiles
 from covey.run.records.terminal import binned, sparkline
 
@@ -17,6 +19,7 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
     lines: list[str] = []
     for run, name in zip(runs, names, strict=True):
         lines += [name, f"  {verdict(run)['text']}"]
+        lines += [f"  doctor: {line}" for line in _of_doctor(run)]
         curves = curves_of(run)
         width = max((len(curve["title"]) for curve in curves), default=0)
         lines += [f"  {c['title']:<{width}}  {_drawn(c['y']):<{WIDTH}}  {c['reading']}" for c in curves]
@@ -26,6 +29,12 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 def _drawn(values: Sequence[float | None]) -> str:
     return sparkline(binned([math.nan if value is None else value for value in values], WIDTH))
+
+
+def _of_doctor(run: RunFiles) -> list[str]:
+    """Return how the run is, and what is sick or to be watched."""
+    health = health_of(run)
+    return [health.line, *(f"{one.level.word}, {one.title}" for one in health.findings if one.level > Level.NOTE)]
 
 
 def _last_groups(run: RunFiles, most: int = 6) -> list[str]:

@@ -4,14 +4,16 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.system.disk import WriteError, atomic_file, cannot_write
+from covey.system.disk import WriteError, atomic_file, cannot_write, read_regular
 from covey.system.text.escaping import is_visible
 
 LOGGER = logging.getLogger(__name__)
+MAX_BYTES = 512 << 20
+"""Of a file of a run that is read; nothing that a run wrote within its bounds is longer."""
 
 
 class JsonlWriter:
@@ -106,3 +108,19 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file that may be written to meanwhile: a torn last line is left out, as is any that is none.
+
+    Rows without a step are none.
+    """
+    if not path.is_file():
+        return
+    for line in read_regular(path, MAX_BYTES).split(b"\n"):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            yield row

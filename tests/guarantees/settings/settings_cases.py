@@ -376,6 +376,8 @@ CASES: dict[str, Case | Refused] = {
     "output.on_write_error": Case(watch.lost_file, "continue"),
     "output.shutdown_timeout": Case(watch.end_of_a_stop, 0.2),
     # ---------------------------------------------------------------------------------------------- around a run
+    "doctor.enabled": Case(see.warnings_of_the_doctor, False),
+    "doctor.stop_on": Case(see.warnings_of_the_doctor, ["D34"]),
     "parallel.strategy": Case(watch.layout_of_weights, "fsdp"),
     "preflight.enabled": Case(see.run_folder, True, {"preflight.enabled": False}),
     "preflight.num_prompts": Case(watch.checks, 3, PREFLIGHT),
@@ -474,6 +476,7 @@ OFF: dict[str, Settings] = {
         "output.answers_per_evaluation": 0,
     },
     "output.traces = true": {"output.traces": False},
+    "doctor.enabled = true": {"doctor.enabled": False},
     "environment.scheme = covey or values": WORDS | {"environment.scheme": "trl"},
     "a scheme that asks math-verify": MATHEMATICS | {"environment.scheme": "verl"},
     "data.path = null": {"environment.name": "countdown", "data.path": "targets.jsonl"},

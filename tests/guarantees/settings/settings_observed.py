@@ -37,6 +37,8 @@ from covey.run.build import Run, build_environment, build_run
 from covey.run.build_stream import build_stream
 from covey.run.checkpoints.resume import locked_run_folder, resume_point
 from covey.run.evaluate import evaluate
+from covey.run.records.callbacks import Callbacks
+from covey.run.records.doctor import watching
 from covey.run.saved_settings import settings_of
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
@@ -325,6 +327,15 @@ def run_folder(config: Config) -> dict[str, Any]:
         "evaluations": (summary["before"], summary["after"]),
         "lines": len(said.getvalue().splitlines()),
     }
+
+
+def warnings_of_the_doctor(config: Config) -> tuple[list[str], str | None]:
+    """What is said of a run of three steps in which no answer ends by itself, and why it ends early."""
+    said: list[str] = []
+    callbacks = Callbacks(watching(config, said.append))
+    for step in (1, 2, 3):
+        callbacks.step(step, {"truncated_fraction": 1.0})
+    return said, callbacks.reason
 
 
 def has_report(config: Config) -> bool:

@@ -76,7 +76,17 @@ def test_metrics_of_rollouts_are_over_the_rollouts_of_the_step() -> None:
         "reward_std": pytest.approx(math.sqrt(1 / 3)),
         "advantage_mean": pytest.approx(1 / 6),
         "advantage_std": pytest.approx(math.sqrt(1 / 3)),
+        "advantage_top_share": pytest.approx(1 / 3),
+        "unique_fraction": 1.0,
+        "disagreement_fraction": 0.0,
     }
+
+
+def test_answers_that_repeat_and_are_judged_otherwise_are_counted() -> None:
+    twins = (rollout(1.0), rollout(1.0), rollout(0.0), rollout(0.0, num_tokens=3))
+    made = Group(group().prompt, twins, ())
+    found = rollout_metrics([made], [], credit_of([made]), version=0)
+    assert (found["unique_fraction"], found["disagreement_fraction"]) == (0.5, 0.75)
 
 
 def test_rollouts_that_a_selection_left_out_are_not_in_the_metrics_of_advantages() -> None:
@@ -91,7 +101,7 @@ def test_a_step_without_groups_has_nulls_for_what_it_cannot_know() -> None:
         "num_groups": 0.0,
         "num_groups_sampled": 0.0,
     }
-    assert len(found) == 10
+    assert len(found) == 13
 
 
 def credit_of(groups: Sequence[Group]) -> Credit:

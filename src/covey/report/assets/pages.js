@@ -7,6 +7,21 @@ function overview(run) {
   return h("div", {}, keys, curvesOf(shownRuns), h("h2", {}, "How a step spreads"), histogramsOf(run));
 }
 
+function findingOf(one) {
+  const list = (name, items) => [h("dt", {}, name), h("dd", {}, items)];
+  const steps = one.look.length ? list("look at", one.look.map((step) => h("button", { type: "button", class: "plain", onclick: () => set({ tab: "groups", step, trace: 0, answer: 0 }) }, "groups of step " + step))) : null;
+  return h("section", { class: "finding " + one.level }, h("h2", {}, h("span", { class: "state " + one.level }, one.level), one.id + " " + one.name),
+    h("p", {}, one.title.slice(one.id.length + one.name.length + 1).replace(/^: /, "")),
+    h("dl", {}, list("why", [one.why + " ", h("span", { class: "soft" }, "(" + one.source + ")")]), list("turn", h("ol", {}, one.advice.map((text) => h("li", {}, text)))),
+      list("wrong if", one.refuted), one.prompts.length ? list("prompts", one.prompts.join(", ")) : null, steps));
+}
+
+function doctorPage(run) {
+  const { findings, line, num_rules } = run.doctor;
+  const about = num_rules + " rules looked at the numbers of this run; a finding needs two windows of steps in a row. sick: act now; watch: look again; note: know it.";
+  return h("div", {}, h("p", { class: "verdict" }, line), h("p", { class: "soft" }, about), findings.map(findingOf));
+}
+
 const KIND_NAMES = { all: "all", lost: "lost", gained: "gained", "stayed wrong": "stayed wrong", "stayed right": "stayed right" };
 const TAGS = { lost: "✗ lost", gained: "✓ gained", "stayed wrong": "– wrong", "stayed right": "= right" };
 

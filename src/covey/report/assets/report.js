@@ -4,6 +4,7 @@ function tabs() {
   const run = DATA.runs[state.run];
   const found = [["overview", "Overview", overview], ["groups", "Groups and tokens", groupsPage], ["pairs", "Before and after", pairsPage]];
   if (run.environment) found.push(["environment", run.environment.kind === "machines" ? "Machines" : "Programs", environmentPage]);
+  found.push(["doctor", "Doctor" + (run.doctor.findings.length ? " " + run.doctor.findings.length : ""), doctorPage]);
   if (DATA.compare) found.push(["compare", "Compare", comparePage]);
   return found.concat([["time", "Time", timePage], ["settings", "Settings", settingsPage]]);
 }
@@ -30,6 +31,7 @@ function head() {
   const names = { shown: "gain shown", lost: "got worse", unclear: "gain not shown", failed: "failed", interrupted: "interrupted", running: "under way" };
   const choose = DATA.runs.length > 1 ? h("div", { class: "bar" }, buttons("run", DATA.runs.map((one, k) => [k, one.name]), state.run, (k) => set({ run: k, step: null, trace: 0 }))) : h("p", { class: "soft" }, run.name);
   place.replaceChildren(choose, h("p", { class: "verdict" }, h("span", { class: "state " + run.verdict.state }, names[run.verdict.state] || run.verdict.state), run.verdict.text),
+    h("p", { class: "soft" }, "Doctor: ", h("button", { type: "button", class: "link", onclick: () => set({ tab: "doctor" }) }, run.doctor.line)),
     h("p", { class: "facts" }, run.facts.map(([name, text]) => h("span", {}, name + " ", h("b", {}, text)))));
 }
 

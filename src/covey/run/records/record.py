@@ -25,6 +25,7 @@ from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS
 from covey.run.records.answer_text import as_text
 from covey.run.records.callbacks import Callback, Callbacks
+from covey.run.records.doctor import watching
 from covey.run.records.notebook import NotebookProgress, is_notebook
 from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
 from covey.run.records.samplers import SamplersTotals
@@ -75,7 +76,7 @@ class RunRecorder:
         self.timer = PhaseTimer(watchdog=self.watchdog)
         self._config = config
         self._folder = folder
-        self.callbacks = Callbacks(callbacks)
+        self.callbacks = Callbacks((*watching(config, self.say), *callbacks))
         self._started = self._step_started = time.monotonic()
         output = config.output
         self._goes_on = output.on_write_error == "continue"

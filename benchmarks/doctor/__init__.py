@@ -1,0 +1,1 @@
+"""Does the doctor name what is wrong, and nothing where nothing is?"""

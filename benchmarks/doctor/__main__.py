@@ -1,0 +1,117 @@
+"""Trains what is made sick and what is healthy, keeps their columns, and writes the table of docs/use/doctor.md.
+
+python -m benchmarks.doctor --runs FOLDER        # trains what is not in FOLDER yet, an hour and more on two cores
+python -m benchmarks.doctor --table              # the table alone, from what is kept
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.doctor.kept import kept_of, read_kept, write_kept
+from benchmarks.doctor.logs import MADE_SICK
+from benchmarks.doctor.planted import PLANTED
+from covey.doctor.catalogue import RULES
+from covey.doctor.diagnose import diagnose
+from covey.doctor.finding import Finding, Level
+from covey.doctor.log import RunLog
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "use" / "doctor.md"
+BEGIN, END = "<!-- table of benchmarks.doctor -->", "<!-- end of the table -->"
+RECIPES = (
+    "arithmetic",
+    "arithmetic_curriculum",
+    "code",
+    "countdown_nano",
+    "gsm8k_nano",
+    "ifeval_nano",
+    "infill_nano",
+    "math_nano",
+    "tldr_nano",
+)
+SEEDS = (0, 1, 2)
+QUIET = ("output.report=false", "output.progress=false", "output.save_every=0")
+
+
+def train(folder: Path, words: Sequence[str]) -> None:
+    """Train into a folder, in a process of its own, unless it has been."""
+    if (folder / "summary.json").is_file():
+        return
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words, *QUIET, f"hydra.run.dir={folder}"], env=environment, check=False)
+
+
+def train_all(runs: Path) -> None:
+    for name in PLANTED:
+        train(runs / name, ["-m", "benchmarks.doctor.planted", name])
+    for recipe in RECIPES:
+        for seed in SEEDS:
+            train(runs / f"{recipe}-{seed}", ["-m", "covey", "train", f"recipe={recipe}", f"seed={seed}"])
+
+
+def names_first(expected: Sequence[str], found: Sequence[Finding]) -> bool:
+    """Tell whether one of the expected findings is first or second."""
+    return bool(set(expected) & {finding.rule.id for finding in found[:2]})
+
+
+def row(name: str, kind: str, expected: Sequence[str], log: RunLog) -> str:
+    found = diagnose(log)
+    shown = [f"{one.rule.id} {one.rule.name} ({one.level.word})" for one in found if one.level > Level.NOTE]
+    first, second = (*shown, "–", "–")[:2]
+    named = "yes" if names_first(expected, found) else "**no**"
+    return f"| {name} | {kind} | {', '.join(expected)} | {first} | {second} | {named} |"
+
+
+def table() -> str:
+    """Return the two tables: what was made sick, and what was not."""
+    kept = read_kept()
+    healthy = {name: log for name, log in kept.items() if name not in PLANTED or not PLANTED[name].expected}
+    runs = {name: planted for name, planted in PLANTED.items() if planted.expected and name in kept}
+    rows = [row(name, "run", planted.expected, kept[name]) for name, planted in runs.items()]
+    rows += [row(name, "log", made.expected, made.change(kept["arithmetic-0"])) for name, made in MADE_SICK.items()]
+    named = sum(line.endswith("| yes |") for line in rows)
+    lines = [f"{named} of {len(rows)} are named first or second.", ""]
+    lines += ["| made sick by | as a | to be found | first | second | named |", "|---|---|---|---|---|---|", *rows, ""]
+    sick = {name: [one for one in diagnose(log) if one.level is Level.SICK] for name, log in healthy.items()}
+    number = sum(bool(found) for found in sick.values())
+    lines += [f"Of {len(healthy)} runs in which nothing was made sick, {number} are called sick.", ""]
+    lines += ["| healthy run | steps | sick | to watch | to know |", "|---|---|---|---|---|"]
+    lines += [healthy_row(name, log) for name, log in sorted(healthy.items())]
+    lines += ["", "Every finding there is, a cause before what follows from it:", ""]
+    lines += ["| finding | name | why it matters | source |", "|---|---|---|---|"]
+    lines += [f"| {rule.id} | {rule.name} | {rule.why} | {rule.source} |" for rule in RULES]
+    return "\n".join(lines)
+
+
+def healthy_row(name: str, log: RunLog) -> str:
+    cells = [
+        ", ".join(f"{one.rule.id} {one.rule.name}" for one in diagnose(log) if one.level is level) or "–"
+        for level in (Level.SICK, Level.WATCH, Level.NOTE)
+    ]
+    return f"| {name} | {len(log.steps)} | {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="where run folders are, or will be")
+    parser.add_argument(
+        "--keep", action="store_true", help="train nothing, keep the columns of the runs that are there"
+    )
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.runs is not None:
+        if not options.keep:
+            train_all(options.runs)
+        wanted = [*PLANTED, *(f"{recipe}-{seed}" for recipe in RECIPES for seed in SEEDS)]
+        folders = {name: options.runs / name for name in wanted if (options.runs / name / "summary.json").is_file()}
+        write_kept({name: kept_of(folder) for name, folder in folders.items()})
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""`covey doctor RUN ...`: what ails a run, by its logs alone, and an exit code for scripts."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from covey.doctor.diagnose import EXIT_CODES, worst
+from covey.report.health import Health, health_of, read_for_doctor
+from covey.report.make import names_of
+from covey.system.text.cleaning import CleanConsole
+
+INDENT = "      "
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the words ask for."""
+
+    folders: list[Path]
+    control: Path | None
+    as_json: bool
+
+
+def run_doctor(words: Sequence[str]) -> int:
+    """Print what is found in each run, and return the exit code of the worst. ValueError for other words."""
+    asked = read_words(words)
+    control = None if asked.control is None else read_for_doctor(asked.control)
+    found = [health_of(read_for_doctor(folder), control) for folder in asked.folders]
+    names = names_of(asked.folders)
+    if asked.as_json:
+        rows = [
+            {"run": name, "verdict": of_run.line, "findings": [one.as_row() for one in of_run.findings]}
+            for name, of_run in zip(names, found, strict=True)
+        ]
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    else:
+        console = CleanConsole()
+        for name, of_run in zip(names, found, strict=True):
+            _print(console, name, of_run)
+    return max(EXIT_CODES[worst(of_run.findings)] for of_run in found)
+
+
+def _print(console: Console, name: str, health: Health) -> None:
+    lines = [f"{name}: {health.line}"]
+    for one in health.findings:
+        rule = one.rule
+        lines += [
+            "",
+            f"{one.level.word:<5} {one.title}",
+            f"{INDENT}why:   {rule.why} ({rule.source})",
+            f"{INDENT}turn:  {'; '.join(rule.advice)}",
+            f"{INDENT}wrong: if {rule.refuted}",
+        ]
+        if one.evidence.prompts:
+            lines.append(f"{INDENT}see:   {', '.join(one.evidence.prompts)}")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def read_words(words: Sequence[str]) -> Asked:
+    """Split runs from flags. ValueError for a flag that there is not, and without a run."""
+    folders: list[Path] = []
+    control, as_json, rest = None, False, list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if word == "--json":
+            as_json = True
+        elif flag == "--control":
+            if not equals and not rest:
+                raise ValueError("--control needs the folder of a run with shuffled rewards")
+            control = Path(value if equals else rest.pop(0))
+        elif word.startswith("-"):
+            raise ValueError(f'no flag "{flag}"; flags: --json, --control')
+        else:
+            folders.append(Path(word))
+    if not folders:
+        raise ValueError("covey doctor needs a run, such as covey doctor outputs/DATE/TIME")
+    return Asked(folders, control, as_json)

@@ -1,0 +1,72 @@
+"""What the doctor says of a run: its rules over what the run, or another tool, has left on the disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.doctor.catalogue import RULES
+from covey.doctor.diagnose import diagnose, in_a_line
+from covey.doctor.finding import Finding
+from covey.doctor.log import RunLog, log_of
+from covey.report.foreign import read_any
+from covey.report.other_metrics import read_other_metrics
+from covey.report.read import RunFiles
+
+
+def read_for_doctor(path: Path) -> RunFiles:
+    """Read a run of covey, or the metrics or answers of another tool. ValueError where there is neither."""
+    if not (path / "config.yaml").is_file():
+        found = read_other_metrics(path)
+        if found is not None:
+            return found
+    return read_any(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a run is."""
+
+    line: str
+    findings: list[Finding]
+    """The most severe first."""
+
+
+def health_of(run: RunFiles, control: RunFiles | None = None) -> Health:
+    """Return what the rules find in a run; `control` is the same run with shuffled rewards."""
+    log = run_log(run, None if control is None else run_log(control))
+    found = diagnose(log)
+    return Health(in_a_line(found, log), found)
+
+
+def run_log(run: RunFiles, control: RunLog | None = None) -> RunLog:
+    """Return the columns of a run."""
+    return log_of(
+        run.steps,
+        run.looks,
+        settings=run.settings,
+        updates=run.updates,
+        answers=run.answers,
+        rollouts=run.rollouts,
+        summary=run.summary or {},
+        error=run.error,
+        control=control,
+        is_foreign=not run.settings,
+    )
+
+
+def doctor_page(run: RunFiles) -> dict[str, Any]:
+    """Return what the page of the doctor shows: a line, and each finding with the steps whose groups show it."""
+    health = health_of(run)
+    rows = [finding.as_row() | {"look": _look(run, finding)} for finding in health.findings]
+    return {"line": health.line, "findings": rows, "num_rules": len(RULES)}
+
+
+def _look(run: RunFiles, finding: Finding) -> list[int]:
+    """Return traced steps of a finding: the one next to its beginning, and the last."""
+    steps = sorted({row["step"] for row in run.traces})
+    if not steps:
+        return []
+    since, until = finding.evidence.since, finding.evidence.until
+    first = steps[0] if since is None else min(steps, key=lambda step: abs(step - since))
+    last = steps[-1] if until is None else min(steps, key=lambda step: abs(step - until))
+    return sorted({first, last})

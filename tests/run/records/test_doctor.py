@@ -1,0 +1,124 @@
+"""While a run trains, findings are said once, change nothing, and end the run where that is asked."""
+
+import json
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+import pytest
+
+from covey.config.schema import Config
+from covey.doctor.settings import DoctorConfig
+from covey.run.evaluate import Estimate, Evaluation
+from covey.run.records.callbacks import Callbacks, StopTraining
+from covey.run.records.doctor import Doctor, watching
+from covey.train import train
+
+from ...support.small import rows, scripted, small_config, use, varied
+
+NOTHING = Estimate(0.5, 0.4, 0.6)
+
+
+def step_of(doctor: Doctor, step: int, **numbers: float) -> None:
+    doctor.on_step(step, {"zero_std_fraction": 0.1, "all_wrong_fraction": 0.0, **numbers})
+
+
+def evaluated(accuracy: float) -> Evaluation:
+    correct = tuple(float(place < 100 * accuracy) for place in range(100))
+    return Evaluation(
+        accuracy=Estimate(accuracy, accuracy - 0.05, accuracy + 0.05),
+        reward_mean=NOTHING,
+        pass_at_k={},
+        num_prompts=100,
+        num_samples=1,
+        num_unscored=0,
+        correct_greedy=correct,
+        mean_reward=correct,
+        reward_parts={},
+        mean_parts={},
+    )
+
+
+def test_a_finding_is_said_once_and_again_only_when_it_is_worse(caplog: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+    doctor = Doctor(Config(), said.append)
+    for step in range(1, 31):
+        step_of(doctor, step, zero_std_fraction=0.7)
+    assert [line.split(":")[0] for line in said] == ["doctor, watch"]
+    assert "D1 no signal since step 1: the rewards of 70 %" in said[0]
+    for step in range(31, 81):
+        step_of(doctor, step, zero_std_fraction=1.0)
+    assert [line.split(":")[0] for line in said] == ["doctor, watch", "doctor, sick"]
+    assert sum("D1 no signal" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_losses_on_held_out_prompts_are_said_after_the_evaluation_that_shows_them() -> None:
+    said: list[str] = []
+    doctor = Doctor(Config(), said.append)
+    doctor.on_evaluation(0, evaluated(0.6))
+    assert said == []
+    doctor.on_evaluation(10, evaluated(0.2))
+    assert [line.split()[2] for line in said] == ["D35", "D21"]
+
+
+def test_the_named_finding_ends_the_run_and_another_does_not() -> None:
+    for stop_on, ends in ((["D1"], True), (["sick"], True), (["D4"], False), ([], False)):
+        config = Config(doctor=DoctorConfig(stop_on=stop_on))
+        callbacks = Callbacks(watching(config, lambda line: None))
+        for step in range(1, 21):
+            callbacks.step(step, {"zero_std_fraction": 1.0, "all_wrong_fraction": 0.2})
+        assert (callbacks.reason is not None) == ends
+        assert callbacks.reason is None or callbacks.reason.startswith("doctor.stop_on has D1: D1 no signal")
+
+
+def test_a_watched_finding_does_not_end_a_run_that_stops_where_it_is_sick() -> None:
+    doctor = Doctor(Config(doctor=DoctorConfig(stop_on=["sick"])), lambda line: None)
+    for step in range(1, 41):
+        step_of(doctor, step, zero_std_fraction=0.7)
+    for step in range(41, 60):
+        step_of(doctor, step, zero_std_fraction=1.0)
+    with pytest.raises(StopTraining):
+        step_of(doctor, 60, zero_std_fraction=1.0)
+
+
+def test_nothing_watches_where_it_is_off() -> None:
+    assert watching(Config(doctor=DoctorConfig(enabled=False)), print) == ()
+
+
+def test_a_resumed_run_goes_on_counting_and_repeats_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    numbers = {"kind": "train", "zero_std_fraction": 1.0, "all_wrong_fraction": 0.2}
+    lines = [json.dumps({"step": step, **numbers}) for step in range(1, 31)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    doctor = Doctor(Config(), said.append)
+    doctor.on_start(None, tmp_path)  # type: ignore[arg-type]  # which it does not look at
+    for step in range(26, 61):  # resumed after step 25
+        step_of(doctor, step, zero_std_fraction=1.0, entropy=0.5 if step < 40 else 3.0)
+    assert [line.split()[2] for line in said] == ["D5"]
+
+
+def test_a_run_whose_answers_are_all_cut_ends_with_the_evaluation_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted(varied))
+    config = small_config(num_steps=9, doctor__stop_on=["D8"], sampling__max_tokens=1, evaluation__every=6)
+    train(config, tmp_path / "run")
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in metrics if row["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("completed", 6)
+
+
+def test_looking_costs_less_than_two_milliseconds_a_step() -> None:
+    columns = [f"number_{place}" for place in range(30)] + ["entropy", "grad_norm", "mismatch", "sampled_reward_mean"]
+    doctor = Doctor(Config(num_steps=400), lambda line: None)
+    costs = []
+    for step in range(1, 401):
+        row: dict[str, float | None] = {name: 0.5 + 0.01 * (step * place % 7) for place, name in enumerate(columns)}
+        started = process_time()
+        doctor.on_step(step, row)
+        costs.append(process_time() - started)
+    # A step of the demonstration takes 0.25 s and more.
+    assert median(costs) < 0.0005
+    assert sum(costs) / len(costs) < 0.0025
