@@ -8,9 +8,11 @@ import torch
 
 from covey.engine.native.cache import DEFAULT_BYTES, budget
 from covey.engine.native.engine import NativeEngine
+from covey.run.stages import computing
 from covey.types import Sampling
 
 from ..support.pretend_gpu import CUDA, FREE_BYTES, PretendGpu
+from ..support.small import small_config
 from .test_one_device import policy_of
 
 
@@ -42,3 +44,14 @@ def test_the_cache_follows_what_is_free_whenever_sampling_begins(
         assert not gpu.mixed
     told = [record.getMessage() for record in caplog.records if "cache_bytes" in record.getMessage()]
     assert told == ["engine.cache_bytes is 12.8 GiB here, four fifths of what is free on cuda:0"]
+
+
+def test_a_run_on_a_gpu_says_what_samples_and_attends_and_why() -> None:
+    with PretendGpu():
+        half, whole = policy_of(precision="bfloat16"), policy_of()
+        found = computing(half, small_config(model__precision="bfloat16"))
+        assert found.startswith("sampling: native, a graph of each step (vLLM is")
+        assert found.endswith("attention: varlen; activations: kept, for they fit")
+        why = "sdpa (varlen needs model.precision=bfloat16 or float16 on a GPU)"
+        told = computing(whole, small_config(model__gradient_checkpointing=False))
+        assert told.endswith(f"attention: {why}; activations: kept")

@@ -18,7 +18,7 @@ from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
 from covey.run.cold_start import full_precision
 from covey.run.model_shapes import shape_of
-from covey.run.plan import derived, plan, report, weights
+from covey.run.plan import derived, plan, report, weights, with_checkpointing
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
@@ -245,3 +245,16 @@ def test_what_is_told_beforehand_and_what_is_checked_are_one_model(optimizer: st
         run.close()
     assert values["optimizer"] == told["optimizer"]
     assert values["sampling"] == told["sampling"] + prompts
+
+
+def test_activations_are_kept_where_they_fit_and_computed_again_where_not() -> None:
+    def chosen(*overrides: str, free: int) -> bool | None:
+        composed_ = composed("recipe=machines", "model=qwen2.5-1.5b", "micro_batch_tokens=8192", *overrides)
+        return with_checkpointing(composed_, 1, free).model.gradient_checkpointing
+
+    assert chosen(free=GB80) is False
+    assert chosen(free=32 * 10**9) is True
+    assert chosen("model.lora_rank=16", free=48 * 10**9) is False
+    assert chosen("model.gradient_checkpointing=true", free=GB80) is True, "what is said counts"
+    assert chosen("model.gradient_checkpointing=false", free=1) is False
+    assert with_checkpointing(Config(), 1, 1).model.gradient_checkpointing is False, "nothing is known of this shape"

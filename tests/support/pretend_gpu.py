@@ -29,6 +29,8 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from covey.engine.native import decode_weights
+from covey.policy import head
 from covey.policy.attention import varlen
 from covey.policy.models import loading
 
@@ -80,6 +82,8 @@ class PretendGpu:
         kinds = {"default": lambda tensor: {"shape": tensor.shape, "dtype": tensor.dtype}}
         patch.setattr(checkpoint, "_allowed_determinism_checks_to_fns", kinds)
         patch.setattr(varlen, "flash", self._attend)
+        for module in (head, decode_weights):
+            patch.setattr(module, "wide_product", lambda x, weight: (x @ weight.t()).float())
         real_choice = loading.choose_device
         patch.setattr(loading, "choose_device", lambda name: CUDA if name == "auto" else real_choice(name))
         self.operations = self._stack.enter_context(_Operations(self))

@@ -180,7 +180,15 @@ def _split(num_rows: int, first: Tensor, *others: Tensor | None) -> Iterator[tup
     return zip(pieces, *(none if other is None else other.split(num_rows) for other in others), strict=True)
 
 
+def wide_product(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    """x @ w.T of half-precision factors on a GPU in float32: what tensor cores sum in, before it would be rounded."""
+    return torch.mm(x_NI, weight_OI.t(), out_dtype=torch.float32)
+
+
 def _logits(head: Head, rows_LC: Tensor, weight_VC: Tensor, bias_V: Tensor | None) -> Tensor:
+    is_half = head.precision in (torch.bfloat16, torch.float16)
+    if is_half and bias_V is None and rows_LC.device.type == "cuda":
+        return wide_product(_cast(rows_LC, head.precision), _cast(weight_VC, head.precision))
     logits_LV = head.product(rows_LC, weight_VC, bias_V)
     return logits_LV if logits_LV.dtype == torch.float64 else logits_LV.float()
 

@@ -57,8 +57,9 @@ class ModelConfig(Section):
     """Dropout before the adapters during training; above 0 the trained policy is not exactly the sampled one."""
     lora_targets: list[str] = setting(["all-linear"], needs=WITH_LORA)
     """Module names that get an adapter; ["all-linear"] means every linear layer but the output head."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass: less memory, about a third more time. null: where the model's shape
+    is known and says that they would not fit otherwise."""
     activation_offload: bool = False
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
     attention: str = setting("auto", choices=("auto", "sdpa", "varlen"), needs=(PACKED, CAUSAL))

@@ -31,6 +31,8 @@ from covey.rollouts.buffer import Bound
 from covey.rollouts.rollout import Sampler
 from covey.rollouts.source import GroupFilter, GroupSource, LocalSource
 from covey.run.build_stream import build_stream, check_graded, fitting
+from covey.run.plan import with_checkpointing
+from covey.run.preflight.room import available_bytes
 from covey.system import collectives, custom
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Stages, Watchable, Watchdog
@@ -110,6 +112,9 @@ def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer, p
     """Load the policy, unless it is given, and wire trainer, engine and source around it."""
     environment = adapt(environment)
     strategy = config.parallel.strategy
+    if policy is None and config.model.gradient_checkpointing is None:
+        free = min(collectives.all_gather(available_bytes(choose_device(config.model.device))))
+        config = with_checkpointing(config, collectives.world_size(), free)
     policy = policy or load_policy(config.model, seed=config.seed, on_host=is_shared_out(strategy))
     servings: list[Serving] = []
     reference = build_reference(config, policy, servings)

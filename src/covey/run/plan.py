@@ -12,9 +12,12 @@ from covey.config.schema import Config
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import group_sizes
 from covey.run.model_shapes import shape_of
-from covey.run.preflight.memory_model import Workload, memory_of
+from covey.run.preflight.memory_model import Workload, kept_bytes, memory_of, training_bytes
 from covey.system import ranks
 from covey.system.text.format import memory
+
+ROOM = 0.9
+"""Of what is free, before a model is loaded: an allocator does not fill all of it."""
 
 
 def plan(config: Config, num_ranks: int) -> dict[str, int]:
@@ -45,10 +48,27 @@ def weights(model: ModelConfig) -> tuple[int, int] | None:
     return adapters if model.lora_rank else shape.weights, shape.weights + adapters
 
 
+def with_checkpointing(config: Config, num_ranks: int, free: int) -> Config:
+    """Return the settings with `model.gradient_checkpointing` decided, where they leave it open, for `free` bytes.
+
+    Activations are kept where what stays and training fit, and where the shape of the model is not known.
+    """
+    if config.model.gradient_checkpointing is not None:
+        return config
+    kept = replace(config, model=replace(config.model, gradient_checkpointing=False))
+    shape = shape_of(config.model)
+    if shape is None:
+        return kept
+    load = workload(kept, num_ranks)
+    needed = sum(kept_bytes(shape, load).values()) + training_bytes(shape, load)
+    return replace(config, model=replace(config.model, gradient_checkpointing=needed > ROOM * free))
+
+
 def workload(config: Config, num_ranks: int) -> Workload:
     """Return what the settings ask of each of so many GPUs.
 
-    Prompts are not counted: nobody has read them.
+    Prompts are not counted: nobody has read them. Where it is open whether activations are kept, they are not: the
+    least that a run takes.
     """
     model, algorithm = config.model, config.algorithm
     num_groups = -(-config.groups_per_step // num_ranks)
@@ -59,7 +79,7 @@ def workload(config: Config, num_ranks: int) -> Workload:
         lora_rank=model.lora_rank,
         lora_targets=tuple(model.lora_targets),
         load_in_4bit=model.load_in_4bit,
-        gradient_checkpointing=model.gradient_checkpointing,
+        gradient_checkpointing=model.gradient_checkpointing is not False,
         activation_offload=model.activation_offload,
         optimizer=config.optimizer.name,
         micro_batch_tokens=config.micro_batch_tokens,

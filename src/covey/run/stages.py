@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from covey.config.schema import Config
 from covey.environments.base import Environment
 from covey.environments.infill.settings import InfillConfig
 from covey.policy import sharding
+from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.policy import Policy
 from covey.rollouts.source import PromptStream
 from covey.run import cold_start
@@ -100,6 +102,8 @@ def load_run(
 def announce(run: Run, config: Config, record: RunRecorder) -> None:
     """Report what will be trained on what, and warn where prompts repeat within a step."""
     record.say(opening(run, config))
+    if run.policy.device.type == "cuda":
+        record.say(computing(run.policy, config))
     if (crowded := crowding(run, config)) and collectives.is_main_process():
         LOGGER.warning("%s", crowded)
 
@@ -163,6 +167,30 @@ def opening(run: Run, config: Config) -> str:
         f"{prompts:,} prompts to train on, {all_held_out:,} held out{some}; "
         f"{config.groups_per_step:,} x {config.group_size:,} completions a step, {steps}"
     )
+
+
+def computing(policy: Policy, config: Config) -> str:
+    """Say in one line what samples, how training attends and whether it keeps activations, each with the reason.
+
+    >>> computing(policy, config)
+    'sampling: native, a graph of each step (vLLM is not installed); attention: varlen; activations: kept, for they fit'
+    """
+    # Engine
+    has_vllm = find_spec("vllm") is not None
+    reason = "vLLM is installed too: engine=vllm" if has_vllm else "vLLM is not installed"
+    sampling = f"native, a graph of each step ({reason})" if config.engine.name == "native" else config.engine.name
+    # Attention
+    obstacle = varlen_obstacle(policy.heads)
+    why = (
+        f" (varlen {obstacle})" if policy.attention == "sdpa" and obstacle and config.model.attention == "auto" else ""
+    )
+    # Activations
+    recomputes = any(getattr(module, "gradient_checkpointing", False) for module in policy.model.modules())
+    chosen = config.model.gradient_checkpointing is not None
+    activations = "computed again" if recomputes else "kept"
+    if not chosen:
+        activations += ", for all of them would not fit" if recomputes else ", for they fit"
+    return f"sampling: {sampling}; attention: {policy.attention}{why}; activations: {activations}"
 
 
 def size_of(policy: Policy) -> str:

@@ -1,12 +1,13 @@
 """Optimisers and learning-rate schedules. The schedule is a pure function of the step, so it has no state to save."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from covey.policy import sharding
 from covey.trainer.settings import OptimizerConfig
 
 
@@ -48,6 +49,37 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig], torch
     "adamw8bit": _adamw8bit,
     "sgd": _sgd,
 }
+
+
+def clipped_step(
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    parameters: Sequence[nn.Parameter],
+    limit: float,
+    *,
+    is_finite: bool,
+) -> dict[str, float]:
+    """Clip the gradients of all parameters to the norm `limit`, step with them, and return what to log of it.
+
+    A limit of 0 clips nothing. Nothing changes where the gradients, or the loss they come from (`is_finite`), are not
+    finite. Collective where weights are sharded.
+    """
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    # Whole before it is used: torch 2.9 adds to a sharded norm on each rank, and clips by another factor.
+    norm = sharding.whole(norm) if hasattr(norm, "full_tensor") else norm
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit if limit > 0 else torch.inf, norm)
+    is_finite = bool(torch.isfinite(norm)) and is_finite
+    if is_finite:
+        scaler.step(optimizer)
+    else:
+        optimizer.zero_grad(set_to_none=True)
+    scaler.update()
+    return {
+        "grad_norm": float(norm),
+        "grad_clipped": float(limit > 0 and bool(norm > limit)),
+        "skipped": float(not is_finite),
+    }
 
 
 def learning_rate(step: int, num_steps: int, settings: OptimizerConfig) -> float:

@@ -39,7 +39,7 @@ from covey.trainer.forward import (
     unscored_prompts,
 )
 from covey.trainer.mismatch import MismatchWatch
-from covey.trainer.optimizer import build_optimizer, learning_rate
+from covey.trainer.optimizer import build_optimizer, clipped_step, learning_rate
 from covey.trainer.settings import OptimizerConfig
 from covey.types import Batch, RunStopped, Sampling
 
@@ -336,23 +336,8 @@ class Trainer:
         """Step with the gradients there are, unless the loss or one of them is not finite."""
         if "loss" not in metrics:
             return {"grad_norm": 0.0, "grad_clipped": 0.0, "skipped": 0.0}
-        self._scaler.unscale_(self._optimizer)
-        limit = self._settings.optimizer.max_grad_norm
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        # Whole before it is used: torch 2.9 adds to a sharded norm on each rank, and clips by another factor.
-        norm = sharding.whole(norm) if self.policy.sharded else norm
-        torch.nn.utils.clip_grads_with_norm_(self._parameters, limit if limit > 0 else torch.inf, norm)
-        finite = bool(torch.isfinite(norm)) and math.isfinite(metrics["loss"])
-        if finite:
-            self._scaler.step(self._optimizer)
-        else:
-            self._optimizer.zero_grad(set_to_none=True)
-        self._scaler.update()
-        return {
-            "grad_norm": float(norm),
-            "grad_clipped": float(limit > 0 and bool(norm > limit)),
-            "skipped": float(not finite),
-        }
+        limit, is_finite = self._settings.optimizer.max_grad_norm, math.isfinite(metrics["loss"])
+        return clipped_step(self._optimizer, self._scaler, self._parameters, limit, is_finite=is_finite)
 
     def _is_overflow(self, metrics: Mapping[str, float]) -> bool:
         """float16 gradients beyond its range are the loss scale's search, while the scale has room to fall."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from covey.engine.native.fused import FusedModel, is_fusable, linear_layers
 from covey.engine.native.panels import CompiledLinear
 from covey.policy.attention.base import Rule
+from covey.policy.head import linear_layer, wide_product
 from covey.policy.kernels.linear import MergedLinear, OneDnnLinear, PackedLinear
 from covey.policy.policy import Policy, head_modules, is_adapted
 
@@ -49,6 +50,23 @@ class FusedAdapter(nn.Module):
         out = self.base_layer(input)  # type: ignore[operator]
         flat = input.reshape(-1, input.shape[-1]).to(self._precision)
         return torch.addmm(out.flatten(0, -2), flat @ self._down_IN, self._up_NO).view(out.shape)
+
+
+class WideHead(nn.Module):
+    """An output head without bias for half precision on a GPU: logits in float32, as the trainer's (`policy.head`)."""
+
+    def __init__(self, layer: nn.Module, precision: torch.dtype) -> None:
+        super().__init__()
+        self._precision = precision
+        self.take(layer)
+
+    def take(self, layer: nn.Module) -> None:
+        """Hold the weight as it is now, in the type of products."""
+        self._weight_VC = layer.get_parameter("weight").detach().to(self._precision)
+
+    def forward(self, input: Tensor) -> Tensor:
+        flat = input.reshape(-1, input.shape[-1]).to(self._precision)
+        return wide_product(flat, self._weight_VC).view(*input.shape[:-1], -1)
 
 
 Held = PackedLinear | MergedLinear | CompiledLinear
@@ -89,7 +107,8 @@ def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> 
     others = _linear_beside(policy, fused) if fused else _held_layers(policy)
     held = {name: _held(layer, policy.precision, bool(fused)) for name, layer in others}
     adapters = {name: FusedAdapter(model.get_submodule(name), policy.precision) for name in _fused_adapters(policy)}
-    for name, module in (held | fused | adapters).items():
+    heads = {name: WideHead(model.get_submodule(name), policy.precision) for name in _wide_heads(policy)}
+    for name, module in (held | fused | adapters | heads).items():
         parent, _, own_name = name.rpartition(".")
         setattr(model.get_submodule(parent), own_name, module)
     decode_policy = replace(policy, model=model)
@@ -102,7 +121,7 @@ def refresh(decode_policy: Policy, policy: Policy) -> None:
     """Take the policy's weights as they are now."""
     for name, mine in decode_policy.model.named_modules():
         theirs = policy.model.get_submodule(name)
-        if isinstance(mine, FusedModel | FusedAdapter):
+        if isinstance(mine, FusedModel | FusedAdapter | WideHead):
             mine.take(theirs)
         elif isinstance(mine, Held):
             mine.take(*_weight_of(theirs))
@@ -207,6 +226,14 @@ def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
         and len(module.active_adapters) == 1
         and not (module.fan_in_fan_out or module.disable_adapters or module.merged or module.lora_variant)
     )
+
+
+def _wide_heads(policy: Policy) -> list[str]:
+    """Return the name of the head where the trainer computes its logits in float32 from half precision."""
+    layer = linear_layer(policy)
+    if layer is None or layer.bias is not None or not _is_half(policy.precision) or policy.device.type != "cuda":
+        return []
+    return [name for name, module in policy.model.named_modules() if module is layer]
 
 
 def _fused_adapters(policy: Policy) -> list[str]:

@@ -62,10 +62,11 @@ def check_memory(subject: PreflightContext) -> Check:
         figure = f"{_parts(known)}; a pass over a small micro-batch then ran out of memory"
         return Check(False, figure, _free(free), _remedy_of_known(config, known, free), _values(known, free))
     need = Need(optimizer, bytes_of(points, shape.num_tokens), known.sampling)
-    return _finding(config, need, free, points, shape)
+    recomputes = any(getattr(module, "gradient_checkpointing", False) for module in policy.model.modules())
+    return _finding(need, free, points, shape, recomputes)
 
 
-def _finding(config: Config, need: Need, free: int, points: Sequence[MemorySample], shape: Shape) -> Check:
+def _finding(need: Need, free: int, points: Sequence[MemorySample], shape: Shape, recomputes: bool) -> Check:
     # Say what was measured
     tried = len(points) != 2
     how = "measured" if tried else f"scaled up from {points[0].num_tokens:,} and {points[1].num_tokens:,}"
@@ -78,7 +79,7 @@ def _finding(config: Config, need: Need, free: int, points: Sequence[MemorySampl
     lower = f"lower micro_batch_tokens to {fits}"
     if fits < shape.max_tokens:
         lower = "lower sampling.max_tokens"
-    if not config.model.gradient_checkpointing:
+    if not recomputes:
         lower += " or set model.gradient_checkpointing=true"
     return Check(False, figure, _free(free), lower, values)
 
