@@ -48,7 +48,7 @@ PARTS = (
     Part("waits", "waits", 60, "at most 2 a decode step, 10 a micro-batch"),
     Part("crashes", "crashes", 150, "every step ends", decides=True),
     Part("quantised", "quantised", 90, "4 bits: gradient within 0.6; 8-bit AdamW within 0.1", decides=True),
-    Part("learns", "learns", 180, "reward rises; the same bits only where kernels repeat", decides=True),
+    Part("learns", "learns", 180, "reward rises; resumed to the same bits, with model.deterministic", decides=True),
     Part("decode", "decode", 150, "8 to 10 ms at 512 rows, below 4 at 32; 50 % of the floor or more"),
     Part("training", "training", 200, "new shapes cost what known ones do; 40 % of peak or more"),
     Part(

@@ -167,7 +167,7 @@ def learns(tiny: bool) -> Figures:
 def demo_config(tiny: bool, cache: Path) -> Config:
     """The settings of `recipe=arithmetic` for 60 steps, or of a run of nothing for two."""
     config = Config(num_steps=60, groups_per_step=64, group_size=8)
-    config.model = ModelConfig(precision="bfloat16", device=device_here())
+    config.model = ModelConfig(precision="bfloat16", device=device_here(), deterministic=device_here() == "cuda")
     config.environment = ArithmeticConfig()
     config.sampling.max_tokens = 8
     config.optimizer.lr, config.optimizer.betas = 2e-4, [0.9, 0.99]

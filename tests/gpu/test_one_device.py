@@ -172,3 +172,16 @@ def test_a_whole_run_with_its_checks_stays_on_the_device(tmp_path: Path) -> None
         assert not gpu.mixed
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert metrics["step"] == 1
+
+
+def test_kernels_repeat_in_the_training_pass_alone_where_that_is_asked_for() -> None:
+    seen: list[bool] = []
+    with PretendGpu() as gpu:
+        policy = policy_of(deterministic=True)
+        trainer = trainer_of(policy, optimizer="sgd")
+        trainer.observer = lambda part, inputs: seen.append(torch.are_deterministic_algorithms_enabled())
+        trainer.step(batch_of(policy), 0)
+        assert not gpu.mixed
+    assert seen
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()

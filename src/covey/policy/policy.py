@@ -43,6 +43,8 @@ class Policy:
     """All kinds of heads its layers have, once its capabilities were detected."""
     attention: str = "sdpa"
     """How packed streams attend: a name in `layouts.ATTENTIONS`."""
+    deterministic: bool = False
+    """Trained with kernels that repeat bit for bit (`repeating`)."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -161,6 +163,21 @@ def inference(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+@contextmanager
+def repeating(wanted: bool) -> Iterator[None]:
+    """Let torch take only kernels that repeat bit for bit inside, where that is wanted.
+
+    RuntimeError, of torch, where an operation has none.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(before or wanted, warn_only=warns and not wanted)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
 MIN_BYTES = 2**20

@@ -66,10 +66,15 @@ class ModelConfig(Section):
     """How packed rollouts attend in training: sdpa (scaled_dot_product_attention, batched by length), varlen
     (FlashAttention over all lengths at once, in half precision on a GPU), or auto (varlen where it can be, a kernel
     on a CPU where `kernels` allows one, else sdpa)."""
-    kernels: str = setting("auto", choices=("auto", "torch"))
-    """What computes on a CPU, in training and sampling: auto (C and oneDNN where they can and pay) or torch alone."""
+    kernels: str = setting("auto", choices=("auto", "torch", "liger"), packages={"liger": ("liger_kernel", "liger")})
+    """What computes in training and sampling: auto (on a CPU C and oneDNN where they can and pay), torch alone, or
+    liger (on a GPU Liger's kernels for norms, gates and rotary positions of the Llama family)."""
     device: str = "auto"
     """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
+    deterministic: bool = setting(
+        False, needs=Requires("sampling.top_p = 1", ("sampling.top_p",), lambda top_p: top_p == 1, value=True)
+    )
+    """Train with kernels that repeat bit for bit on a GPU, and take longer; a CPU repeats without it."""
     nano_architecture: str = setting(
         "qwen2", choices=("qwen2", "qwen3", "llama", "mistral", "modernbert", "bert", "roberta"), needs=OF_NANO
     )

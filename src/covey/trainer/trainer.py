@@ -20,7 +20,7 @@ from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInput
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
 from covey.policy.logprobs import ReferenceElsewhere, Scoring
-from covey.policy.policy import Policy, inference
+from covey.policy.policy import Policy, inference, repeating
 from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
@@ -286,7 +286,7 @@ class Trainer:
     ) -> tuple[list[Sums], list[Mapping[str, float]]]:
         """Add the gradients of all micro-batches to those there are."""
         self.policy.model.train()
-        with self.timer.phase("backward"), self._dropout_of(seed):
+        with self.timer.phase("backward"), self._dropout_of(seed), repeating(self.policy.deterministic):
             pairs = zip(prepared, statistics, strict=True)
             found = [self._backward(part, batch, chosen) for part, chosen in pairs]
         return [sums for sums, _ in found], [maxima for _, maxima in found]

@@ -28,10 +28,16 @@ class _CompiledNorm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        if _is_plain(hidden_states, self.weight):
-            return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+        if self._computes(hidden_states):
+            return self._normed(hidden_states)
         out: Tensor = super().forward(hidden_states)  # of the class beside it
         return out
+
+    def _computes(self, hidden_states: Tensor) -> bool:
+        return _is_plain(hidden_states, self.weight)
+
+    def _normed(self, hidden_states: Tensor) -> Tensor:
+        return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
 class CompiledLlamaRMSNorm(_CompiledNorm, LlamaRMSNorm):
@@ -56,12 +62,18 @@ class _CompiledMLP(nn.Module):
     down_proj: nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _is_plain(x):
+        if not self._computes(x):
             out: Tensor = super().forward(x)  # of the class beside it
             return out
         gate, up = self.gate_proj(x), self.up_proj(x)
-        down: Tensor = self.down_proj(gated(gate, up))
+        down: Tensor = self.down_proj(self._gated(gate, up))
         return down
+
+    def _computes(self, x: Tensor) -> bool:
+        return _is_plain(x)
+
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return gated(gate, up)
 
 
 class CompiledLlamaMLP(_CompiledMLP, LlamaMLP):
@@ -92,14 +104,20 @@ class _CompiledAttention(nn.Module):
     def forward(self, hidden_states: Tensor, *given: Any, position_embeddings: Any = None, **keywords: Any) -> Any:
         """(B, T, C) to (B, T, C), as transformers call it. No weights of the attention beside it."""
         is_known = not given and position_embeddings is not None and keywords.get("past_key_values") is None
-        if not is_known or self.config._attn_implementation != ATTENTION or not _is_plain(hidden_states):
+        if not is_known or self.config._attn_implementation != ATTENTION or not self._computes(hidden_states):
             return super().forward(hidden_states, *given, position_embeddings=position_embeddings, **keywords)
         heads = [self._heads(part, hidden_states) for part in (self.q_proj, self.k_proj, self.v_proj)]
-        query, key = (rotated(part, *position_embeddings) for part in self._normed(*heads[:2]))
+        query, key = self._turned(*self._normed(*heads[:2]), *position_embeddings)
         turned = (part.transpose(1, 2) for part in (query, key, heads[2]))
         rule = {"scaling": self.scaling, "sliding_window": self._window(), "attention_mask": None}
         out_BTHD, _ = attention(self, *turned, **(keywords | rule))
         return self.o_proj(out_BTHD.flatten(2)), None
+
+    def _computes(self, hidden_states: Tensor) -> bool:
+        return _is_plain(hidden_states)
+
+    def _turned(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotated(query_BTHD, cos, sin), rotated(key_BTHD, cos, sin)
 
     def _heads(self, projection: nn.Module, hidden_BTC: Tensor) -> Tensor:
         heads_BTHD: Tensor = projection(hidden_BTC).unflatten(-1, (-1, self.head_dim))
@@ -159,9 +177,16 @@ def use_compiled(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is OneDnnLinear:
             module.through_c = True
-        kind = type(module)
-        if kind in COMPILED and (kind not in GATED or isinstance(module.act_fn, nn.SiLU | SiLUActivation)):
-            module.__class__ = COMPILED[kind]
+        if compiled := compiled_class(module):
+            module.__class__ = compiled
+
+
+def compiled_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return the class that computes what an exactly known module does, None for others."""
+    kind = type(module)
+    if kind in GATED and not isinstance(module.act_fn, nn.SiLU | SiLUActivation):
+        return None
+    return COMPILED.get(kind)
 
 
 def _is_plain(*tensors: Tensor) -> bool:

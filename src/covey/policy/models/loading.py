@@ -1,6 +1,7 @@
 """Settings in, a policy out: weights, precision, quantisation, adapters."""
 
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from covey.policy.attention.base import ATTENTION, register
 from covey.policy.attention.choice import choose_attention
 from covey.policy.kernels import linear
 from covey.policy.kernels.layers import choose_kernels
+from covey.policy.kernels.liger import use_liger
 from covey.policy.models.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.models.naming import check_device, check_name
 from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
@@ -58,6 +60,10 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     device = choose_device(settings.device)
     if settings.activation_offload and device.type == "cpu":
         raise ValueError("model.activation_offload=true needs a GPU, got model.device=cpu")
+    if settings.deterministic:
+        if device.type == "cpu":
+            raise ValueError("model.deterministic=true is for GPUs, a CPU repeats bit for bit without it")
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else its products would not repeat
     check_name(settings.name)
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
@@ -133,6 +139,8 @@ def _prepared(
     precision = DTYPES[settings.precision]
     if precision == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the grouped product of experts has no float64
+    if settings.kernels == "liger":
+        use_liger(model, device)
     choose_kernels(model, settings.kernels, precision, device)
     return detect_capabilities(
         Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
@@ -149,7 +157,13 @@ def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: t
     if bare.mask_id is None:
         heads = [replace(each, device_type=device.type) for each in bare.heads]
         attention = choose_attention(settings.attention, settings.kernels, heads)
-    return replace(bare, model=wrapped, offload=settings.activation_offload and trainable, attention=attention)
+    return replace(
+        bare,
+        model=wrapped,
+        offload=settings.activation_offload and trainable,
+        attention=attention,
+        deterministic=settings.deterministic,
+    )
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:

@@ -1,0 +1,74 @@
+"""Norms, gates and rotary positions through Liger's Triton kernels (arXiv 2410.10989), for training on GPUs.
+
+The same modules as in `layers` take classes of their own; their weights, and the weights' names, stay as they are. On a
+tensor of the host, where a policy that will be shared out is looked at first, they compute as before.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.policy.kernels.layers import (
+    COMPILED,
+    GATED,
+    CompiledLlamaRMSNorm,
+    CompiledMistralRMSNorm,
+    CompiledQwen2RMSNorm,
+    CompiledQwen3RMSNorm,
+    compiled_class,
+)
+
+NORMS = (CompiledLlamaRMSNorm, CompiledMistralRMSNorm, CompiledQwen2RMSNorm, CompiledQwen3RMSNorm)
+
+
+class _OnGpu:
+    def _computes(self, hidden_states: Tensor) -> bool:
+        return hidden_states.is_cuda
+
+
+class _Norm(_OnGpu):
+    weight: nn.Parameter
+    variance_epsilon: float
+
+    def _normed(self, hidden_states: Tensor) -> Tensor:
+        from liger_kernel.ops import LigerRMSNormFunction
+
+        # Not in place: the gradient that comes in may be read by others.
+        how = (self.variance_epsilon, 0.0, "llama", False, None)
+        out: Tensor = LigerRMSNormFunction.apply(hidden_states, self.weight, *how)
+        return out
+
+
+class _Mlp(_OnGpu):
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        from liger_kernel.ops import LigerSiLUMulFunction
+
+        out: Tensor = LigerSiLUMulFunction.apply(gate, up, 1.0, 1.0)
+        return out
+
+
+class _Attention(_OnGpu):
+    def _turned(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+        heads = query_BTHD.transpose(1, 2), key_BTHD.transpose(1, 2)
+        query_BHTD, key_BHTD = liger_rotary_pos_emb(*heads, cos, sin)
+        return query_BHTD.transpose(1, 2), key_BHTD.transpose(1, 2)
+
+
+def _liger_class(kind: type[nn.Module], compiled: type[nn.Module]) -> type[nn.Module]:
+    part: Any = _Norm if compiled in NORMS else _Mlp if kind in GATED else _Attention
+    return type(f"Liger{kind.__name__}", (part, compiled), {})
+
+
+LIGER = {compiled: _liger_class(kind, compiled) for kind, compiled in COMPILED.items()}
+
+
+def use_liger(model: nn.Module, device: torch.device) -> None:
+    """Let modules of exactly known classes compute through Liger, in place. ValueError where there is no GPU."""
+    if device.type != "cuda":
+        raise ValueError(f"model.kernels=liger needs a GPU, got model.device={device.type}; take model.kernels=auto")
+    for module in model.modules():
+        if compiled := compiled_class(module):
+            module.__class__ = LIGER[compiled]

@@ -1,0 +1,84 @@
+"""Liger's kernels, by a stand-in in plain torch: which modules take them, and what they are given."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from covey.policy.attention.base import DENSE
+from covey.policy.policy import Policy
+
+from ...support.builders import nano, probe_logits
+from ...support.pretend_gpu import PretendGpu
+
+
+class Norm:
+    @staticmethod
+    def apply(x: Tensor, weight: Tensor, eps: float, offset: float, mode: str, in_place: bool, rows: Any) -> Tensor:
+        CALLED.append("norm")
+        assert (offset, mode, in_place) == (0.0, "llama", False)
+        return F.rms_norm(x.float(), weight.shape, eps=eps).to(x.dtype) * weight
+
+
+class Gate:
+    @staticmethod
+    def apply(gate: Tensor, up: Tensor, gate_multiplier: float, down_multiplier: float) -> Tensor:
+        CALLED.append("gate")
+        return F.silu(gate) * up
+
+
+def rope(query_BHTD: Tensor, key_BHTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    CALLED.append("rope")
+
+    def turned(x: Tensor) -> Tensor:
+        low, high = x.chunk(2, dim=-1)
+        return x * cos[:, None] + torch.cat((-high, low), dim=-1) * sin[:, None]
+
+    return turned(query_BHTD), turned(key_BHTD)
+
+
+CALLED: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _liger(monkeypatch: pytest.MonkeyPatch) -> None:
+    CALLED.clear()
+    parts: dict[str, dict[str, Any]] = {
+        "liger_kernel": {},
+        "liger_kernel.ops": {"LigerRMSNormFunction": Norm, "LigerSiLUMulFunction": Gate},
+        "liger_kernel.transformers": {},
+        "liger_kernel.transformers.rope": {"liger_rotary_pos_emb": rope},
+    }
+    for name, values in parts.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def gradient_of(policy: Policy) -> Tensor:
+    ids_1T = torch.arange(1, 9, device=policy.device)[None]
+    policy.logits(ids_1T, ids_1T - 1, DENSE).float().square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_all_norms_gates_and_positions_go_through_liger_and_the_numbers_stay(architecture: str) -> None:
+    with PretendGpu() as gpu:
+        plain, liger = (nano(nano_architecture=architecture, kernels=kernels) for kernels in ("torch", "liger"))
+        CALLED.clear()
+        torch.testing.assert_close(gradient_of(liger), gradient_of(plain), rtol=1e-4, atol=1e-6)
+        assert not gpu.mixed
+    num_norms = 1 + 2 * (4 if architecture == "qwen3" else 2)
+    assert (CALLED.count("norm"), CALLED.count("gate"), CALLED.count("rope")) == (num_norms, 2, 2)
+    assert plain.model.state_dict().keys() == liger.model.state_dict().keys()
+
+
+def test_without_a_gpu_it_is_refused_in_one_line() -> None:
+    with pytest.raises(
+        ValueError, match=r"^model.kernels=liger needs a GPU, got model.device=cpu; take model.kernels=auto$"
+    ):
+        probe_logits(nano(kernels="liger"))
