@@ -1,8 +1,11 @@
 """What all tests share."""
 
+import gc
 import os
 import tempfile
 
+# Half a million objects of torch and of collected tests are no garbage: look through them seldom.
+gc.set_threshold(100_000, 50, 100)
 # Before torch is imported: many small tests are faster on one thread, and threads that spin slow their neighbours.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -13,11 +16,11 @@ os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"covey-tests
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hydra._internal.hydra import Hydra
+
+from .support.composing import compose_faster
 
 LONGEST = (
     *("settings/test_nothing_is_ignored", "test_several_processes", "docs/test_docs", "test_no_silent_hang"),
@@ -50,19 +53,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what all tests have out of what the collector looks through."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _composed_once() -> Iterator[None]:
-    """Let Hydra compose settings once: the first time it only looks for a hydra.mode, which is typed or not.
-
-    Commands in processes of their own compose twice, as ever.
-    """
-    look = Hydra.get_mode
-
-    def mode_if_typed(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        return look(hydra, config_name, overrides) if any("hydra.mode" in word for word in overrides) else None
-
+def _composed_faster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "get_mode", mode_if_typed)
+        compose_faster(patch)
         yield
 
 

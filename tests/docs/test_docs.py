@@ -100,8 +100,14 @@ USUAL_SETTINGS = settings.to_yaml(Config())
 REFUSALS = [(shlex.split(words), line) for words, line in REFUSED.findall(TEXTS[SETTINGS_PAGE])]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all examples: schemas are registered anew for another."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def workbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workbench(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty current folder with the example files of all pages; what examples leave in the process is undone."""
     for page in TEXTS:
         for name, content in example_files(page).items():
@@ -116,7 +122,7 @@ def workbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(environments.ENVIRONMENTS, "backwards", raising=False)
-    monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COVEY_CACHE", str(cache))
     modules = set(sys.modules)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

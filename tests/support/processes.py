@@ -1,9 +1,14 @@
 """Other processes, as Linux shows them: whose they are, and whether they still run. They may end while we look."""
 
 import multiprocessing
+import os
+import socket
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,40 @@ def on_two_ranks(
         process.kill()
     assert [process.exitcode for process in ranks] == [0, 0]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def as_job_steps(work: Callable[[], Any], seconds: float = 120.0) -> list[Any]:
+    """What `work` returns in each of two forks of this process that have the variables of a job's two steps."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listening.getsockname()[1])}
+    with ThreadPoolExecutor(2) as pool:
+        steps = [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+        return list(pool.map(lambda step: in_a_fork(work, step, seconds), steps))
+
+
+def in_a_fork(work: Callable[[], Any], variables: Mapping[str, str] = {}, seconds: float = 60.0) -> Any:
+    """What `work` returns, as plain text says it, in a fork of this process with these variables besides.
+
+    Nothing of what it does to the process is left afterwards. RuntimeError with its traceback where it fails.
+    """
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_answer, args=(work, variables, theirs))
+    process.start()
+    theirs.close()
+    failed, said = ours.recv() if ours.poll(seconds) else (True, f"no answer within {seconds:g} s")
+    process.join(5)
+    process.kill()
+    if failed:
+        raise RuntimeError(said)
+    return said
+
+
+def _answer(work: Callable[[], Any], variables: Mapping[str, str], answers: Connection) -> None:
+    os.environ.update(variables)
+    try:
+        answers.send((False, work()))
+    except BaseException:
+        answers.send((True, traceback.format_exc()))
 
 
 def _work_as(work: Callable[[], Any], rank: int, folder: Path, backend: str, how: dict[str, Any]) -> None:
