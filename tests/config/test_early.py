@@ -29,19 +29,40 @@ ROWS = ["recipe=my_rewards", "model=nano", "data.path=rows.jsonl", "rewards=[min
 NEAR = "; did you mean digits?"
 
 
+EACH_ALONE = """
+import contextlib, io, json, os, sys
+sys.modules["torch"] = None
+from covey.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()):
+    main(["config"])
+for number, words in enumerate(json.load(sys.stdin)):
+    if not os.fork():
+        for descriptor in (1, 2):
+            os.dup2(os.open(f"{number}.{descriptor}", os.O_WRONLY | os.O_CREAT), descriptor)
+        sys.exit(main(words))
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    assert not os.path.exists("outputs"), words
+"""
+"""The same for one list of words after the other, in forks of what has composed once: they print to files."""
+
+
 @pytest.fixture(autouse=True)
 def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The current folder, with modules and rows; the modules are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     hub.silence.cache_clear()
-    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(8)))
-    Path("mine.py").write_text("def digits(completions, **columns):\n    return [1.0 for _ in completions]\n")
-    Path("broken.py").write_text("def digits(:\n")
-    Path("folder").mkdir()
+    fill(tmp_path)
     yield
     for name in ("mine", "starred", "made", "broken"):
         sys.modules.pop(name, None)
+
+
+def fill(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(8)))
+    (folder / "mine.py").write_text("def digits(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    (folder / "broken.py").write_text("def digits(:\n")
+    (folder / "folder").mkdir()
 
 
 @pytest.fixture
@@ -77,23 +98,46 @@ MISTAKES = [
 ]
 
 
+NOTHING = [["train"], ["train", "--multirun"]]
+"""Trainings of nothing in particular."""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Status, output and errors of every command of `MISTAKES` and `NOTHING` where torch cannot be imported."""
+    folder = tmp_path_factory.mktemp("alone")
+    fill(folder)
+    typed = [*(words for words, _ in MISTAKES), *NOTHING]
+    done = subprocess.run(
+        [sys.executable, "-c", EACH_ALONE], input=json.dumps(typed), capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    printed = [[(folder / f"{n}.{descriptor}").read_text() for descriptor in (1, 2)] for n in range(len(typed))]
+    codes = [int(line) for line in done.stdout.split()]
+    return {
+        " ".join(words): (code, out, err) for words, code, (out, err) in zip(typed, codes, printed, strict=True)
+    }
+
+
 @pytest.mark.parametrize(("words", "line"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
-def test_a_mistake_in_a_path_a_name_or_a_device_is_one_line_without_torch(words: list[str], line: str) -> None:
-    done = alone(words)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert line in done.stderr
-    assert not Path("outputs").exists()
+def test_a_mistake_in_a_path_a_name_or_a_device_is_one_line_without_torch(
+    words: list[str], line: str, answers: dict[str, tuple[int, str, str]]
+) -> None:
+    code, out, err = answers[" ".join(words)]
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert line in err
 
 
-@pytest.mark.parametrize("words", [["train"], ["train", "--multirun"]], ids=" ".join)
-def test_a_training_of_nothing_in_particular_says_what_to_type(words: list[str]) -> None:
-    done = alone(words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
+@pytest.mark.parametrize("words", NOTHING, ids=" ".join)
+def test_a_training_of_nothing_in_particular_says_what_to_type(
+    words: list[str], answers: dict[str, tuple[int, str, str]]
+) -> None:
+    code, out, err = answers[" ".join(words)]
+    assert (code, out) == (2, "")
+    assert err == (
         "covey: nothing says what to train: covey train recipe=arithmetic is a first run; recipes: "
         f"{', '.join(group_choices()['recipe'])}; settings: covey train --help\n"
     )
-    assert not Path("outputs").exists()
 
 
 def test_what_may_be_right_is_left_to_those_who_load_it() -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -38,13 +38,17 @@ def as_job_steps(work: Callable[[], Any], seconds: float = 120.0) -> list[Any]:
     """What `work` returns in each of two forks of this process that have the variables of a job's two steps."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listening.getsockname()[1])}
-    with ThreadPoolExecutor(2) as pool:
-        steps = [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-        return list(pool.map(lambda step: in_a_fork(work, step, seconds), steps))
+    return in_forks(work, [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)], seconds)
+
+
+def in_forks(work: Callable[[], Any], variables: Sequence[Mapping[str, str]], seconds: float = 60.0) -> list[Any]:
+    """What `work` returns in forks of this process that run side by side, each with variables of its own."""
+    with ThreadPoolExecutor(len(variables)) as pool:
+        return list(pool.map(lambda own: in_a_fork(work, own, seconds), variables))
 
 
 def in_a_fork(work: Callable[[], Any], variables: Mapping[str, str] = {}, seconds: float = 60.0) -> Any:
-    """What `work` returns, as plain text says it, in a fork of this process with these variables besides.
+    """What `work` returns in a fork of this process that has these variables besides.
 
     Nothing of what it does to the process is left afterwards. RuntimeError with its traceback where it fails.
     """

@@ -13,6 +13,8 @@ from covey.cli.main import main
 from covey.system import accelerate_launch, ranks
 from covey.system.ranks import check_ranks, first_host, meeting_place
 
+from ..support.processes import in_forks
+
 LEAVING = """
 import atexit, threading, time
 from covey.system import ranks as launch
@@ -58,6 +60,10 @@ def assert_trained_together(*processes: "subprocess.Popen[str]") -> None:
     for process in processes:
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
+    assert_trained_on_two_ranks()
+
+
+def assert_trained_on_two_ranks() -> None:
     for run in ("run", "again"):
         (manifest,) = Path(run).glob("checkpoints/*/manifest.json")
         assert json.loads(manifest.read_text())["num_ranks"] == 2
@@ -94,10 +100,10 @@ def test_a_rank_that_comes_early_to_the_second_group_of_a_program_waits_for_the_
 
 
 def test_a_program_that_srun_starts_without_a_launcher_trains_on_all_its_ranks() -> None:
-    Path("script.py").write_text(SCRIPT)
     step = TASK | {"SLURM_STEP_NUM_TASKS": "2"}
-    tasks = [start(sys.executable, "script.py", **step, SLURM_PROCID=n, SLURM_LOCALID=n) for n in "01"]
-    assert_trained_together(*tasks)
+    tasks = [step | {"SLURM_PROCID": n, "SLURM_LOCALID": n} for n in "01"]
+    in_forks(lambda: exec(SCRIPT, {}), tasks, seconds=240.0)
+    assert_trained_on_two_ranks()
 
 
 def test_ranks_are_what_the_launcher_says_first(monkeypatch: pytest.MonkeyPatch) -> None:

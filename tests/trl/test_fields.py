@@ -1,6 +1,6 @@
 """Every field of TRL's GRPOConfig is mapped or refused by name; the page lists all of them."""
 
-import subprocess
+import importlib
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +13,7 @@ from covey.trl.config import default_of
 from covey.trl.fields import MAPPED, REFUSED, table
 from covey.trl.mapping import settings_of
 
+from ..support.processes import in_a_fork
 from ..support.tiny_models import tiny_model
 from .test_same_gradient_as_trl import TOKENIZER
 
@@ -120,6 +121,10 @@ def test_the_page_has_the_table_of_all_fields() -> None:
 
 
 def test_trl_is_not_imported() -> None:
-    program = "import sys, covey.trl; print([name for name in sys.modules if name.split('.')[0] == 'trl'])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    def imported_anew() -> list[str]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("covey", "trl")]:
+            del sys.modules[name]
+        importlib.import_module("covey.trl")
+        return [name for name in sys.modules if name.partition(".")[0] == "trl"]
+
+    assert in_a_fork(imported_anew) == []
