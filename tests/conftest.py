@@ -4,8 +4,6 @@ import gc
 import os
 import tempfile
 
-# Half a million objects of torch and of collected tests are no garbage: look through them seldom.
-gc.set_threshold(100_000, 50, 100)
 # Before torch is imported: many small tests are faster on one thread, and threads that spin slow their neighbours.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -21,6 +19,9 @@ import pytest
 import torch
 
 from .support.composing import compose_faster
+
+# Half a million objects of torch and of collected tests are no garbage: look through them seldom.
+gc.set_threshold(100_000, 50, 100)
 
 LONGEST = (
     *("settings/test_nothing_is_ignored", "test_several_processes", "docs/test_docs", "test_no_silent_hang"),

@@ -114,9 +114,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     assert done.returncode == 0, done.stderr
     printed = [[(folder / f"{n}.{descriptor}").read_text() for descriptor in (1, 2)] for n in range(len(typed))]
     codes = [int(line) for line in done.stdout.split()]
-    return {
-        " ".join(words): (code, out, err) for words, code, (out, err) in zip(typed, codes, printed, strict=True)
-    }
+    return {" ".join(words): (code, out, err) for words, code, (out, err) in zip(typed, codes, printed, strict=True)}
 
 
 @pytest.mark.parametrize(("words", "line"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])

@@ -100,7 +100,11 @@ def test_the_pretend_device_finds_a_mixed_operation_and_a_wait() -> None:
         assert dict(gpu.kernels) == {"add": 2, "mul": 1}
 
 
-@pytest.mark.parametrize("model", ["bfloat16", "float16", "window", "adapters"])
+SLOW_BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.slow)
+"""All weights in bfloat16, without adapters or a window besides."""
+
+
+@pytest.mark.parametrize("model", [SLOW_BFLOAT16, "float16", "window", "adapters"])
 def test_the_native_engine_stays_on_the_device(model: str) -> None:
     with PretendGpu() as gpu:
         policy = policy_of(**MODELS[model])
@@ -121,7 +125,7 @@ def test_a_masked_policy_stays_on_the_device() -> None:
         assert not gpu.mixed
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [SLOW_BFLOAT16, *(model for model in MODELS if model != "bfloat16")])
 def test_updates_stay_on_the_device_whatever_the_layout(model: str) -> None:
     with PretendGpu() as gpu:
         policy = policy_of(**MODELS[model])
@@ -150,7 +154,7 @@ def test_filters_of_the_sampler_stay_on_the_device_in_training() -> None:
         assert not gpu.mixed
 
 
-@pytest.mark.parametrize("model", ["bfloat16", "adapters"])
+@pytest.mark.parametrize("model", [SLOW_BFLOAT16, "adapters"])
 def test_a_checkpoint_comes_back_to_the_device(model: str, tmp_path: Path) -> None:
     with PretendGpu() as gpu:
         policy = policy_of(**MODELS[model])

@@ -241,7 +241,7 @@ def test_what_a_judge_logs_and_is_told_is_the_same_elsewhere(tmp_path: Path, mon
 # ------------------------------------------------------------------------------------- resumed, and stale
 
 
-@pytest.mark.parametrize("feature", ["success", "masked", "turns"])
+@pytest.mark.parametrize("feature", ["success", "masked", pytest.param("turns", marks=pytest.mark.slow)])
 def test_a_run_that_was_cut_off_ends_with_the_same_weights(
     feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +258,10 @@ def test_a_run_that_was_cut_off_ends_with_the_same_weights(
     assert apart(logged(tmp_path / "whole"), logged(tmp_path / "cut")) == []
 
 
-STALE = ("filter", "sizes", "success", "difficulty", "mixture", "lora", "reference", "turns")
+STALE = [
+    *("filter", "difficulty", "mixture", "lora", "turns"),
+    *(pytest.param(feature, marks=pytest.mark.slow) for feature in ("sizes", "success", "reference")),
+]
 """What one process can sample again by the schedule: the native engine, rewards of the completions alone."""
 
 

@@ -117,9 +117,17 @@ def streamed(folder: Path) -> list[float]:
     return [row["streamed_fraction"] for row in rows(folder / "metrics.jsonl", "train")]
 
 
+OVER_RAY = ("plain", "filter", "kl_in_reward", "masked")
+"""What samplers do otherwise; the others differ in training alone, and are slow tests there."""
+BOTH = [
+    pytest.param(feature, source, marks=[] if source == "local" or feature in OVER_RAY else pytest.mark.slow)
+    for feature in FEATURES
+    for source in ("local", "ray")
+]
+
+
 @pytest.mark.usefixtures("watched")
-@pytest.mark.parametrize("source", ["local", "ray"])
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("feature", "source"), BOTH)
 def test_a_streamed_run_has_the_metrics_of_a_run_that_waits(
     feature: str, source: str, gpt2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

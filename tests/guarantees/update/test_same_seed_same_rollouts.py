@@ -96,7 +96,7 @@ def any_batch(policy: Policy, seed: int) -> tuple[Tokens, list[int]]:
     return sampled(engine, chosen, lateness=[chance.choice((0, 0, 1, 3)) for _ in chosen]), chosen
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_any_batch_in_any_engine_gives_the_same_rollouts(policy: Policy, expected: Tokens, seed: int) -> None:
     found, chosen = any_batch(policy, seed)
     assert found == [expected[index] for index in chosen]
@@ -238,6 +238,8 @@ def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
     assert len(whole) == 48
 
 
+UNCUT: dict[str, list[tuple[str, str, float]]] = {}
+"""What a run of each kind of policy samples that is cut as usual, made when it is first asked for."""
 CUTS: tuple[dict[str, Any], ...] = (
     {"num_steps": 2, "groups_per_step": 6},
     {"engine__max_rows": 3},
@@ -255,5 +257,7 @@ def test_while_the_weights_stand_still_a_run_samples_the_same_however_it_is_cut(
     change: dict[str, Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, scripted_for(kind))
-    frozen = {"optimizer__lr": 1e-60, **KINDS[kind]}
-    assert written(tmp_path / "b", **frozen, **change) == written(tmp_path / "a", **frozen)
+    frozen = {"optimizer__lr": 1e-60, "preflight__enabled": False, **KINDS[kind]}
+    if kind not in UNCUT:
+        UNCUT[kind] = written(tmp_path / "a", **frozen)
+    assert written(tmp_path / "b", **frozen, **change) == UNCUT[kind]
