@@ -52,8 +52,9 @@ architectures: $(STAMP)  ## try every causal language model of transformers; wri
 figures: $(STAMP)  ## draw every picture of the README and the documentation from measured data (half a minute)
 	$(BIN)/python -m benchmarks.figures
 
+# Bytecode is kept, whatever the shell says: else each of hundreds of processes compiles covey anew.
 test: $(STAMP)  ## all tests that run in minutes
-	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
 
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow

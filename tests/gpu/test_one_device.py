@@ -30,7 +30,7 @@ from ..support.builders import ADVANTAGES, as_fills, make_trainer, random_groups
 from ..support.pretend_gpu import CUDA, PretendGpu
 from ..support.small import small_config
 
-SMALL: dict[str, Any] = {"nano_hidden_size": 32, "nano_num_layers": 2, "nano_num_heads": 2}
+SMALL: dict[str, Any] = {"nano_hidden_size": 32, "nano_num_layers": 1, "nano_num_heads": 2}
 MASKED = {"name": "nano-masked", "kind": "masked", "nano_architecture": "modernbert"}
 MODELS: dict[str, dict[str, Any]] = {
     "float32": {},
@@ -38,8 +38,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "float16": {"precision": "float16", "nano_architecture": "qwen3"},
     "window": {"nano_architecture": "mistral", "precision": "bfloat16"},
     "adapters": {"lora_rank": 4, "precision": "bfloat16"},
-    "checkpointing": {"gradient_checkpointing": True, "precision": "bfloat16"},
-    "offload": {"activation_offload": True},
+    "checkpointing": {"gradient_checkpointing": True, "precision": "bfloat16", "nano_num_layers": 2},
+    "offload": {"activation_offload": True, "nano_num_layers": 2},
 }
 SAMPLINGS = {
     "plain": Sampling(max_tokens=6),
@@ -76,7 +76,7 @@ def batch_of(policy: Policy, packing: str = "shared") -> Batch:
     groups = groups if policy.mask_id is None else as_fills(groups)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builders, "CPU", policy.device)
-        return builders.make(groups, packing, 30, ADVANTAGES, attention=policy.attention)
+        return builders.make(groups, packing, 60, ADVANTAGES, attention=policy.attention)
 
 
 def trainer_of(policy: Policy, optimizer: str = "adamw", **algorithm: Any) -> Trainer:

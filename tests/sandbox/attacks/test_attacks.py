@@ -19,7 +19,7 @@ from . import attack_run, hostile
 
 Found = TypeVar("Found")
 
-LIMITS = Limits(wall_seconds=1.5, total_seconds=2.0, file_bytes=1 << 20)
+LIMITS = Limits(wall_seconds=1.0, total_seconds=1.25, file_bytes=1 << 20)
 SLOW = {"infinite_loop", "sleep_ignoring_signals", "huge_power", "recursion_limit_segfault", "hang_on_one_input"}
 NOBODY = 65534
 
@@ -161,7 +161,18 @@ def test_no_hostile_program_passes_for_an_ordinary_user(tmp_path: Path, tier: st
 
 
 @pytest.mark.shared
-def test_the_canonical_solutions_pass(sandbox: Sandbox, shared: Path) -> None:
+def test_the_canonical_solutions_pass(any_sandbox: Sandbox, shared: Path) -> None:
+    assert failed_of_canonical(any_sandbox, shared) == []
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+def test_the_canonical_solutions_pass_in_each_tier(sandbox: Sandbox, shared: Path) -> None:
+    assert failed_of_canonical(sandbox, shared) == []
+
+
+def failed_of_canonical(sandbox: Sandbox, shared: Path) -> list[str]:
+    """The problems whose own solution does not pass their tests."""
     failed = []
     for name in ("humaneval", "mbpp_sanitized"):
         for line in (shared / "data" / "code" / f"{name}.jsonl").read_text().splitlines():
@@ -171,4 +182,4 @@ def test_the_canonical_solutions_pass(sandbox: Sandbox, shared: Path) -> None:
             tests = [AssertTest(source, setup) for source in sources]
             if sandbox.run_blocking(row["solution"], tests, row["entry_point"]).fraction != 1.0:
                 failed.append(row["task_id"])
-    assert failed == []
+    return failed
