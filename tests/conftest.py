@@ -14,6 +14,7 @@ os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"covey-tests
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,16 +24,42 @@ from .support.composing import compose_faster
 # Half a million objects of torch and of collected tests are no garbage: look through them seldom.
 gc.set_threshold(100_000, 50, 100)
 
+OF_ONE_RUN = (
+    *("test_nothing_is_lost", "faults/test_faults_of_disks", "faults/test_faults_of_resuming"),
+    *("faults/test_faults_of_signals", "test_several_processes", "faults/test_faults_of_numbers"),
+    "faults/test_no_silent_hang",
+)
+"""Files of tests/guarantees that fork from one warm process and most of which compare with one run of it."""
 LONGEST = (
-    *("settings/test_nothing_is_ignored", "test_several_processes", "docs/test_docs", "test_no_silent_hang"),
-    *("attacks/test_attacks", "test_nothing_is_lost", "test_faults_of_signals", "test_faults_of_disks"),
-    *("test_trust", "sandbox/test_runs", "test_update_is_invariant", "test_sampled_is_trained"),
-    *("test_update_is_invariant_for_every_loss", "test_same_seed_same_rollouts", "infill/test_infill_run"),
-    *("attacks/test_answers", "sandbox/test_failures", "test_watchdog", "test_update_is_invariant_over_ranks"),
-    *("test_faults_of_resuming", "test_train", "test_config", "test_mathematics", "test_ranks", "test_resume"),
-    *("test_commands", "test_early", "test_preflight_run", "test_worker_pool", "test_layers", "test_compiled"),
+    *(name.rpartition("/")[2] for name in OF_ONE_RUN),
+    *("settings/test_nothing_is_ignored", "docs/test_docs", "test_trust", "test_update_is_invariant"),
+    *("guarantees/test_source_ray", "test_commands", "test_update_is_invariant_for_every_loss", "tests/test_train"),
+    *("attacks/test_attacks", "infill/test_infill_run", "guarantees/test_streaming", "test_same_seed_same_rollouts"),
+    *("api/test_training", "checkpoints/test_resume", "gpu/test_one_device", "test_sampled_is_trained"),
+    *("math/test_mathematics", "test_faults_of_rewards", "test_faults_of_checkpoints", "sandbox/test_runs"),
+    *("math/test_math_agreement", "test_staleness_is_bounded", "attacks/test_answers", "trl/test_scripts"),
+    *("system/test_ranks", "system/test_watchdog", "test_update_is_invariant_over_ranks", "config/test_config"),
+    *("cli/test_main", "docs/test_example_notebook", "benchmarks/test_benchmarks", "config/test_early"),
+    *("math/test_gsm8k", "cli/test_measuring", "code/test_remote_runner", "attention/test_compiled"),
+    *("machines/test_drawing", "gpu/test_host_waits", "sandbox/test_layers", "trl/test_same_gradient_as_trl"),
+    *("sandbox/test_failures", "system/test_worker_pool", "preflight/test_preflight_run"),
 )
 """Files of tests that take longest, longest first: last ones would keep one process at work and the others waiting."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a process a file at a time, but all of `OF_ONE_RUN` to one, which makes their run once."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return "of one run" if file.removesuffix(".py").endswith(OF_ONE_RUN) else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

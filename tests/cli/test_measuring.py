@@ -13,7 +13,7 @@ from ..support.small import logging_as_it_was, words
 
 RUN = Path("run")
 POLICY = "run/checkpoints/step-000002/policy"
-TASK = {"environment__levels": [2], "environment__num_train": 40}
+TASK = {"environment__levels": [2], "environment__num_train": 40, "preflight__enabled": False}
 
 
 @pytest.fixture(scope="module", name="trained")
