@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ResultDefault
 from omegaconf import OmegaConf
 from omegaconf.base import ContainerMetadata, Metadata
+
+from covey.config.compose import CONF
+from covey.system.disk import cache_folder
 
 
 def compose_faster(patch: pytest.MonkeyPatch) -> None:
@@ -22,6 +28,7 @@ def compose_faster(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OmegaConf, "load", staticmethod(_load))
     # Each composition copies all schemas of the store, and reads them alone.
     patch.setattr(ConfigStore, "__deepcopy__", lambda store, memo: store, raising=False)
+    patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", _composed)
     for kind in (Metadata, ContainerMetadata):
         patch.setattr(kind, "__deepcopy__", _copied, raising=False)
 
@@ -32,6 +39,22 @@ _look, _read = Hydra.get_mode, OmegaConf.load
 def _mode_if_typed(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
     """Compose once: the first time Hydra only looks for a hydra.mode, which is typed or not."""
     return _look(hydra, config_name, overrides) if any("hydra.mode" in word for word in overrides) else None
+
+
+def _composed(loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> Any:
+    """Return what the same files and schemas came to before, where all of them are covey's and Hydra's own."""
+    places = {source.path for source in repo.get_sources()}
+    if not places <= OWN_PLACES:
+        return _compose(loader, defaults, repo)
+    key = f"{defaults} {cache_folder()}"
+    if key not in COMPOSED:
+        COMPOSED[key] = _compose(loader, defaults, repo)
+    return copy.deepcopy(COMPOSED[key])
+
+
+OWN_PLACES = {"hydra.conf", str(CONF), ""}
+COMPOSED: dict[str, Any] = {}
+_compose = ConfigLoaderImpl._compose_config_from_defaults_list
 
 
 def _load(file: str | Path | IO[str]) -> Any:
