@@ -75,7 +75,7 @@ def test_every_setting_is_explained_in_one_line() -> None:
 
 
 NEEDED = {
-    **dict.fromkeys(("gsm8k", "gsm8k_lora", "math"), ROWS),
+    **dict.fromkeys(("gsm8k", "gsm8k_lora", "math", "documents/torchrl_gsm8k"), ROWS),
     **dict.fromkeys(("my_rewards", "trl_document"), MY_REWARDS[1:]),
     "code_mbpp": ROWS,
 }
@@ -84,7 +84,7 @@ NEEDED = {
 
 @pytest.mark.parametrize("name", group_choices()["recipe"])
 def test_every_recipe_composes_with_the_model_that_needs_no_download(name: str) -> None:
-    model = "nano-masked" if name.startswith("infill") else "nano"
+    model = "nano-masked" if "infill" in name else "nano"
     config = composed(f"recipe={name}", f"model={model}", *NEEDED.get(name, []))
     assert config.model.name == model
 
@@ -122,7 +122,7 @@ def test_memory_of_vllm_that_could_not_be_had_or_come_back_is_refused(words: tup
     assert refusal(*VLLM, *words) == line
 
 
-MASKED: dict[str, dict[str, str]] = {"nano-masked": {"engine.name": "fill"}}
+MASKED: dict[str, dict[str, str]] = {name: {"engine.name": "fill"} for name in ("nano-masked", "modernbert-base")}
 """What a masked policy needs of its engine."""
 
 

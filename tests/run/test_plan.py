@@ -68,7 +68,7 @@ def test_a_public_model_has_as_many_weights_as_its_card_says(name: str) -> None:
 
 def test_every_choice_of_a_model_on_the_hub_has_a_known_shape() -> None:
     names = sorted(path.stem for path in (settings.CONF / "model").glob("*.yaml"))
-    of_hub = [name for name in names if not name.startswith("nano")]
+    of_hub = [name for name in names if "nano" not in name and "bert" not in name]
     assert len(of_hub) > 10
     assert [name for name in of_hub if not plan(composed("recipe=arithmetic", f"model={name}"), 1)] == []
 

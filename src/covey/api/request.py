@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.api import objects
-from covey.api.settings import make_config, presets
-from covey.config.schema import Config
+from covey.api.settings import make_config
+from covey.config.schema import Config, group_choices
 from covey.environments.base import Environment, EnvironmentLike, adapt
 from covey.environments.build import build_reward_functions
 from covey.environments.reward_functions.call import name_of
@@ -110,7 +110,7 @@ def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
         return {}
     if asked.model_in_memory is not None:
         return {"model.name": objects.model_name(model)}
-    is_preset = base is None and str(model) in presets()["model"] and not Path(model).exists()
+    is_preset = base is None and str(model) in group_choices()["model"] and not Path(model).exists()
     return {"model" if is_preset else "model.name": str(model)}
 
 

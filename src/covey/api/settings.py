@@ -15,20 +15,13 @@ from typing import Any
 
 from covey.config import compose
 from covey.config.checks import walk
-from covey.config.compose import CONF
 from covey.config.giving_way import give_way
-from covey.config.schema import GROUPS, Config, unknown_setting
+from covey.config.schema import CONF, Config, group_choices, unknown_setting
 from covey.system.lookup import near
 from covey.system.section import Section
 
 SECONDARY = ("cold_start", "preflight", "timeouts", "curriculum", "devices")
 """Sections whose settings are named in full where another section has one of the same last part."""
-
-
-def presets() -> dict[str, list[str]]:
-    """Return the names that a keyword can choose from, such as algorithm="dapo", by group."""
-    folders = [path for path in CONF.iterdir() if path.is_dir()]
-    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders} | GROUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
     ValueError for an unknown name, with those that are near.
     """
     flat = dict(_flattened(settings))
-    chosen = {name: value for name, value in flat.items() if name in presets() and isinstance(value, str)}
+    chosen = {name: value for name, value in flat.items() if name in group_choices() and isinstance(value, str)}
     if base is not None and chosen:
         name, value = next(iter(chosen.items()))
         raise ValueError(f"{name}={value} is a preset, for which config=Config(...) leaves no room; give one of both")
@@ -68,9 +61,9 @@ def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 def _composed(chosen: Mapping[str, str]) -> Config:
     """Return the settings of presets, as the command composes them."""
     for group, name in chosen.items():
-        if name not in presets()[group]:
-            known = ", ".join(presets()[group])
-            raise ValueError(f"{group} must be one of {known}, got {name}{near(name, presets()[group])}")
+        if name not in group_choices()[group]:
+            known = ", ".join(group_choices()[group])
+            raise ValueError(f"{group} must be one of {known}, got {name}{near(name, group_choices()[group])}")
     if not chosen:
         return Config()
     from hydra import compose as hydra_compose

@@ -7,8 +7,7 @@ from pathlib import Path
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from covey.config.compose import CONF
-from covey.config.schema import unknown_setting
+from covey.config.schema import CONF, unknown_setting
 from covey.system import ranks
 from covey.system.disk import cannot_write
 from covey.system.lookup import near

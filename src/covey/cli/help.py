@@ -10,13 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_type_hints
 
-from covey.config.schema import GROUPS, Config
+from covey.config.schema import GROUPS, Config, group_choices
 from covey.rollouts.settings import GroupSizeStep
 from covey.system.section import Section
 from covey.system.setting import bounds_of
-
-PACKAGE = Path(__file__).resolve().parents[1]
-CONF = PACKAGE / "config" / "conf"
 
 VERBS = {
     "train": "GRPO from verifiable rewards: the whole run, evaluated before and after",
@@ -207,13 +204,6 @@ def _machines_help() -> str:
     examples = "\n".join(f"  {line}" for line in EXAMPLES["machines"])
     usage = "usage: covey machines show|simulate FILE.json [flags]\n       covey machines gallery FOLDER [flags]"
     return f"{usage}\n\n{VERBS['machines']}\n\nexamples:\n{examples}\n\n{_columns(MACHINES, 22)}"
-
-
-def group_choices() -> dict[str, list[str]]:
-    """Return the groups that a word can choose from (recipe=NAME), with the choices of each."""
-    folders = [path for path in CONF.iterdir() if path.is_dir()]
-    files = {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
-    return dict(sorted((files | GROUPS).items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.names import with_current_names
+from covey.config.schema import CONF as CONF  # for whoever composes
 from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.system.disk import cache_folder, read_regular
 from covey.system.text.masking import mask
-
-CONF = Path(__file__).resolve().parent / "conf"
-"""The folder of YAML that only chooses among what the dataclasses allow."""
 
 MAX_YAML_BYTES = 1 << 20
 """Of a file of settings; a longer one is refused unread."""

@@ -9,9 +9,8 @@ from typing import Any
 import yaml
 
 from covey.config.checks import format_value, read, unmet
-from covey.config.compose import CONF
 from covey.config.rules.options import unread_options
-from covey.config.schema import Config
+from covey.config.schema import CONF, Config
 from covey.system.lookup import option_names, resolve
 
 NARROW_CLIP = 0.01

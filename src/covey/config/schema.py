@@ -5,6 +5,7 @@ Components take plain parameters, not these objects (`train` and the builders in
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
@@ -260,6 +261,20 @@ GROUPS: dict[str, list[str]] = {
     "optimizer": choices_of(OptimizerConfig, "name"),
 }
 """Groups of settings whose choices stand in the schema; those of the others are files under conf/."""
+
+
+CONF = Path(__file__).resolve().parent / "conf"
+"""The folder of YAML that only chooses among what the dataclasses allow."""
+
+
+def group_choices() -> dict[str, list[str]]:
+    """Return the groups that a word can choose from (recipe=NAME), with the choices of each, those in folders too."""
+    folders = [path for path in CONF.iterdir() if path.is_dir()]
+    files = {
+        folder.name: sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
+        for folder in folders
+    }
+    return dict(sorted((files | GROUPS).items()))
 
 
 def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:
