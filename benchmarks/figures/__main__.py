@@ -25,6 +25,7 @@ FIGURES: dict[str, Callable[[], object]] = {
     "use/rewards": use.rewards,
     "use/python": use.python,
     "use/trl": use.trl,
+    "use/documents": use.documents,
     "use/traces": use.traces,
     "use/using_results": use.using_results,
     "use/algorithms": use.algorithms,
