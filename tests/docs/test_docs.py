@@ -32,6 +32,7 @@ from covey.cli import main as main_module
 from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
+from covey.config import foreign
 from covey.config.names import RENAMED
 from covey.config.schema import Config, setting_names
 from covey.environments import build as environments
@@ -184,11 +185,12 @@ def test_every_setting_and_choice_that_is_named_exists() -> None:
     for page in TEXTS:
         names = current | set(RENAMED) if page == "CHANGELOG.md" else current  # which tells what is renamed
         for name, value in re.findall(
-            r"(?<![\w.+~])([a-z_]+(?:\.[a-z_]+)*)=(\w+)?", " ".join(SPAN.findall(prose(page)))
+            r"(?<![\w.+~])([a-z_]+(?:\.[a-z_]+)*)=([\w/]+)?", " ".join(SPAN.findall(prose(page)))
         ):
             is_choice = name in groups and (value in groups[name] or value.isupper())
             in_options = name.rpartition(".")[0] in OPTION_SETTINGS
-            if not (is_choice or in_options or name in names or name in NO_SETTINGS or name.startswith("hydra.")):
+            is_known = name in names or name in NO_SETTINGS or foreign.answer(name, value or "", {}) is not None
+            if not (is_choice or in_options or is_known or name.startswith("hydra.")):
                 unknown.append(f"{page}: {name}={value}")
         spans = [span for span in SPAN.findall(prose(page)) if not span.endswith((".py", ".json"))]
         dotted = [span for span in spans if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", span)]
@@ -418,7 +420,7 @@ def test_every_paper_is_one_the_code_names() -> None:
 
 
 def test_every_recipe_has_a_row_on_its_page() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", TEXTS["docs/tasks/recipes.md"], re.MULTILINE)
+    rows = re.findall(r"^\| `([\w/]+)` \|", TEXTS["docs/tasks/recipes.md"], re.MULTILINE)
     assert sorted(rows) == group_choices()["recipe"]
 
 
