@@ -61,13 +61,13 @@ def test_a_decode_step_of_28_layers_launches_at_most_1800_kernels(model: str, mo
 def test_a_step_that_can_be_captured_asks_the_host_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
 
-    def capture(step: Callable[[], None]) -> Callable[[], None]:
+    def capture(step: Callable[[], None], pool: object) -> tuple[Callable[[], None], object]:
         def replay() -> None:
             before = sum(gpu.waits.values())
             step()
             launched.append(sum(gpu.waits.values()) - before)
 
-        return replay
+        return replay, None
 
     monkeypatch.setattr(graph, "can_capture", lambda device: True)
     monkeypatch.setattr(graph, "capture", capture)

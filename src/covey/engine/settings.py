@@ -84,7 +84,7 @@ class SamplingConfig(Section):
     top_k: int = setting(0, ge=0)
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = setting(1.0, gt=0, le=1)
-    """Nucleus mass; 1 keeps all."""
+    """Nucleus mass; 1 keeps all. Without top_k each draw sorts the whole vocabulary, and so does training."""
     min_p: float = setting(0.0, ge=0, le=0.99)
     """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
     max_tokens: int = setting(256, ge=1)

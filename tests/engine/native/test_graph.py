@@ -91,7 +91,7 @@ def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_wri
         real(self, *given)  # type: ignore[arg-type]
         runners.append(self)
 
-    def capture(step: Callable[[], None]) -> Callable[[], None]:
+    def capture(step: Callable[[], None], pool: object) -> tuple[Callable[[], None], object]:
         keys = runners[-1].cache.rows.keys[0]
         captured.append(0)
         place = len(captured) - 1
@@ -101,7 +101,7 @@ def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_wri
             captured[place] += 1
             step()
 
-        return replay
+        return replay, None
 
     monkeypatch.setattr(graph.GraphRunner, "__init__", noted)
     monkeypatch.setattr(graph, "can_capture", lambda device: True)
@@ -113,6 +113,19 @@ def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_wri
     assert 1 < len(captured) < 12
     assert sum(captured) > 20
     assert not engine._runner._graphs  # type: ignore[attr-defined] # the graph's runner
+
+
+def test_where_a_step_cannot_be_captured_it_is_launched_as_it_is_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def capture(step: Callable[[], None], pool: object) -> tuple[Callable[[], None], object]:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    monkeypatch.setattr(graph, "can_capture", lambda device: True)
+    monkeypatch.setattr(graph, "capture", capture)
+    assert_same(run(True)[0], run(False)[0])
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["decoding is not captured as a graph, and slower: operation not permitted when stream is capturing"]
 
 
 def test_the_cache_stays_within_its_bytes_though_rows_hold_their_prompts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ nothing of a rollout depends on when the host looks.
 Shapes: B rows of the block in use, R of them with a completion, K key/value heads, Q query heads of each, S slots.
 """
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from covey.policy.policy import Policy
 from covey.policy.sampling import Distribution, partition, random_uniform, sample
 from covey.policy.transfer import to_device
 
+LOGGER = logging.getLogger(__name__)
 LOOK_EVERY = 8
 """Steps between two looks of the host."""
 FEWEST_ROWS = 8
@@ -49,6 +52,9 @@ class GraphRunner(Runner):
         """Number of rows of the state that is up to date, and the changes of the scheduler it has seen."""
         self._parts: list[tuple[Distribution, Tensor | None]] = []
         self._graphs: dict[tuple[int, Distribution], Callable[[], None]] = {}
+        self._pool: Any = None
+        """Where graphs have what they compute in between: all in one, since one runs at a time."""
+        self._captures = can_capture(policy.device)
 
     def fit(self, scheduler: Scheduler) -> None:
         """Make room for all rows up to the next look, each with its prompt."""
@@ -61,7 +67,7 @@ class GraphRunner(Runner):
         before = self.cache.rows.keys[0]
         self.cache.fit(Need(num_groups, longest_prompt, num_rows, length, length))
         if self.cache.rows.keys[0] is not before:
-            self._graphs.clear()  # they would write where the block has been
+            self._forget_graphs()  # they would write where the block has been
 
     def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
         """Encode the new prompts, copy each to its rows, and draw the first tokens."""
@@ -89,7 +95,7 @@ class GraphRunner(Runner):
 
     def drop(self) -> None:
         """Give the memory back, that of graphs too."""
-        self._graphs.clear()
+        self._forget_graphs()
         self._states.clear()
         self._written = None
         super().drop()
@@ -112,9 +118,18 @@ class GraphRunner(Runner):
             self._graphs[place]()
             return
         one_step(self._policy, self.cache.rows, state, parts)
-        if can_capture(self._policy.device) and len(parts) == 1:
-            block = self.cache.rows
-            self._graphs[place] = capture(lambda: one_step(self._policy, block, state, parts))
+        if not self._captures or len(parts) > 1:
+            return
+        block = self.cache.rows
+        try:
+            self._graphs[place], self._pool = capture(lambda: one_step(self._policy, block, state, parts), self._pool)
+        except RuntimeError as error:  # an operation that the host must wait for, as some architectures have
+            self._captures = False
+            LOGGER.warning("decoding is not captured as a graph, and slower: %s", str(error).strip().splitlines()[0])
+
+    def _forget_graphs(self) -> None:
+        self._graphs.clear()
+        self._pool = None
 
     def _keep_row(self, slot: int, encoded: Block, first: int, length: int) -> None:
         super()._keep_row(slot, encoded, 0, length)
@@ -240,9 +255,12 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_available()
 
 
-def capture(step: Callable[[], None]) -> Callable[[], None]:
-    """Return what launches the kernels of a step again, on the memory it has read and written."""
+def capture(step: Callable[[], None], pool: Any) -> tuple[Callable[[], None], Any]:
+    """Return what launches the kernels of a step again, on the memory it has read and written, and its pool.
+
+    RuntimeError where a step asks the host for something.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         step()
-    return graph.replay
+    return graph.replay, graph.pool()
