@@ -20,6 +20,7 @@ FIGURES: dict[str, Callable[[], object]] = {
     "front/speed": measured.speed,
     "develop/architectures": measured.architectures,
     "use/metrics": measured.metrics,
+    "use/tuning": measured.tuning,
     "front/panel": panel.panel,
     "use/settings": use.settings,
     "use/rewards": use.rewards,

@@ -1,5 +1,6 @@
 """Figures of what was measured: the demo, every offline recipe, speed, architectures, one run's metrics."""
 
+import gzip
 import json
 import math
 from collections import Counter
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks.doctor.kept import KEPT
 from benchmarks.figures.front import ROOT
 from benchmarks.figures.shapes import Plot, axes
 from benchmarks.figures.svg import Drawing
@@ -182,6 +184,37 @@ def metrics() -> Drawing:
         drawing.line(plot.points(pairs), "warm", 2)
         drawing.text(plot.left + 90, 40, name, size=13, font="mono")
         drawing.text(plot.left + 90, 246, meaning, size=12, colour="muted")
+    return drawing
+
+
+SICK = (
+    ("lr_x10", "sampled_reward_mean", "a learning rate ten times too high"),
+    ("many_updates", "sampled_reward_mean", "twelve updates on each batch"),
+    ("shuffled", "sampled_reward_mean", "rewards that mean nothing"),
+    ("one_answer", "entropy", "one answer pays: entropy falls to 0"),
+    ("entropy_bonus", "entropy", "an entropy bonus that is too strong"),
+    ("length_pays", "completion_length_mean", "length pays"),
+    ("nothing_pays", "completion_length_mean", "silence pays"),
+    ("outliers", "grad_norm", "a reward of 10,000 now and then"),
+)
+"""Runs that were made sick, the metric that shows it, and by what."""
+
+
+def tuning() -> Drawing:
+    """Return a metric of each run that was made sick (red) beside that of the healthy run (green)."""
+    runs = json.loads(gzip.decompress(KEPT.read_bytes()))
+    drawing = Drawing(1000, 520, "Healthy (green, thin) and sick (red): the arithmetic task, 60 steps")
+    for place, (name, metric, cause) in enumerate(SICK):
+        lines = [_smooth(runs[run]["columns"][metric], 5) for run in ("healthy", name)]
+        top = max(map(max, lines)) * 1.1
+        row, column = divmod(place, 4)
+        plot = Plot(56 + 240 * column, 66 + 250 * row, 180, 130, (1, len(lines[0])), (0, top))
+        half = float(f"{top / 2:.1g}")
+        axes(drawing, plot, {1: "1", len(lines[0]): str(len(lines[0]))}, {0: "0", half: f"{half:g}"})
+        for values, colour, width in zip(lines, ("good", "bad"), (1.4, 2.4), strict=True):
+            drawing.line(plot.points(list(enumerate(values, start=1))), colour, width)
+        drawing.text(plot.left + 90, 42 + 250 * row, metric, size=12, font="mono")
+        drawing.text(plot.left + 90, 246 + 250 * row, cause, size=12, colour="muted")
     return drawing
 
 
