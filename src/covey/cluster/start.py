@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from covey.cluster.prints import show_prints
 from covey.cluster.roles import asked_of, check_counts
 from covey.cluster.settings import DevicesConfig
 from covey.types import RunStopped
@@ -65,7 +66,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
     """
     ray = import_ray()
     address = devices.address or os.environ.get("RAY_ADDRESS")
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "covey"}
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True, "namespace": "covey"}
     with kept_handlers():
         if ray.is_initialized():
             return False
@@ -85,6 +86,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
                 _node_ip_address=LOOPBACK,
                 **quiet,
             )
+    show_prints(ray)
     try:
         check_counts(ray, devices)
     except ValueError:
@@ -110,6 +112,7 @@ def worker_environment(num_threads: int, python: str | None = None) -> dict[str,
         "OMP_NUM_THREADS": str(num_threads),  # else Ray sets it, and the bits of sums depend on it
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # what an actor prints is passed on
     }
     return {"env_vars": variables} | ({} if python is None else {"py_executable": python})
 
