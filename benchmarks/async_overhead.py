@@ -15,11 +15,16 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 PAGE = Path(__file__).resolve().parent / "async_overhead.md"
+POLL_SECONDS = 0.1
 FIRST = 5
 """Steps in which caches fill and samplers start."""
 MEAN_SECONDS = 0.5
@@ -53,24 +58,63 @@ PAIRS = (
 )
 
 
-def step_seconds(folder: Path, name: str, words: Sequence[str], steps: int) -> float:
-    """Run the command and return the median seconds of its steps."""
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one step of one run."""
+
+    wall: float
+    """Median of the steps."""
+    cpu: float
+    """Of all processes of the run, Ray's own too, on average over the steps."""
+
+
+def run_once(folder: Path, name: str, words: Sequence[str], steps: int) -> Measured:
+    """Run the command and return what a step took."""
     run = folder / "runs" / name
     command = [sys.executable, "-m", "covey", "train", *words, *COMMON, f"num_steps={steps}", f"hydra.run.dir={run}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COVEY_CACHE": str(folder / "cache")}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")])
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(
-            f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]} {done.stderr[-2000:]}"
-        )
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return median(row["seconds"] for row in rows if row["kind"] == "train" and row["step"] > FIRST)
+    with (folder / f"{name}.out").open("w+") as output:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        # Look at the processor time of all processes whenever a step is over.
+        seen: dict[int, float] = {}
+        while process.poll() is None:
+            seen[len(train_rows(run))] = cpu_seconds(process.pid)
+            time.sleep(POLL_SECONDS)
+        if process.returncode != 0:
+            output.seek(0)
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {output.read()[-3000:]}")
+    wall = median(row["seconds"] for row in train_rows(run) if row["step"] > FIRST)
+    first, last = min(n for n in seen if n >= FIRST), max(n for n in seen if n < steps)
+    return Measured(wall, (seen[last] - seen[first]) / (last - first))
 
 
-def measure(cases: Sequence[str], steps: int, turns: int) -> dict[str, list[float]]:
+def train_rows(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of the steps until now."""
+    path = run / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [row for row in rows if row["kind"] == "train"]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and of all below it, those that ended left out."""
+    parents, used = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+                used[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(used.get(member, 0.0) for member in family)
+
+
+def measure(cases: Sequence[str], steps: int, turns: int) -> dict[str, list[Measured]]:
     """Run each case so often, in turns."""
-    found: dict[str, list[float]] = {name: [] for name in cases}
+    found: dict[str, list[Measured]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "waiting_reward.py").write_text(WAITING)
@@ -78,35 +122,41 @@ def measure(cases: Sequence[str], steps: int, turns: int) -> dict[str, list[floa
         (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
         for turn in range(turns):
             for name in cases:
-                found[name].append(step_seconds(folder, f"{name.replace(', ', '-')}-{turn}", CASES[name], steps))
-                print(f"turn {turn}, {name}: {found[name][-1]:.4f} s a step", flush=True)
+                found[name].append(run_once(folder, f"{name.replace(', ', '-')}-{turn}", CASES[name], steps))
+                print(f"turn {turn}, {name}: {found[name][-1]}", flush=True)
     return found
 
 
-def page(found: Mapping[str, Sequence[float]], steps: int) -> str:
+def page(found: Mapping[str, Sequence[Measured]], steps: int) -> str:
     """Return the report."""
-    turns = len(next(iter(found.values())))
     lines = [
         "# What samplers of their own cost, and what streaming saves",
         "",
-        f"Seconds of a step, the median of {steps - FIRST} steps of a run after the first {FIRST}; medians of {turns} "
-        "runs of each kind (least to most), made in turns. The difference is that of the runs of one turn, the median "
-        "of the turns (least to most). One thread for each process. The machine ran other work beside.",
+        f"Seconds of a step of runs of {steps} steps, the first {FIRST} left out: on the clock (median of the steps), "
+        "and of processor time of all processes together, Ray's own too. Medians of runs made in turns (least to most). "
+        "The difference is that of the runs of one turn, the median of the turns (least to most). One thread for each "
+        "process. The machine ran other work beside, which the clock counts and processor time does not.",
         "",
         f"`python -m benchmarks.async_overhead` on {platform.machine()}, {os.cpu_count()} cores, Linux, no GPU.",
         "",
-        "| first | step, s | second | step, s | second against first |",
-        "|---|---|---|---|---|",
+        "| first | second | turns | clock, s | difference | processor, s | difference |",
+        "|---|---|---|---|---|---|---|",
     ]
     for first, second in PAIRS:
         if first in found and second in found:
-            ratios = [b / a - 1 for a, b in zip(found[first], found[second], strict=True)]
-            spread = f"{median(ratios):+.1%} ({min(ratios):+.1%} to {max(ratios):+.1%})"
-            cells = [cell for name in (first, second) for cell in (name, _spread(found[name]))]
-            lines.append(f"| {' | '.join(cells)} | {spread} |")
+            pairs = list(zip(found[first], found[second], strict=True))
+            cells = [_compared([(getattr(a, kind), getattr(b, kind)) for a, b in pairs]) for kind in ("wall", "cpu")]
+            lines.append(f"| {first} | {second} | {len(pairs)} | {' | '.join(cells)} |")
     commands = [f"- {name}: `covey train {' '.join(CASES[name])}`" for name in found]
     waits = f"`waits` sleeps for an exponential time of {MEAN_SECONDS:g} s on average for each prompt."
     return "\n".join([*lines, "", *commands, "", waits]) + "\n"
+
+
+def _compared(pairs: Sequence[tuple[float, float]]) -> str:
+    before, after = ([pair[place] for pair in pairs] for place in (0, 1))
+    ratios = [b / a - 1 for a, b in pairs]
+    spread = f"{median(ratios):+.1%} ({min(ratios):+.1%} to {max(ratios):+.1%})"
+    return f"{_spread(before)}, {_spread(after)} | {spread}"
 
 
 def _spread(values: Sequence[float]) -> str:

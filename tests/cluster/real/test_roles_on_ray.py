@@ -87,7 +87,7 @@ def test_roles_of_a_driver_that_is_killed_are_gone(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ pretended devices
 
 
-def holder() -> type:
+def class_by_value() -> type:
     """Return a class that travels by value, so that its processes import nothing heavy."""
 
     class Holder:
@@ -129,7 +129,8 @@ def test_no_device_is_in_two_roles(layout: dict[str, Any], pretended: Any) -> No
         for role in (role for role in roles_of(devices) if role.count > 0 and role.gpus > 0):
             places.append(Allotment(ray, devices, role))
             holders += [
-                ray.remote(holder()).options(**places[-1].options(index)).remote() for index in range(role.count)
+                ray.remote(class_by_value()).options(**places[-1].options(index)).remote()
+                for index in range(role.count)
             ]
         held = [device for found in ray.get([h.devices.remote() for h in holders], timeout=60) for device in found]
         assert len(held) == len(set(held)) == sum(role.asked["GPU"] for role in roles_of(devices))
