@@ -133,7 +133,7 @@ def page(found: Mapping[str, Sequence[Measured]], steps: int) -> str:
         "# What samplers of their own cost, and what streaming saves",
         "",
         f"Seconds of a step of runs of {steps} steps, the first {FIRST} left out: on the clock (median of the steps), "
-        "and of processor time of all processes together, Ray's own too. Medians of runs made in turns (least to most). "
+        "and of processor time of all processes together, Ray's too. Medians of runs made in turns (least to most). "
         "The difference is that of the runs of one turn, the median of the turns (least to most). One thread for each "
         "process. The machine ran other work beside, which the clock counts and processor time does not.",
         "",
