@@ -34,9 +34,9 @@ WHY_SECONDS = 2.0
 class TrainerRank:
     """The process of one rank."""
 
-    def gpus(self) -> list[int]:
-        """Return the numbers of the GPUs that belong to the process."""
-        return [int(number) for number in import_ray().get_gpu_ids()]
+    def gpus(self) -> list[str]:
+        """Return the numbers of the GPUs that belong to the process, as CUDA_VISIBLE_DEVICES names them."""
+        return [str(number) for number in import_ray().get_gpu_ids()]
 
     def ready(self) -> int:
         """Return the process number: the process is there."""
@@ -127,10 +127,10 @@ def _own_gpu(ray: Any, devices: DevicesConfig, place: Allotment) -> int:
     if devices.gpus_per_trainer == 0:
         return 0
     finder = ray.remote(TrainerRank).options(**place.options(0) | {"num_cpus": 0}).remote()
-    number = int(ray.get(finder.gpus.remote(), timeout=START_SECONDS)[0])
+    number: str = ray.get(finder.gpus.remote(), timeout=START_SECONDS)[0]
     ray.kill(finder, no_restart=True)
     seen = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
-    return seen.index(str(number)) if str(number) in seen else number
+    return seen.index(number) if number in seen else int(number)
 
 
 def _others(devices: DevicesConfig) -> range:

@@ -110,16 +110,24 @@ def check_prompts(name: str, environment: Environment) -> None:
 
 def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer, policy: Policy | None = None) -> Run:
     """Load the policy, unless it is given, and wire trainer, engine and source around it."""
-    environment = adapt(environment)
-    strategy = config.parallel.strategy
     if policy is None and config.model.gradient_checkpointing is None:
         free = min(collectives.all_gather(available_bytes(choose_device(config.model.device))))
         config = with_checkpointing(config, collectives.world_size(), free)
-    policy = policy or load_policy(config.model, seed=config.seed, on_host=is_shared_out(strategy))
+    policy = policy or load_policy(config.model, seed=config.seed, on_host=is_shared_out(config.parallel.strategy))
     servings: list[Serving] = []
+    try:
+        return _wire(config, adapt(environment), timer, policy, servings)
+    except Exception:
+        for serving in servings:
+            serving.close()
+        raise
+
+
+def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: Policy, servings: list[Serving]) -> Run:
+    """Wire the parts of a run. What is started for the reference and the judge is added to `servings`."""
     reference = build_reference(config, policy, servings)
     judged = build_judged(config, environment, servings)
-    policy, reference = distributed(policy, reference, strategy, choose_device(config.model.device))
+    policy, reference = distributed(policy, reference, config.parallel.strategy, choose_device(config.model.device))
     trainer = build_trainer(config, policy, reference, timer)
     # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
     build_engine = sampling_engine if has_samplers(config) else ENGINES[config.engine.name]
@@ -177,12 +185,14 @@ def build_judged(config: Config, environment: Environment, servings: list[Servin
         return None
     if config.environment.name == "custom" and environment.judge_summary() is None:
         raise ValueError(f"devices.judge={config.devices.judge} needs an environment with a judge_summary, got none")
-    answerers = start_serving(config, "judge", JudgeActor, (partial(build_environment, config),), servings)
+    # As many threads as where it would be scored otherwise: the last bits of a judge depend on them.
+    threads = config.devices.cpus_per_sampler if has_samplers(config) else torch.get_num_threads()
+    answerers = start_serving(config, "judge", JudgeActor, (partial(build_environment, config),), servings, threads)
     return JudgedElsewhere(answerers, environment.can_reply, servings[-1] if servings else None)
 
 
 def start_serving(
-    config: Config, role: str, kind: type, given: Sequence[object], servings: list[Serving], threads: int = 1
+    config: Config, role: str, kind: type, given: Sequence[object], servings: list[Serving], threads: int
 ) -> Answerers:
     """Start the processes of a role on rank 0, which adds them to `servings`, and return how each rank finds them."""
 
