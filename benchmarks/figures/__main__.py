@@ -28,6 +28,7 @@ FIGURES: dict[str, Callable[[], object]] = {
     "use/trl": use.trl,
     "use/documents": use.documents,
     "use/traces": use.traces,
+    "use/plan": use.plan,
     "use/using_results": use.using_results,
     "use/algorithms": use.algorithms,
     "use/curriculum": use.curriculum,

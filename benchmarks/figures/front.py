@@ -23,6 +23,7 @@ ABOUT = {
     "api": "covey as a library",
     "report": "what a run's folder shows to people",
     "doctor": "what ails a run, by its logs",
+    "planner": "memory, time and cost of a run, beforehand",
     "train": "the one loop",
     "run": "one run: parts, checks, evaluation, checkpoints, records",
     "config": "settings of a whole run, rules between them",

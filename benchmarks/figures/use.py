@@ -75,6 +75,17 @@ def traces() -> Drawing:
     return chain("What is traced of a step", boxes)
 
 
+def plan() -> Drawing:
+    boxes = (
+        Box("config.json", ("the model's shape,", "no weights")),
+        Box("settings", ("as for covey train",)),
+        Box("data sheets, prices", ("with their date",)),
+        Box("covey plan", ("memory, seconds,", "hours, dollars"), "warm"),
+        Box("the run", ("planned and taken",), "good"),
+    )
+    return chain("A plan of a run", boxes, "--probe trains four steps here first, and corrects what is planned")
+
+
 def using_results() -> Drawing:
     drawing = Drawing(900, 210, "What to do with a checkpoint")
     box(drawing, (24, 68), (220, 74), Box("checkpoint", ("safetensors, tokenizer,", "chat template"), "warm"))

@@ -44,8 +44,8 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
             settings.append(with_whole_numbers(word))
     _refuse_foreign(settings)
     # Refuse combinations that mean nothing
-    if verb == "config" and {"-m", "--multirun"} & set(flags):
-        raise ValueError("covey config prints one configuration; --multirun is for covey train")
+    if verb in ("config", "plan") and {"-m", "--multirun"} & set(flags):
+        raise ValueError(f"covey {verb} prints one configuration; --multirun is for covey train")
     if verb == "train" and not settings and set(flags) <= {"-m", "--multirun", "-r", "--run"}:
         raise ValueError(
             "nothing says what to train: covey train recipe=arithmetic is a first run; "

@@ -29,6 +29,7 @@ VERBS = {
     "replay": "train an asynchronous run again in one process, by its schedule, to the same weights bit for bit",
     "config": "print every setting of a run, resolved, without running it",
     "translate": "the covey command for a command, script or configuration of TRL, verl or TorchRL",
+    "plan": "memory, seconds, hours and cost of a run before it begins, on named GPUs and on this machine",
     "machines": "draw and simulate a machine in a file, or show the best ones of a run",
 }
 
@@ -66,6 +67,12 @@ EXAMPLES = {
     "show": ("covey show outputs/DATE/TIME", "covey show --answers 10 outputs/DATE/TIME", "covey show FOLDER FOLDER"),
     "config": ("covey config recipe=gsm8k algorithm.kl_coef=0.01",),
     "translate": ("covey translate -- train.sync_iter=False env.dataset=gsm8k", "covey translate run_grpo.sh"),
+    "plan": (
+        "covey plan recipe=countdown --on h100,l40s",
+        "covey plan recipe=gsm8k_lora data.path=openai/gsm8k data.subset=main --on h100 --gpus 4 --answer-tokens 300",
+        "covey plan recipe=arithmetic --on here --probe",
+        "covey plan model.name=FOLDER_WITH_CONFIG_JSON recipe=countdown --price 2.5 --json",
+    ),
     "machines": (
         "covey machines show car.json",
         "covey machines simulate car.json --film car.gif",
@@ -118,6 +125,15 @@ DOCTOR_EXIT = """\
 Exit codes: 0 healthy, 3 something to watch, 4 sick; 1 a defect of covey, 2 a mistake in the words. While a run trains,
 the same findings are warnings; doctor.stop_on=[D4,D12] ends it there. docs/use/doctor.md lists them all."""
 
+PLAN = {
+    "--on NAMES": "a100, h100, h200, b200, l40s, rtx4090, rtx5090, here; by default h100, l40s, rtx4090 and here",
+    "--gpus N": "how many train; samplers of source=ray come on top",
+    "--probe": "train four steps here first: their seconds and lengths correct the plan, and later ones of the model",
+    "--answer-tokens N, --prompt-tokens N": "mean lengths, where you know them",
+    "--price DOLLARS": "of one GPU and hour, in the place of the table's",
+    "--json": "print it as JSON, for programs",
+}
+
 SHOW = {
     "--answers N": "so many of the best answers, and of the worst",
     "--help, -h": "this help",
@@ -168,6 +184,8 @@ def verb_help(verb: str) -> str:
     parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))
     if verb == "evaluate":
         parts.append(TRUST)
+    if verb == "plan":
+        parts.append("flags of this verb:\n" + _columns(PLAN, 37))
     parts.append("flags:\n" + _columns(FLAGS, 37))
     groups = {group: ", ".join(choices) for group, choices in group_choices().items()}
     parts.append("choices (GROUP=NAME):\n" + _columns(groups, 14))

@@ -66,7 +66,7 @@ def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
     if file is not None:
         return file
     resumed = [word.removeprefix("resume=") for word in words if word.startswith("resume=")]
-    if verb in ("train", "config") and len(resumed) == 1 and resumed[0] != "null" and "," not in resumed[0]:
+    if verb in ("train", "config", "plan") and len(resumed) == 1 and resumed[0] != "null" and "," not in resumed[0]:
         return saved_settings.find_run(resumed[0].strip("'\""), ROOT) / run_folder.CONFIG
     run = base_run(words) if verb == "evaluate" else None
     return None if run is None else run / run_folder.CONFIG
@@ -81,7 +81,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     warnings: list[str] = []
 
     def look(config: Config) -> None:
-        if verb == "config":  # prints settings whose files lie on another machine
+        if verb in ("config", "plan"):  # prints settings whose files lie on another machine
             warnings.extend(_missing(config))
         else:
             warnings.extend(check_early(config, loads_model=verb != "judge"))
@@ -105,7 +105,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     if verb != "evaluate":
         first.append(_loading(verb, config, source))
     notes = _notes(verb, config, typed)
-    notes = [*([] if verb == "config" else notes), *warnings]
+    notes = [*([] if verb in ("config", "plan") else notes), *warnings]
     lines = tuple(escape(line) for line in changed)
     return Job(config, source if resume is not None else None, lines, tuple(first), tuple(notes))
 

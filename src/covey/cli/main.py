@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from covey.cli.job import Job
+    from covey.cli.plan import Asked
     from covey.config.schema import Config
 
 LOGGER = logging.getLogger(__name__)
@@ -114,10 +115,15 @@ def _dispatch(words: list[str]) -> int:
         return 0
     from covey.cli import command_line
 
-    return _run(verb, command_line.arrange(verb, rest))
+    asked = None
+    if verb == "plan":
+        from covey.cli.plan import read_flags
+
+        rest, asked = read_flags(rest)
+    return _run(verb, command_line.arrange(verb, rest), asked)
 
 
-def _run(verb: str, words: Sequence[str]) -> int:
+def _run(verb: str, words: Sequence[str], asked: "Asked | None" = None) -> int:
     """Compose the settings (once, or for each job of a multirun) and do what the verb says."""
     codes: list[int] = []
     folders: list[Path] = []
@@ -126,7 +132,7 @@ def _run(verb: str, words: Sequence[str]) -> int:
     def job(composed: "DictConfig") -> None:
         # Hydra would print a line of its own about an exception that leaves the job.
         try:
-            folders.extend(_job(verb, composed, Given(file, added, was_there)))
+            folders.extend(_job(verb, composed, Given(file, added, was_there, asked)))
             codes.append(0)
         except Exception as error:
             codes.append(report(error))
@@ -137,7 +143,7 @@ def _run(verb: str, words: Sequence[str]) -> int:
     sys.path.append(os.getcwd())  # module:function settings name modules beside the user
     words, file = _config_file(words)
     words, added = composing.insert_environment(verb, words, file)
-    words = [*words, f"{RUN_DIR}."] if verb == "config" else list(words)
+    words = [*words, f"{RUN_DIR}."] if verb in ("config", "plan") else list(words)
     try:
         _with_hydra(f"covey {verb}", words, job)
     except OSError as error:  # of the job none leaves it
@@ -179,6 +185,8 @@ class Given(NamedTuple):
     """A word that nobody typed."""
     was_there: bool
     """Whether the run folder was there before."""
+    asked: "Asked | None" = None
+    """What flags of covey plan ask for."""
 
 
 def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
@@ -202,6 +210,11 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
             job = composing.compose(verb, composed, typed, given.file)
             if verb == "config":
                 _print_settings(job)
+                return []
+            if given.asked is not None:
+                from covey.cli.plan import print_plans
+
+                print_plans(job.config, given.asked)
                 return []
             for line in (*job.changed, *job.first_lines) if ranks.rank() == 0 else ():
                 print(line, flush=True)

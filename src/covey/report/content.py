@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.planner.kept import against, kept_plan
 from covey.report.curves import curves_of, phases_of, prompts_of, short
 from covey.report.environments import environment_of
 from covey.report.health import doctor_page
@@ -42,10 +43,20 @@ def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
         "traces": thinned([_trace(row) for row in run.traces], TRACE_BYTES // shares),
         "pairs": pairs_of(run, PAIR_BYTES // shares),
         "phases": [(phase, short(seconds), short(share)) for phase, seconds, share in phases_of(run.summary or {})],
+        "planned": planned(run),
         "settings": _settings(run.settings),
         "versions": {key: str(value) for key, value in run.versions.items()},
         "environment": environment_of(run),
     }
+
+
+def planned(run: RunFiles) -> dict[str, Any] | None:
+    """Return what `covey plan` said of these settings on this machine beside what the run took, None without a plan."""
+    row = kept_plan(run.settings) if run.settings and run.summary else None
+    if row is None:
+        return None
+    rows = [(name, short(plan), short(taken)) for name, plan, taken in against(row, run.summary or {})]
+    return {"rows": rows, "source": str(row.get("source", ""))}
 
 
 # ------------------------------------------------------------------------------------------------ words

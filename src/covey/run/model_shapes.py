@@ -96,13 +96,14 @@ def shape_of(model: ModelConfig) -> Shape | None:
     make = AutoModelForCausalLM if model.kind == "causal" else AutoModelForMaskedLM
     try:
         with torch.device("meta"):
-            return _counted(make.from_config(config))
+            return counted(make.from_config(config))
     except Exception as error:  # a configuration that its own class cannot build
         LOGGER.info("the memory of %s is not known: %s", model.name, error)
         return None
 
 
-def _counted(model: "PreTrainedModel") -> Shape:
+def counted(model: "PreTrainedModel") -> Shape:
+    """Count the layers and widths of a model, whether or not its weights have storage."""
     text = model.config.get_text_config()
     values: Mapping[str, Any] = text.to_dict()
     # Widths of attention: from the projections where they have the usual names, else from the configuration

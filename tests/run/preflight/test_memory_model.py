@@ -151,3 +151,12 @@ def test_a_whole_pass_takes_what_is_told_beforehand(
         run.close()
     told = plan(config, num_ranks=1)
     assert told["training"] + told["gradients"] == pytest.approx(measured, rel=0.1)
+
+
+def test_norms_and_gates_through_c_keep_their_inputs_alone() -> None:
+    shape = shape_of(ModelConfig(name="Qwen/Qwen2.5-0.5B"))
+    assert shape is not None
+    plain, compiled = (kept_by_layer(shape, Workload(computes_in_c=flag)) for flag in (False, True))
+    assert plain - compiled == 4 * (2 * 896 + 4864)
+    lora = [kept_by_layer(shape, Workload(lora_rank=8, computes_in_c=flag)) for flag in (False, True)]
+    assert lora[0] - lora[1] == 4 * 4864

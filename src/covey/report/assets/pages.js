@@ -67,7 +67,15 @@ function timePage(run) {
       const bar = h("i", {});
       bar.style.width = Math.max(.2, 100 * share) + "%";
       return h("div", { class: "phase" }, h("span", {}, name), h("span", {}, shown(seconds) + " s"), h("span", {}, (100 * share).toFixed(1) + " %"), h("span", {}, bar));
-    }));
+    }), plannedTable(run.planned));
+}
+
+function plannedTable(planned) {
+  if (!planned) return h("p", { class: "soft" }, "covey plan with these settings, run before, would be compared here.");
+  const part = (plan, taken) => (plan && taken !== null ? (plan > taken ? "+" : "") + (100 * (plan / taken - 1)).toFixed(0) + " %" : "–");
+  return h("div", {}, h("h2", {}, "Planned and taken"), h("p", { class: "soft" }, "The plan rests on " + planned.source + "."),
+    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["what", "planned", "taken", "plan off by"].map((t) => h("th", {}, t)))),
+      h("tbody", {}, planned.rows.map(([name, plan, taken]) => h("tr", {}, h("td", {}, name), h("td", { class: "number" }, shown(plan)), h("td", { class: "number" }, shown(taken)), h("td", { class: "number" }, part(plan, taken))))))));
 }
 
 function settingsPage(run) {

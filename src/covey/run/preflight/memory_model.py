@@ -53,6 +53,8 @@ class Workload:
     """Completions sampled at the same time on this GPU."""
     num_cached: int = 0
     """Tokens of them and of their prompts that are cached."""
+    computes_in_c: bool = False
+    """Norms and gates compute through covey's C on a CPU, which keeps their inputs alone."""
     cache_bytes: int | None = None
     """Most that keys and values may take; None: no bound."""
 
@@ -149,13 +151,14 @@ def kept_by_layer(shape: Shape, load: Workload) -> int:
     layers = block_layers(shape)
     trained = [layer for layer in layers if adapted is None or layer.name in adapted]
     # Norms compute in float32: their inputs, and where their weights train what these multiply
-    norm = 2 * shape.hidden * load.whole_bytes * (1 if load.lora_rank else 2)
+    keeps_one = bool(load.lora_rank) or load.computes_in_c
+    norm = 2 * shape.hidden * load.whole_bytes * (1 if keeps_one else 2)
     if shape.has_head_norms:
         heads = widths.queries + widths.keys_and_values // 2
-        norm += heads * (load.whole_bytes + (0 if load.lora_rank else value))
+        norm += heads * (load.whole_bytes + (0 if keeps_one else value))
     # Attention keeps what goes in, what comes out, and a sum of each head
     attention = value * (2 * widths.queries + widths.keys_and_values) + 4 * shape.num_heads
-    gates = value * 3 * widths.between if widths.is_gated else value * 2 * widths.between
+    gates = value * (3 if widths.is_gated and not load.computes_in_c else 2) * widths.between
     return norm + attention + gates + _input_bytes(trained, value, is_cast) + value * load.lora_rank * len(trained)
 
 

@@ -1,0 +1,162 @@
+"""`covey plan SETTINGS ...`: memory, time and cost of a run before it begins, on named GPUs and on this machine."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from covey.config.schema import Config
+from covey.doctor.log import flat
+from covey.planner.hardware import GPUS, THIS, Hardware, named
+from covey.planner.kept import keep_plan
+from covey.planner.plan import Measured, Plan, plan_of
+from covey.planner.probe import keep_probe, kept_probe, probe
+from covey.planner.shapes import shape_for
+from covey.system.lookup import one_of
+from covey.system.text.cleaning import CleanConsole
+from covey.system.text.format import duration, memory
+
+WITH_VALUE = ("--on", "--gpus", "--price", "--prompt-tokens", "--answer-tokens")
+ALONE = ("--probe", "--json")
+DEFAULT_ON = ("h100", "l40s", "rtx4090")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the flags ask for."""
+
+    on: tuple[str, ...] = DEFAULT_ON
+    num_gpus: int | None = None
+    price: float | None = None
+    prompt_tokens: float | None = None
+    answer_tokens: float | None = None
+    probe: bool = False
+    as_json: bool = False
+
+
+def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
+    """Split the planner's own flags from words that settings are made of. ValueError for what a flag cannot be."""
+    rest, kept, given = list(words), [], {}
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag in WITH_VALUE:
+            if not equals and not rest:
+                raise ValueError(f"{flag} needs a value")
+            given[flag] = value if equals else rest.pop(0)
+        elif word in ALONE:
+            given[word] = ""
+        else:
+            kept.append(word)
+    names = tuple(given["--on"].split(",")) if "--on" in given else (*DEFAULT_ON, THIS)
+    for name in names:
+        one_of("--on", name, (*GPUS, THIS))
+    if "--probe" in given and THIS not in names:
+        raise ValueError(f"--probe measures this machine: --on {','.join((*names, THIS))}")
+    gpus = _number(given, "--gpus")
+    return kept, Asked(
+        on=names,
+        num_gpus=None if gpus is None else int(gpus),
+        price=_number(given, "--price"),
+        prompt_tokens=_number(given, "--prompt-tokens"),
+        answer_tokens=_number(given, "--answer-tokens"),
+        probe="--probe" in given,
+        as_json="--json" in given,
+    )
+
+
+def _number(given: dict[str, str], flag: str) -> float | None:
+    if flag not in given:
+        return None
+    try:
+        found = float(given[flag])
+    except ValueError:
+        found = 0.0
+    if found <= 0:
+        raise ValueError(f"{flag} must be a number above 0, got {given[flag]}")
+    return found
+
+
+def print_plans(config: Config, asked: Asked) -> None:
+    """Print the plan of a run on each machine that was asked for. ValueError where the model's shape is not known."""
+    shape = shape_for(config.model)
+    machines = [named(name).with_price(asked.price if name != THIS else None) for name in asked.on]
+    plans = [plan_of(config, shape, on, asked.num_gpus or 1, _known(config, on, asked)) for on in machines]
+    for name, plan in zip(asked.on, plans, strict=True):
+        if name == THIS:
+            keep_plan(flat(asdict(config)), as_row(plan))
+    if asked.as_json:
+        print(json.dumps([as_row(plan) for plan in plans], indent=1))
+        return
+    console = CleanConsole()
+    _say(console, f"{config.model.name}: {shape.weights:,} weights; {_steps(config)}")
+    for plan in plans:
+        for line in lines_of(plan):
+            _say(console, line)
+
+
+def _known(config: Config, on: Hardware, asked: Asked) -> Measured:
+    """Return what a probe of this machine says, of this one all of it, of others how long prompts and answers are."""
+    shape = shape_for(config.model)
+    found = None
+    if "here" in on.name or not on.is_gpu:
+        if asked.probe:
+            found = probe(config, shape, on)
+            keep_probe(config, on, found)
+        else:
+            found = kept_probe(config, on)
+    found = found or Measured(
+        source="data sheets and usual shares; lengths between a quarter and all of sampling.max_tokens"
+    )
+    if asked.prompt_tokens is not None:
+        found = replace(found, prompt_tokens=asked.prompt_tokens)
+    if asked.answer_tokens is not None:
+        found = replace(found, completion_tokens=min(asked.answer_tokens, config.sampling.max_tokens))
+    return found
+
+
+def _steps(config: Config) -> str:
+    per_step = f"{config.groups_per_step} × {config.group_size} answers of at most {config.sampling.max_tokens} tokens"
+    return f"{config.num_steps} steps of {per_step}"
+
+
+def lines_of(plan: Plan) -> list[str]:
+    """Return a plan as lines."""
+    on, parts = plan.on, dict(plan.memory)
+    total = parts.pop("in_all")
+    many = f"{plan.num_gpus} × " if plan.num_gpus > 1 else ""
+    room = f"{memory(total)} of {memory(int(on.memory))}"
+    fit = f"fits, {room}" if plan.fits else f"does not fit, {room}: {' and '.join(plan.change)}"
+    kept = ", ".join(f"{name.replace('_', ' ')} {memory(count)}" for name, count in parts.items())
+    step = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in plan.phases.items() if seconds > 0)
+    bounds = plan.step
+    found = [
+        "",
+        f"{many}{on.name}: {fit}",
+        f"  memory      {kept}",
+        f"  a step      {_seconds(bounds.value)} ({_seconds(bounds.low)} to {_seconds(bounds.high)}): {step}",
+        f"  the run     {_hours(plan.hours.value)} ({_hours(plan.hours.low)} to {_hours(plan.hours.high)})",
+    ]
+    if plan.cost is not None:
+        low, value, high = plan.cost.low, plan.cost.value, plan.cost.high
+        found.append(f"  cost        ${value:,.2f} (${low:,.2f} to ${high:,.2f}); prices: {on.source}")
+    return [*found, f"  bottleneck  {plan.bottleneck}", f"  from        {plan.source}"]
+
+
+def as_row(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain data."""
+    return asdict(plan) | {"fits": plan.fits}
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value < 100 else duration(value)
+
+
+def _hours(value: float) -> str:
+    return duration(3600 * value)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, highlight=False, markup=False)

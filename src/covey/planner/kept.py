@@ -1,0 +1,48 @@
+"""Plans that were made on this machine, by their settings: the report sets them against what the run took."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from covey.system.disk import cache_folder
+from covey.system.jsonl import finite, write_json
+
+BESIDE = ("output.", "doctor.", "preflight.", "timeouts.", "resume", "trust_run", "seed", "cold_start.cache_dir")
+"""Settings that change neither memory nor time, or hardly."""
+
+
+def keep_plan(settings: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+    path = plan_path(settings)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, row)
+
+
+def kept_plan(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the newest plan for these settings, by dotted name, None where none was made here."""
+    try:
+        found = json.loads(plan_path(settings).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def plan_path(settings: Mapping[str, Any]) -> Path:
+    """Return where the plan for these settings is kept."""
+    said = {name: value for name, value in settings.items() if not name.startswith(BESIDE)}
+    digest = hashlib.sha256(json.dumps(finite(said), sort_keys=True, default=str).encode()).hexdigest()
+    return Path(cache_folder()) / "plans" / f"run-{digest[:16]}.json"
+
+
+def against(row: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[str, float | None, float | None]]:
+    """Return (what, planned, taken) of a finished run: seconds of a step by phase, of the run, bytes at peak."""
+    phases, taken = row.get("phases") or {}, summary.get("phases") or {}
+    steps = summary.get("steps") or 0
+    found: list[tuple[str, float | None, float | None]] = []
+    for name, planned in phases.items():
+        seconds = (taken.get(name) or {}).get("seconds")
+        found.append((f"{name}, s a step", planned, seconds / steps if seconds is not None and steps else None))
+    hours = (row.get("hours") or {}).get("value")
+    found.append(("whole run, s", None if hours is None else 3600 * hours, summary.get("seconds")))
+    return found
