@@ -20,7 +20,7 @@ from covey.config.schema import CONF, Config, group_choices, unknown_setting
 from covey.system.lookup import near
 from covey.system.section import Section
 
-SECONDARY = ("cold_start", "preflight", "timeouts", "curriculum", "devices")
+SECONDARY = ("cold_start", "preflight", "timeouts", "curriculum", "devices", "doctor")
 """Sections whose settings are named in full where another section has one of the same last part."""
 
 
