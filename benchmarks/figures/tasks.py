@@ -81,3 +81,13 @@ def turns() -> Drawing:
         x += width
     drawing.text(430, 134, "loss mask: only tokens the policy sampled are trained", size=13, colour="muted")
     return drawing
+
+
+def documents() -> Drawing:
+    boxes = (
+        Box("a document", ("its words, formulas,", "commands")),
+        Box("covey translate", ("covey's words,", "what has none, and why"), "warm"),
+        Box("recipe", ("documents/NAME", "or documents/NAME_nano")),
+        Box("covey train", ("the same promises",), "good"),
+    )
+    return chain("From a document to a run", boxes)

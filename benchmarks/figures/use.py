@@ -55,16 +55,6 @@ def trl() -> Drawing:
     return chain("A script of TRL", boxes)
 
 
-def documents() -> Drawing:
-    boxes = (
-        Box("a document", ("its words, formulas,", "commands")),
-        Box("covey translate", ("covey's words,", "what has none, and why"), "warm"),
-        Box("recipe", ("documents/NAME", "or documents/NAME_nano")),
-        Box("covey train", ("the same promises",), "good"),
-    )
-    return chain("From a document to a run", boxes)
-
-
 def traces() -> Drawing:
     boxes = (
         Box("groups of a step", ("as they were trained",)),

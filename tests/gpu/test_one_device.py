@@ -76,7 +76,7 @@ def batch_of(policy: Policy, packing: str = "shared") -> Batch:
     groups = groups if policy.mask_id is None else as_fills(groups)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builders, "CPU", policy.device)
-        return builders.make(groups, packing, 60, ADVANTAGES, attention=policy.attention)
+        return builders.make(groups, packing, 48, ADVANTAGES, attention=policy.attention)
 
 
 def trainer_of(policy: Policy, optimizer: str = "adamw", **algorithm: Any) -> Trainer:

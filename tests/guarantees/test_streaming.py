@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.settings import OVER_THE_BATCH
+from covey.config.giving_way import corrected
 from covey.config.validate import validate
 from covey.environments.base import Environment
 from covey.policy.models.nano import nano_tokenizer
@@ -162,7 +163,7 @@ def test_two_ranks_stream_what_one_process_waits_for(
 
 def test_a_streamed_stale_run_replays_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, unhurried("plain", seconds=0.3))
-    config = small_config(**settings(source="ray", max_staleness=1, num_steps=5, streaming=True))
+    config, _ = corrected(small_config(**settings(source="ray", max_staleness=1, num_steps=5, streaming=True)))
     with fake_ray():
         train(config, tmp_path / "run")
     schedule = rows(tmp_path / "run" / "schedule.jsonl")

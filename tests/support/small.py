@@ -38,6 +38,7 @@ SETTINGS: dict[str, Any] = {
     "evaluation.num_samples": 2,
     "evaluation.k": [1, 2],
     "output.progress": False,
+    "doctor.enabled": False,
 }
 
 

@@ -88,7 +88,7 @@ def update_of_covey(model: torch.nn.Module, given: Mapping[str, Any], rewards: l
     config = make_config(None, settings | {"model.precision": precision, "engine.max_rows": 8}).config
     before = weights_of(model)
     policy = policy_in_memory(model, copy.deepcopy(TOKENIZER), config.model, seed=0)
-    trainer = build_trainer(config, policy, build_reference(config, policy), PhaseTimer())
+    trainer = build_trainer(config, policy, build_reference(config, policy, []), PhaseTimer())
     weights = dict(zip([f.__name__ for f in rewards], given.get("reward_weights") or [1.0] * len(rewards), strict=True))
     groups = [group_of(prompt, rewards, weights) for prompt in PROMPTS]
     packing = Packing(config.packing, config.micro_batch_tokens)
