@@ -6,9 +6,9 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,22 @@ def as_job_steps(work: Callable[[], Any], seconds: float = 120.0) -> list[Any]:
 
 
 def in_forks(work: Callable[[], Any], variables: Sequence[Mapping[str, str]], seconds: float = 60.0) -> list[Any]:
-    """What `work` returns in forks of this process that run side by side, each with variables of its own."""
-    with ThreadPoolExecutor(len(variables)) as pool:
-        return list(pool.map(lambda own: in_a_fork(work, own, seconds), variables))
+    """What `work` returns in forks of this process that run side by side, each with variables of its own.
+
+    RuntimeError with its traceback where it fails in one.
+    """
+    forks = [_fork(work, own) for own in variables]  # one after another: no thread of ours holds a lock meanwhile
+    until = time.monotonic() + seconds
+    answers = []
+    for _, answer in forks:
+        waited = answer.poll(max(0.0, until - time.monotonic()))
+        answers.append(answer.recv() if waited else (True, f"no answer within {seconds:g} s"))
+    for process, _ in forks:
+        process.join(5)
+        process.kill()
+    if said := [text for failed, text in answers if failed]:
+        raise RuntimeError(said[0])
+    return [found for _, found in answers]
 
 
 def in_a_fork(work: Callable[[], Any], variables: Mapping[str, str] = {}, seconds: float = 60.0) -> Any:
@@ -52,16 +65,15 @@ def in_a_fork(work: Callable[[], Any], variables: Mapping[str, str] = {}, second
 
     Nothing of what it does to the process is left afterwards. RuntimeError with its traceback where it fails.
     """
+    return in_forks(work, [variables], seconds)[0]
+
+
+def _fork(work: Callable[[], Any], variables: Mapping[str, str]) -> tuple[BaseProcess, Connection]:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(work, variables, theirs))
     process.start()
     theirs.close()
-    failed, said = ours.recv() if ours.poll(seconds) else (True, f"no answer within {seconds:g} s")
-    process.join(5)
-    process.kill()
-    if failed:
-        raise RuntimeError(said)
-    return said
+    return process, ours
 
 
 def _answer(work: Callable[[], Any], variables: Mapping[str, str], answers: Connection) -> None:
