@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from functools import partial
+from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,6 +65,19 @@ def _code_of(words: list[str]) -> int:
         return report(error)
 
 
+PLAIN = {
+    "machines": "covey.environments.machines.pictures.command:run_command",
+    "show": "covey.cli.show:run_show",
+    "report": "covey.cli.report:run_report",
+    "watch": "covey.cli.report:run_watch",
+    "translate": "covey.cli.translate:run_translate",
+    "doctor": "covey.cli.doctor:run_doctor",
+    "status": "covey.cli.past:run_status",
+    "replay": "covey.cli.past:run_replay",
+}
+"""Verbs without settings, and what runs them on the words that follow; it may return an exit code."""
+
+
 def _dispatch(words: list[str]) -> int:
     verb, rest = (words[0], words[1:]) if words else ("--help", [])
     # Answer what needs no verb
@@ -84,35 +98,9 @@ def _dispatch(words: list[str]) -> int:
         print(usage.verb_help(verb))
         return 0
     # Run verbs that have no settings
-    if verb == "machines":
-        from covey.environments.machines.pictures.command import run_command
-
-        run_command(rest)
-        return 0
-    if verb == "show":
-        from covey.cli.show import run_show
-
-        run_show(rest)
-        return 0
-    if verb in ("report", "watch"):
-        from covey.cli import report as reports
-
-        (reports.run_report if verb == "report" else reports.run_watch)(rest)
-        return 0
-    if verb == "translate":
-        from covey.cli.translate import run_translate
-
-        run_translate(rest)
-        return 0
-    if verb == "doctor":
-        from covey.cli.doctor import run_doctor
-
-        return run_doctor(rest)
-    if verb in ("status", "replay"):
-        from covey.cli import past
-
-        (past.run_status if verb == "status" else past.run_replay)(rest)
-        return 0
+    if verb in PLAIN:
+        module, _, function = PLAIN[verb].partition(":")
+        return int(getattr(import_module(module), function)(rest) or 0)
     from covey.cli import command_line
 
     asked = None
