@@ -100,7 +100,7 @@ def besides_the_doctor(printed: str) -> list[str]:
 
 
 def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(own_rewards("varied", environment__in_process=True)) == 0
+    assert main(own_rewards("varied", environment__in_process=True, doctor__enabled=True)) == 0
     printed = capsys.readouterr()
     lines = [line.rstrip() for line in printed.out.splitlines()]
     beginnings = (

@@ -377,8 +377,8 @@ CASES: dict[str, Case | Refused] = {
     "output.on_write_error": Case(watch.lost_file, "continue"),
     "output.shutdown_timeout": Case(watch.end_of_a_stop, 0.2),
     # ---------------------------------------------------------------------------------------------- around a run
-    "doctor.enabled": Case(see.warnings_of_the_doctor, False),
-    "doctor.stop_on": Case(see.warnings_of_the_doctor, ["D34"]),
+    "doctor.enabled": Case(see.warnings_of_the_doctor, False, context={"doctor.enabled": True}),
+    "doctor.stop_on": Case(see.warnings_of_the_doctor, ["D34"], context={"doctor.enabled": True}),
     "parallel.strategy": Case(watch.layout_of_weights, "fsdp"),
     "preflight.enabled": Case(see.run_folder, True, {"preflight.enabled": False}),
     "preflight.num_prompts": Case(watch.checks, 3, PREFLIGHT),

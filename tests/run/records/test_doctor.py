@@ -102,7 +102,9 @@ def test_a_run_whose_answers_are_all_cut_ends_with_the_evaluation_that_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, scripted(varied))
-    config = small_config(num_steps=9, doctor__stop_on=["D8"], sampling__max_tokens=1, evaluation__every=6)
+    config = small_config(
+        num_steps=9, doctor__enabled=True, doctor__stop_on=["D8"], sampling__max_tokens=1, evaluation__every=6
+    )
     train(config, tmp_path / "run")
     metrics = rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in metrics if row["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
