@@ -100,7 +100,8 @@ def _dispatch(words: list[str]) -> int:
     # Run verbs that have no settings
     if verb in PLAIN:
         module, _, function = PLAIN[verb].partition(":")
-        return int(getattr(import_module(module), function)(rest) or 0)
+        code = getattr(import_module(module), function)(rest)
+        return code if isinstance(code, int) else 0
     from covey.cli import command_line
 
     asked = None
