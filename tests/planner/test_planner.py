@@ -23,6 +23,8 @@ from covey.run.model_shapes import Shape
 from covey.run.plan import workload
 from covey.run.preflight.memory_model import memory_of
 
+from ..support.small import changed
+
 H100 = GPUS["h100"]
 
 
@@ -31,13 +33,7 @@ def config_of(**changes: Any) -> Config:
     config.model = ModelConfig(name="Qwen/Qwen2.5-0.5B", precision="bfloat16")
     config.sampling.max_tokens = 512
     config.model.gradient_checkpointing = False
-    for name, value in changes.items():
-        *sections, leaf = name.split("__")
-        node: Any = config
-        for section in sections:
-            node = getattr(node, section)
-        setattr(node, leaf, value)
-    return config
+    return changed(config, {name.replace("__", "."): value for name, value in changes.items()})
 
 
 @pytest.fixture(scope="module", name="small")

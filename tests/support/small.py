@@ -44,8 +44,12 @@ SETTINGS: dict[str, Any] = {
 
 def small_config(**changes: Any) -> Config:
     """A config of a run of a fraction of a second; `sampling__max_tokens=8` is sampling.max_tokens=8."""
-    config = Config()
-    for name, value in (SETTINGS | {key.replace("__", "."): v for key, v in changes.items()}).items():
+    return changed(Config(), SETTINGS | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The same config with other values, by dotted name."""
+    for name, value in changes.items():
         *sections, leaf = name.split(".")
         node: Any = config
         for section in sections:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from decimal import Decimal
+from functools import cache
 from typing import Any, get_type_hints
 
 from covey.cli import help as usage
@@ -161,6 +162,7 @@ def with_whole_numbers(word: str) -> str:
     return f"{name}={POWER_OF_TEN.sub(written_out, value)}"
 
 
+@cache
 def _setting_types() -> dict[str, Any]:
     """Return the type of each setting by its dotted name, int winning where environments differ."""
     found: dict[str, Any] = {}

@@ -7,12 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from covey.cli.flags import refuse_flags, split_flags
 from covey.doctor.diagnose import EXIT_CODES, worst
 from covey.report.health import Health, health_of, read_for_doctor
 from covey.report.make import names_of
 from covey.system.text.cleaning import CleanConsole
 
 INDENT = "      "
+WITH_VALUE = {"--control": "the folder of a run with shuffled rewards"}
+ALONE = ("--json",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +65,10 @@ def _print(console: Console, name: str, health: Health) -> None:
 
 def read_words(words: Sequence[str]) -> Asked:
     """Split runs from flags. ValueError for a flag that there is not, and without a run."""
-    folders: list[Path] = []
-    control, as_json, rest = None, False, list(words)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if word == "--json":
-            as_json = True
-        elif flag == "--control":
-            if not equals and not rest:
-                raise ValueError("--control needs the folder of a run with shuffled rewards")
-            control = Path(value if equals else rest.pop(0))
-        elif word.startswith("-"):
-            raise ValueError(f'no flag "{flag}"; flags: --json, --control')
-        else:
-            folders.append(Path(word))
+    others, given = split_flags(words, WITH_VALUE, ALONE)
+    refuse_flags(others, (*ALONE, *WITH_VALUE))
+    folders = [Path(word) for word in others]
+    control = Path(given["--control"]) if "--control" in given else None
     if not folders:
         raise ValueError("covey doctor needs a run, such as covey doctor outputs/DATE/TIME")
-    return Asked(folders, control, as_json)
+    return Asked(folders, control, "--json" in given)

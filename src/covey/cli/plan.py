@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from covey.cli.flags import split_flags
 from covey.config.schema import Config
 from covey.doctor.log import flat
 from covey.planner.hardware import GPUS, THIS, Hardware, named
@@ -14,11 +15,12 @@ from covey.planner.kept import keep_plan
 from covey.planner.plan import Measured, Plan, plan_of
 from covey.planner.probe import keep_probe, kept_probe, probe
 from covey.planner.shapes import shape_for
+from covey.run.model_shapes import Shape
 from covey.system.lookup import one_of
 from covey.system.text.cleaning import CleanConsole
 from covey.system.text.format import duration, memory
 
-WITH_VALUE = ("--on", "--gpus", "--price", "--prompt-tokens", "--answer-tokens")
+WITH_VALUE = dict.fromkeys(("--on", "--gpus", "--price", "--prompt-tokens", "--answer-tokens"), "a value")
 ALONE = ("--probe", "--json")
 DEFAULT_ON = ("h100", "l40s", "rtx4090")
 
@@ -38,18 +40,7 @@ class Asked:
 
 def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
     """Split the planner's own flags from words that settings are made of. ValueError for what a flag cannot be."""
-    rest, kept, given = list(words), [], {}
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag in WITH_VALUE:
-            if not equals and not rest:
-                raise ValueError(f"{flag} needs a value")
-            given[flag] = value if equals else rest.pop(0)
-        elif word in ALONE:
-            given[word] = ""
-        else:
-            kept.append(word)
+    kept, given = split_flags(words, WITH_VALUE, ALONE)
     names = tuple(given["--on"].split(",")) if "--on" in given else (*DEFAULT_ON, THIS)
     for name in names:
         one_of("--on", name, (*GPUS, THIS))
@@ -83,7 +74,10 @@ def print_plans(config: Config, asked: Asked) -> None:
     """Print the plan of a run on each machine that was asked for. ValueError where the model's shape is not known."""
     shape = shape_for(config.model)
     machines = [named(name).with_price(asked.price if name != THIS else None) for name in asked.on]
-    plans = [plan_of(config, shape, on, asked.num_gpus or 1, _known(config, on, asked)) for on in machines]
+    plans = [
+        plan_of(config, shape, on, asked.num_gpus or 1, _known(config, shape, on, asked, is_here=name == THIS))
+        for name, on in zip(asked.on, machines, strict=True)
+    ]
     for name, plan in zip(asked.on, plans, strict=True):
         if name == THIS:
             keep_plan(flat(asdict(config)), as_row(plan))
@@ -97,11 +91,10 @@ def print_plans(config: Config, asked: Asked) -> None:
             _say(console, line)
 
 
-def _known(config: Config, on: Hardware, asked: Asked) -> Measured:
+def _known(config: Config, shape: Shape, on: Hardware, asked: Asked, *, is_here: bool) -> Measured:
     """Return what a probe of this machine says, of this one all of it, of others how long prompts and answers are."""
-    shape = shape_for(config.model)
     found = None
-    if "here" in on.name or not on.is_gpu:
+    if is_here:
         if asked.probe:
             found = probe(config, shape, on)
             keep_probe(config, on, found)

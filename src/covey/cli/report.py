@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from covey.cli.flags import refuse_flags, split_flags
 from covey.config.schema import OutputConfig
 from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of
@@ -20,7 +21,7 @@ from covey.system.lookup import one_of
 from covey.system.text.cleaning import CleanConsole
 
 LOGGER = logging.getLogger(__name__)
-WITH_VALUE = ("--out", "--png", "--export")
+WITH_VALUE = dict.fromkeys(("--out", "--png", "--export"), "a value")
 ALONE = ("--follow", "--text")
 WATCH_SECONDS = 2.0
 
@@ -90,22 +91,9 @@ def _say(console: Console, line: str) -> None:
 
 def read_words(verb: str, words: Sequence[str]) -> Asked:
     """Split folders from flags. ValueError for a flag that there is not, and without a folder."""
-    folders: list[Path] = []
-    flags: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if not word.startswith("-"):
-            folders.append(Path(word))
-        elif flag in WITH_VALUE:
-            if not equals and not rest:
-                raise ValueError(f"{flag} needs a value")
-            flags[flag] = value if equals else rest.pop(0)
-        elif word in ALONE:
-            flags[word] = ""
-        else:
-            raise ValueError(f'no flag "{flag}"; flags: {", ".join((*WITH_VALUE, *ALONE))}')
+    others, flags = split_flags(words, WITH_VALUE, ALONE)
+    refuse_flags(others, (*WITH_VALUE, *ALONE))
+    folders = [Path(word) for word in others]
     if not folders:
         raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
     return Asked(folders, flags)

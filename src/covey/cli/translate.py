@@ -18,6 +18,7 @@ from covey.config.checks import format_value, walk
 from covey.config.names import named_elsewhere
 from covey.config.schema import Config, setting_names
 from covey.system.disk import read_regular
+from covey.trl.fields import MAPPED, REFUSED
 
 MAX_BYTES = 1 << 20
 VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'()`]*)\s*$")
@@ -145,8 +146,6 @@ def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def translate(tokens: Sequence[str]) -> Translation:
     """Return covey's words for those of TRL, verl or TorchRL. ValueError for fields of TRL that contradict."""
-    from covey.trl.fields import MAPPED, REFUSED
-
     found = Translation()
     given = dict(pairs_of(tokens))
     # Say how several processes are started
@@ -200,7 +199,6 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
     from transformers import HfArgumentParser
 
     from covey.trl.config import GRPOConfig, changed_fields, default_of
-    from covey.trl.fields import REFUSED
     from covey.trl.mapping import settings_of
 
     # Read the fields as TRL's command line does

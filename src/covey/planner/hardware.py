@@ -2,11 +2,10 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from covey.system.lookup import one_of
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,7 @@ def _copies() -> float:
     return 2 * source.nbytes / _fastest(lambda: target.copy_(source))
 
 
-def _fastest(work: object) -> float:
-    assert callable(work)
+def _fastest(work: Callable[[], object]) -> float:
     best, until, count = 1e9, time.perf_counter() + SECONDS, 0
     while time.perf_counter() < until or count < AT_LEAST:
         count += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from covey.config.schema import Config
 from covey.planner.hardware import Hardware
-from covey.planner.seconds import PHASES, Work, step_seconds
+from covey.planner.seconds import ON_CPU, ON_GPU, PHASES, Work, step_seconds
 from covey.rollouts.settings import group_sizes
 from covey.run.model_shapes import Shape
 from covey.run.plan import derived, with_checkpointing, workload
@@ -166,7 +166,8 @@ def _adapters(config: Config) -> Config:
 
 
 def _four_bit(config: Config) -> Config:
-    return replace(_adapters(config), model=replace(_adapters(config).model, load_in_4bit=True))
+    adapted = _adapters(config)
+    return replace(adapted, model=replace(adapted.model, load_in_4bit=True))
 
 
 CHANGES: tuple[Change, ...] = (
@@ -239,8 +240,6 @@ def _cost(on: Hardware, gpus: int, hours: Interval) -> Interval | None:
 
 
 def _spread(on: Hardware) -> float:
-    from covey.planner.seconds import ON_CPU, ON_GPU
-
     return (ON_GPU if on.is_gpu else ON_CPU).spread
 
 

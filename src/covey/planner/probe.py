@@ -1,17 +1,16 @@
 """A short run of the very settings on this machine: what it takes over what was predicted, and how long answers are."""
 
-import json
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from covey.config.schema import Config, EvaluationConfig, OutputConfig, PreflightConfig
 from covey.doctor.settings import DoctorConfig
 from covey.planner.hardware import Hardware
+from covey.planner.kept import keep, kept
 from covey.planner.plan import Measured, work_of
 from covey.planner.seconds import PHASES, step_seconds
 from covey.rollouts.rollout import encode_prompt
@@ -22,7 +21,6 @@ from covey.run.plan import with_checkpointing, workload
 from covey.run.records.callbacks import Callback
 from covey.run.records.record import RunRecorder
 from covey.system.disk import cache_folder
-from covey.system.jsonl import write_json
 
 STEPS = 4
 """Of which the first is left out."""
@@ -87,17 +85,15 @@ def compared(config: Config, shape: Shape, on: Hardware, watch: Watch) -> Measur
 
 def kept_probe(config: Config, on: Hardware) -> Measured | None:
     """Return what an earlier probe of this model and task on this machine has kept."""
+    found = kept(_path(config, on))
     try:
-        found: dict[str, Any] = json.loads(_path(config, on).read_text(encoding="utf-8"))
-        return Measured(**found)
-    except (OSError, ValueError, TypeError):
+        return None if found is None else Measured(**found)
+    except TypeError:  # of another version
         return None
 
 
 def keep_probe(config: Config, on: Hardware, found: Measured) -> None:
-    path = _path(config, on)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(found))
+    keep(_path(config, on), asdict(found))
 
 
 def _path(config: Config, on: Hardware) -> Path:
