@@ -13,11 +13,26 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:  # a worker that judges needs none of torch, which takes seconds to import
     from torch import Tensor
 
-Message = Mapping[str, str]
-"""One turn of a conversation: {"role": ..., "content": ...}."""
+Message = Mapping[str, Any]
+"""One message of a conversation: {"role": ..., "content": ...}, and `name` or `tool_calls` where tools speak."""
 
 FinishReason = Literal["stop", "length"]
 """`stop`: ended by a stop token or stop string. `length`: cut by the token limit ("truncated")."""
+
+
+StopReason = Literal[
+    "completed",
+    "tool_stopped",
+    "max_turns",
+    "max_tokens",
+    "max_context",
+    "max_tool_calls",
+    "parse_error",
+    "timeout",
+    "failure",
+]
+"""Why an episode ended: it was done, a tool ended it, or a limit was met (turns, tokens of a turn, tokens of the whole
+context, tool calls); the answer could not be read; a turn took too long; the environment broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,26 @@ class Span:
     version: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the policy in an episode: its stretch of the rollout's loss tokens, and what the environment made of
+    it.
+
+    >>> Turn(start=0, end=3, reward=0.5, state="between 0 and 15")
+    """
+
+    start: int
+    """First loss token, counted over them alone."""
+    end: int
+    """One past the last."""
+    reward: float = 0.0
+    """What the environment gave for this turn; the verdict on the whole episode comes on top."""
+    state: str = ""
+    """Names the state in which the turn began: turns of a group with equal names began alike."""
+    is_void: bool = False
+    """Whether it held neither a tool call nor an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +158,13 @@ class Rollout:
     """After several turns, what was said since the prompt by policy and environment; empty after one."""
     spans: tuple[Span, ...] = ()
     """The version of each token that the policy chose, counted over them alone; empty: all are of `policy_version`."""
+    turns: tuple[Turn, ...] = ()
+    """Of an episode: the policy's turns, in order; empty: there was one."""
+    stop_reason: StopReason | None = None
+    """Of an episode: why it ended."""
+    branches: tuple[int, ...] = ()
+    """Where the history was rewritten, the lists hold several sequences one after the other, each read from its own
+    begin: where each begins. Every sampled token is learnt in one of them. Empty: there is one."""
 
     def __post_init__(self) -> None:
         assert self.input_length is None or len(self.input_ids) % self.input_length == 0, "inputs of one length"

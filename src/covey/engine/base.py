@@ -34,6 +34,8 @@ class EngineStats:
     """Most completions sampled at the same time."""
     peak_cache_bytes: int = 0
     """Most memory the cached keys and values took, resizing included."""
+    re_encoded_tokens: int = 0
+    """Of `prompt_tokens`, those of earlier turns whose keys and values had been given up."""
     restarts: int = 0
     """How often an engine that was lost was started again."""
 
@@ -54,6 +56,40 @@ class Engine(Protocol):
 
     def take_stats(self) -> EngineStats:
         """Return what was done since the last call."""
+        ...
+
+
+class Session(Protocol):
+    """One attempt of several turns. What it has read stays encoded between them, where there is room."""
+
+    re_encoded_tokens: int
+    """Tokens of earlier turns that had to be encoded again so far."""
+
+    async def first(self) -> Completion:
+        """Return the first turn."""
+        ...
+
+    async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Append what the environment said, and sample the next turn with sample index 0.
+
+        ValueError where it cannot fit.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what is kept, or what is still being sampled. Closing again does nothing."""
+        ...
+
+
+@runtime_checkable
+class SessionEngine(Engine, Protocol):
+    """An engine that keeps keys and values between turns."""
+
+    def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> Sequence[Session]:
+        """Begin n attempts at one prompt, which is encoded once for all of them.
+
+        ValueError where prompt and completion cannot fit.
+        """
         ...
 
 

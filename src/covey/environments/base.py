@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from covey.environments.episode import Episode
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 
 Split = Literal["train", "test"]
 Demonstration = tuple[Prompt, str | Sequence[int]]
 """A prompt and a good completion, as text or as tokens; the cold start adds the end-of-sequence token."""
+DEFAULT_MAX_TURNS = 2
+"""Turns of the policy in an episode, where neither the settings nor the environment say another number."""
 
 
 @runtime_checkable
@@ -67,6 +70,22 @@ class Environment(ABC):
         After a message the policy has another turn, and the last turn is scored.
         """
         return None
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode | None:
+        """Return a new attempt at the prompt, for environments of several turns. None where one answer is all.
+
+        `seed` is the attempt's own: whatever an episode draws must follow from it.
+        """
+        return None
+
+    @property
+    def max_turns(self) -> int:
+        """Return how many turns the policy has at most, where `environment.max_turns` is not set."""
+        return DEFAULT_MAX_TURNS
+
+    def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+        """Return the JSON schemas of the tools that the chat template shows the policy."""
+        return ()
 
     @property
     def can_reply(self) -> bool:

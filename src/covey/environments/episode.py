@@ -1,0 +1,77 @@
+"""Define an episode: one attempt at a prompt, in which policy and environment speak by turns."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.types import Failure, FinishReason, Message, Reward, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the policy said in one turn.
+
+    >>> Answer("17", (5, 11, 2), "stop", turn=1, conversation=({"role": "user", "content": "?"}, ...))
+    """
+
+    text: str
+    """Decoded without special tokens."""
+    token_ids: tuple[int, ...]
+    """As sampled, the stop token included where there was one."""
+    finish_reason: FinishReason
+    turn: int
+    """1 for the policy's first turn."""
+    conversation: Sequence[Message]
+    """From its first message to this answer."""
+    marked: str = ""
+    """Decoded with special tokens, in which many models write their tool calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the environment says after a turn, and what it thinks of that turn.
+
+    >>> Observation("<", reward=0.1)
+    >>> Observation(({"role": "tool", "name": "add", "content": "48"},))
+    """
+
+    messages: str | tuple[Message, ...] = ()
+    """Text for the policy to continue, or messages for the chat template. Text after a conversation of messages is
+    the user's next message. Empty is allowed where the episode is done."""
+    reward: float | None = None
+    """For the turn just taken; None is 0. The verdict on the whole episode (`Episode.score`) comes on top."""
+    done: bool = False
+    """Whether the episode ends here. Its messages are then for the record alone."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers are logged as their mean over turns, by name; anything else is the environment's own."""
+    stop_reason: StopReason | None = None
+    """Why it is done, where `completed` says too little."""
+    state: str | None = None
+    """Names the state in which the next turn begins; None takes the whole conversation so far for it."""
+    is_void: bool = False
+    """Whether the turn just taken held neither a tool call nor an answer."""
+
+
+class Episode(ABC):
+    """One attempt at a prompt. A group has as many as it has samples, each with an object of its own.
+
+    A *tool's* error message is an observation, which the policy must learn from. A *system's* failure (a dead server, a
+    deadline that passed) is an exception: the attempt becomes a Failure, never a reward.
+    """
+
+    async def reset(self) -> Observation:
+        """Begin. Messages extend the prompt; text is appended to it, or to the user's last message."""
+        return Observation()
+
+    @abstractmethod
+    async def reply(self, answer: Answer) -> Observation:
+        """Return what the environment says to an answer."""
+
+    async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
+        """Judge the finished episode. None leaves it to `Environment.score`, which sees the last answer."""
+        return None
+
+    async def close(self) -> None:
+        """Release what the episode holds. Called once, however it ended."""
+        return
