@@ -5,18 +5,19 @@ appended to the tokens as they were sampled.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from covey.environments.base import split_prefill
+from covey.environments.base import split_prefill, text_of
+from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, place_in, unforged_tokens
 from covey.types import Completion, Message, Prompt
 
 MAX_TURNS = 2
 """Turns of the policy in one conversation."""
-PLACE = "(here stands what was sampled)"
-"""Stands for the policy's last turn while the template is asked what follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +59,123 @@ def messages_so_far(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Message, ...
     return (*opening, {"role": "assistant", "content": begun + first["content"]}, *later)
 
 
-def reply_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, turns: Sequence[Turn], reply: Message
+def observed_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: str | Sequence[Message],
+    messages: str | Sequence[Message],
+    sampled: Sequence[int],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[int, ...]:
     """Return the tokens from the end of the last sampled turn to the begin of the next one.
 
-    With plain text that is what the reply says. With messages it is what the chat template puts there; where that
-    begins with the stop token that was sampled, it is not said twice. ValueError where a template drops the turn.
+    `conversation` ends with the policy's last answer, `sampled` are its tokens, and `messages` is what the environment
+    says to it: text after a conversation of messages is the user's. With plain text they are encoded as they are. With
+    messages the chat template says what closes the turn, what lies between, and what opens the next one. A stop token
+    that was sampled is not said twice; a turn that was cut gets the template's close.
+
+    The environment's words make no special tokens, so that they cannot forge a role; the first prompt, which the user
+    wrote, is encoded by `encode_prompt` with whatever tokens it names. ValueError where a template drops the turn or
+    refuses the messages.
     """
-    if isinstance(prompt.text, str):
-        return tuple(tokenizer(reply["content"], add_special_tokens=False)["input_ids"])
-    # Render the conversation with a mark for the last turn: what follows the mark is the template's.
-    marked = (*turns[:-1], replace(turns[-1], text=PLACE))
-    conversation = [dict(message) for message in (*messages_so_far(prompt, marked), reply)]
-    rendered = str(tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False))
-    _, place, tail = rendered.rpartition(PLACE)
-    if not place:
-        raise ValueError("the chat template drops the assistant's turn, so no further turn can follow it")
-    # Leave out a stop token that is there already.
-    ids = tuple(tokenizer(tail, add_special_tokens=False)["input_ids"])
-    sampled = turns[-1].completion.token_ids
-    return ids[1:] if sampled and ids[:1] == sampled[-1:] else ids
+    # Continue plain text
+    if isinstance(conversation, str):
+        words = messages if isinstance(messages, str) else "".join(text_of(message) for message in messages)
+        return unforged_tokens(tokenizer, Rendered(words, (Foreign(0, len(words)),)))
+    # Ask the template what follows the turn. Some count turns and refuse several calls in a row, so try a short past.
+    said = ({"role": "user", "content": messages},) if isinstance(messages, str) else messages
+    try:
+        rendered = _rendered_after(tokenizer, conversation[:-1], said, tools)
+    except ValueError:
+        asked = next((i for i, message in enumerate(conversation) if message["role"] == "user"), len(conversation))
+        if asked + 2 >= len(conversation):
+            raise
+        rendered = _rendered_after(tokenizer, conversation[: asked + 1], said, tools)
+    return _following(tokenizer, unforged_tokens(tokenizer, rendered), sampled)
+
+
+def _rendered_after(
+    tokenizer: PreTrainedTokenizerBase,
+    before: Sequence[Message],
+    said: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+) -> Rendered:
+    """Return what the chat template writes after a turn that follows `before`."""
+    place = place_in(([dict(message) for message in (*before, *said)], "turn"))
+
+    def after(messages: Sequence[Message]) -> str:
+        _, found, tail = _render(
+            tokenizer, (*before, {"role": "assistant", "content": place}, *messages), tools
+        ).rpartition(place)
+        if not found:
+            raise ValueError("the chat template drops the assistant's turn, so no further turn can follow it")
+        return tail
+
+    return locate(after, said)
+
+
+def _following(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], sampled: Sequence[int]) -> tuple[int, ...]:
+    """Leave out the begin of `ids` where the sampled tokens end with it."""
+    for length in range(min(len(sampled), len(ids)), 0, -1):
+        if tuple(sampled[-length:]) == ids[:length]:
+            return ids[length:]
+    # Some templates put a blank before the stop token.
+    if sampled and sampled[-1] in ids and sampled[-1] in marks(tokenizer, len(tokenizer))[0]:
+        stop = ids.index(sampled[-1])
+        if not str(tokenizer.decode(list(ids[:stop]))).strip():
+            return ids[stop + 1 :]
+    return ids
+
+
+def rendered_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    num_given: int | None = None,
+) -> tuple[int, ...]:
+    """Return a fresh rendering of a conversation of messages with the opening of the next turn, for `history=template`.
+
+    The first `num_given` messages are the prompt's (None: those before the assistant's first). Of what was said since,
+    the environment's words make no marks at all, and the policy's no special tokens. ValueError as in
+    `observed_tokens`.
+    """
+    first = next((i for i, message in enumerate(conversation) if message["role"] == "assistant"), len(conversation))
+    given = conversation[: first if num_given is None else num_given]
+    rendered = locate(lambda since: _render(tokenizer, (*given, *since), tools), conversation[len(given) :])
+    return unforged_tokens(tokenizer, rendered)
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+    given = [dict(message) for message in messages]
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                given, tools=[dict(tool) for tool in tools] or None, add_generation_prompt=True, tokenize=False
+            )
+        )
+    except (TemplateError, TypeError, KeyError) as error:
+        roles = ", ".join(dict.fromkeys(message["role"] for message in given))
+        said = " ".join(str(error).split())
+        raise ValueError(f"the chat template refuses a conversation of the roles {roles}: {said}") from error
+
+
+def roles_are_marks(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the chat template marks a role by a token that no text can make, for the preflight.
+
+    False where roles are plain text, as Llama 2 writes [INST]: an environment could then speak for the policy.
+    """
+    talk: tuple[Message, ...] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    rendered = _rendered_after(tokenizer, talk[:1], ({"role": "user", "content": "c"},), ())
+    opening = rendered.text[rendered.foreign[-1].end :] if rendered.foreign else rendered.text
+    ids = tokenizer(opening, add_special_tokens=False)["input_ids"]
+    return any(token in marks(tokenizer, len(tokenizer))[1] for token in ids)
+
+
+def reply_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, turns: Sequence[Turn], reply: Message
+) -> tuple[int, ...]:
+    """Return the tokens between the last of some turns and the next one, where the environment says one message."""
+    conversation = prompt.text if isinstance(prompt.text, str) else messages_so_far(prompt, turns)
+    return observed_tokens(tokenizer, conversation, (reply,), turns[-1].completion.token_ids)
 
 
 def turn_seed(seed: int, sample_index: int, turn: int) -> int:

@@ -1,0 +1,235 @@
+"""Encode what an environment says so that its words make no mark of the chat template.
+
+A role is a mark: a special token, or an added token in brackets such as <tool_response>. The template alone may write
+them. So the rendered text is divided into what the template wrote and what depends on the environment's words, and a
+mark that would stand in the latter is broken into ordinary tokens. Text without such marks is encoded as it is, with
+the tokens that a fresh rendering would have. Where a template writes roles in plain text, nothing can tell them from
+the environment's words: see `roles_are_marks`.
+"""
+
+import functools
+import hashlib
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from covey.types import Message
+
+Render = Callable[[Sequence[Message]], str]
+"""Render a conversation in which these messages are the foreign ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Characters of a rendered text that the template did not write, start up to and without end."""
+
+    start: int
+    end: int
+    is_sampled: bool = False
+    """Whether the policy wrote them: its own brackets (<think>, <tool_call>) are then tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered text, and where it holds foreign words, in order.
+
+    >>> Rendered("<turn>user\\nhello</turn>", (Foreign(11, 16),))
+    """
+
+    text: str
+    foreign: tuple[Foreign, ...] = ()
+
+
+def unforged_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> tuple[int, ...]:
+    """Return the tokens of a rendered text, with no mark where its words are foreign.
+
+    A mark there is divided after its first character; one of a single character is left out.
+    """
+    if not tokenizer.is_fast:
+        return _divided_tokens(tokenizer, rendered)
+    breaks: set[int] = set()
+    while True:
+        ids, found = _encode(tokenizer, rendered, sorted({0, *breaks, len(rendered.text)}))
+        if found <= breaks:
+            return ids
+        breaks |= found
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, rendered: Rendered, edges: Sequence[int]
+) -> tuple[tuple[int, ...], set[int]]:
+    """Return the tokens of the pieces between the edges, and where forged marks are to be divided."""
+    ids: list[int] = []
+    found: set[int] = set()
+    all_marks = marks(tokenizer, len(tokenizer))[1]
+    for begin, end in itertools.pairwise(edges):
+        piece = tokenizer(rendered.text[begin:end], add_special_tokens=False, return_offsets_mapping=True)
+        for token, (first, last) in zip(piece["input_ids"], piece["offset_mapping"], strict=True):
+            start, stop = _core(rendered.text, begin + first, begin + last)
+            if token not in all_marks or not _is_foreign(tokenizer, rendered, token, start, stop):
+                ids.append(token)
+            elif stop - start > 1:
+                found.add(start + 1)
+    return tuple(ids), found
+
+
+def _is_foreign(tokenizer: PreTrainedTokenizerBase, rendered: Rendered, mark: int, start: int, stop: int) -> bool:
+    """Return whether words that may not write this mark have a part in it."""
+    special, all_marks = marks(tokenizer, len(tokenizer))
+    first = bisect_right(rendered.foreign, start, key=lambda part: part.end)
+    touched = itertools.takewhile(lambda part: part.start < stop, rendered.foreign[first:])
+    return any(mark in (special if part.is_sampled else all_marks) for part in touched)
+
+
+def _core(text: str, start: int, end: int) -> tuple[int, int]:
+    """Leave out the blanks that some marks swallow on either side."""
+    inner = text[start:end]
+    return start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
+
+
+def _divided_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> tuple[int, ...]:
+    """Do without offsets, which tokenizers in Python do not know: the foreign parts are encoded on their own."""
+    ids: list[int] = []
+    place = 0
+    for part in rendered.foreign:
+        ids += tokenizer(rendered.text[place : part.start], add_special_tokens=False)["input_ids"]
+        words = rendered.text[part.start : part.end]
+        inner = tokenizer(words, add_special_tokens=False, split_special_tokens=not part.is_sampled)["input_ids"]
+        refused = marks(tokenizer, len(tokenizer))[0 if part.is_sampled else 1]
+        ids += [token for token in inner if token not in refused]
+        place = part.end
+    return (*ids, *tokenizer(rendered.text[place:], add_special_tokens=False)["input_ids"])
+
+
+@functools.lru_cache(maxsize=8)
+def marks(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Return a tokenizer's special tokens, and these with its other added tokens in brackets.
+
+    `size` is its length, so that tokens added later count. The token of unknown text is a mark only where it is
+    another special token at once.
+    """
+    added = tokenizer.added_tokens_decoder
+    named = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "sep", "cls")]
+    unknown = {tokenizer.unk_token_id} - set(named)
+    special = {token for token, entry in added.items() if entry.special} | set(tokenizer.all_special_ids)
+    brackets = {token for token, entry in added.items() if _in_brackets(str(entry))}
+    return frozenset(special - unknown), frozenset((special | brackets) - unknown)
+
+
+def _in_brackets(mark: str) -> bool:
+    inner = mark.strip()
+    return len(inner) > 2 and not inner[0].isalnum() and not inner[-1].isalnum()
+
+
+# ---- which part of a rendered text is whose
+
+
+def locate(render: Render, messages: Sequence[Message], where: str = "the environment's words") -> Rendered:
+    """Render messages, and say which characters come from their words.
+
+    What stays when the words are exchanged is the template's; trimming and escaping are kept. Each string of a message
+    counts, but not its role. ValueError where the template's own part depends on the words.
+    """
+    # Render with a place in the stead of each string
+    real = render(messages)
+    words = _words(messages)
+    places = _places(words, messages)
+    bare = render(_replaced(messages, places))
+    # Most templates write words as they are
+    found = _filled(bare, places, words, messages)
+    if found.text == real:
+        return found
+    # Others trim or escape them: put back one after the other
+    written = [_as_written(render, messages, places, index, bare) for index in range(len(words))]
+    if None in written or (found := _filled(bare, places, [str(text) for text in written], messages)).text != real:
+        raise ValueError(f"the chat template's own marks depend on {where}, so that the two cannot be told apart")
+    return found
+
+
+def _as_written(
+    render: Render, messages: Sequence[Message], places: Sequence[str], index: int, bare: str
+) -> str | None:
+    """Return what the template makes of one string. None where it changes more than that."""
+    words = _words(messages)
+    alone = render(_replaced(messages, [*places[:index], words[index], *places[index + 1 :]]))
+    around = bare.split(places[index])
+    times = len(around) - 1
+    if times == 0:
+        return ""
+    length = (len(alone) - sum(map(len, around))) // times
+    found = alone[len(around[0]) : len(around[0]) + max(length, 0)]
+    return found if found.join(around) == alone else None
+
+
+def _filled(bare: str, places: Sequence[str], texts: Sequence[str], messages: Sequence[Message]) -> Rendered:
+    """Put texts where their places are."""
+    sampled = [message["role"] == "assistant" for message in messages for _ in _words([message])]
+    by_place = {place: number for number, place in enumerate(places)}
+    if not places:
+        return Rendered(bare)
+    written, parts, length = [], [], 0
+    for piece in re.split("(" + "|".join(map(re.escape, places)) + ")", bare):
+        number = by_place.get(piece)
+        text = piece if number is None else texts[number]
+        if number is not None and text:
+            parts.append(Foreign(length, length + len(text), sampled[number]))
+        written.append(text)
+        length += len(text)
+    return Rendered("".join(written), tuple(parts))
+
+
+def place_in(said: object) -> str:
+    """Return a word that stands in for another in a rendering, and that nobody who speaks in `said` can know."""
+    return "x" + hashlib.blake2b(repr(said).encode(errors="replace"), digest_size=16).hexdigest() + "x"
+
+
+def _places(words: Sequence[str], messages: Sequence[Message]) -> list[str]:
+    # Templates look at tags around a text (Qwen3: <tool_response>): the place has the same.
+    secret = place_in([dict(message) for message in messages])
+    return [_opening_tag(text) + f"{secret}{number}x" + _closing_tag(text) for number, text in enumerate(words)]
+
+
+def _opening_tag(text: str) -> str:
+    return found.group() if (found := re.match(r"<\w+>", text)) else ""
+
+
+def _closing_tag(text: str) -> str:
+    return found.group() if (found := re.search(r"</\w+>$", text)) else ""
+
+
+def _words(messages: Sequence[Message]) -> list[str]:
+    """Return every string of messages that could hold a mark, in order."""
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return text
+
+    for message in messages:
+        _changed(message, note)
+    return found
+
+
+def _replaced(messages: Sequence[Message], texts: Sequence[str]) -> list[dict[str, Any]]:
+    following = iter(texts)
+    return [_changed(message, lambda _: next(following)) for message in messages]
+
+
+def _changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
+    """Change every string in nested values. Roles, kinds of a part and plain names of a call stay."""
+    if isinstance(value, str):
+        stays = key in ("role", "type") or (key in ("id", "tool_call_id") and re.fullmatch(r"[\w-]*", value))
+        return value if stays or not value.strip() else change(value)
+    if isinstance(value, Mapping):
+        return {
+            name if re.fullmatch(r"\w+", str(name)) else change(str(name)): _changed(inner, change, str(name))
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_changed(inner, change) for inner in value]
+    return value
