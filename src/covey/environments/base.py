@@ -142,6 +142,10 @@ class Environment(ABC):
         """Return plain values for the record of a run, such as how untrusted programs are isolated."""
         return {}
 
+    def read_with(self, tokenizer: Any) -> None:
+        """Receive the policy's tokenizer, which knows how its model writes calls of tools."""
+        return
+
     def watched_by(self, watchdog: Watchdog) -> None:
         """Name waits to the run's watchdog from now on."""
         return

@@ -104,6 +104,10 @@ class Mixture(Environment):
         for part in self._parts.values():
             part.follow(step, max_steps, epoch)
 
+    def read_with(self, tokenizer: Any) -> None:
+        for part in self._parts.values():
+            part.read_with(tokenizer)
+
     def watched_by(self, watchdog: Watchdog) -> None:
         for part in self._parts.values():
             part.watched_by(watchdog)

@@ -135,6 +135,7 @@ def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: P
     if isinstance(engine, Watchable):
         engine.watched_by(timer.watchdog)
     environment.watched_by(timer.watchdog)
+    environment.read_with(policy.tokenizer)
     stages = Stages(timer.watchdog, config.timeouts.scoring)
     sampler = Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
     prompts = usable_prompts(config, sampler, policy.max_length, "train")
@@ -312,6 +313,7 @@ def build_sampler(config: Config, asks: Callable[[], Environment] | None = None)
     own."""
     environment = adapt(build_environment(config)) if asks is None else asks()
     policy = load_policy(config.model, seed=config.seed)
+    environment.read_with(policy.tokenizer)
     engine = OWN_WEIGHTS[config.engine.name](policy, config.engine, config.model.kernels)
     stages = Stages(scoring_seconds=config.timeouts.scoring)
     return Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)

@@ -1,0 +1,1 @@
+"""Tools that a policy calls: functions with type hints and a docstring, and the episodes in which it does."""

@@ -1,0 +1,152 @@
+"""Read tool calls out of what the policy said.
+
+A tokenizer with a response template knows how its model writes them, and transformers reads them by it. Without one
+they are read as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.episode import Answer
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+BLANKS, CLOSED = re.compile(r"\s*"), re.compile(r"\s*" + CLOSING)
+HERMES = "Hermes style (<tool_call>)"
+TEMPLATE = "the tokenizer's response template"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that the policy made.
+
+    >>> Call("multiply", {"a": 6, "b": 7})
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall:
+    """A call that cannot be read, with what is wrong with it in words for the policy."""
+
+    problem: str
+    name: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the policy said in one turn, its calls apart."""
+
+    text: str
+    calls: tuple[Call | BadCall, ...] = ()
+    reasoning: str = ""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Return it as a message with `tool_calls`, as reward functions expect it."""
+        calls = [
+            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in self.calls
+            if isinstance(call, Call)
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        return message | ({"tool_calls": calls} if calls else {})
+
+
+Reader = Callable[[Answer, Sequence[Mapping[str, Any]]], Said]
+"""Reads an answer, given the schemas of the tools that were shown."""
+
+
+def reader_for(tokenizer: Any) -> Reader:
+    """Return what reads the calls of a tokenizer's model."""
+    if getattr(tokenizer, "response_template", None) is None:
+        return hermes
+    return lambda answer, schemas: by_template(tokenizer, answer, schemas)
+
+
+def reader_name(tokenizer: Any) -> str:
+    """Return which reader that is, for the preflight."""
+    return HERMES if getattr(tokenizer, "response_template", None) is None else TEMPLATE
+
+
+def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
+    """Read calls between <tool_call> and </tool_call>. Calls that are only thought of (<think>) are none."""
+    whole = answer.marked or answer.text
+    thought, closed, spoken = whole.rpartition("</think>")
+    if not closed and "<think>" in whole:
+        return Said(_without_marks(answer, whole), reasoning="")
+    calls: list[Call | BadCall] = []
+    words: list[str] = []
+    place = 0
+    while (begin := spoken.find(OPENING, place)) >= 0:
+        words.append(spoken[place:begin])
+        call, place = _call_at(spoken, begin + len(OPENING))
+        calls.append(call)
+    if not calls:
+        return Said(_without_marks(answer, spoken))
+    return Said("".join(words).strip(), tuple(calls), thought.replace("<think>", "").strip())
+
+
+def _without_marks(answer: Answer, spoken: str) -> str:
+    """Return the words of an answer without calls: those without special tokens, the reasoning left out."""
+    return answer.text.rpartition("</think>")[2].strip() if answer.text else spoken.strip()
+
+
+def _call_at(text: str, place: int) -> tuple[Call | BadCall, int]:
+    """Return the call that begins at a place, and where it ends."""
+    begin = BLANKS.match(text, place).end()  # type: ignore[union-attr] # matches always
+    closing = text.find(CLOSING, place)
+    try:
+        # Not up to the closing tag, which may stand in an argument.
+        found, end = json.JSONDecoder().raw_decode(text, begin)
+    except (ValueError, RecursionError) as error:
+        what = "the call of a tool is no valid JSON" if closing >= 0 else "the call of a tool is not closed"
+        detail = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be read"
+        return BadCall(f"{what}: {detail}"), len(text) if closing < 0 else closing + len(CLOSING)
+    after = CLOSED.match(text, end)
+    if after is None and closing >= 0:
+        return BadCall("the call of a tool is no valid JSON: something follows it"), closing + len(CLOSING)
+    return call_of(found), len(text) if after is None else after.end()
+
+
+def call_of(found: Any) -> Call | BadCall:
+    """Make a call of {"name": ..., "arguments": {...}}, whose arguments may be JSON in a string."""
+    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
+        return BadCall('the call of a tool must be {"name": "...", "arguments": {...}}')
+    name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
+        return BadCall('the arguments of the call must be an object, as in {"a": 6}', name)
+    return Call(name, arguments)
+
+
+def by_template(tokenizer: Any, answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
+    """Read an answer by the tokenizer's response template."""
+    whole = answer.marked or answer.text
+    try:
+        found = tokenizer.parse_response(whole, prefix=_prefix(tokenizer, answer), tools=[dict(s) for s in schemas])
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        return Said(answer.text, (BadCall(f"the call of a tool cannot be read: {reason}"),))
+    calls = tuple(call_of(call.get("function", call)) for call in found.get("tool_calls") or ())
+    reasoning = found.get("reasoning_content") or found.get("thinking") or ""
+    return Said(str(found.get("content") or ""), calls, str(reasoning))
+
+
+def _prefix(tokenizer: Any, answer: Answer) -> str:
+    """Return what stood before the answer: templates often write the begin of it (<think>)."""
+    before = [dict(message) for message in answer.conversation[:-1]]
+    with suppress(Exception):  # a template that refuses this conversation is heard of where it is rendered for sampling
+        return str(tokenizer.apply_chat_template(before, add_generation_prompt=True, tokenize=False))
+    return ""
