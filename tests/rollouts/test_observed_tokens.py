@@ -75,6 +75,15 @@ def test_text_after_plain_text_is_encoded_as_it_is() -> None:
     assert observed_tokens(tokenizer, "6*7=41", "", (5,)) == ()
 
 
+@pytest.mark.parametrize("family", ["chatml", "qwen25", "qwen3", "llama3", "gemma"])
+def test_where_the_environment_says_nothing_the_policy_opens_its_next_turn(family: str) -> None:
+    opening = AFTER_NO[family][1].rpartition("no")[2]
+    close = AFTER_NO[family][0]
+    assert between(FAMILIES[family]()) == opening.removeprefix(close)
+    talk = (*ASKED, said("41"))
+    assert observed_tokens(FAMILIES[family](), talk, "", ()) == observed_tokens(FAMILIES[family](), talk, (), ())
+
+
 TOOL_SAID = {
     "chatml": "\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n",
     "qwen25": "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n",

@@ -82,7 +82,7 @@ def observed_tokens(
         words = messages if isinstance(messages, str) else "".join(text_of(message) for message in messages)
         return unforged_tokens(tokenizer, Rendered(words, (Foreign(0, len(words)),)))
     # Ask the template what follows the turn. Some count turns and refuse several calls in a row, so try a short past.
-    said = ({"role": "user", "content": messages},) if isinstance(messages, str) else messages
+    said = _as_messages(messages)
     try:
         rendered = _rendered_after(tokenizer, conversation[:-1], said, tools)
     except ValueError:
@@ -91,6 +91,13 @@ def observed_tokens(
             raise
         rendered = _rendered_after(tokenizer, conversation[: asked + 1], said, tools)
     return _following(tokenizer, unforged_tokens(tokenizer, rendered), sampled)
+
+
+def _as_messages(said: str | Sequence[Message]) -> Sequence[Message]:
+    """Return what the environment said as messages: text is the user's."""
+    if not isinstance(said, str):
+        return said
+    return ({"role": "user", "content": said},) if said else ()
 
 
 def _rendered_after(
