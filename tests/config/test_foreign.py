@@ -2,6 +2,7 @@
 
 import pytest
 
+from covey.algorithm.credit.turns import anchor_state
 from covey.algorithm.losses import LOSSES
 from covey.cli.command_line import arrange
 from covey.cli.help import group_choices
@@ -12,6 +13,7 @@ from covey.trl.fields import MAPPED, REFUSED
 
 KNOWN = {*setting_names(), "hydra.run.dir", "algorithm.advantage_options.k"}
 OPTIONS = {"algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high", "algorithm.loss_options.dual_clip"}
+OF_TURNS = {"algorithm.turn_credit_options.weight", "algorithm.turn_credit_options.scale"}
 
 
 def refused(*words: str) -> str:
@@ -67,8 +69,9 @@ def test_every_answer_names_settings_and_choices_that_there_are() -> None:
         assert all(found.words or found.note or counterpart.choices for found in answers), name
         for word in (word for found in answers for word in found.words):
             left, _, value = word.partition("=")
-            assert left in KNOWN | OPTIONS or value in choices.get(left, ()), f"{name}: {word}"
+            assert left in KNOWN | OPTIONS | OF_TURNS or value in choices.get(left, ()), f"{name}: {word}"
     assert {option.rpartition(".")[2] for option in OPTIONS} <= set(option_names(LOSSES["clip"].function))
+    assert {option.rpartition(".")[2] for option in OF_TURNS} <= set(option_names(anchor_state))
     assert not set(foreign.ALL) & set(setting_names())
 
 

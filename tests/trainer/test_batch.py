@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from covey.trainer.batch import count, make_batch, make_rows, mask_truncated, unflatten
+from covey.algorithm.settings import AlgorithmConfig
+from covey.trainer.batch import count, make_batch, make_rows, mask_left_out, unflatten
 from covey.types import Batch, Group, Prompt, Reward, Rollout
 
 PROMPT = (5, 6, 7)
@@ -100,8 +101,11 @@ def test_a_rollout_longer_than_the_budget_gets_a_micro_batch_of_its_own() -> Non
     assert [len(m.target_L) for m in parts.micro_batches] == [50, 2]
 
 
+CUT = AlgorithmConfig(mask_truncated=True)
+
+
 def test_truncated_completions_leave_the_loss_and_its_counts() -> None:
-    groups = mask_truncated([group("a", rollout((8, 2)), rollout((8, 8, 8), "length"))])
+    groups = mask_left_out([group("a", rollout((8, 2)), rollout((8, 8, 8), "length"))], CUT)
     rows = make_rows(groups, [[1.0, -1.0]])
     assert count(rows) == (2, 1)
 

@@ -4,12 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from covey.algorithm.credit.scores import Answer, Scores
 from covey.algorithm.metrics import group_metrics, value
-from covey.algorithm.settings import AlgorithmConfig
+from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
+from covey.trainer.batch import make_rows, mask_left_out
 from covey.trainer.credit import Credit, CreditAssigner
-from covey.types import Group, Prompt, Rollout
+from covey.types import Failure, Group, Prompt, Rollout, Turn
 
 from ..support.small import group, rollout
 
@@ -124,6 +128,113 @@ def test_a_masked_truncated_completion_is_not_the_shortest() -> None:
     assert assigner(**settings).assign([of(cut, rollout(1.0, 3), rollout(0.0, 2))]).keep == [[False, False, True]]
 
 
+# ------------------------------------------------------------------------------------------------ turns
+
+
+def in_turns(reward: float, *earned: float, void: bool = False, finish_reason: str = "stop") -> Rollout:
+    """An episode whose turns wrote two tokens each, the last one three; the first began in state s."""
+    ends = [2 * (index + 1) for index in range(len(earned))]
+    turns = tuple(
+        Turn(end - 2, end + (end == ends[-1]), value, "s" if end == 2 else "", void and end == 2)
+        for end, value in zip(ends, earned, strict=True)
+    )
+    return replace(rollout(reward, ends[-1] + 1, finish_reason), turns=turns)
+
+
+EPISODES = of(in_turns(3.0, 1.0, 0.0), in_turns(1.0, 0.5))
+"""Outcomes 2 and 0.5."""
+CENTRED = {"advantage": "group_center"}
+
+
+@pytest.mark.parametrize(
+    ("credit", "options", "expected"),
+    [
+        ("discounted", {"gamma": 1.0}, [(1.0, 0.0), (-1.0,)]),
+        ("turn_mixed", {"weight": 0.5, "scale": "none"}, [(0.875, 0.75), (-0.875,)]),
+        ("anchor_state", {"weight": 0.5, "gamma": 1.0, "scale": "none"}, [(1.5, 1.0), (-1.5,)]),
+    ],
+)
+def test_every_turn_is_trained_with_its_own_advantage(
+    credit: str, options: dict[str, Any], expected: list[tuple[float, ...]]
+) -> None:
+    found = assigner(**CENTRED, turn_credit=credit, turn_credit_options=options).assign([EPISODES])
+    assert found.of_turns == [[pytest.approx(values) for values in expected]]
+    (rows,) = make_rows([EPISODES], found.trained_with)
+    first, last = expected[0]
+    assert rows[0].advantages == pytest.approx([first] * 2 + [last] * 3)
+    assert rows[1].advantages == pytest.approx([expected[1][0]] * 3)
+    assert found.advantages[0] == pytest.approx([(2 * first + 3 * last) / 5, expected[1][0]])
+
+
+def test_shaping_and_the_kl_penalty_belong_to_the_outcome() -> None:
+    """0.4 less for the first episode, which only its last turn and, discounted by half, its first answer for."""
+    by_turn = assigner(**CENTRED, turn_credit="discounted", turn_credit_options={"gamma": 0.5})
+    plain, charged = (by_turn.assign([EPISODES], kl) for kl in (None, [[0.4, 0.0]]))
+    gaps = [a - b for a, b in zip(plain.numbers[0], charged.numbers[0], strict=True)]
+    mean = (0.2 + 0.4) / 3
+    assert gaps == pytest.approx([0.2 - mean, 0.4 - mean, -mean])
+
+
+def test_length_weights_are_of_whole_episodes_and_the_clip_is_of_each_turn() -> None:
+    settings = {"turn_credit": "discounted", "turn_credit_options": {"gamma": 1.0}, "length_normalizer": 1.0}
+    found = assigner(**CENTRED, **settings).assign([EPISODES])
+    weights = [(1 / n) / ((1 / 5 + 1 / 3) / 2) for n in (5, 3)]
+    assert found.numbers[0] == pytest.approx([weights[0], 0.0, -weights[1]])
+    clipped = assigner(**CENTRED, **settings, advantage_clip=0.8).assign([EPISODES])
+    assert clipped.numbers[0] == pytest.approx([weights[0], 0.0, -0.8])
+
+
+@pytest.mark.parametrize("credit", ["discounted", "turn_mixed", "anchor_state"])
+def test_failures_beside_episodes_are_in_no_statistic_of_turns(credit: str) -> None:
+    alone, later = assigner(turn_credit=credit).assign([EPISODES]), replace(EPISODES, failures=(Failure("broke"),))
+    found = assigner(turn_credit=credit).assign([later, EPISODES])
+    assert found.of_turns == [alone.of_turns[0]] * 2 if alone.of_turns else False
+
+
+def test_every_turn_carries_its_reward_where_a_rollout_says_nothing_of_turns() -> None:
+    plain = group(1.0, 0.0, 0.5)
+    expected = assigner().assign([plain]).advantages
+    for credit in ("discounted", "turn_mixed", "anchor_state"):
+        found = assigner(turn_credit=credit).assign([plain])
+        assert found.advantages[0] == pytest.approx(expected[0])
+        assert [row.advantages for row in make_rows([plain], found.trained_with)[0]] == [
+            pytest.approx((value, value)) for value in expected[0]
+        ]
+
+
+def test_a_custom_advantage_sees_turns_or_episodes_with_the_answer_of_each() -> None:
+    def credited(turn_credit: str) -> Credit:
+        name = f"{__name__}:of_answers"
+        return assigner(advantage=name, turn_credit=turn_credit).assign([replace(EPISODES, failures=(Failure("x"),))])
+
+    assert credited("discounted").numbers == [[pytest.approx(v) for v in (1.8 + 5, 2.0 + 5, 1.0 + 3)]]
+    assert credited("discounted").metrics == {"rows": 3.0}
+    assert credited("turn_mixed").metrics == {"rows": 3.0}  # two episodes and a failure
+
+
+def of_answers(scores: Scores, answers: list[Answer]) -> tuple[Tensor, dict[str, float]]:
+    """The reward and the number of tokens of its episode."""
+    lengths = torch.tensor([float(len(answer.token_ids)) for answer in answers])
+    return scores.rewards_N.nan_to_num() + lengths, {"rows": float(len(answers))}
+
+
+def test_episodes_with_a_void_turn_leave_the_loss_and_keep_their_reward_in_the_group() -> None:
+    groups = [of(in_turns(1.0, 0.0, void=True), in_turns(0.0, 0.0), in_turns(0.5, 0.0, 0.0))]
+    settings = {"advantage": "group_center_token_whiten", "drop_void_turns": True}
+    credit = assigner(**settings).assign(groups)
+    assert credit.scores.lengths_N.tolist() == [0.0, 3.0, 5.0]
+    masked = mask_left_out(groups, AlgorithmConfig(drop_void_turns=True))
+    assert masked[0].rewards == (1.0, 0.0, 0.5)
+    assert [row.rollout.reward.value for row in make_rows(masked, credit.trained_with, credit.keep)[0]] == [0.0, 0.5]
+    assert mask_left_out(groups, AlgorithmConfig()) == groups
+
+
+def test_turns_that_are_not_all_of_a_rollouts_tokens_are_a_mistake_of_whoever_made_them() -> None:
+    short = replace(in_turns(1.0, 0.0), turns=(Turn(0, 2),))
+    with pytest.raises(AssertionError, match="2 tokens in turns, 3 loss tokens"):
+        make_rows([of(short)], [[(1.0,)]])
+
+
 # ------------------------------------------------------------------------------------------------ failures
 
 
@@ -178,24 +289,26 @@ def test_a_part_that_only_some_rollouts_have_counts_where_it_is() -> None:
 # ------------------------------------------------------------------------------------------------ ranks
 
 
-def test_the_ranks_of_a_step_share_their_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("turn_credit", TURN_CREDITS)
+def test_the_ranks_of_a_step_share_their_statistics(monkeypatch: pytest.MonkeyPatch, turn_credit: str) -> None:
     """The batch's standard deviation, and so every advantage, is that of all groups in one process."""
-    settings = {"advantage": "group_center_batch_std"}
-    groups = [group(1.0, 0.0), group(5.0, 0.0, num_failures=1), group(2.0, 2.0)]
+    settings = {"advantage": "group_center_batch_std", "turn_credit": turn_credit}
+    first = EPISODES if turn_credit != "episode" else group(1.0, 0.0)
+    groups = [first, group(5.0, 0.0, num_failures=1), group(2.0, 2.0)]
     whole = assigner(**settings).assign(groups)
     of_ranks: list[Any] = []
     monkeypatch.setattr(collectives, "all_gather", lambda facts: [*of_ranks, facts])
     parts: list[Credit] = []
     for rank, share in enumerate((groups[:2], groups[2:])):
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
-        monkeypatch.setattr(collectives, "all_gather", lambda facts: of_ranks.append(facts) or [facts])
+        monkeypatch.setattr(collectives, "all_gather", lambda facts: of_ranks.append(facts) or of_ranks)
         assigner(**settings).assign(share)
     for rank, share in enumerate((groups[:2], groups[2:])):
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
         monkeypatch.setattr(collectives, "all_gather", lambda facts: of_ranks)
         parts.append(assigner(**settings).assign(share))
-    assert parts[0].advantages + parts[1].advantages == whole.advantages
-    assert whole.advantages[2] == [0.0, 0.0]
+    assert [*parts[0].trained_with, *parts[1].trained_with] == whole.trained_with
+    assert whole.numbers[2] == [0.0, 0.0] or turn_credit == "discounted"  # there a row is a turn of any group
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
@@ -204,6 +317,8 @@ def test_the_ranks_of_a_step_share_their_statistics(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
+        ({"turn_credit": "discount"}, "algorithm.turn_credit must be one of episode, discounted, .*got discount"),
+        ({"turn_credit": "discounted", "turn_credit_options": {"gamma": 2}}, "gamma must be in .*got 2"),
         ({"advantage": "group_zscor"}, "expected one of .*group_zscore.* or module:function, got group_zscor"),
         ({"advantage": "nowhere:f"}, "nowhere:f needs module nowhere, which cannot be imported"),
         (

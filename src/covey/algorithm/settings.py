@@ -21,6 +21,21 @@ OVER_THE_BATCH = (
     "reinforce_plus_plus",
 )
 """Advantages of a rollout that depend on more than its own group."""
+TURN_CREDITS = ("episode", "discounted", "turn_mixed", "anchor_state")
+"""How the turns of an episode share its reward: the keys of turns.TURN_CREDIT."""
+OF_ANY_ROWS = (
+    "group_zscore",
+    "group_center",
+    "leave_one_out",
+    "group_center_batch_std",
+    "group_center_token_whiten",
+    "opo",
+    "gpg",
+    "maxrl",
+    "reinforce_plus_plus",
+    "none",
+)
+"""Advantages that look at rewards, groups and lengths alone, so that a row may also be a turn or an outcome."""
 WITHOUT_CLAMP = ("k1", "k2", "abs", "k1_forward", "full")
 """KL estimators without an exponential of the log ratio."""
 
@@ -46,6 +61,15 @@ def _reads_advantages(loss: str, off_policy_mask_delta: float | None) -> bool:
     return loss != "nll" or off_policy_mask_delta is not None
 
 
+BY_TURN = (
+    Requires(
+        f"algorithm.advantage = {', '.join(OF_ANY_ROWS)} or module:function",
+        ("algorithm.advantage",),
+        lambda name: name in OF_ANY_ROWS or ":" in name,
+    ),
+    Requires("algorithm.selection = null", ("algorithm.selection",), lambda name: name is None),
+)
+"""What advantages of single turns need. Shaping, length weights, clips and filters go with all of them."""
 PENALISED = Requires("algorithm.kl_coef > 0", ("algorithm.kl_coef",), is_positive)
 KL_IN_LOSS = Requires("algorithm.kl_in = loss", ("algorithm.kl_in",), lambda kl_in: kl_in == "loss")
 STEERED = Requires("algorithm.target_kl set", ("algorithm.target_kl",), is_set)
@@ -81,6 +105,18 @@ class AlgorithmConfig(Section):
     """Keyword arguments of the advantage function; unknown ones are refused."""
     advantage_clip: float | None = setting(None, gt=0, needs=READ_ADVANTAGES)
     """Clamp advantages to [-c, c], the last step before selection; null leaves them."""
+    turn_credit: str = setting("episode", choices=TURN_CREDITS, needs=(READ_ADVANTAGES, CONTINUES, *BY_TURN))
+    """How the turns of an episode share its reward (outcome + rewards of its turns): episode (alike), discounted,
+    turn_mixed or anchor_state."""
+    turn_credit_options: dict[str, Any] = setting(
+        {},
+        needs=Requires(
+            "algorithm.turn_credit = discounted, turn_mixed or anchor_state",
+            ("algorithm.turn_credit",),
+            lambda name: name != "episode",
+        ),
+    )
+    """Keyword arguments of the turn credit; unknown ones are refused."""
     shaping: dict[str, dict[str, Any]] = setting({}, needs=READ_REWARDS)
     """Reward shaping by name (shaping.SHAPING) with options, applied in order before the baseline."""
     selection: str | None = None
@@ -252,5 +288,8 @@ class AlgorithmConfig(Section):
     """Adapt the entropy bonus towards this entropy (Skywork-OR1); null keeps entropy_coef fixed."""
     mask_truncated: bool = setting(False, needs=CONTINUES)
     """Leave completions cut by the token limit out of the loss (their reward stays in the group statistics)."""
+    drop_void_turns: bool = setting(False, needs=CONTINUES)
+    """Leave episodes with a turn without tool call or answer out of the loss (SimpleTIR; their reward stays in the
+    group statistics)."""
     high_entropy_fraction: float = 1.0
     """Policy term only on this share of the tokens, those of highest entropy; 1 uses all."""

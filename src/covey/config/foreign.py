@@ -237,6 +237,14 @@ VERL: dict[str, Counterpart] = {
         reinforce_plus_plus_baseline="algorithm=reinforce_plus_plus_baseline",
         grpo_passk="algorithm=best_minus_second",
         gpg="algorithm=gpg",
+        gigpo="algorithm.turn_credit=anchor_state",
+    ),
+    "algorithm.gigpo.step_advantage_w": _is(
+        "algorithm.turn_credit=anchor_state", "algorithm.turn_credit_options.weight={}"
+    ),
+    "algorithm.gigpo.mode": _choice(
+        mean_norm="algorithm.turn_credit=anchor_state algorithm.turn_credit_options.scale=none",
+        mean_std_norm="algorithm.turn_credit=anchor_state",
     ),
     "algorithm.norm_adv_by_std_in_grpo": _switch("", "algorithm.advantage=group_center"),
     "algorithm.use_kl_in_reward": _switch("algorithm.kl_in=reward", ""),
@@ -262,6 +270,7 @@ VERL: dict[str, Counterpart] = {
 """Settings of verl's GRPO scripts."""
 
 DOCUMENTS: dict[str, Counterpart] = {
+    "credit.turns": _is("algorithm.turn_credit={}"),
     "advantage_estimator": Counterpart(choices={"pass@k": ("algorithm=pass_at_k",), "grpo": ("algorithm=grpo",)}),
     "pass_k": _is("algorithm.advantage_options.k={}", note="with algorithm=pass_at_k, k below group_size"),
     "kl_penalty_weight": _is("algorithm.kl_coef={}"),

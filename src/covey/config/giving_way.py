@@ -175,12 +175,14 @@ def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[
     """Return the options that a function, or its whole-batch rule, would read beside these."""
     from covey.algorithm.credit.advantages import ADVANTAGES
     from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
+    from covey.algorithm.credit.turns import TURN_CREDIT
     from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES
 
     selectors = {name: loss.selector for name, loss in LOSSES.items() if loss.selector is not None}
     tables: dict[str, Sequence[Mapping[str, Callable[..., Any]]]] = {
         "algorithm.advantage": (ADVANTAGES,),
         "algorithm.loss": (LOSS_FUNCTIONS, selectors),
+        "algorithm.turn_credit": (TURN_CREDIT,),
         "algorithm.selection": (SELECTION,),
         "algorithm.group_filter": (GROUP_FILTERS,),
     }
@@ -197,6 +199,7 @@ def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[
 OPTIONS = {
     "algorithm.advantage": "algorithm.advantage_options",
     "algorithm.loss": "algorithm.loss_options",
+    "algorithm.turn_credit": "algorithm.turn_credit_options",
     "algorithm.selection": "algorithm.selection_options",
     "algorithm.group_filter": "algorithm.group_filter_options",
     "curriculum.name": "curriculum.options",

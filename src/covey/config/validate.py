@@ -166,6 +166,7 @@ def check_functions(config: Config) -> None:
     from covey.algorithm.credit.advantages import ADVANTAGES
     from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
     from covey.algorithm.credit.shaping import SHAPING
+    from covey.algorithm.credit.turns import TURN_CREDIT, chosen_turn_credit
     from covey.algorithm.losses import LOSS_FUNCTIONS
 
     algorithm = config.algorithm
@@ -174,6 +175,9 @@ def check_functions(config: Config) -> None:
     _check_function("advantage", algorithm.advantage, ADVANTAGES, algorithm.advantage_options)
     for name, options in algorithm.shaping.items():
         _check_function(f"shaping.{name}", name, SHAPING, options)
+    if algorithm.turn_credit != "episode":
+        chosen_turn_credit(algorithm.turn_credit, algorithm.turn_credit_options)
+        _check_function("turn_credit", algorithm.turn_credit, TURN_CREDIT, algorithm.turn_credit_options)
     if algorithm.selection is not None:
         _check_function("selection", algorithm.selection, SELECTION, algorithm.selection_options)
     if algorithm.group_filter is not None:

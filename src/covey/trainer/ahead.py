@@ -25,6 +25,7 @@ class Trained:
     group: Group
     """Kept, so that its `id` names no other group."""
     advantages: Sequence[float]
+    """Of its rollouts, or of all their turns."""
     penalties: Sequence[float] | None
     """On the reward of each rollout; None where there is no such penalty."""
 

@@ -14,27 +14,32 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.aggregation import Totals
+from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy
 from covey.policy.transfer import to_device
 from covey.system import collectives
 from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, Row, Stream
-from covey.types import Batch, Group, MicroBatch, Rollout
+from covey.types import Batch, Group, MicroBatch, Rollout, Turn
 
 Values = npt.NDArray[Any]
 
 
+Advantage = float | Sequence[float]
+"""Of a rollout: one for all its loss tokens, or one for each of its turns."""
+
+
 def make_rows(
-    groups: Sequence[Group], advantages: Sequence[Sequence[float]], keep: Sequence[Sequence[bool]] | None = None
+    groups: Sequence[Group], advantages: Sequence[Sequence[Advantage]], keep: Sequence[Sequence[bool]] | None = None
 ) -> list[list[Row]]:
     """Make the rows of each group: rollouts that are kept and have loss tokens.
 
-    A rollout's advantage is that of all its loss tokens.
+    A rollout's advantage is that of all its loss tokens, or a turn's that of the turn's.
     """
     keep = keep if keep is not None else [[True] * len(group.rollouts) for group in groups]
     return [
         [
-            Row(group.prompt.id, rollout, (float(advantage),) * rollout.num_loss_tokens)
+            Row(group.prompt.id, rollout, _of_tokens(rollout, advantage))
             for rollout, advantage, kept in zip(group.rollouts, values, flags, strict=True)
             if kept and rollout.num_loss_tokens > 0
         ]
@@ -42,18 +47,44 @@ def make_rows(
     ]
 
 
+def _of_tokens(rollout: Rollout, advantage: Advantage) -> tuple[float, ...]:
+    """Return the advantage of each loss token."""
+    if not isinstance(advantage, Sequence):
+        return (float(advantage),) * rollout.num_loss_tokens
+    # The tokens of each turn, which are all there are
+    turns = turns_of(rollout)
+    values: list[float | None] = [None] * rollout.num_loss_tokens
+    for turn, value in zip(turns, advantage, strict=True):
+        values[turn.start : turn.end] = [float(value)] * (turn.end - turn.start)
+    found = tuple(value for value in values if value is not None)
+    covered = sum(turn.end - turn.start for turn in turns)
+    assert len(found) == len(values) == covered, f"{covered} tokens in turns, {rollout.num_loss_tokens} loss tokens"
+    return found
+
+
+def turns_of(rollout: Rollout) -> tuple[Turn, ...]:
+    """Return the policy's turns of a rollout; the whole of it is one where nobody said of turns."""
+    return rollout.turns or (Turn(0, rollout.num_loss_tokens),)
+
+
 def drop_zero_advantage_rows(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
     """Leave out rows without an advantage: they have no gradient where the loss is a multiple of it."""
     return [[row for row in group if any(row.advantages)] for group in rows]
 
 
-def mask_truncated(groups: Sequence[Group]) -> list[Group]:
-    """Take completions cut by the token limit out of the loss (DAPO, arXiv 2503.14476).
+def is_left_out(rollout: Rollout, algorithm: AlgorithmConfig) -> bool:
+    """Return whether a setting takes the rollout out of the loss: cut by the token limit, or with a void turn.
 
-    Their rewards stay in the group.
+    (DAPO, arXiv 2503.14476; SimpleTIR, arXiv 2509.02479.)
     """
+    is_cut = algorithm.mask_truncated and rollout.finish_reason == "length"
+    return is_cut or (algorithm.drop_void_turns and any(turn.is_void for turn in rollout.turns))
+
+
+def mask_left_out(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[Group]:
+    """Take the rollouts out of the loss that settings leave out. Their rewards stay in the group."""
     return [
-        replace(g, rollouts=tuple(_without_loss(r) if r.finish_reason == "length" else r for r in g.rollouts))
+        replace(g, rollouts=tuple(_without_loss(r) if is_left_out(r, algorithm) else r for r in g.rollouts))
         for g in groups
     ]
 

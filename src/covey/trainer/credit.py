@@ -16,9 +16,11 @@ from covey.algorithm.credit.advantages import ADVANTAGES, role_ema_step
 from covey.algorithm.credit.scores import Answer, Scores, scores
 from covey.algorithm.credit.selection import SELECTION, Selected, clip_advantages
 from covey.algorithm.credit.shaping import SHAPING, ShapingInputs, length_normalizer
+from covey.algorithm.credit.turns import Turns, anchored, as_turns, chosen_turn_credit
 from covey.algorithm.settings import AlgorithmConfig
 from covey.system import collectives, custom
-from covey.types import Group, Rollout
+from covey.trainer.batch import Advantage, is_left_out, turns_of
+from covey.types import Group, Rollout, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,34 @@ class Credit:
     """What each rollout of this rank's groups is trained with, group by group in the order given."""
 
     advantages: list[list[float]]
+    """Of each rollout; where turns have advantages of their own, their mean over its tokens."""
     keep: list[list[bool]]
     """False where selection took the rollout out of the loss and its denominators."""
     scores: Scores
     """Shaped rewards of the whole step, all ranks."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What a custom advantage logs; the same on every rank."""
+    """What a custom advantage logs, and how turns compare; the same on every rank."""
+    of_turns: list[list[tuple[float, ...]]] | None = None
+    """Of each turn of each rollout; None where all tokens of a rollout have its advantage."""
+
+    @property
+    def trained_with(self) -> Sequence[Sequence[Advantage]]:
+        """Return what `make_rows` takes."""
+        return self.advantages if self.of_turns is None else self.of_turns
+
+    @property
+    def numbers(self) -> list[list[float]]:
+        """Return all advantages of each group, one after the other."""
+        if self.of_turns is None:
+            return self.advantages
+        return [[value for of_rollout in of_group for value in of_rollout] for of_group in self.of_turns]
+
+    def of_each_turn(self, groups: Sequence[Group]) -> Sequence[Sequence[Sequence[float]]]:
+        """Return the advantage of each turn of the groups' rollouts, an episode's where its turns share one."""
+        if self.of_turns is not None:
+            return self.of_turns
+        pairs = [zip(g.rollouts, own, strict=True) for g, own in zip(groups, self.advantages, strict=True)]
+        return [[(value,) * len(turns_of(rollout)) for rollout, value in of_group] for of_group in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +69,9 @@ class _Fact:
     num_all_tokens: int
     num_turns: int
     truncated: bool
+    is_left_out: bool
+    turns: tuple[Turn, ...]
+    """Only where they have advantages of their own."""
     token_ids: tuple[int, ...]
     role: str
     kl: float
@@ -70,6 +97,9 @@ class CreditAssigner:
         self._shaping = [
             custom.lookup(custom.SHAPING, name, SHAPING, options) for name, options in algorithm.shaping.items()
         ]
+        self._turn_credit: Callable[..., Tensor] | None = None
+        if algorithm.turn_credit != "episode":
+            self._turn_credit = chosen_turn_credit(algorithm.turn_credit, algorithm.turn_credit_options)
         self._select: Callable[..., Selected] | None = None
         if algorithm.selection is not None:
             self._select = custom.lookup(custom.SELECTION, algorithm.selection, SELECTION, algorithm.selection_options)
@@ -90,10 +120,45 @@ class CreditAssigner:
     def _assign(self, groups: Sequence[Group], of_ranks: Sequence[Sequence[_Fact]], rank: int) -> Credit:
         facts = [fact for of_rank in of_ranks for fact in of_rank]
         given = self._shape(facts)
-        selected, metrics = self._select_rollouts(given, [fact.answer for fact in facts if fact.answer is not None])
         start = sum(len(of_rank) for of_rank in of_ranks[:rank])
-        advantages, keep = (_regroup(values_N, start, groups) for values_N in (selected.advantages_N, selected.keep_N))
+        if self._turn_credit is not None:
+            return self._assign_to_turns(groups, facts, given, start)
+        selected, metrics = self._select_rollouts(given, [fact.answer for fact in facts if fact.answer is not None])
+        advantages, keep = (
+            _regroup(values_N.tolist(), start, groups) for values_N in (selected.advantages_N, selected.keep_N)
+        )
         return Credit(advantages, keep, given, metrics)
+
+    def _assign_to_turns(self, groups: Sequence[Group], facts: Sequence[_Fact], given: Scores, start: int) -> Credit:
+        """Assign where turns have advantages of their own. `start` is the place of this rank's first fact."""
+        assert self._turn_credit is not None, "asked for by a setting"
+        turns = _turns(facts)
+        answers = [fact.answer for fact in facts if fact.answer is not None]
+        # Which episode each row of the estimator is of
+        rows = turns.rollouts_M.tolist() if self._algorithm.turn_credit == "discounted" else range(len(facts))
+        logged: dict[str, float] = {}
+
+        def estimate(on: Scores) -> Tensor:
+            chosen = [answers[row] for row in rows] if self._takes_answers else None
+            advantages, metrics = estimated(self._estimator, on, chosen)
+            logged.update(metrics)
+            return advantages
+
+        # Length weights are of whole episodes, the clip is of each turn
+        advantages_M = self._turn_credit(given, turns, estimate)
+        alpha = self._algorithm.length_normalizer
+        if alpha is not None:
+            weights_N = length_normalizer(torch.ones_like(given.rewards_N), given.lengths_N, alpha=alpha)
+            advantages_M = advantages_M * weights_N[turns.rollouts_M]
+        advantages_M = clip_advantages(advantages_M, self._algorithm.advantage_clip)
+        if self._algorithm.turn_credit == "anchor_state" and len(advantages_M) > 0:
+            logged["anchored_fraction"] = float(anchored(given, turns).double().mean())
+        # Those of this rank's rollouts
+        of_facts = _split_by_rollout(turns, advantages_M, len(facts))
+        of_turns = _regroup(of_facts, start, groups)
+        pairs = [zip(group.rollouts, own, strict=True) for group, own in zip(groups, of_turns, strict=True)]
+        means = [[_token_mean(rollout, values) for rollout, values in of_group] for of_group in pairs]
+        return Credit(means, [[True] * len(group.rollouts) for group in groups], given, logged, of_turns)
 
     def state_dict(self) -> dict[str, Any]:
         return {"baselines": self.baselines}
@@ -114,8 +179,8 @@ class CreditAssigner:
         )
         # Shape rewards, then subtract the KL penalty
         rewards_N, info = given.rewards_N, _shaping_inputs(facts, given.groups_N)
-        if self._algorithm.mask_truncated:
-            given = replace(given, lengths_N=torch.where(info.truncated_N, 0.0, given.lengths_N))
+        left_out_N = torch.tensor([fact.is_left_out for fact in facts], dtype=torch.bool)
+        given = replace(given, lengths_N=torch.where(left_out_N, 0.0, given.lengths_N))
         for shape in self._shaping:
             rewards_N = shaped(shape, rewards_N, info)
         rewards_N = rewards_N - torch.tensor([fact.kl for fact in facts], dtype=torch.float64)
@@ -153,11 +218,30 @@ class CreditAssigner:
         for index, group in enumerate(groups):
             label = (collectives.rank(), index)
             penalties = [0.0] * len(group.rollouts) if kl is None else kl[index]
-            facts.extend(_fact(label, group, r, k) for r, k in zip(group.rollouts, penalties, strict=True))
+            facts.extend(self._fact(label, group, r, k) for r, k in zip(group.rollouts, penalties, strict=True))
             unscored = Answer(group.prompt, "", (), truncated=False)
-            lost = _Fact(label, float("nan"), {}, 0, 0, 0, False, (), "", 0.0, unscored)
+            lost = _Fact(label, float("nan"), {}, 0, 0, 0, False, False, (), (), "", 0.0, unscored)
             facts.extend(lost for _ in group.failures)
         return facts if self._takes_answers else [replace(fact, answer=None) for fact in facts]
+
+    def _fact(self, label: tuple[int, int], group: Group, rollout: Rollout, kl: float) -> _Fact:
+        chosen = tuple(t for t, trained in zip(rollout.target_ids, rollout.loss_mask, strict=True) if trained)
+        truncated = rollout.finish_reason == "length"
+        return _Fact(
+            group=label,
+            reward=rollout.reward.value,
+            parts=rollout.reward.parts,
+            num_tokens=len(chosen),
+            num_all_tokens=len(rollout.input_ids) + 1,
+            num_turns=_num_turns(rollout),
+            truncated=truncated,
+            is_left_out=is_left_out(rollout, self._algorithm),
+            turns=() if self._turn_credit is None else turns_of(rollout),
+            token_ids=chosen,
+            role=group.prompt.environment,
+            kl=kl,
+            answer=Answer(group.prompt, rollout.text, chosen, truncated),
+        )
 
 
 def estimated(
@@ -204,26 +288,10 @@ def selected_by(select: Callable[..., Any], given: Scores, estimate: Callable[[S
     return selected
 
 
-def _fact(label: tuple[int, int], group: Group, rollout: Rollout, kl: float) -> _Fact:
-    chosen = tuple(t for t, trained in zip(rollout.target_ids, rollout.loss_mask, strict=True) if trained)
-    truncated = rollout.finish_reason == "length"
-    return _Fact(
-        group=label,
-        reward=rollout.reward.value,
-        parts=rollout.reward.parts,
-        num_tokens=len(chosen),
-        num_all_tokens=len(rollout.input_ids) + 1,
-        num_turns=_num_turns(rollout),
-        truncated=truncated,
-        token_ids=chosen,
-        role=group.prompt.environment,
-        kl=kl,
-        answer=Answer(group.prompt, rollout.text, chosen, truncated),
-    )
-
-
 def _num_turns(rollout: Rollout) -> int:
     """Return how many completions a rollout holds: stretches of loss tokens with an environment's reply between."""
+    if rollout.turns:
+        return len(rollout.turns)
     if rollout.input_length is not None:  # passes of one fill
         return 1
     mask = rollout.loss_mask
@@ -241,10 +309,36 @@ def _shaping_inputs(facts: Sequence[_Fact], groups_N: Tensor) -> ShapingInputs:
     )
 
 
-def _regroup(values_N: Tensor, start: int, groups: Sequence[Group]) -> list[list[Any]]:
+def _turns(facts: Sequence[_Fact]) -> Turns:
+    """Return the turns of all facts; what could not be scored has none."""
+    rows = [(index, turn) for index, fact in enumerate(facts) for turn in fact.turns]
+    return as_turns(
+        [index for index, _ in rows],
+        [turn.reward for _, turn in rows],
+        [turn.end - turn.start for _, turn in rows],
+        [turn.state for _, turn in rows],
+    )
+
+
+def _split_by_rollout(turns: Turns, values_M: Tensor, num_rollouts: int) -> list[tuple[float, ...]]:
+    """Return the values of each rollout's turns."""
+    found: list[list[float]] = [[] for _ in range(num_rollouts)]
+    for index, value in zip(turns.rollouts_M.tolist(), values_M.tolist(), strict=True):
+        found[index].append(value)
+    return [tuple(values) for values in found]
+
+
+def _token_mean(rollout: Rollout, of_turns: Sequence[float]) -> float:
+    """Return the mean of a rollout's advantages over its tokens, of its turns where it has no token."""
+    lengths = [turn.end - turn.start for turn in turns_of(rollout)]
+    weights = lengths if any(lengths) else [1] * len(lengths)
+    return sum(w * a for w, a in zip(weights, of_turns, strict=True)) / sum(weights)
+
+
+def _regroup(values: Sequence[Any], start: int, groups: Sequence[Group]) -> list[list[Any]]:
     """Return the values of this rank's rollouts, group by group, without those of failures."""
-    values: list[list[Any]] = []
+    found: list[list[Any]] = []
     for group in groups:
-        values.append(values_N[start : start + len(group.rollouts)].tolist())
+        found.append(list(values[start : start + len(group.rollouts)]))
         start += len(group.rollouts) + len(group.failures)
-    return values
+    return found

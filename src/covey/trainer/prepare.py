@@ -12,7 +12,7 @@ from covey.trainer.batch import (
     drop_zero_advantage_rows,
     make_batch,
     make_rows,
-    mask_truncated,
+    mask_left_out,
     pad_micro_batches,
 )
 from covey.trainer.credit import Credit, CreditAssigner
@@ -40,7 +40,7 @@ def make_training_batch(
     """
     # Advantages are of all rollouts: a masked one keeps its reward in its group.
     credit = assigner.assign(groups, reward_penalty(groups, trainer, packing))
-    trainer.ahead.check(groups, credit.advantages)
+    trainer.ahead.check(groups, credit.numbers)
     rows = _rows_in_loss(groups, credit, trainer)
 
     # The denominators of the loss, counted once over all ranks.
@@ -67,12 +67,11 @@ def train_ahead(
     trainer.accumulate(pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), step)
     for index, group in enumerate(groups):
         penalty = None if penalties is None else penalties[index]
-        trainer.ahead.trained[id(group)] = Trained(group, credit.advantages[index], penalty)
+        trainer.ahead.trained[id(group)] = Trained(group, credit.numbers[index], penalty)
 
 
 def _rows_in_loss(groups: Sequence[Group], credit: Credit, trainer: Trainer) -> list[list[Row]]:
-    in_loss = mask_truncated(groups) if trainer.algorithm.mask_truncated else list(groups)
-    return make_rows(in_loss, credit.advantages, credit.keep)
+    return make_rows(mask_left_out(groups, trainer.algorithm), credit.trained_with, credit.keep)
 
 
 def _rows_with_gradient(rows: Sequence[list[Row]], trainer: Trainer) -> Sequence[list[Row]]:

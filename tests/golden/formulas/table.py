@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from . import advantages, distributions, documents, kl, metrics, off_policy, policy_loss, reductions, shaping, subsets
+from . import turns as of_turns
 from .advantages import Inputs
 from .exact import Expected, Params, exact, rounded
 from .token_level import optimal_token_baseline, reinforce_plus_plus, remax
@@ -81,6 +82,7 @@ FORMULAS: dict[str, Callable[[Params, Inputs], Expected]] = {
     "metrics_": metrics.diagnostics,
     "reward_length_penalty": shaping.shaping,
     "group_filter": shaping.group_filter,
+    "turn_credit": lambda params, inputs: {"advantages": of_turns.credit(params, inputs)},
     "document_formulas": documents.document,
 }
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.algorithm.settings import BY_TURN
 from covey.config.schema import Config
 from covey.environments.data.settings import DataConfig
 from covey.environments.math.settings import Gsm8kConfig
@@ -326,6 +327,11 @@ CASES: dict[str, Case | Refused] = {
     "algorithm.entropy_coef": trains(1.0),
     "algorithm.target_entropy": Case(see.coefficients, 10.0),
     "algorithm.mask_truncated": trains(True),
+    "algorithm.drop_void_turns": Case(see.update_by_turns, True, SGD),
+    "algorithm.turn_credit": Case(see.update_by_turns, "discounted", SGD),
+    "algorithm.turn_credit_options": Case(
+        see.update_by_turns, {"weight": 0.3}, SGD | {"algorithm.turn_credit": "turn_mixed"}
+    ),
     "algorithm.high_entropy_fraction": trains(0.3),
     # ---------------------------------------------------------------------------------------------- optimizer
     "optimizer.name": optimizes("sgd"),
@@ -418,6 +424,7 @@ OFF: dict[str, Settings] = {
     "an engine that leaves the device to training: engine.name = native or fill, or source = ray": {
         "engine.name": "vllm"
     },
+    BY_TURN[0].condition: {"algorithm.advantage": "passk", "algorithm.advantage_options": {"k": 2}},
     "algorithm.selection = null": {"algorithm.selection": "top_k", "algorithm.selection_options": {"k": 2}},
     "data.path set": {"environment.name": "countdown"},
     "environment=reward_functions": WORDS,

@@ -43,7 +43,7 @@ from covey.run.saved_settings import settings_of
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
 from covey.trainer.prepare import make_training_batch
-from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped
+from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
 
 from ...support.builders import as_fills, probe_logits, rollout_of, sampled_by
 from ...support.processes import children
@@ -110,10 +110,26 @@ def trained_weights(run: Run) -> Tensor:
     return torch.cat([p.detach().flatten().double() for p in trained])
 
 
-def update(config: Config) -> Tensor:
+def in_turns(group: Group) -> Group:
+    """The group with two turns in every rollout of several tokens, the second begun in one state; one is void."""
+
+    def cut(rollout: Rollout, index: int) -> Rollout:
+        end, half = rollout.num_loss_tokens, rollout.num_loss_tokens // 2
+        turns = (Turn(0, half, 0.3 * index, f"s{index % 2}"), Turn(half, end, 0.1, "met", is_void=index == 1))
+        return replace(rollout, turns=turns) if half else rollout
+
+    return replace(group, rollouts=tuple(cut(rollout, index) for index, rollout in enumerate(group.rollouts)))
+
+
+def update_by_turns(config: Config) -> Tensor:
+    """The same as `update` of episodes of several turns."""
+    return update(config, in_turns)
+
+
+def update(config: Config, change: Callable[[Group], Group] = lambda group: group) -> Tensor:
     """How far num_steps steps on the same groups move the weights."""
     with built(config) as run:
-        groups, before = fixed_groups(run), trained_weights(run)
+        groups, before = [change(group) for group in fixed_groups(run)], trained_weights(run)
         for step in range(config.num_steps):
             run.trainer.step(make_training_batch(groups, run.trainer, run.credit, run.packing)[0], step)
         return trained_weights(run) - before

@@ -13,6 +13,7 @@ from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
 from covey.algorithm.credit.shaping import SHAPING, ShapingInputs
+from covey.algorithm.credit.turns import TURN_CREDIT
 from covey.algorithm.loss_inputs import loss_inputs
 from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES
 from covey.config.rules.options import OPTION_NEEDS
@@ -235,7 +236,7 @@ def test_every_option_of_a_function_changes_what_it_gives_or_is_refused(place: s
 
 
 def test_the_table_of_options_names_options_that_are_there() -> None:
-    assert set(OPTION_NEEDS) <= {*ADVANTAGES, *SELECTION, *SHAPING, *GROUP_FILTERS}
+    assert set(OPTION_NEEDS) <= {*ADVANTAGES, *SELECTION, *SHAPING, *GROUP_FILTERS, *TURN_CREDIT}
     for name, needs in OPTION_NEEDS.items():
-        known = signature(ADVANTAGES[name]).parameters
+        known = signature((ADVANTAGES | TURN_CREDIT)[name]).parameters
         assert {*needs, *(other for other, _ in needs.values())} <= set(known)

@@ -17,7 +17,7 @@ from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import rollout_metrics
 from covey.train import train
 from covey.trainer.credit import Credit
-from covey.types import Failure, Group, Prompt, Reward
+from covey.types import Failure, Group, Prompt, Reward, Turn
 from tests.support.scripted import Scripted
 
 from ...support.small import group, rollout, rows, scripted, small_config, use, varied
@@ -102,6 +102,31 @@ def test_a_step_without_groups_has_nulls_for_what_it_cannot_know() -> None:
         "num_groups_sampled": 0.0,
     }
     assert len(found) == 13
+
+
+def test_of_episodes_the_reward_and_the_advantage_of_each_turn_are_logged() -> None:
+    """One has two turns, one three, and one says nothing of turns."""
+    (plain,) = [group(1.0, 0.0, 0.5)]
+    turns = [
+        (Turn(0, 1, 0.5), Turn(1, 2, 1.0)),
+        (Turn(0, 1, 0.1, is_void=True), Turn(1, 2, 0.2), Turn(2, 2, 0.3)),
+        (),
+    ]
+    made = tuple(replace(one, turns=own) for one, own in zip(plain.rollouts, turns, strict=True))
+    episodes = [replace(plain, rollouts=made)]
+    credit = replace(credit_of(episodes), of_turns=[[(0.2, 0.4), (0.6, 0.8, 1.0), (9.0,)]])
+    found = rollout_metrics(episodes, [], credit, version=0)
+    assert {name: value for name, value in found.items() if "turn" in name or name.startswith("void")} == {
+        "void_fraction": 0.5,
+        "turn_reward/1": pytest.approx(0.3),
+        "turn_reward/2": pytest.approx(0.6),
+        "turn_reward/3": pytest.approx(0.3),
+        "turn_advantage/1": pytest.approx(0.4),
+        "turn_advantage/2": pytest.approx(0.6),
+        "turn_advantage/3": pytest.approx(1.0),
+    }
+    whole = rollout_metrics(episodes, [], credit_of(episodes), version=0)
+    assert (whole["turn_advantage/1"], whole["turn_advantage/3"]) == (0.0, -0.5)
 
 
 def credit_of(groups: Sequence[Group]) -> Credit:

@@ -13,6 +13,7 @@ OPTION_NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **dict.fromkeys(("ddof", "eps"), ("post", "group_zscore")),
     },
     "pkpo": {"loo_scale": ("variant", "loo")},
+    **dict.fromkeys(("turn_mixed", "anchor_state"), dict.fromkeys(("ddof", "eps"), ("scale", "std"))),
     "best_minus_second": dict.fromkeys(("ddof", "eps"), ("scale", "group_std")),
 }
 """Function -> option -> the other option, and the value with which the first is read."""

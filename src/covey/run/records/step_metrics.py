@@ -10,7 +10,7 @@ from covey.run.build import Run
 from covey.system import collectives
 from covey.system.text.masking import mask
 from covey.trainer.credit import Credit
-from covey.types import Group
+from covey.types import Group, Rollout
 
 T = TypeVar("T")
 Row = dict[str, float | None]
@@ -27,6 +27,8 @@ class RolloutFact:
     parts: Mapping[str, float]
 
 
+MOST_TURNS = 8
+"""Of an episode, that are logged one by one."""
 TOP_SHARE = 0.01
 """Of the rollouts of a step: what these hold of all advantages is logged."""
 
@@ -55,7 +57,7 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
     parts = _columns(fact.parts for fact in facts)
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
-    return row | _repetition(groups) | _credit_metrics(credit)
+    return row | _repetition(groups) | _credit_metrics(credit) | _turn_metrics(groups, credit)
 
 
 def _repetition(groups: Sequence[Group]) -> Row:
@@ -96,6 +98,29 @@ def _credit_metrics(credit: Credit) -> Row:
         "advantage_std": _std(advantages),
         "advantage_top_share": largest / total if total else None,
     }
+
+
+def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
+    """Describe the turns of episodes: what each earned and what it was trained with; nothing where there are none."""
+    pairs = [
+        (rollout, advantages)
+        for group, of_group in zip(groups, credit.of_each_turn(groups), strict=True)
+        for rollout, advantages in zip(group.rollouts, of_group, strict=True)
+        if rollout.turns
+    ]
+    facts = _of_all_ranks([(_earned(rollout), tuple(advantages)) for rollout, advantages in pairs])
+    void = _of_all_ranks([any(turn.is_void for turn in rollout.turns) for rollout, _ in pairs])
+    if not facts:
+        return {}
+    row: Row = {"void_fraction": _mean(void)}
+    for place in range(min(MOST_TURNS, max(len(earned) for earned, _ in facts))):
+        row[f"turn_reward/{place + 1}"] = _mean([earned[place] for earned, _ in facts if place < len(earned)])
+        row[f"turn_advantage/{place + 1}"] = _mean([own[place] for _, own in facts if place < len(own)])
+    return row
+
+
+def _earned(rollout: Rollout) -> tuple[float, ...]:
+    return tuple(turn.reward for turn in rollout.turns)
 
 
 def fill_metrics(groups: Sequence[Group], credit: Credit, row: Mapping[str, float | None]) -> Row:
@@ -172,6 +197,6 @@ def why_no_signal(row: Row, credit: Credit) -> str:
     """Explain what left nothing to train on."""
     if not row["num_groups"]:
         return "every group was dropped"
-    if any(collectives.all_gather(any(a != 0 for group in credit.advantages for a in group))):
+    if any(collectives.all_gather(any(a != 0 for group in credit.numbers for a in group))):
         return "every completion that could teach something is masked or empty"
     return "the rewards of every group are equal"
