@@ -62,8 +62,10 @@ class Engine(Protocol):
 class Session(Protocol):
     """One attempt of several turns. What it has read stays encoded between them, where there is room."""
 
-    re_encoded_tokens: int
-    """Tokens of earlier turns that had to be encoded again so far."""
+    @property
+    def re_encoded_tokens(self) -> int:
+        """Return how many tokens of earlier turns had to be encoded again so far."""
+        ...
 
     async def first(self) -> Completion:
         """Return the first turn."""

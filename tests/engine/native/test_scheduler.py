@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from covey.engine.native.scheduler import Limits, Request, Row, Scheduler
+from covey.engine.native.rows import Request, Row
+from covey.engine.native.scheduler import Limits, Scheduler
 from covey.types import Completion, Sampling
 
 STOP = 2

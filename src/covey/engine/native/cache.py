@@ -1,4 +1,4 @@
-"""Keys and values of prompts (once a group) and of completions (once a row), within a budget of bytes.
+"""Keys and values of prompts (once a group), of rows, and of sessions at rest, within a budget of bytes.
 
 Shapes: G groups, R rows, K key/value heads, S slots (cached tokens) of one holder, D head width.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Move
 from covey.policy.transfer import to_device
 
@@ -122,13 +123,21 @@ class Block:
             used = tensor[:, :, :length]
             used[pairs[:, 1]] = used[pairs[:, 0]]
 
+    def only(self, holder: int) -> "Block":
+        """Return one holder as a block of its own, on the same memory."""
+        block = Block(self.shape)
+        block.num_holders, block.length = 1, self.length
+        block.keys = [tensor[holder : holder + 1] for tensor in self.keys]
+        block.values = [tensor[holder : holder + 1] for tensor in self.values]
+        return block
+
     def _empty(self, num_heads: int, width: int) -> Tensor:
         size = (self.num_holders, num_heads, self.length, width)
         return torch.empty(size, dtype=self.shape.dtype, device=self.shape.device)
 
 
 class Cache:
-    """The two blocks. Tensors grow with what is used and stay within max_slots."""
+    """The two blocks, and copies of what sessions at rest have read. All of it stays within max_slots."""
 
     def __init__(self, shape: CacheShape, max_slots: int, growth: float = TORCH_GROWTH) -> None:
         """`growth`: by what part of their length rows grow."""
@@ -137,33 +146,71 @@ class Cache:
         self._growth = growth
         self.prompts = Block(shape)
         self.rows = Block(shape)
+        self.kept: dict[Row, list[Tensor]] = {}
+        """By layer the keys, then the values, (K, slots, D) each, of a session's own tokens."""
         self.peak_bytes = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all tensors now."""
+        return self.prompts.num_slots + self.rows.num_slots + self.kept_slots
+
+    @property
+    def kept_slots(self) -> int:
+        """Slots of what sessions at rest have read."""
+        return sum(tensors[0].shape[1] for tensors in self.kept.values())
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors now."""
-        return (self.prompts.num_slots + self.rows.num_slots) * self.shape.slot_bytes
+        return self.num_slots * self.shape.slot_bytes
+
+    def one_row(self, group: int, row: int) -> "Cache":
+        """Return the cache of one row alone, on the same memory."""
+        alone = Cache(self.shape, self.max_slots, self._growth)
+        alone.prompts, alone.rows = self.prompts.only(group), self.rows.only(row)
+        return alone
+
+    def keep(self, row: Row, slot: int, first: int, length: int) -> None:
+        """Copy a row's slots from `first` on, so many, before others take them."""
+        tensors = (*self.rows.keys, *self.rows.values)
+        self.kept[row] = [tensor[slot, :, first : first + length].clone() for tensor in tensors]
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+
+    def put_back(self, row: Row, slot: int, first: int) -> None:
+        """Move what is kept of a row into its slots from `first` on."""
+        for target, source in zip((*self.rows.keys, *self.rows.values), self.kept.pop(row), strict=True):
+            target[slot, :, first : first + source.shape[1]] = source
 
     def fit(self, need: Need) -> None:
         """Make room for `need`. Idle holders are given up where the budget asks for it."""
         prompts = _fitted(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
         longer = need.longest_row + max(MIN_GROWTH, int(self._growth * need.longest_row)) - 1
         rows = _fitted(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
-        if prompts[0] * prompts[1] + rows[0] * rows[1] > self.max_slots:
+        room = self.max_slots - self.kept_slots
+        if prompts[0] * prompts[1] + rows[0] * rows[1] > room:
             # At most what was reserved, which fits.
             prompts, rows = (need.num_groups, need.longest_prompt), (need.num_rows, min(rows[1], need.reserved))
-        assert prompts[0] * prompts[1] + rows[0] * rows[1] <= self.max_slots, f"{need} exceeds {self.max_slots} slots"
+        assert prompts[0] * prompts[1] + rows[0] * rows[1] <= room, f"{need} exceeds {room} of {self.max_slots} slots"
+        self._resize(prompts, rows)
+
+    def shrink(self, need: Need) -> None:
+        """Give back whatever is not in use."""
+        self._resize((need.num_groups, need.longest_prompt), (need.num_rows, need.longest_row))
+
+    def drop(self) -> None:
+        """Forget everything and give the memory back."""
+        self.kept.clear()
+        for block in (self.prompts, self.rows):
+            block.resize(0, 0)
+
+    def _resize(self, prompts: tuple[int, int], rows: tuple[int, int]) -> None:
         blocks = [(self.prompts, prompts), (self.rows, rows)]
         # What shrinks goes first, so that the sum stays within the budget in between.
         for block, size in sorted(blocks, key=lambda pair: pair[1][0] * pair[1][1] - pair[0].num_slots):
             if size != (block.num_holders, block.length):
                 others = self.num_bytes - block.num_slots * self.shape.slot_bytes
                 self.peak_bytes = max(self.peak_bytes, others + block.resize(*size))
-
-    def drop(self) -> None:
-        """Forget everything and give the memory back."""
-        for block in (self.prompts, self.rows):
-            block.resize(0, 0)
 
 
 def _fitted(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:

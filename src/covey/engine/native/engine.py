@@ -1,7 +1,8 @@
 """The engine in the trainer's own process: samples from the very weights that are trained.
 
-Concurrent calls of generate() are batched. One driver task steps the batch while there is work and gives way to the
-event loop whenever a call is answered, so that finished groups are scored while others are still sampled.
+Concurrent calls of generate() and turns of sessions are batched. One driver task steps the batch while there is work
+and gives way to the event loop whenever one is answered, so that finished groups are scored while others are still
+sampled.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -17,8 +19,10 @@ from covey.engine.native import graph
 from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, budget
 from covey.engine.native.compiled import is_compiled
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
+from covey.engine.native.rows import Request, Row
 from covey.engine.native.runner import Runner, detect_capabilities
-from covey.engine.native.scheduler import Admission, Limits, Request, Scheduler
+from covey.engine.native.scheduler import Admission, Limits, Scheduler
+from covey.engine.native.sessions import NativeSession, Turns
 from covey.engine.native.stops import QuietTokens
 from covey.policy.policy import Policy, inference
 from covey.system.text.format import memory
@@ -64,6 +68,7 @@ class NativeEngine:
         self._quiet: dict[tuple[str, ...], QuietTokens] = {}
         """By stop strings."""
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
+        self._turns = Turns()
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
         self._watchdog = Watchdog()
@@ -80,16 +85,12 @@ class NativeEngine:
 
         ValueError where prompt and completion cannot fit.
         """
-        # Submit the request to the loop that runs now
         request = self._request(prompt_ids, n, sampling)
-        loop = asyncio.get_running_loop()
-        self._adopt(loop)
+        self._adopt(asyncio.get_running_loop())
         self._scheduler.submit(request)
-        future: asyncio.Future[list[Completion]] = loop.create_future()
+        future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
         self._futures[request] = future
-        # One task drives all requests
-        if self._driver is None or self._driver.done():
-            self._driver = loop.create_task(self._drive())
+        self._start_driving()
         try:
             return await future
         # A caller that gives up frees its rows
@@ -97,12 +98,51 @@ class NativeEngine:
             if self._futures.pop(request, None) is not None:
                 self._scheduler.cancel(request)
 
+    def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[NativeSession]:
+        """Begin n attempts at one prompt, see `SessionEngine.open`. Must be called in an event loop."""
+        request = self._request(prompt_ids, n, sampling)
+        request.keep_rows()
+        self._adopt(asyncio.get_running_loop())
+        self._scheduler.submit(request)
+        self._turns.open(request)
+        self._start_driving()
+        return [NativeSession(self, row, self._turns.under_way[row]) for row in request.sessions]
+
+    def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
+        """Queue another turn of a session. ValueError where it cannot fit."""
+        num_own = row.num_own + len(token_ids)
+        self._check_length(len(row.request.prompt_ids) + num_own, sampling)
+        self._adopt(asyncio.get_running_loop())
+        self._scheduler.check_extension(row, num_own, sampling.max_tokens)
+        row.request.version, row.request.quiet = self.version, self._quiet_tokens(sampling)
+        row.extend(token_ids, sampling)
+        self._scheduler.resume(row)
+        self._start_driving()
+        return self._turns.begin(row)
+
+    def close_session(self, row: Row) -> None:
+        """Give back what a session keeps, or the row that samples it. Closing again does nothing."""
+        if row.closed:
+            return
+        self._turns.close(row)
+        self._scheduler.close(row)
+        if not self._is_driving:
+            self._tidy()
+
+    def abandon(self, row: Row) -> None:
+        """Close a session that nobody can continue any more: between two turns of the engine, if it is sampling."""
+        if self._driver is not None and self._is_driving and not self._driver.get_loop().is_closed():
+            self._driver.get_loop().call_soon_threadsafe(self.close_session, row)
+        else:
+            self.close_session(row)
+
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the new version. The tensors are not looked at: the engine samples from the policy that is trained.
 
         Nothing may be in flight, or a completion would mix two versions.
         """
-        assert not self._futures, f"{len(self._futures)} calls of generate() in flight while weights change"
+        in_flight = len(self._futures) + len(self._turns.under_way)
+        assert not in_flight, f"{in_flight} calls of generate() in flight while weights change"
         self._reset()
         self.version = version
 
@@ -122,14 +162,20 @@ class NativeEngine:
             raise ValueError(f"n must be >= 1, got {n}")
         if not prompt_ids:
             raise ValueError("a prompt must hold at least one token, got none")
-        needed, limit = len(prompt_ids) + sampling.max_tokens, self._policy.max_length
+        self._check_length(len(prompt_ids), sampling)
+        quiet = self._quiet_tokens(sampling)
+        return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)
+
+    def _check_length(self, num_tokens: int, sampling: Sampling) -> None:
+        needed, limit = num_tokens + sampling.max_tokens, self._policy.max_length
         if needed > limit:
             raise ValueError(
-                f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens} needs {needed} positions, "
+                f"a prompt of {num_tokens} tokens with max_tokens={sampling.max_tokens} needs {needed} positions, "
                 f"the policy has {limit}"
             )
-        quiet = self._quiet.setdefault(sampling.stop, QuietTokens(sampling.stop, self._decode))
-        return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)
+
+    def _quiet_tokens(self, sampling: Sampling) -> QuietTokens:
+        return self._quiet.setdefault(sampling.stop, QuietTokens(sampling.stop, self._decode))
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         text = self._policy.tokenizer.decode(
@@ -138,31 +184,66 @@ class NativeEngine:
         assert isinstance(text, str)
         return text
 
+    @property
+    def _is_driving(self) -> bool:
+        return self._driver is not None and not self._driver.done()
+
+    def _start_driving(self) -> None:
+        """One task drives all requests."""
+        if not self._is_driving:
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
         """Leave behind what a loop that is closed never finished."""
         if self._driver is None or self._driver.done() or self._driver.get_loop() is loop:
             return
         assert self._driver.get_loop().is_closed(), "the engine is sampling in another event loop"
         self._futures.clear()
+        self._turns.under_way.clear()
         self._driver = None
         self._reset()
 
     async def _drive(self) -> None:
         """Step while there is work. A failure is handed to every waiting call: none waits for ever."""
         try:
-            self._take_weights()
-            self._take_room()
+            self._begin()
             while self._scheduler.has_work:
                 self._turn()
                 await asyncio.sleep(0)
-            self._runner.drop()
+            self._tidy()
         except BaseException as error:
-            futures, self._futures = self._futures, {}
+            futures: list[asyncio.Future[Any]] = [*self._futures.values(), *self._turns.under_way.values()]
+            self._futures.clear()
+            self._turns.under_way.clear()
             self._reset()
-            for future in futures.values():
+            for future in futures:
                 _fail(future, error)
             if not isinstance(error, Exception):
                 raise
+
+    def _begin(self) -> None:
+        """Take the weights and the room there are. What is kept was read with those that it still may go on with."""
+        if self._turns.version != self.version:
+            self._forget_kept()
+            self._turns.version = self.version
+        if not self._scheduler.kept:
+            self._take_weights()
+        self._take_room()
+
+    def _tidy(self) -> None:
+        """Give memory back where nothing is under way: all of it, unless sessions keep what they have read."""
+        with inference(self._policy.model):
+            self._depart()
+        if not self._scheduler.groups:
+            self._runner.drop()
+
+    def _forget_kept(self) -> None:
+        """Give up all that sessions at rest have read: the weights are others."""
+        for row in self._turns.at_rest():
+            self._scheduler.give_up(row)
+            row.forget()
+        with inference(self._policy.model):
+            self._depart()
 
     def _take_weights(self) -> None:
         """Bring the weights that decoding reads up to date: training may have changed the policy's since."""
@@ -178,9 +259,8 @@ class NativeEngine:
         if self._cache_bytes is not None or device.type != "cuda" or self.cache_bytes_used:
             return
         num_bytes = budget(None, device)
-        twice = 1 + self._limits.rows_hold_prompts
-        needed = [twice * len(request.prompt_ids) + request.sampling.max_tokens for request in self._scheduler.requests]
-        self._limits = replace(self._limits, max_slots=max(self._shape.max_slots(num_bytes), *needed, 0))
+        max_slots = max(self._shape.max_slots(num_bytes), self._scheduler.most_needed)
+        self._limits = replace(self._limits, max_slots=max_slots)
         self._scheduler.limits, self._runner.cache.max_slots = self._limits, self._limits.max_slots
         if not self._has_told:
             LOGGER.info("engine.cache_bytes is %s here, four fifths of what is free on %s", memory(num_bytes), device)
@@ -211,10 +291,12 @@ class NativeEngine:
         scheduler, runner = self._scheduler, self._runner
         # Rows that finished leave before others enter
         answered = self._depart()
+        while self._admits and scheduler.give_way():
+            self._depart()
         admission = scheduler.admit() if self._admits else Admission((), ())
-        # Encode new prompts and draw the first tokens
+        # Encode new prompts and what sessions go on with, and draw the first tokens
         if admission.rows:
-            self._count(sum(len(request.prompt_ids) for request in admission.prompts), len(admission.rows))
+            self._count(admission.num_given, len(admission.rows), admission.charge())
             scheduler.advance(admission.rows, *runner.start(scheduler, admission))
             answered |= self._depart()
         # Draw tokens for every row
@@ -226,24 +308,30 @@ class NativeEngine:
 
     def _depart(self) -> bool:
         """Take out what is finished or cancelled, and answer the calls that are complete."""
+        over = self._scheduler.turns_over()
+        self._runner.keep(over, self._scheduler)
         departure = self._scheduler.depart()
         self._runner.apply(departure, self._scheduler)
+        self._turns.answer(over)
         for request in departure.requests:
             future = self._futures.pop(request, None)
             if future is not None and not future.done():
                 future.set_result([request.completions[index] for index in range(request.n)])
-        return bool(departure.requests)
+        return bool(departure.requests or over)
 
-    def _count(self, prompt_tokens: int, sampled_tokens: int) -> None:
+    def _count(self, prompt_tokens: int, sampled_tokens: int, re_encoded_tokens: int = 0) -> None:
         self._stats = replace(
             self._stats,
             prompt_tokens=self._stats.prompt_tokens + prompt_tokens,
             sampled_tokens=self._stats.sampled_tokens + sampled_tokens,
+            re_encoded_tokens=self._stats.re_encoded_tokens + re_encoded_tokens,
             peak_rows=max(self._stats.peak_rows, len(self._scheduler.rows)),
         )
 
     def _reset(self) -> None:
-        """Clear all requests and the cache."""
+        """Clear all requests and the cache. Sessions stay open, and read again what they go on with."""
+        for request in self._turns.requests:
+            request.leave()
         self._scheduler = Scheduler(self._limits)
         self._runner = self._new_runner()
 
@@ -256,7 +344,7 @@ class NativeEngine:
         return Runner(self._policy, cache, is_compiled)
 
 
-def _fail(future: "asyncio.Future[list[Completion]]", error: BaseException) -> None:
+def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
     """End a wait: with the error, or by cancelling it where the driver itself was cancelled."""
     if future.done():
         return

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from covey.engine.native.cache import Block, Cache, Need
+from covey.engine.native.rows import Row
 from covey.engine.native.runner import Runner, Sampled, on_host
-from covey.engine.native.scheduler import Admission, Row, Scheduler
+from covey.engine.native.scheduler import Scheduler
 from covey.policy.attention.base import Rule, capped, within, without_sink
 from covey.policy.policy import Policy
 from covey.policy.sampling import Distribution, partition, random_uniform, sample
@@ -44,6 +45,8 @@ def is_wanted(policy: Policy) -> bool:
 class GraphRunner(Runner):
     """Draws several tokens of every row before the host looks."""
 
+    holds_prompts = True
+
     def __init__(self, policy: Policy, cache: Cache) -> None:
         super().__init__(policy, cache, is_compiled=False)
         self._states: dict[int, RowState] = {}
@@ -62,30 +65,31 @@ class GraphRunner(Runner):
         length = min(scheduler.row_slots, -(-longest // SLOT_UNIT) * SLOT_UNIT)
         num_groups, longest_prompt = len(scheduler.groups), scheduler.longest_prompt
         num_rows = bucket(len(scheduler.rows))
-        if num_rows * scheduler.row_slots + num_groups * longest_prompt > self.cache.max_slots:
+        if num_rows * scheduler.row_slots + num_groups * longest_prompt + self.cache.kept_slots > self.cache.max_slots:
             num_rows = len(scheduler.rows)
         before = self.cache.rows.keys[0]
         self.cache.fit(Need(num_groups, longest_prompt, num_rows, length, length))
-        if self.cache.rows.keys[0] is not before:
-            self._forget_graphs()  # they would write where the block has been
+        self._forget_graphs_of_another(before)
 
-    def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
-        """Encode the new prompts, copy each to its rows, and draw the first tokens."""
-        sampled = super().start(scheduler, admission)
-        first = len(scheduler.rows) - len(admission.rows)
-        slot_R = to_device([row.request.slot for row in admission.rows], self._policy.device)
+    def _shrink(self, scheduler: Scheduler) -> None:
+        longest = max((self._cached(row) for row in scheduler.rows), default=0)
+        before = self.cache.rows.keys[0]
+        self.cache.shrink(Need(len(scheduler.groups), scheduler.longest_prompt, len(scheduler.rows), longest, longest))
+        self._forget_graphs_of_another(before)
+
+    def _place_prompts(self, scheduler: Scheduler, first: int) -> None:
+        slot_R = to_device([row.request.slot for row in scheduler.rows[first:]], self._policy.device)
         prompts, rows = self.cache.prompts, self.cache.rows
         length = min(prompts.length, rows.length)
         for shared, own in zip((*prompts.keys, *prompts.values), (*rows.keys, *rows.values), strict=True):
             own[first : first + len(slot_R), :, :length] = shared[:, :, :length].index_select(0, slot_R)
-        return sampled
 
     def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
         """Draw up to `most` tokens of every row: no more than the longest is short of. One wait for them all."""
         rows = scheduler.rows
         self.fit(scheduler)
         state = self._placed(scheduler)
-        steps = min(most, LOOK_EVERY, max(row.request.sampling.max_tokens - len(row.token_ids) for row in rows))
+        steps = min(most, LOOK_EVERY, max(row.sampling.max_tokens - len(row.token_ids) for row in rows))
         # Launch, then look
         state.count_1.zero_()
         for _ in range(steps):
@@ -106,7 +110,7 @@ class GraphRunner(Runner):
         state = self._states.setdefault(num_rows, RowState(num_rows, self._policy))
         if self._written != (num_rows, scheduler.changes):
             state.write(rows)
-            samplings = [row.request.sampling for row in rows]
+            samplings = [row.sampling for row in rows]
             self._parts = partition(samplings + samplings[:1] * (num_rows - len(rows)), self._policy.device)
             self._written = (num_rows, scheduler.changes)
         return state
@@ -127,15 +131,14 @@ class GraphRunner(Runner):
             self._captures = False
             LOGGER.warning("decoding is not captured as a graph, and slower: %s", str(error).strip().splitlines()[0])
 
+    def _forget_graphs_of_another(self, keys: Tensor) -> None:
+        """Throw graphs away where the block that they read and write is no longer there."""
+        if self.cache.rows.keys[0] is not keys:
+            self._forget_graphs()
+
     def _forget_graphs(self) -> None:
         self._graphs.clear()
         self._pool = None
-
-    def _keep_row(self, slot: int, encoded: Block, first: int, length: int) -> None:
-        super()._keep_row(slot, encoded, 0, length)
-
-    def _cached(self, row: Row) -> int:
-        return len(row.request.prompt_ids) + super()._cached(row)
 
 
 class RowState:
@@ -146,7 +149,8 @@ class RowState:
         self.num_rows = num_rows
         self._number_6B = torch.zeros((6, num_rows), dtype=torch.int64, device=device)
         self.newest_B, self.length_B, self.prompt_B, self.limit_B, self.key_B, self.finished_B = self._number_6B
-        """Newest token and number of own tokens, length of the prompt, most own tokens, key of the draw, 1 or 0."""
+        """Newest token and number of tokens of this turn, length of what was before it, most tokens of the turn, key of
+        the draw, 1 or 0."""
         self.stop_N = to_device(sorted(policy.stop_ids) or [NOBODY], device)
         self.token_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.int64, device=device)
         self.logprob_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.float64, device=device)
@@ -159,8 +163,8 @@ class RowState:
             (
                 row.token_ids[-1],
                 len(row.token_ids),
-                len(row.request.prompt_ids),
-                row.request.sampling.max_tokens,
+                len(row.request.prompt_ids) + len(row.past),
+                row.sampling.max_tokens,
                 row.key,
                 0,
             )

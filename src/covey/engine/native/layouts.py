@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape
-from covey.policy.attention.base import DENSE, Rule, capped, causal_attention, within, without_sink
+from covey.policy.attention.base import DENSE, Rule, capped, causal_attention, masked_attention, within, without_sink
 from covey.policy.transfer import to_device
 
 
@@ -70,6 +70,85 @@ class PrefillLayout:
         query_NHPD[place] = query_BHTD[0].transpose(0, 1).to(key_NKPD.dtype)
         out_NHPD = causal_attention(query_NHPD, key_NKPD, value_NKPD, rule)
         return out_NHPD[place].transpose(0, 1)[None].to(query_BHTD.dtype)
+
+
+class ExtendLayout:
+    """New tokens of rows one after the other in the stream, each causal after its prompt and what its row has read.
+
+    The rows' slots are `first` and those that follow. Keys and values of the new tokens are written there, where the
+    rows' own begin behind the prompt's if `rows_hold_prompts`.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        first: int,
+        group_of_row: Sequence[int],
+        prompt_lengths: Sequence[int],
+        stretches: Sequence[tuple[int, int]],
+        rows_hold_prompts: bool,
+    ) -> None:
+        """`stretches`: which of its own tokens, from and up to, each row reads now."""
+        device = cache.shape.device
+        lengths = [end - start for start, end in stretches]
+        self._cache, self._here = cache, slice(first, first + len(lengths))
+        self._group_N, prompt_N, start_N, length_N = to_device(
+            [[*group_of_row], [*prompt_lengths], [start for start, _ in stretches], lengths], device
+        )
+        self._prompt_N = prompt_N
+        self.end_N = length_N.cumsum(0) - 1
+        """Last new token of each row in the stream."""
+        self._row_T = torch.repeat_interleave(length_N, output_size=sum(lengths))
+        self._new_T = torch.arange(sum(lengths), device=device) - (self.end_N + 1 - length_N)[self._row_T]
+        """Place of each token among the new ones of its row."""
+        own_T = self._new_T + start_N[self._row_T]
+        self.position_T = own_T + prompt_N[self._row_T]
+        self._slot_T = self.position_T if rows_hold_prompts else own_T
+        # Slots that are looked at: of prompts in their groups, and of rows
+        self._shared = 0 if rows_hold_prompts else max(prompt_lengths)
+        ends = [end + length * rows_hold_prompts for (_, end), length in zip(stretches, prompt_lengths, strict=True)]
+        self._own, self._most_new = max(ends), max(lengths)
+        self._first_N = start_N + prompt_N
+        """Position of each row's first new token."""
+        self._own_first_N = torch.zeros_like(prompt_N) if rows_hold_prompts else prompt_N
+        """Position of each row's slot 0."""
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        # Write what is new behind what the rows have
+        rows, place = self._cache.rows, (self._row_T, slice(None), self._slot_T)
+        for cached, new in ((rows.keys[layer], key_BKTD), (rows.values[layer], value_BKTD)):
+            cached[self._here][place] = new[0].transpose(0, 1).to(cached.dtype)
+        # Attend to prompt and row as one sequence, padded to the longest of both
+        key, value = self._seen(layer)
+        num_heads, width = query_BHTD.shape[1], query_BHTD.shape[3]
+        query = key.new_zeros(len(self._group_N), num_heads, self._most_new, width)
+        query[self._row_T, :, self._new_T] = query_BHTD[0].transpose(0, 1).to(key.dtype)
+        out = masked_attention(query, key, value, rule, self._mask(rule.window))
+        return out[self._row_T, :, self._new_T].transpose(0, 1)[None].to(query_BHTD.dtype)
+
+    def _seen(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of prompts and rows, (N, K, S, D)."""
+        prompts, rows = self._cache.prompts, self._cache.rows
+        own = [tensors[layer][self._here, :, : self._own] for tensors in (rows.keys, rows.values)]
+        if not self._shared:
+            return own[0], own[1]
+        shared = [tensors[layer][:, :, : self._shared] for tensors in (prompts.keys, prompts.values)]
+        key, value = (torch.cat((s.index_select(0, self._group_N), o), 2) for s, o in zip(shared, own, strict=True))
+        return key, value
+
+    def _mask(self, window: int | None) -> Tensor:
+        """Return what the new tokens see, (N, 1, most new tokens, S)."""
+        if window not in self._masks:
+            device = self._first_N.device
+            shared_NS = torch.arange(self._shared, device=device).expand(len(self._first_N), -1)
+            own_NS = torch.arange(self._own, device=device) + self._own_first_N[:, None]
+            is_there_NS = torch.cat((shared_NS < self._prompt_N[:, None], torch.ones_like(own_NS, dtype=torch.bool)), 1)
+            new_NT = self._first_N[:, None] + torch.arange(self._most_new, device=device)
+            back_NTS = new_NT[:, :, None] - torch.cat((shared_NS, own_NS), 1)[:, None]
+            mask_NTS = is_there_NS[:, None] & (back_NTS >= 0) & within(back_NTS, window)
+            self._masks[window] = mask_NTS[:, None]
+        return self._masks[window]
 
 
 @dataclass(frozen=True, slots=True)

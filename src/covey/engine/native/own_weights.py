@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from covey.engine.base import UpdateMode, WeightSet
 from covey.engine.native.engine import NativeEngine
+from covey.engine.native.runner import Runner
 from covey.engine.native.scheduler import Scheduler
 from covey.engine.weights import check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.policy import Policy, inference
@@ -38,8 +39,10 @@ class OwnWeightsEngine(NativeEngine):
             self._admits = True
         self.version = weights.version
         # What waits begins on the new weights; what is under way continues on them, or begins again.
-        for request in self._scheduler.requests:
+        for request in (*self._scheduler.requests, *self._turns.requests):
             request.version = weights.version
+        self._forget_kept()
+        self._turns.version = weights.version
         if how == "abort":
             self._start_again()
         else:
@@ -61,12 +64,23 @@ class OwnWeightsEngine(NativeEngine):
 
     def _start_again(self) -> None:
         """Queue every row that is not finished once more, in the order in which the requests came."""
-        old = self._scheduler.requests
+        old = self._scheduler
+        later_turns = [row for row in old.rows if row.past and not row.left]
+        requests = old.requests
         self._scheduler = Scheduler(self._limits)
         self._runner = self._new_runner()
-        for request in old:
+        for request in requests:
             request.start_again()
-            self._scheduler.submit(request)
+            if request.to_start:
+                self._scheduler.submit(request)
+        for row in (*later_turns, *old.resuming):
+            self._scheduler.resume(row)
+
+    def _new_runner(self) -> Runner:
+        """Return a runner with an empty cache, whose numbers a replay has again wherever kernels allow it."""
+        runner = super()._new_runner()
+        runner.repeats_bits = self.kernels == "compiled"
+        return runner
 
     async def _drain(self) -> None:
         """Wait until no row is under way, while none may begin."""

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from covey.engine.native import compiled
-from covey.engine.native.cache import Block, Cache, CacheShape, Need
+from covey.engine.native.cache import Cache, CacheShape, Need
 from covey.engine.native.compiled import CompiledDecodeLayout
-from covey.engine.native.layouts import DecodeLayout, Grid, PrefillLayout, ProbeLayout
-from covey.engine.native.scheduler import Admission, Departure, Request, Row, Scheduler
+from covey.engine.native.layouts import DecodeLayout, ExtendLayout, Grid, PrefillLayout, ProbeLayout
+from covey.engine.native.rows import Request, Row
+from covey.engine.native.scheduler import Admission, Departure, Scheduler
 from covey.policy import sampling
 from covey.policy.policy import Policy, inference
 from covey.policy.sampling import Distribution, partition, random_uniform, sample
@@ -31,7 +32,7 @@ class Draws:
     @staticmethod
     def of(rows: Sequence[Row], device: torch.device) -> "Draws":
         key_R = to_device([row.key for row in rows], device)
-        return Draws(key_R, partition((row.request.sampling for row in rows), device))
+        return Draws(key_R, partition((row.sampling for row in rows), device))
 
 
 Sampled = tuple[list[int], list[float]]
@@ -41,37 +42,43 @@ Sampled = tuple[list[int], list[float]]
 class Runner:
     """Owns the cache. Must be called without gradients (`policy.inference`)."""
 
+    holds_prompts = False
+    """Whether each row has its prompt before its own tokens, in its own slots."""
+
     def __init__(self, policy: Policy, cache: Cache, is_compiled: bool) -> None:
         self._policy = policy
         self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
         self._sample_alike = compiled.sample_same_params if is_compiled else sampling.sample_same_params
         self.cache = cache
-        self._held: tuple[Request, Tensor] | None = None
-        """The request that waits to start more rows (there is at most one), and the logits these begin with."""
+        self.repeats_bits = False
+        """Whether what was given up is read again as it was read before, pass by pass: slow, and the same bits."""
+        self._held: dict[Request, Tensor] = {}
+        """Requests that wait to start more rows, and the logits these begin with."""
         self._grid: Grid | None = None
         self._draws: Draws | None = None
         self._changes_seen = -1
 
     def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
-        """Encode the new prompts, and draw the first token and its log-probability for every new row."""
+        """Encode new prompts and what resumed rows have not read, and draw the next token of every row that enters."""
         # Make room, then encode the prompts
         self.fit(scheduler)
-        rows = admission.rows
-        requests = list(dict.fromkeys(row.request for row in rows))
-        pieces = [self._encode(admission.prompts)] if admission.prompts else []
-        # A group that enters in waves keeps its last logits for the rows that follow
-        if requests[0] not in admission.prompts:
-            assert self._held is not None
-            assert self._held[0] is requests[0], "rows are admitted in the order of their requests"
-            pieces.insert(0, self._held[1][None])
-        logits_NV = torch.cat(pieces)
-        last = requests[-1]
-        self._held = (last, logits_NV[-1].clone()) if last.to_start else None
-        # Give each row the logits of its prompt
-        index_of = {request: index for index, request in enumerate(requests)}
-        source_R = to_device([index_of[row.request] for row in rows], logits_NV.device)
-        position_R = torch.zeros_like(source_R)
-        return self._draw(logits_NV[source_R], Draws.of(rows, logits_NV.device), position_R)
+        rows, prompts, num_resumed = admission.rows, admission.prompts, admission.num_resumed
+        first = len(scheduler.rows) - len(rows)
+        logits_of = self._held | (dict(zip(prompts, self._encode(prompts), strict=True)) if prompts else {})
+        self._place_prompts(scheduler, first)
+        # Resumed rows read on
+        pieces = [self._resume(scheduler, first, num_resumed)] if num_resumed else []
+        # Groups that enter in waves keep their last logits for the rows that follow
+        half_in = [request for request in logits_of if request.to_start and request.slot >= 0]
+        self._held = {request: logits_of[request].clone() for request in half_in if not request.cancelled}
+        # Give each new row the logits of its prompt
+        if len(rows) > num_resumed:
+            requests = list(dict.fromkeys(row.request for row in rows[num_resumed:]))
+            index_of = {request: index for index, request in enumerate(requests)}
+            source_R = to_device([index_of[row.request] for row in rows[num_resumed:]], self._policy.device)
+            pieces.append(torch.stack([logits_of[request] for request in requests])[source_R])
+        draws = Draws.of(rows, self._policy.device)
+        return self._draw(torch.cat(pieces), draws, torch.zeros_like(draws.key_R))
 
     def fit(self, scheduler: Scheduler) -> None:
         """Make room in the cache for the next pass."""
@@ -82,12 +89,14 @@ class Runner:
         rows, device = scheduler.rows, self._policy.device
         self.fit(scheduler)
         grid, draws = self._composition(scheduler)
-        lengths = [len(row.token_ids) for row in rows]
-        newest_R, length_R = to_device([[row.token_ids[-1] for row in rows], lengths], device)
+        lengths = [row.num_own for row in rows]
+        newest_R, length_R, turn_R = to_device(
+            [[row.token_ids[-1] for row in rows], lengths, [len(row.token_ids) for row in rows]], device
+        )
         layout = self._decode_layout(self.cache, grid, length_R, min(lengths), max(lengths))
         every_R = torch.arange(len(rows), device=device)
         logits_RV = self._policy.logits(newest_R[None], layout.position_R[None], layout, every_R)
-        return [self._draw(logits_RV, draws, length_R)]
+        return [self._draw(logits_RV, draws, turn_R)]
 
     def drop(self) -> None:
         """Give the memory back."""
@@ -101,42 +110,107 @@ class Runner:
         self.drop()
         self.fit(scheduler)
         for request in scheduler.groups:
-            logits_1V = self._encode([request])
-            if self._held is not None and self._held[0] is request:
-                self._held = (request, logits_1V[-1].clone())
+            logits_V = self._encode([request])[0]
+            if request in self._held:
+                self._held[request] = logits_V.clone()
+        self._place_prompts(scheduler, 0)
         for slot, row in enumerate(scheduler.rows):
             # The newest token is not cached yet: the next pass feeds it.
-            self._encode_row(slot, row.request.prompt_ids, row.token_ids[:-1])
+            row.together = []
+            if row.num_own > 1:
+                self._extend(slot, [row], [(0, row.num_own - 1)])
 
-    def _encode_row(self, slot: int, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Write the keys and values of a row's own tokens, read after its prompt."""
-        if not token_ids:
-            return
-        # Encode prompt and row as one prefill
-        first, length = len(prompt_ids), len(prompt_ids) + len(token_ids)
-        block = Block(self.cache.shape)
-        block.resize(1, length)
-        layout = PrefillLayout(block, 0, [length])
-        input_ids_1T = to_device([[*prompt_ids, *token_ids]], self._policy.device)
-        self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
-        self._keep_row(slot, block, first, length)
-
-    def _keep_row(self, slot: int, encoded: Block, first: int, length: int) -> None:
-        """Keep the part of an encoded prompt and row that is the row's own."""
-        rows = self.cache.rows
-        for target, source in zip((*rows.keys, *rows.values), (*encoded.keys, *encoded.values), strict=True):
-            target[slot, :, : length - first] = source[0, :, first:length]
+    def keep(self, over: Sequence[tuple[int, Row]], scheduler: Scheduler) -> None:
+        """Keep what sessions have read whose turn is over, where there is room beside what is under way."""
+        for slot, row in over:
+            row.kept, row.read = 0, row.num_own - 1
+            room = self.cache.max_slots - row.read
+            if self.cache.num_slots > room:
+                self._shrink(scheduler)
+            # Who has rested longest gives way
+            while self.cache.num_slots > room and self.cache.num_slots - scheduler.kept_slots <= room:
+                scheduler.give_up_one()
+                self._forget_given_up(scheduler)
+            if self.cache.num_slots <= room:
+                self.cache.keep(row, slot, len(row.request.prompt_ids) * self.holds_prompts, row.read)
+                scheduler.rest(row)
 
     def apply(self, departure: Departure, scheduler: Scheduler) -> None:
-        """Move cached keys and values along with the rows and groups that moved."""
+        """Move cached keys and values along with the rows and groups that moved, and drop those that were given up."""
         cached = [self._cached(scheduler.rows[target]) for _, target in departure.row_moves]
         self.cache.rows.move(departure.row_moves, max(cached, default=0))
         prompts = [len(scheduler.groups[target].prompt_ids) for _, target in departure.group_moves]
         self.cache.prompts.move(departure.group_moves, max(prompts, default=0))
+        self._forget_given_up(scheduler)
+
+    def _shrink(self, scheduler: Scheduler) -> None:
+        """Give back what rows have reserved and do not use yet."""
+        self.cache.shrink(_need(scheduler))
+
+    def _forget_given_up(self, scheduler: Scheduler) -> None:
+        if len(self.cache.kept) > len(scheduler.kept):
+            self.cache.kept = {row: tensors for row, tensors in self.cache.kept.items() if row in scheduler.kept}
 
     def _cached(self, row: Row) -> int:
         """Count the slots of a row that are in use: its newest token is not cached yet."""
-        return len(row.token_ids) - 1
+        return row.num_own - 1 + len(row.request.prompt_ids) * self.holds_prompts
+
+    def _place_prompts(self, scheduler: Scheduler, first: int) -> None:
+        """Copy prompts to the rows from slot `first` on, where rows hold them."""
+
+    def _resume(self, scheduler: Scheduler, first: int, num_rows: int) -> Tensor:
+        """Let rows from slot `first` on read what they have not read yet. Logits (N, V) after it."""
+        rows = scheduler.rows[first : first + num_rows]
+        # Put back what was kept, and read again what was given up
+        for slot, row in enumerate(rows, first):
+            if row in self.cache.kept:
+                self.cache.put_back(row, slot, len(row.request.prompt_ids) * self.holds_prompts)
+            elif self.repeats_bits:
+                self._read_again(slot, row)
+        known = [row.read if row.kept or self.repeats_bits else 0 for row in rows]
+        # Read on, so many rows in one pass as its padding allows
+        pieces, begin = [], 0
+        sizes = [len(row.request.prompt_ids) + len(row.past) for row in rows]
+        while begin < num_rows:
+            end = begin + 1
+            while end < num_rows and (end + 1 - begin) * max(sizes[begin : end + 1]) <= scheduler.limits.max_prefill:
+                end += 1
+            stretches = [(start, len(row.past)) for start, row in zip(known[begin:end], rows[begin:end], strict=True)]
+            pieces.append(self._extend(first + begin, rows[begin:end], stretches))
+            begin = end
+        return torch.cat(pieces)
+
+    def _extend(self, first: int, rows: Sequence[Row], stretches: Sequence[tuple[int, int]]) -> Tensor:
+        """Let rows from slot `first` on read a stretch of their own tokens each, in one pass. Logits (N, V) after it."""
+        groups = [row.request.slot for row in rows]
+        prompt_lengths = [len(row.request.prompt_ids) for row in rows]
+        layout = ExtendLayout(self.cache, first, groups, prompt_lengths, stretches, self.holds_prompts)
+        stream: list[int] = []
+        for row, (start, end) in zip(rows, stretches, strict=True):
+            stream += row.own_ids[start:end]
+            row.together = [*row.together, (start, end)] if start else [(start, end)]
+        input_ids_1T = to_device([stream], self._policy.device)
+        return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
+
+    def _read_again(self, slot: int, row: Row) -> None:
+        """Read what was given up of a row with the passes that it was read with, one after the other."""
+        place, own_ids = 0, row.own_ids
+        for start, end in (*row.together, (row.read, row.read)):
+            for index in range(place, start):
+                self._feed(slot, row, index, own_ids[index])
+            if end > start:
+                together = row.together
+                self._extend(slot, [row], [(start, end)])
+                row.together = together
+            place = end
+
+    def _feed(self, slot: int, row: Row, index: int, token_id: int) -> None:
+        """Let one row read one of its own tokens, as decoding does."""
+        device = self._policy.device
+        grid = Grid.of([0], [len(row.request.prompt_ids)], device)
+        input_ids_11, length_1 = to_device([[token_id]], device), to_device([index + 1], device)
+        layout = self._decode_layout(self.cache.one_row(row.request.slot, slot), grid, length_1, index + 1, index + 1)
+        self._policy.logits(input_ids_11, layout.position_R[None], layout, torch.zeros_like(length_1))
 
     def _encode(self, prompts: Sequence[Request]) -> Tensor:
         """Write the prompts' keys and values. Logits (N, V) after each prompt."""
@@ -197,6 +271,6 @@ def _need(scheduler: Scheduler) -> Need:
         num_groups=len(scheduler.groups),
         longest_prompt=scheduler.longest_prompt,
         num_rows=len(scheduler.rows),
-        longest_row=max((len(row.token_ids) for row in scheduler.rows), default=0),
+        longest_row=max((row.num_own for row in scheduler.rows), default=0),
         reserved=scheduler.longest_row,
     )

@@ -2,18 +2,19 @@
 
 Rows (completions in the making) and groups (prompts whose keys and values are held) each fill slots 0 .. n-1 without a
 gap: where one leaves, the last takes its slot. The cache is two rectangles, groups x longest prompt and rows x largest
-max_tokens, and a row is admitted only if both fit at their worst.
+number of own tokens, and what sessions at rest have read. A row is admitted only if all of it fits at its worst.
+
+Sessions that go on enter before calls that are new. What rests gives way where nothing else is under way, or where it
+holds more than half of the room: who rested longest first.
 """
 
 from collections import deque
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
-from covey.engine.native.stops import Decode, StopText
-from covey.policy.sampling import row_key
-from covey.types import Completion, FinishReason, Sampling, Span
+from covey.engine.native.rows import Request, Row
 
 Move = tuple[int, int]
 """What lies in the first slot goes to the second, which is free."""
@@ -32,105 +33,36 @@ class Limits:
     """Whether each row has its prompt in its own slots, besides its group's."""
 
 
-@dataclass(eq=False, slots=True)
-class Request:
-    """One call of generate(): a prompt and its n rows."""
-
-    prompt_ids: tuple[int, ...]
-    n: int
-    sampling: Sampling
-    stop_ids: frozenset[int]
-    decode: Decode
-    version: int
-    """Of the weights that rows begin with now."""
-    quiet: Container[int] = ()
-    """Tokens after which no stop string is looked for (`stops.QuietTokens`)."""
-    to_start: deque[int] = field(default_factory=deque)
-    """Sample indices of rows that have not begun; all n of them at first."""
-    num_running: int = 0
-    slot: int = -1
-    """Of its prompt in the cache; -1 before."""
-    number: int = -1
-    """Place in the order in which requests came."""
-    cancelled: bool = False
-    completions: dict[int, Completion] = field(default_factory=dict)
-    """By sample index."""
-
-    def __post_init__(self) -> None:
-        self.to_start.extend(range(self.n))
-
-    @property
-    def done(self) -> bool:
-        """Nothing of it runs and nothing more will."""
-        return self.num_running == 0 and (self.cancelled or not self.to_start)
-
-    def start_again(self) -> None:
-        """Forget the rows under way: all that are not finished are still to start."""
-        self.to_start = deque(index for index in range(self.n) if index not in self.completions)
-        self.num_running, self.slot = 0, -1
-
-
-@dataclass(eq=False, slots=True)
-class Row:
-    """One completion in the making."""
-
-    request: Request
-    sample_index: int
-    key: int
-    stop_text: StopText | None
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    changes: list[tuple[int, int]] = field(default_factory=list)
-    """(version, number of tokens before it) of each version that tokens were sampled on, the oldest first."""
-    left: bool = False
-    """Finished or cancelled."""
-
-    def __post_init__(self) -> None:
-        self.changes.append((self.request.version, 0))
-
-    def continue_on(self, version: int) -> None:
-        """Label the tokens from here on with a new version."""
-        if self.changes[-1][1] == len(self.token_ids):
-            self.changes.pop()
-        self.changes.append((version, len(self.token_ids)))
-
-    def take(self, token_id: int, logprob: float) -> None:
-        """Append a sampled token. The row leaves if it was the last."""
-        self.token_ids.append(token_id)
-        self.logprobs.append(logprob)
-        # Rows that are not finished go on
-        reason = self._finish_reason(token_id)
-        if reason is None:
-            return
-        # Complete the row
-        self.left = True
-        self.request.num_running -= 1
-        oldest, spans = self.changes[0][0], self._spans()
-        self.request.completions[self.sample_index] = Completion(
-            tuple(self.token_ids), tuple(self.logprobs), reason, oldest, spans=spans
-        )
-
-    def _spans(self) -> tuple[Span, ...]:
-        """Return the version of each token, empty where it is one for all."""
-        if len(self.changes) == 1:
-            return ()
-        ends = [start for _, start in self.changes[1:]] + [len(self.token_ids)]
-        return tuple(Span(version, start, end) for (version, start), end in zip(self.changes, ends, strict=True))
-
-    def _finish_reason(self, token_id: int) -> FinishReason | None:
-        if token_id in self.request.stop_ids:
-            return "stop"
-        if self.stop_text is not None and self.stop_text.completed_by_last(self.token_ids):
-            return "stop"
-        return "length" if len(self.token_ids) == self.request.sampling.max_tokens else None
-
-
 @dataclass(frozen=True, slots=True)
 class Admission:
     """What enters now: prompts to encode (they took the last group slots) and rows (they took the last row slots)."""
 
     prompts: tuple[Request, ...]
     rows: tuple[Row, ...]
+    num_resumed: int = 0
+    """So many of the rows, the first ones, go on with another turn: they draw after what they have not read yet."""
+
+    @property
+    def resumed(self) -> tuple[Row, ...]:
+        return self.rows[: self.num_resumed]
+
+    @property
+    def num_given(self) -> int:
+        """Count the tokens to encode: prompts, and what the resumed rows have not read or gave up."""
+        return sum(len(p.prompt_ids) for p in self.prompts) + sum(len(row.past) - row.kept for row in self.resumed)
+
+    def charge(self) -> int:
+        """Count the tokens of earlier turns among them, each also on the account of a row that needs it."""
+        prompts = set(self.prompts)
+        total = 0
+        for row in self.resumed:
+            again = row.unread - row.kept
+            if row.request in prompts:
+                prompts.discard(row.request)
+                again += len(row.request.prompt_ids)
+            row.re_encoded += again
+            total += again
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +85,20 @@ class Scheduler:
         """Group slot -> request."""
         self.longest_prompt = 0
         self.longest_row = 0
-        """Of what is in, in tokens; a row counts with its max_tokens."""
+        """Of what is in, in tokens; a row counts with all that its turn may come to."""
         self.changes = 0
         """Grows whenever rows or groups enter, leave or move."""
+        self.kept: dict[Row, None] = {}
+        """Rows whose keys and values are kept while they are not under way, who rested longest first."""
+        self.kept_slots = 0
+        self.resuming: deque[Row] = deque()
+        """Rows of sessions that wait to go on."""
         self._waiting: deque[Request] = deque()
         self._numbers = count()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self.rows or self.groups)
+        return bool(self._waiting or self.resuming or self.rows) or any(request.done for request in self.groups)
 
     @property
     def requests(self) -> list[Request]:
@@ -171,25 +108,33 @@ class Scheduler:
 
     @property
     def reserved_slots(self) -> int:
-        """Cached tokens that what is in may come to, padding included."""
-        return len(self.groups) * self.longest_prompt + len(self.rows) * self.row_slots
+        """Cached tokens that what is in may come to, padding included, and those of sessions at rest."""
+        return len(self.groups) * self.longest_prompt + len(self.rows) * self.row_slots + self.kept_slots
 
     @property
     def row_slots(self) -> int:
         """Slots that the longest row may come to."""
         return self.longest_row + self.longest_prompt * self.limits.rows_hold_prompts
 
+    @property
+    def most_needed(self) -> int:
+        """Return the slots that what waits needs, each alone, at most."""
+        calls = [self._alone(request, request.sampling.max_tokens) for request in self.requests]
+        return max([*calls, *(self._alone(row.request, row.most_own) for row in self.resuming)], default=0)
+
     def submit(self, request: Request) -> None:
         """Queue a request. ValueError if not even one of its rows could ever be held."""
-        own_prompt = len(request.prompt_ids) * self.limits.rows_hold_prompts
-        needed = len(request.prompt_ids) + own_prompt + request.sampling.max_tokens
-        if needed > self.limits.max_slots:
-            raise ValueError(
-                f"a prompt of {len(request.prompt_ids)} tokens with max_tokens={request.sampling.max_tokens} needs "
-                f"{needed} cached tokens, cache_bytes has room for {self.limits.max_slots}"
-            )
+        self._refuse(request, request.sampling.max_tokens, request.sampling.max_tokens)
         request.number = next(self._numbers)
         self._waiting.append(request)
+
+    def check_extension(self, row: Row, num_own: int, max_tokens: int) -> None:
+        """Refuse (ValueError) a next turn after so many own tokens that could never be held."""
+        self._refuse(row.request, num_own + max_tokens, max_tokens)
+
+    def resume(self, row: Row) -> None:
+        """Queue a session for its next turn."""
+        self.resuming.append(row)
 
     def cancel(self, request: Request) -> None:
         """Take a request out. Its slots fall free at the next `depart`."""
@@ -201,32 +146,73 @@ class Scheduler:
                 row.left = True
                 request.num_running -= 1
 
+    def close(self, row: Row) -> None:
+        """Take one session out, wherever it is. Its slots fall free at the next `depart`."""
+        row.closed = True
+        request = row.request
+        # It runs, waits to go on, or waits to begin; what it keeps goes in any case
+        if row in self.rows:
+            if not row.left:
+                row.left = True
+                request.num_running -= 1
+        elif row in self.resuming:
+            self.resuming.remove(row)
+        elif row.sample_index in request.to_start:
+            request.to_start.remove(row.sample_index)
+            if not request.to_start and request in self._waiting:
+                self._waiting.remove(request)
+        self.give_up(row)
+
+    def turns_over(self) -> list[tuple[int, Row]]:
+        """Return the sessions that have finished a turn, with their slots, before `depart` takes them out."""
+        over = [(slot, row) for slot, row in enumerate(self.rows) if row.left and row.request.sessions]
+        return [(slot, row) for slot, row in over if not row.closed]
+
+    def rest(self, row: Row) -> None:
+        """Take note that what a session has read when its turn is over is kept."""
+        row.kept = row.read
+        self.kept[row] = None
+        self.kept_slots += row.kept
+        row.request.num_kept += 1
+
+    def give_up(self, row: Row) -> None:
+        """Give up what a session at rest has read, where anything is kept of it."""
+        if row in self.kept:
+            self._unkeep(row)
+            row.kept = 0
+
+    def give_way(self) -> bool:
+        """Give up one session's keys and values where what is next needs the room. True if one was."""
+        # Is there something next that lacks room?
+        if len(self.rows) >= self.limits.max_rows or not self.kept or not self._is_blocked():
+            return False
+        # While rows are under way, only what holds the most of the room gives way
+        resting = self.kept.keys() - set(self.resuming)
+        if self.rows and 2 * sum(row.kept for row in resting) <= self.limits.max_slots:
+            return False
+        self.give_up_one()
+        return True
+
+    def give_up_one(self) -> None:
+        """Give up what is kept of one session: who has rested longest, and those that wait to go on last."""
+        waiting = set(self.resuming)
+        resting = (row for row in self.kept if row not in waiting)
+        last_to_go_on = (row for row in reversed(self.resuming) if row in self.kept)
+        self.give_up(next(chain(resting, last_to_go_on)))
+
     def admit(self) -> Admission:
         """Let in as many waiting rows as there is room for."""
         first_row, first_group = len(self.rows), len(self.groups)
-        widest = 0
-        # Admit requests in order, as many rows as there is room for
-        while self._waiting:
-            request = self._waiting[0]
-            is_new = request.slot < 0
-            widest = max(widest, len(request.prompt_ids))
-            # Bound the padding of one prefill
-            num_prompts = len(self.groups) - first_group + is_new
-            if num_prompts > 1 and num_prompts * widest > self.limits.max_prefill:
-                break
-            room = self._room(request)
-            if room < 1:
-                break
-            if is_new:
-                request.slot = len(self.groups)
-                self.groups.append(request)
-            self._start_rows(request, min(room, len(request.to_start)))
-            # A group that does not fit enters in waves, and blocks those behind it
-            if request.to_start:
-                break
-            self._waiting.popleft()
+        self._resume(first_group)
+        num_resumed = len(self.rows) - first_row
+        # Sessions go before calls; where one finds no room though nothing is under way, a call half in has it
+        if not self.resuming or not self.rows:
+            self._start(first_group)
+        # What is kept of resumed rows is counted until here: it is copied while it still is there
+        for row in self.rows[first_row : first_row + num_resumed]:
+            self._unkeep(row)
         self.changes += len(self.rows) > first_row
-        return Admission(tuple(self.groups[first_group:]), tuple(self.rows[first_row:]))
+        return Admission(tuple(self.groups[first_group:]), tuple(self.rows[first_row:]), num_resumed)
 
     def advance(self, rows: Sequence[Row], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Hand the sampled tokens to their rows, but those that left: they keep their slots until `depart`."""
@@ -236,38 +222,103 @@ class Scheduler:
 
     def depart(self) -> Departure:
         """Free the slots of rows that left and of requests that are done."""
-        if not any(row.left for row in self.rows) and not any(request.done for request in self.groups):
+        leaving = [request for request in self.groups if request.done or self._is_stranded(request)]
+        if not leaving and not any(row.left for row in self.rows):
             return Departure((), (), ())
         # Move the last rows and groups into the gaps, so that slots stay dense
         row_moves = _fill_gaps(self.rows, [slot for slot, row in enumerate(self.rows) if row.left])
-        done = [request for request in self.groups if request.done]
-        group_moves = _fill_gaps(self.groups, [request.slot for request in done])
+        group_moves = _fill_gaps(self.groups, [request.slot for request in leaving])
+        for request in leaving:
+            request.slot = -1
         for slot, request in enumerate(self.groups):
             request.slot = slot
         # Measure what is left
         self.longest_prompt = max((len(request.prompt_ids) for request in self.groups), default=0)
-        self.longest_row = max((row.request.sampling.max_tokens for row in self.rows), default=0)
+        self.longest_row = max((row.most_own for row in self.rows), default=0)
         self.changes += 1
-        return Departure(tuple(done), tuple(row_moves), tuple(group_moves))
+        done = tuple(request for request in leaving if request.done)
+        return Departure(done, tuple(row_moves), tuple(group_moves))
 
-    def _room(self, request: Request) -> int:
+    def _resume(self, first_group: int) -> None:
+        """Let in sessions that go on, in order."""
+        while self.resuming:
+            row = self.resuming[0]
+            if self._room(row.request, row.most_own) < 1 or not self._enter(row.request, first_group):
+                break
+            row.changes = [(row.request.version, 0)]
+            self._add(self.resuming.popleft())
+
+    def _start(self, first_group: int) -> None:
+        """Let in rows of calls, in order, as many as there is room for."""
+        while self._waiting:
+            request = self._waiting[0]
+            room = self._room(request, request.sampling.max_tokens)
+            if room < 1 or not self._enter(request, first_group):
+                break
+            for _ in range(min(room, len(request.to_start))):
+                self._add(request.row(request.to_start.popleft()))
+            # A group that does not fit enters in waves, and blocks those behind it
+            if request.to_start:
+                break
+            self._waiting.popleft()
+
+    def _enter(self, request: Request, first_group: int) -> bool:
+        """Give a prompt its slot, where it has none. False where the padding of one prefill would grow too large."""
+        if request.slot >= 0:
+            return True
+        new = [*self.groups[first_group:], request]
+        if len(new) > 1 and len(new) * max(len(each.prompt_ids) for each in new) > self.limits.max_prefill:
+            return False
+        request.slot = len(self.groups)
+        self.groups.append(request)
+        return True
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        row.request.num_running += 1
+        self.longest_prompt = max(self.longest_prompt, len(row.request.prompt_ids))
+        self.longest_row = max(self.longest_row, row.most_own)
+
+    def _is_stranded(self, request: Request) -> bool:
+        """Tell whether a prompt holds its slot for nobody while others are to begin first."""
+        return request.num_running == 0 and request.num_kept == 0 and request not in list(self._waiting)[:1]
+
+    def _is_blocked(self) -> bool:
+        """Tell whether what is next waits for room."""
+        if self.resuming:
+            row = self.resuming[0]
+            return self._room(row.request, row.most_own) < 1
+        if self._waiting:
+            return self._room(self._waiting[0], self._waiting[0].sampling.max_tokens) < 1
+        return False
+
+    def _room(self, request: Request, row_length: int) -> int:
         """Return how many rows of a request can enter now."""
         longest_prompt = max(self.longest_prompt, len(request.prompt_ids))
-        longest_row = max(self.longest_row, request.sampling.max_tokens)
-        longest_row += longest_prompt * self.limits.rows_hold_prompts
+        longest_row = max(self.longest_row, row_length) + longest_prompt * self.limits.rows_hold_prompts
         num_groups = len(self.groups) + (request.slot < 0)
-        num_rows = (self.limits.max_slots - num_groups * longest_prompt) // longest_row
+        num_rows = (self.limits.max_slots - self.kept_slots - num_groups * longest_prompt) // longest_row
         return min(self.limits.max_rows, num_rows) - len(self.rows)
 
-    def _start_rows(self, request: Request, num_rows: int) -> None:
-        sampling = request.sampling
-        for _ in range(num_rows):
-            sample_index = request.to_start.popleft()
-            stop_text = StopText(sampling.stop, request.decode, request.quiet) if sampling.stop else None
-            self.rows.append(Row(request, sample_index, row_key(sampling.seed, sample_index), stop_text))
-        request.num_running += num_rows
-        self.longest_prompt = max(self.longest_prompt, len(request.prompt_ids))
-        self.longest_row = max(self.longest_row, sampling.max_tokens)
+    def _alone(self, request: Request, row_length: int) -> int:
+        """Return the slots that one row of a request needs where nothing else is in."""
+        return len(request.prompt_ids) * (1 + self.limits.rows_hold_prompts) + row_length
+
+    def _refuse(self, request: Request, row_length: int, max_tokens: int) -> None:
+        needed = self._alone(request, row_length)
+        if needed > self.limits.max_slots:
+            so_far = len(request.prompt_ids) + row_length - max_tokens
+            raise ValueError(
+                f"a prompt of {so_far} tokens with max_tokens={max_tokens} needs {needed} cached tokens, cache_bytes "
+                f"has room for {self.limits.max_slots}"
+            )
+
+    def _unkeep(self, row: Row) -> None:
+        """Count a row no longer among those that are kept."""
+        if row in self.kept:
+            del self.kept[row]
+            self.kept_slots -= row.kept
+            row.request.num_kept -= 1
 
 
 def _fill_gaps(items: list[Any], gaps: Sequence[int]) -> list[Move]:

@@ -1,0 +1,195 @@
+"""What is sampled: calls and their rows, which are completions in the making.
+
+A row of a session lives on between turns. Its own tokens are all that follow its prompt: sampled ones, and those that
+the environment said.
+"""
+
+from collections import deque
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+from covey.engine.native.stops import Decode, StopText
+from covey.policy.sampling import row_key
+from covey.types import Completion, FinishReason, Sampling, Span
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One call of generate(), or the sessions that were opened together: a prompt and its n rows."""
+
+    prompt_ids: tuple[int, ...]
+    n: int
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    decode: Decode
+    version: int
+    """Of the weights that rows begin with now."""
+    quiet: Container[int] = ()
+    """Tokens after which no stop string is looked for (`stops.QuietTokens`)."""
+    to_start: deque[int] = field(default_factory=deque)
+    """Sample indices of rows that have not begun; all n of them at first."""
+    num_running: int = 0
+    num_kept: int = 0
+    """Rows at rest whose keys and values are kept."""
+    slot: int = -1
+    """Of its prompt in the cache; -1 where it is in none."""
+    number: int = -1
+    """Place in the order in which requests came."""
+    cancelled: bool = False
+    completions: dict[int, Completion] = field(default_factory=dict)
+    """By sample index; of a call."""
+    sessions: tuple["Row", ...] = ()
+    """By sample index: the rows that live on between turns; empty in a call."""
+
+    def __post_init__(self) -> None:
+        self.to_start.extend(range(self.n))
+
+    @property
+    def done(self) -> bool:
+        """Nothing of it runs or is kept, and nothing more will begin."""
+        return self.num_running == 0 and self.num_kept == 0 and (self.cancelled or not self.to_start)
+
+    def keep_rows(self) -> None:
+        """Make its rows sessions."""
+        self.sessions = tuple(self.new_row(index) for index in range(self.n))
+
+    def row(self, sample_index: int) -> "Row":
+        """Return a row that begins its first turn now."""
+        row = self.sessions[sample_index] if self.sessions else self.new_row(sample_index)
+        row.changes = [(self.version, 0)]
+        return row
+
+    def new_row(self, sample_index: int) -> "Row":
+        return Row(self, sample_index, self.sampling, row_key(self.sampling.seed, sample_index))
+
+    def leave(self) -> None:
+        """Forget where it was cached. All that its sessions have read must be read again."""
+        self.num_running, self.num_kept, self.slot = 0, 0, -1
+        for row in self.sessions:
+            row.forget()
+
+    def start_again(self) -> None:
+        """Forget the turns under way: first ones are still to start, later ones to be resumed."""
+        self.leave()
+        if not self.sessions:
+            self.to_start = deque(index for index in range(self.n) if index not in self.completions)
+            return
+        under_way = [row for row in self.sessions if row.completion is None and not row.closed]
+        self.to_start = deque(row.sample_index for row in under_way if not row.past)
+        for row in under_way:
+            row.begin_turn(len(row.past) if row.token_ids else row.unread, row.sampling, row.key)
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One completion in the making, or one attempt of several turns."""
+
+    request: Request
+    sample_index: int
+    sampling: Sampling
+    """Of this turn."""
+    key: int
+    stop_text: StopText | None = field(init=False)
+    past: list[int] = field(default_factory=list)
+    """Own tokens before this turn's, the reply to the turn before included."""
+    token_ids: list[int] = field(default_factory=list)
+    """Sampled in this turn."""
+    logprobs: list[float] = field(default_factory=list)
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    """(version, number of tokens before it) of each version that tokens were sampled on, the oldest first."""
+    left: bool = False
+    """Its turn is finished, or it was cancelled."""
+    completion: Completion | None = None
+    """Of the turn that was finished last, until the next begins."""
+    closed: bool = False
+    kept: int = 0
+    """Own tokens whose keys and values are kept while it rests."""
+    read: int = 0
+    """Own tokens that had been read, on the weights of now, when it rested last: kept, or given up since."""
+    together: list[tuple[int, int]] = field(default_factory=list)
+    """Stretches of own tokens that were read in one pass; the others were fed one by one."""
+    unread: int = 0
+    """Place of the first own token that was never read when this turn began."""
+    re_encoded: int = 0
+    """Tokens of earlier turns that were read again so far, on its account."""
+
+    def __post_init__(self) -> None:
+        self.stop_text = self._stop_text()
+
+    @property
+    def own_ids(self) -> list[int]:
+        """Return all that follows the prompt."""
+        return [*self.past, *self.token_ids]
+
+    @property
+    def num_own(self) -> int:
+        return len(self.past) + len(self.token_ids)
+
+    @property
+    def most_own(self) -> int:
+        """Own tokens it may come to in this turn."""
+        return len(self.past) + self.sampling.max_tokens
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Tell whether a session waits for the environment, or to go on."""
+        waits_to_go_on = bool(self.past) and not self.token_ids
+        return not self.closed and (self.completion is not None or waits_to_go_on)
+
+    def extend(self, reply_ids: Sequence[int], sampling: Sampling) -> None:
+        """Begin another turn after the environment's reply."""
+        read = self.num_own - 1  # the newest token was never fed
+        self.past += [*self.token_ids, *reply_ids]
+        self.begin_turn(read, sampling, row_key(sampling.seed, 0))
+
+    def begin_turn(self, unread: int, sampling: Sampling, key: int) -> None:
+        """Forget the turn before, or what was sampled of this one."""
+        self.sampling, self.key, self.unread = sampling, key, unread
+        self.token_ids, self.logprobs, self.changes = [], [], [(self.request.version, 0)]
+        self.left, self.completion = False, None
+        self.stop_text = self._stop_text()
+
+    def forget(self) -> None:
+        """Take note that nothing it has read is of use: the weights are others, or the cache is gone."""
+        self.kept, self.read, self.together = 0, 0, []
+
+    def continue_on(self, version: int) -> None:
+        """Label the tokens from here on with a new version."""
+        if self.changes[-1][1] == len(self.token_ids):
+            self.changes.pop()
+        self.changes.append((version, len(self.token_ids)))
+
+    def take(self, token_id: int, logprob: float) -> None:
+        """Append a sampled token. The row leaves if it was the last."""
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+        # Rows that are not finished go on
+        reason = self._finish_reason(token_id)
+        if reason is None:
+            return
+        # Complete the row
+        self.left = True
+        self.request.num_running -= 1
+        oldest, spans = self.changes[0][0], self._spans()
+        self.completion = Completion(tuple(self.token_ids), tuple(self.logprobs), reason, oldest, spans=spans)
+        if not self.request.sessions:
+            self.request.completions[self.sample_index] = self.completion
+
+    def _spans(self) -> tuple[Span, ...]:
+        """Return the version of each token, empty where it is one for all."""
+        if len(self.changes) == 1:
+            return ()
+        ends = [start for _, start in self.changes[1:]] + [len(self.token_ids)]
+        return tuple(Span(version, start, end) for (version, start), end in zip(self.changes, ends, strict=True))
+
+    def _finish_reason(self, token_id: int) -> FinishReason | None:
+        if token_id in self.request.stop_ids:
+            return "stop"
+        if self.stop_text is not None and self.stop_text.completed_by_last(self.token_ids):
+            return "stop"
+        return "length" if len(self.token_ids) == self.sampling.max_tokens else None
+
+    def _stop_text(self) -> StopText | None:
+        if not self.sampling.stop:
+            return None
+        return StopText(self.sampling.stop, self.request.decode, self.request.quiet)

@@ -1,0 +1,111 @@
+"""Sessions of the native engine: attempts whose keys and values stay cached while they wait for the environment."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from covey.engine.native.rows import Request, Row
+from covey.types import Completion, Sampling
+
+
+class SamplesTurns(Protocol):
+    """What a session asks of its engine."""
+
+    def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
+        """Queue another turn. ValueError where it cannot fit."""
+        ...
+
+    def close_session(self, row: Row) -> None:
+        """Give back what a session keeps, or the row that samples it. Closing again does nothing."""
+        ...
+
+    def abandon(self, row: Row) -> None:
+        """Close a session that nobody can continue any more, from wherever that is noticed."""
+        ...
+
+
+class NativeSession:
+    """One attempt of several turns. See `Session`. Who stops waiting for a turn ends it, and so does who forgets it."""
+
+    def __init__(self, engine: SamplesTurns, row: Row, first: "asyncio.Future[Completion]") -> None:
+        """`first` is answered with the first turn."""
+        self._engine = engine
+        self._row = row
+        self._first = first
+
+    @property
+    def re_encoded_tokens(self) -> int:
+        """Return how many tokens of earlier turns had to be encoded again so far."""
+        return self._row.re_encoded
+
+    async def first(self) -> Completion:
+        """Return the first turn."""
+        return await self._wait(self._first)
+
+    async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Append what the environment said, and sample the next turn."""
+        if self._row.closed or self._row.completion is None:
+            state = "is closed" if self._row.closed else "has not answered its last turn"
+            raise RuntimeError(f"a session that {state} cannot be extended")
+        return await self._wait(self._engine.extend(self._row, token_ids, sampling))
+
+    def close(self) -> None:
+        """Give back what is kept, or what is still being sampled. Closing again does nothing."""
+        self._engine.close_session(self._row)
+
+    def __del__(self) -> None:
+        if not self._row.closed:
+            self._engine.abandon(self._row)
+
+    async def _wait(self, turn: "asyncio.Future[Completion]") -> Completion:
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+
+class Turns:
+    """The sessions that are open, and the turns that somebody waits for."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[Row, asyncio.Future[Completion]] = {}
+        self.requests: dict[Request, int] = {}
+        """Number of open sessions of each."""
+        self.version = 0
+        """Of the weights that what is kept was read with."""
+
+    def open(self, request: Request) -> None:
+        """Begin the first turn of sessions."""
+        self.requests[request] = request.n
+        for row in request.sessions:
+            self.begin(row)
+
+    def begin(self, row: Row) -> "asyncio.Future[Completion]":
+        """Begin a turn, and return what its completion is waited for with, in the event loop that runs."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need wait for it
+        self.under_way[row] = future
+        return future
+
+    def answer(self, over: Sequence[tuple[int, Row]]) -> None:
+        """Hand out the turns that are over."""
+        for _, row in over:
+            future = self.under_way.pop(row, None)
+            if future is not None and not future.done():
+                assert row.completion is not None, "its turn is over"
+                future.set_result(row.completion)
+
+    def close(self, row: Row) -> None:
+        """Forget a session, once."""
+        future = self.under_way.pop(row, None)
+        if future is not None:
+            future.cancel()
+        self.requests[row.request] -= 1
+        if not self.requests[row.request]:
+            del self.requests[row.request]
+
+    def at_rest(self) -> Iterator[Row]:
+        """Return the open sessions that are not being sampled."""
+        for request in self.requests:
+            yield from (row for row in request.sessions if row.is_at_rest)
