@@ -82,6 +82,8 @@ class Turn:
     """Names the state in which the turn began: turns of a group with equal names began alike."""
     is_void: bool = False
     """Whether it held neither a tool call nor an answer."""
+    info: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What the environment notes of it for rollouts.jsonl: plain data."""
 
 
 @dataclass(frozen=True, slots=True)

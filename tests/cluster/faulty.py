@@ -16,7 +16,7 @@ from covey.engine.base import EngineStats, UpdateMode, WeightSet
 from covey.engine.fake import FakeEngine
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
-from covey.rollouts.rollout import Sampler
+from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Group, Sampling

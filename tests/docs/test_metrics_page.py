@@ -99,7 +99,7 @@ def recipe(name: str) -> Config:
 
 
 RUNS: dict[str, Callable[[], Config]] = {"everything": everything, "mixed": mixed, "masked": masked}
-RECIPES = ("arithmetic_curriculum", "math_nano", "machines_nano", "ifeval_nano")
+RECIPES = ("guess_nano", "arithmetic_curriculum", "math_nano", "machines_nano", "ifeval_nano")
 
 
 @pytest.mark.parametrize("name", [*RUNS, *RECIPES])

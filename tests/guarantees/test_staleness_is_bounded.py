@@ -17,7 +17,7 @@ from torch import Tensor
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.rollouts.group_checks import drop_stale
-from covey.rollouts.rollout import Sampler
+from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import Dropped, LocalSource, Meanwhile, PromptSampler
 from covey.run import build
 from covey.train import run_train, train

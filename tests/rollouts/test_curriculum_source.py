@@ -20,7 +20,7 @@ from covey.environments.arithmetic import Arithmetic
 from covey.environments.mixture import Mixture
 from covey.environments.settings import ArithmeticConfig
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, Window
-from covey.rollouts.rollout import Sampler
+from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.rollouts.source import LocalSource, PromptSampler, PromptStream
 from covey.run.build_stream import build_stream

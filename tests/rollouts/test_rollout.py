@@ -11,7 +11,9 @@ import pytest
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment, Split
 from covey.policy.models.nano import nano_tokenizer
-from covey.rollouts.rollout import Sampler, causal_rollout, encode_prompt, roll_out
+from covey.rollouts.encoding import encode_prompt
+from covey.rollouts.rollout import causal_rollout, roll_out
+from covey.rollouts.sampler import Sampler
 from covey.types import Completion, Failure, Group, Prompt, Reward, RunStopped, Sampling
 from tests.support.scripted import Scripted
 

@@ -12,8 +12,11 @@ import pytest
 from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
 from covey.environments.base import Split
-from covey.rollouts.rollout import Sampler, causal_rollout, encode_prompt, roll_out
-from covey.rollouts.turns import Turn, reply_tokens, turn_seed
+from covey.rollouts.attempt import Segment, joined, sampled
+from covey.rollouts.encoding import encode_prompt
+from covey.rollouts.rollout import roll_out
+from covey.rollouts.sampler import EpisodeLimits, Sampler
+from covey.rollouts.turns import observed_tokens, turn_seed
 from covey.train import train
 from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout, RunStopped, Sampling
 
@@ -31,10 +34,6 @@ def tokens(text: str) -> tuple[int, ...]:
 
 def text(ids: Sequence[int]) -> str:
     return str(TOKENIZER.decode(list(ids)))
-
-
-def turn_of(ids: tuple[int, ...], text: str = "3") -> Turn:
-    return Turn((), Completion(ids, (0.0,) * len(ids), "stop", policy_version=0), text)
 
 
 @dataclass
@@ -174,8 +173,9 @@ def test_an_environment_may_stop_the_run_while_replying() -> None:
 def test_a_stop_token_that_the_template_writes_too_is_there_once() -> None:
     (stop,) = TOKENIZER("</turn>")["input_ids"]
     no: Message = {"role": "user", "content": "no"}
-    with_stop = reply_tokens(TOKENIZER, TALK, [turn_of((*tokens("3"), stop))], no)
-    without = reply_tokens(TOKENIZER, TALK, [turn_of(tokens("3"))], no)
+    talk = (*TALK.text, {"role": "assistant", "content": "3"})
+    with_stop = observed_tokens(TOKENIZER, talk, (no,), (*tokens("3"), stop))
+    without = observed_tokens(TOKENIZER, talk, (no,), tokens("3"))
     assert without == (stop, *with_stop)
     assert text(with_stop) == "<turn>user\nno</turn><turn>assistant\n"
     whole = [*TALK.text, {"role": "assistant", "content": "3"}, {"role": "user", "content": "no"}]
@@ -186,8 +186,9 @@ def test_a_stop_token_that_the_template_writes_too_is_there_once() -> None:
 
 def test_a_rollout_of_two_turns_is_of_the_older_version_and_ends_as_the_last() -> None:
     first = Completion((8, 9), (-0.1, -0.2), "stop", policy_version=3)
-    second = Turn((5, 6), Completion((7,), (-0.3,), "length", policy_version=4))
-    made = causal_rollout((1, 2), first, Reward(0.5, {}), "text", [second])
+    second = Completion((7,), (-0.3,), "length", policy_version=4)
+    branch = [Segment((1, 2), "prompt", 0), sampled(first, 1), Segment((5, 6), "user", 1), sampled(second, 2)]
+    made = joined([branch], Reward(0.5, {}), "text")
     assert made.input_ids == (1, 2, 8, 9, 5, 6)
     assert made.target_ids == (2, 8, 9, 5, 6, 7)
     assert made.loss_mask == (False, True, True, False, False, True)
@@ -197,7 +198,8 @@ def test_a_rollout_of_two_turns_is_of_the_older_version_and_ends_as_the_last() -
 
 def talk(engine: FakeEngine, max_turns: int, environment: Talks | None = None, **sampling: Any) -> Group:
     """Roll one sample out in up to `max_turns` turns."""
-    sampler = Sampler(engine, environment or Talks(), TOKENIZER, max_turns=max_turns)
+    limits = EpisodeLimits(max_turns=max_turns)
+    sampler = Sampler(engine, environment or Talks(), TOKENIZER, limits=limits)
     return asyncio.run(roll_out(sampler, TALK, 1, Sampling(**{"max_tokens": 8, **sampling})))
 
 

@@ -107,9 +107,9 @@ def test_it_is_measured_on_demonstrations_it_was_not_shown(tmp_path: Path) -> No
     shown: set[str] = set()
     environment = replace(ALWAYS_SEVEN, verdict=verdict)
 
-    def watched(policy: Any, prompt: Prompt, text: str) -> Any:
+    def watched(policy: Any, prompt: Prompt, text: str, *more: Any) -> Any:
         shown.add(prompt.id)
-        return demonstration_group(policy, prompt, text)
+        return demonstration_group(policy, prompt, text, *more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cold_start, "demonstration_group", watched)

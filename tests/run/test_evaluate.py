@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.config.schema import EvaluationConfig
 from covey.engine.native.engine import NativeEngine
 from covey.policy.models.loading import load_policy
-from covey.rollouts.rollout import Sampler
+from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.run.evaluate import Estimate, Evaluation, evaluate, mean_interval, share_interval, wilson
 from covey.run.records.summary import gains

@@ -17,7 +17,8 @@ from covey.policy.logprobs import AllowedTokens, Scoring, allowed_tokens, score_
 from covey.policy.models.nano import ARCHITECTURES
 from covey.policy.policy import Policy
 from covey.policy.reference import make_reference
-from covey.rollouts.rollout import Sampler, roll_out
+from covey.rollouts.rollout import roll_out
+from covey.rollouts.sampler import Sampler
 from covey.system import collectives
 from covey.trainer.forward import ScoringContext, gather_rows, objective_inputs, score, score_frozen, stack
 from covey.trainer.settings import OptimizerConfig

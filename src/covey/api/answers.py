@@ -10,8 +10,8 @@ from covey.engine.build import sampling_engine
 from covey.environments.base import Environment
 from covey.policy.attention.base import ATTENTION
 from covey.policy.policy import Policy, inference
-from covey.rollouts.rollout import Sampler, encode_prompt
-from covey.run.build import build_source, held_out_prompts, training_sampling
+from covey.rollouts.encoding import encode_prompt
+from covey.run.build import build_source, held_out_prompts, make_sampler, training_sampling
 from covey.run.evaluate import Evaluation, evaluate
 from covey.run.given import Given
 from covey.system.waits.signals import outside_of_loops
@@ -70,7 +70,7 @@ def measure(policy: Policy, config: Config, environment: Environment) -> Evaluat
     with covey_attention(policy):
         engine = sampling_engine(policy, config.engine, config.model.kernels)
         stages = Stages(scoring_seconds=config.timeouts.scoring)
-        sampler = Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
+        sampler = make_sampler(config, engine, environment, policy, stages)
         prompts = held_out_prompts(config, sampler, policy.max_length)
         source = build_source(config, sampler, prompts)
         try:

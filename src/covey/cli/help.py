@@ -4,7 +4,7 @@ import ast
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -247,21 +247,25 @@ def _sections_of(config: type[Config]) -> list[type]:
 
 
 def read_settings(section: type) -> list[Setting]:
-    """Return the fields of a dataclass, each with the docstring that follows it and its bounds."""
+    """Return the fields of a dataclass, those it inherits last, each with its docstring and its bounds."""
     bounds = {found.name: bounds_of(found) for found in fields(section)}
+    own = [name for kind in section.__mro__ if is_dataclass(kind) for name in _fields_of(kind).items()]
+    found: dict[str, Setting | None] = {}
     # Fields without a docstring are no settings to show; limits come from their metadata
+    for name, (default, explanation) in own:
+        limits = bounds[name].in_words(explanation)
+        said = f"{explanation} [{limits}]" if limits else explanation
+        found.setdefault(name, Setting(name, default, said) if explanation else None)
+    return [setting for setting in found.values() if setting is not None]
+
+
+def _fields_of(section: type) -> dict[str, tuple[str, str]]:
+    """Return default and docstring of the fields that a class itself defines."""
     (node,) = (node for node in _classes(sys.modules[section.__module__]) if node.name == section.__name__)
-    found = []
+    found = {}
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
-        if not isinstance(statement, ast.AnnAssign) or _is_section(statement):
-            continue
-        name = ast.unparse(statement.target)
-        explanation = _docstring(after)
-        if explanation:
-            limits = bounds[name].in_words(explanation)
-            found.append(
-                Setting(name, _default(statement.value), f"{explanation} [{limits}]" if limits else explanation)
-            )
+        if isinstance(statement, ast.AnnAssign) and not _is_section(statement):
+            found[ast.unparse(statement.target)] = (_default(statement.value), _docstring(after))
     return found
 
 

@@ -26,7 +26,7 @@ from covey.cluster.start import ClusterLost, check_store, import_ray, watch_clus
 from covey.cluster.wire import Job, Result, pack
 from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
 from covey.rollouts.buffer import Ticket
-from covey.rollouts.rollout import Sampler
+from covey.rollouts.sampler import Sampler
 from covey.types import RunStopped
 
 LOGGER = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from covey.cluster.wire import Job, PackedWeights, Result, unpack
 from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
-from covey.rollouts.rollout import Sampler, roll_out
+from covey.rollouts.rollout import roll_out
+from covey.rollouts.sampler import Sampler
 from covey.types import Group
 
 

@@ -27,8 +27,9 @@ from covey.environments.base import Environment
 from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
+from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
-from covey.rollouts.rollout import Sampler, encode_prompt
+from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import row_of
 from covey.rollouts.source import (

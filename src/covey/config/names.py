@@ -59,7 +59,7 @@ def _renamed_within(section: Any, settings: Mapping[Any, Any]) -> dict[Any, Any]
         if full in REMOVED:
             continue
         now = RENAMED.get(full, "").rpartition(".")[2] or name
-        given = RENAMED_VALUES.get(full, {}).get(value, value) if isinstance(value, str) else value
+        given = RENAMED_VALUES.get(full, {}).get(value, value) if isinstance(value, str | bool) else value
         found[name if now in settings else now] = given
     return found
 
@@ -111,6 +111,7 @@ def value_now(setting: str, value: str) -> str:
 RENAMED: dict[str, str] = {
     "deadlines": "timeouts",
     "distribution": "parallel",
+    "environment.second_turn": "environment.max_turns",
     "environment.tier": "environment.isolation",
     "environment.watch": "environment.monitors",
     "environment.wall_seconds": "environment.timeout",
@@ -119,7 +120,8 @@ RENAMED: dict[str, str] = {
 """What settings and sections were called in earlier versions; settings of saved runs are read under both names."""
 REMOVED = frozenset({"engine.kernels", "model.linear"})
 """Settings of earlier versions whose choice model.kernels makes now; saved runs have them."""
-RENAMED_VALUES: dict[str, dict[str, str]] = {
+RENAMED_VALUES: dict[str, dict[Any, Any]] = {
+    "environment.second_turn": {False: 1, True: 2},
     "model.attention": {"blocks": "sdpa", "compiled": "auto", "flex": "varlen"},
     "model.kernels": {"compiled": "auto"},
 }

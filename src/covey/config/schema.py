@@ -14,6 +14,7 @@ from covey.config import names
 from covey.doctor.settings import DoctorConfig
 from covey.engine.settings import EngineConfig, SamplingConfig
 from covey.environments.code.settings import CodeConfig
+from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
 from covey.environments.countdown.settings import CountdownConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
 from covey.environments.ifeval.settings import IfevalConfig
@@ -35,6 +36,9 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "gsm8k": Gsm8kConfig,
     "math": MathConfig,
     "countdown": CountdownConfig,
+    "guess": GuessConfig,
+    "lookup": LookupConfig,
+    "calculator": CalculatorConfig,
     "code": CodeConfig,
     "ifeval": IfevalConfig,
     "machines": MachinesConfig,

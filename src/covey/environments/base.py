@@ -1,17 +1,21 @@
 """Define what an environment is: which prompts there are and what a completion is worth."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from covey.environments.episode import Episode
+from covey.environments.episode import Answer, Episode, Observation
 from covey.system.waits.watchdog import Watchdog
-from covey.types import Failure, Message, Prompt, Reward
+from covey.types import Failure, Message, Prompt, Reward, RunStopped
+
+LOGGER = logging.getLogger(__name__)
 
 Split = Literal["train", "test"]
-Demonstration = tuple[Prompt, str | Sequence[int]]
-"""A prompt and a good completion, as text or as tokens; the cold start adds the end-of-sequence token."""
+Demonstration = tuple[Prompt, str | Sequence[int] | Sequence[Message]]
+"""A prompt and a good completion, as text, as tokens, or as the messages of an episode, the assistant's first. The cold
+start adds the end-of-sequence token, but after turns of plain text that end with a stop string."""
 DEFAULT_MAX_TURNS = 2
 """Turns of the policy in an episode, where neither the settings nor the environment say another number."""
 
@@ -72,14 +76,14 @@ class Environment(ABC):
         return None
 
     def episode(self, prompt: Prompt, seed: int) -> Episode | None:
-        """Return a new attempt at the prompt, for environments of several turns. None where one answer is all.
+        """Return a new attempt at the prompt. None where one answer is all there is to it.
 
-        `seed` is the attempt's own: whatever an episode draws must follow from it.
+        `seed` is the attempt's own: whatever an episode draws must follow from it. An environment that has `reply`
+        needs no episode of its own.
         """
-        return None
+        return Replies(self, prompt) if self.can_reply else None
 
-    @property
-    def max_turns(self) -> int:
+    def max_turns(self, prompt: Prompt) -> int:
         """Return how many turns the policy has at most, where `environment.max_turns` is not set."""
         return DEFAULT_MAX_TURNS
 
@@ -113,6 +117,13 @@ class Environment(ABC):
 
     def gold(self, prompt: Prompt) -> str | None:
         """Return a completion that must get the maximum reward, checked before a run. None where none is known."""
+        return None
+
+    def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str | None:
+        """Return what a perfect policy says next in an episode, played before a run. None where it is not known.
+
+        The conversation begins with the prompt's messages.
+        """
         return None
 
     def demonstrations(self, split: Split) -> Sequence[Demonstration]:
@@ -153,6 +164,28 @@ class Environment(ABC):
     def close(self) -> None:
         """Release what would outlive the run."""
         return
+
+
+class Replies(Episode):
+    """Converse through `Environment.reply`, and leave the verdict on the last answer to `Environment.score`."""
+
+    def __init__(self, environment: Environment, prompt: Prompt) -> None:
+        self._environment = environment
+        self._prompt = prompt
+
+    async def reply(self, answer: Answer) -> Observation:
+        """Return the next message. Done where there is none, or where no turn would follow it."""
+        if answer.is_last:
+            return Observation(done=True, stop_reason="max_turns")
+        try:
+            message = await self._environment.reply(self._prompt, answer.conversation)
+        except RunStopped:
+            raise
+        except Exception as error:  # foreign code: what there is can still be scored
+            told = (self._prompt.id, self._prompt.environment, type(error).__name__, error)
+            LOGGER.warning("prompt %s: %s.reply: %s: %s", *told)
+            return Observation(done=True, stop_reason="failure")
+        return Observation(done=True) if message is None else Observation((message,))
 
 
 def adapt(environment: EnvironmentLike) -> Environment:

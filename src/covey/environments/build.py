@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from covey.environments.base import Environment, EnvironmentLike, Split
     from covey.environments.code.settings import CodeConfig
+    from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
     from covey.environments.countdown.settings import CountdownConfig
     from covey.environments.data.rows import RowSettings
     from covey.environments.ifeval.generator import Recipe
@@ -81,7 +82,7 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
 
     how = CodeSettings(
         partial_weight=settings.partial_weight,
-        second_turn=settings.second_turn,
+        max_turns=settings.max_turns or 1,
         recheck_rate=settings.recheck_rate,
         cache_size=settings.cache_size,
         limits=code_limits(settings),
@@ -230,6 +231,24 @@ def build_reward_functions(
     return made
 
 
+def build_guess(settings: "GuessConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.conversations.guess import Guess
+
+    return Guess(settings)
+
+
+def build_lookup(settings: "LookupConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.conversations.lookup import Lookup
+
+    return Lookup(settings)
+
+
+def build_calculator(settings: "CalculatorConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.conversations.calculator import Calculator
+
+    return Calculator(settings)
+
+
 def build_custom(settings: "CustomConfig", config: "BuildSettings") -> "EnvironmentLike":
     from covey.environments.base import EnvironmentLike
     from covey.system.lookup import resolve
@@ -296,6 +315,9 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "machines": build_machines,
     "infill": build_infill,
     "reward_functions": build_reward_functions,
+    "guess": build_guess,
+    "lookup": build_lookup,
+    "calculator": build_calculator,
     "custom": build_custom,
     "mixture": build_mixture,
 }

@@ -24,6 +24,8 @@ class Answer:
     """1 for the policy's first turn."""
     conversation: Sequence[Message]
     """From its first message to this answer."""
+    is_last: bool = False
+    """Whether no turn may follow: `environment.max_turns` is reached."""
     marked: str = ""
     """Decoded with special tokens, in which many models write their tool calls."""
 
@@ -37,14 +39,14 @@ class Observation:
     """
 
     messages: str | tuple[Message, ...] = ()
-    """Text for the policy to continue, or messages for the chat template. Text after a conversation of messages is
-    the user's next message. Empty is allowed where the episode is done."""
+    """Text for the policy to continue, or messages for the chat template. Text in a conversation of messages is the
+    user's next message. Empty where the episode is done, or where the policy just goes on."""
     reward: float | None = None
     """For the turn just taken; None is 0. The verdict on the whole episode (`Episode.score`) comes on top."""
     done: bool = False
     """Whether the episode ends here. Its messages are then for the record alone."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers are logged as their mean over turns, by name; anything else is the environment's own."""
+    """What rollouts.jsonl keeps of the turn just taken: plain data."""
     stop_reason: StopReason | None = None
     """Why it is done, where `completed` says too little."""
     state: str | None = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.environments.base import Demonstration, Environment, EnvironmentLike, Split, adapt
+from covey.environments.episode import Episode
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -69,6 +70,18 @@ class Mixture(Environment):
         part, own = self._of(prompt)
         return await part.reply(own, messages)
 
+    def episode(self, prompt: Prompt, seed: int) -> Episode | None:
+        part, own = self._of(prompt)
+        return part.episode(own, seed)
+
+    def max_turns(self, prompt: Prompt) -> int:
+        part, own = self._of(prompt)
+        return part.max_turns(own)
+
+    def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+        part, own = self._of(prompt)
+        return part.tool_schemas(own)
+
     @property
     def can_reply(self) -> bool:
         return any(part.can_reply for part in self._parts.values())
@@ -90,6 +103,10 @@ class Mixture(Environment):
     def gold(self, prompt: Prompt) -> str | None:
         part, own = self._of(prompt)
         return part.gold(own)
+
+    def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str | None:
+        part, own = self._of(prompt)
+        return part.gold_turn(own, conversation)
 
     def difficulty(self, prompt: Prompt) -> float | None:
         """Return the part's difficulty, comparable within a part only."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar, cast
 from covey.environments.data.settings import NEED_ROWS, DataConfig
 from covey.policy.settings import ModelConfig
 from covey.system.section import Section
+from covey.system.setting import setting
 
 
 @dataclass
@@ -19,6 +20,22 @@ class EnvironmentConfig(Section):
     def section_name(cls) -> str:
         """Return "environment" for every environment: the chosen one is that section."""
         return "environment"
+
+
+@dataclass
+class EpisodesConfig(EnvironmentConfig):
+    """What every environment of several turns has."""
+
+    max_turns: int | None = setting(None, ge=1)
+    """Turns of the policy in an episode at most; null is the environment's own number."""
+    max_context: int | None = setting(None, ge=1)
+    """Tokens of prompt and all turns together; null is what the model has room for. sampling.max_tokens bounds each
+    turn."""
+    turn_timeout: float | None = setting(None, gt=0)
+    """Seconds that the environment may take for one reply; null leaves it to timeouts.scoring."""
+    history: str = setting("append", choices=("append", "template"))
+    """What the policy reads of earlier turns: append (the tokens as it sampled them) or template (the conversation
+    rendered anew; where that rewrites what was said, a branch begins)."""
 
 
 @dataclass
@@ -37,7 +54,7 @@ class ArithmeticConfig(EnvironmentConfig):
 
 
 @dataclass
-class CustomConfig(EnvironmentConfig):
+class CustomConfig(EpisodesConfig):
     """An environment of your own, a class or function in a module of yours."""
 
     name: str = "custom"

@@ -13,7 +13,7 @@ from covey.planner.hardware import Hardware
 from covey.planner.kept import keep, kept
 from covey.planner.plan import Measured, work_of
 from covey.planner.seconds import PHASES, step_seconds
-from covey.rollouts.rollout import encode_prompt
+from covey.rollouts.encoding import encode_prompt
 from covey.run.build import Run
 from covey.run.given import Given
 from covey.run.model_shapes import Shape

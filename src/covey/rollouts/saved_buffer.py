@@ -5,7 +5,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from covey.rollouts.buffer import GroupBuffer, Ticket
-from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span
+from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
 
 
 def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
@@ -63,6 +63,7 @@ def _of_rollout(rollout: Rollout) -> dict[str, Any]:
         },
         "spans": [asdict(span) for span in rollout.spans],
         "messages": [dict(message) for message in rollout.messages],
+        "turns": [asdict(turn) | {"info": dict(turn.info)} for turn in rollout.turns],
     }
 
 
@@ -72,7 +73,10 @@ def _group(saved: Mapping[str, Any], prompt: Prompt) -> Group:
 
 
 def _rollout(saved: Mapping[str, Any]) -> Rollout:
-    spans = tuple(Span(**plain) for plain in saved["spans"])
-    return Rollout(
-        **{**saved, "reward": Reward(**saved["reward"]), "spans": spans, "messages": tuple(saved["messages"])}
-    )
+    made = {
+        "reward": Reward(**saved["reward"]),
+        "spans": tuple(Span(**plain) for plain in saved["spans"]),
+        "messages": tuple(saved["messages"]),
+        "turns": tuple(Turn(**plain) for plain in saved["turns"]),
+    }
+    return Rollout(**{**saved, **made})

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from covey.engine.base import Resting
 from covey.rollouts.group_checks import Outcome, outcomes_of, stop_where_nothing_is_scored
-from covey.rollouts.rollout import Sampler, roll_out
+from covey.rollouts.rollout import roll_out
+from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.system import collectives
 from covey.system.waits.signals import outside_of_loops, quiet_event_loop

@@ -6,57 +6,14 @@ appended to the tokens as they were sampled.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from covey.environments.base import split_prefill, text_of
+from covey.environments.base import text_of
 from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, place_in, unforged_tokens
-from covey.types import Completion, Message, Prompt
-
-MAX_TURNS = 2
-"""Turns of the policy in one conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Hold what the policy sampled in one go, and what it was told before.
-
-    >>> Turn((7, 9), Completion((8, 2), (-0.1, -0.2), "stop", policy_version=3), "8", {"role": "user", "content": "no"})
-    """
-
-    reply_ids: tuple[int, ...]
-    """The environment's tokens since the turn before; empty in the first one."""
-    completion: Completion
-    text: str = ""
-    """The completion, decoded without special tokens."""
-    reply: Message | None = None
-    """The same as `reply_ids` as the environment said it; None in the first turn."""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """Return all tokens of the turn, the environment's first."""
-        return (*self.reply_ids, *self.completion.token_ids)
-
-
-def messages_of(turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Return what policy and environment said since the prompt."""
-    messages: list[Message] = []
-    for turn in turns:
-        if turn.reply is not None:
-            messages.append(turn.reply)
-        messages.append({"role": "assistant", "content": turn.text})
-    return tuple(messages)
-
-
-def messages_so_far(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Return the conversation from its first message to the policy's last answer."""
-    asked = ({"role": "user", "content": prompt.text},) if isinstance(prompt.text, str) else prompt.text
-    opening, begun = split_prefill(asked)
-    first, *later = messages_of(turns)
-    return (*opening, {"role": "assistant", "content": begun + first["content"]}, *later)
+from covey.types import Message
 
 
 def observed_tokens(
@@ -175,14 +132,6 @@ def roles_are_marks(tokenizer: PreTrainedTokenizerBase) -> bool:
     opening = rendered.text[rendered.foreign[-1].end :] if rendered.foreign else rendered.text
     ids = tokenizer(opening, add_special_tokens=False)["input_ids"]
     return any(token in marks(tokenizer, len(tokenizer))[1] for token in ids)
-
-
-def reply_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, turns: Sequence[Turn], reply: Message
-) -> tuple[int, ...]:
-    """Return the tokens between the last of some turns and the next one, where the environment says one message."""
-    conversation = prompt.text if isinstance(prompt.text, str) else messages_so_far(prompt, turns)
-    return observed_tokens(tokenizer, conversation, (reply,), turns[-1].completion.token_ids)
 
 
 def turn_seed(seed: int, sample_index: int, turn: int) -> int:

@@ -17,18 +17,19 @@ from covey.cluster.serving import Answerers, Serving
 from covey.cluster.slot import Limits
 from covey.cluster.source import RaySource
 from covey.config.schema import Config
-from covey.engine.base import Closable, UpdateMode
+from covey.engine.base import Closable, Engine, UpdateMode
 from covey.engine.build import ENGINES, OWN_WEIGHTS, sampling_engine
 from covey.engine.weights import trained_tensors
 from covey.environments import build as environments
 from covey.environments.base import Environment, EnvironmentLike, Split, adapt
+from covey.environments.settings import EnvironmentConfig, EpisodesConfig, MixtureConfig
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
 from covey.rollouts.buffer import Bound
-from covey.rollouts.rollout import Sampler
+from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.source import GroupFilter, GroupSource, LocalSource
 from covey.run.build_stream import build_stream, check_graded, fitting
 from covey.run.plan import with_checkpointing
@@ -137,7 +138,7 @@ def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: P
     environment.watched_by(timer.watchdog)
     environment.read_with(policy.tokenizer)
     stages = Stages(timer.watchdog, config.timeouts.scoring)
-    sampler = Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
+    sampler = make_sampler(config, engine, environment, policy, stages)
     prompts = usable_prompts(config, sampler, policy.max_length, "train")
     check_rendering(config, policy, prompts)
     local = build_source(config, sampler, prompts)
@@ -316,7 +317,26 @@ def build_sampler(config: Config, asks: Callable[[], Environment] | None = None)
     environment.read_with(policy.tokenizer)
     engine = OWN_WEIGHTS[config.engine.name](policy, config.engine, config.model.kernels)
     stages = Stages(scoring_seconds=config.timeouts.scoring)
-    return Sampler(engine, environment, policy.tokenizer, stages, policy.mask_id)
+    return make_sampler(config, engine, environment, policy, stages)
+
+
+def make_sampler(
+    config: Config, engine: Engine, environment: Environment, policy: Policy, stages: Stages | None = None
+) -> Sampler:
+    """Make what rolls prompts out, with the limits of episodes that the settings name."""
+    limits = episode_limits(config.environment, policy)
+    parts = config.environment.parts if isinstance(config.environment, MixtureConfig) else {}
+    of_parts = {name: episode_limits(part, policy) for name, part in parts.items()}
+    own_stages = stages or Stages()
+    return Sampler(engine, environment, policy.tokenizer, own_stages, policy.mask_id, limits, of_parts)
+
+
+def episode_limits(settings: EnvironmentConfig, policy: Policy) -> EpisodeLimits:
+    """Return where episodes end. The model's own length bounds every context."""
+    if not isinstance(settings, EpisodesConfig):
+        return EpisodeLimits(max_context=policy.max_length)
+    longest = policy.max_length if settings.max_context is None else min(settings.max_context, policy.max_length)
+    return EpisodeLimits(settings.max_turns, longest, settings.turn_timeout, settings.history)
 
 
 def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:

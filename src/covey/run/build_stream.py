@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from covey.config.schema import Config
 from covey.environments.base import Environment
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
-from covey.rollouts.rollout import encode_prompt
+from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.settings import CurriculumConfig
 from covey.rollouts.source import PromptSampler, PromptStream
 from covey.system import custom

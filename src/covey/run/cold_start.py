@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
 from torch import Tensor
 
@@ -18,14 +19,17 @@ from covey.algorithm.build import build_objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.engine.build import sampling_engine
-from covey.environments.base import Environment
+from covey.environments.base import Demonstration, Environment, text_of
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
-from covey.rollouts.rollout import Sampler, encode_prompt, finished_rollout
+from covey.rollouts.attempt import Segment, joined, sampled
+from covey.rollouts.encoding import Tools, encode_prompt
+from covey.rollouts.rollout import finished_rollout
 from covey.rollouts.source import LocalSource, PromptStream
-from covey.run.build import distributed, is_shared_out
+from covey.rollouts.turns import observed_tokens
+from covey.run.build import distributed, is_shared_out, make_sampler
 from covey.run.checkpoints.checkpoint import COLD_START_REPORT as REPORT
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.system import collectives
@@ -33,7 +37,7 @@ from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_error
 from covey.trainer.batch import count, make_batch, make_rows, pad_micro_batches
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer, TrainerSettings
-from covey.types import Batch, Completion, Group, Prompt, Reward, Sampling
+from covey.types import Batch, Completion, Group, Message, Prompt, Reward, Sampling
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,6 @@ def ensure(config: Config, environment: Environment, say: Callable[[str], None])
         report = json.loads((folder / REPORT).read_text())
         return ColdStart(folder, report["num_steps"], report["accuracy"], cached=True)
     return _train_into(folder, config, environment, demonstrations, say)
-
-
-Demonstration = tuple[Prompt, str | Sequence[int]]
 
 
 def _train_into(
@@ -126,11 +127,12 @@ def warm_up(
     trainer = Trainer(policy, _trainer_settings(config))
     prompts = [prompt for prompt, _ in held_back]
     engine = sampling_engine(policy, config.engine, config.model.kernels)
-    sampler = Sampler(engine, environment, policy.tokenizer, mask_id=policy.mask_id)
+    sampler = make_sampler(config, engine, environment, policy)
     sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
     source = LocalSource(sampler, PromptStream(prompts, 0, False), 1, sampling)
     # Train, and validate now and then
-    groups = [demonstration_group(policy, p, text) for p, text in trained_on]
+    stop = sampling.stop
+    groups = [demonstration_group(policy, p, shown, stop, environment.tool_schemas(p)) for p, shown in trained_on]
     order = random.Random(f"{config.seed}/cold-start/order")
     accuracy = 0.0
     for step in range(settings.num_steps):
@@ -160,16 +162,58 @@ def _hold_back(
     return shuffled[:count], shuffled[count:]
 
 
-def demonstration_group(policy: Policy, prompt: Prompt, shown: str | Sequence[int]) -> Group:
+def demonstration_group(
+    policy: Policy,
+    prompt: Prompt,
+    shown: str | Sequence[int] | Sequence[Message],
+    stop: Sequence[str] = (),
+    tools: Tools = (),
+) -> Group:
     """Return a demonstration as a group of one rollout.
 
-    For causal policies the end-of-sequence token is learned with it.
+    For causal policies the end-of-sequence token is learned with it. `stop` are the stop strings of the sampling.
     """
-    prompt_ids = encode_prompt(policy.tokenizer, prompt)
+    prompt_ids = encode_prompt(policy.tokenizer, prompt, tools)
+    if is_conversation(shown):
+        branch = _demonstrated(policy, prompt, prompt_ids, shown, stop, tools)
+        return Group(prompt, (joined([branch], Reward(0.0, {}), ""),), ())
     ids = policy.tokenizer(shown, add_special_tokens=False)["input_ids"] if isinstance(shown, str) else shown
     end = () if policy.mask_id is not None else (_end_token(policy),)
     completion = Completion((*ids, *end), (0.0,) * (len(ids) + len(end)), "stop", policy_version=0)
     return Group(prompt, (finished_rollout(policy.mask_id, prompt_ids, completion, Reward(0.0, {}), ""),), ())
+
+
+def is_conversation(shown: str | Sequence[int] | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
+    """Tell whether a demonstration is the messages of an episode."""
+    return not isinstance(shown, str) and bool(shown) and isinstance(shown[0], Mapping)
+
+
+def _demonstrated(
+    policy: Policy,
+    prompt: Prompt,
+    prompt_ids: Sequence[int],
+    shown: Sequence[Message],
+    stop: Sequence[str],
+    tools: Tools,
+) -> list[Segment]:
+    """Return an episode as segments: the assistant's turns are learnt, what it is told between them is read."""
+    branch = [Segment(tuple(prompt_ids), "prompt", 0)]
+    said: list[Message] = []
+    last: tuple[int, ...] = ()
+    num_turns = 0
+    for message in shown:
+        if message["role"] == "assistant":
+            num_turns += 1
+            text = text_of(message)
+            ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+            last = (*ids, *(() if text.endswith(tuple(stop)) else (_end_token(policy),)))
+            branch.append(sampled(Completion(last, (0.0,) * len(last), "stop", policy_version=0), num_turns))
+        else:
+            before = prompt.text if isinstance(prompt.text, str) else (*prompt.text, *said)
+            told = observed_tokens(policy.tokenizer, before, (message,), last, tools)
+            branch.append(Segment(told, str(message["role"]), num_turns))
+        said.append(message)
+    return branch
 
 
 def _end_token(policy: Policy) -> int:

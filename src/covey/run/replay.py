@@ -8,7 +8,7 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -17,13 +17,15 @@ from covey.config.schema import Config
 from covey.engine.native.replaying import ReplayingEngine
 from covey.engine.weights import make_weight_set
 from covey.policy.models.loading import load_policy
-from covey.rollouts.rollout import Sampler, roll_out
+from covey.rollouts.rollout import roll_out
+from covey.rollouts.sampler import Sampler
 from covey.rollouts.schedule import PastGroup, past_group, with_logprobs
 from covey.rollouts.turns import turn_seed
 from covey.run import stages
 from covey.run.build import Run, training_sampling
 from covey.run.folder import SCHEDULE
 from covey.run.records.record import RunRecorder
+from covey.system.waits.watchdog import Stages
 from covey.trainer.prepare import make_training_batch, train_ahead
 from covey.types import Group, Prompt, Span
 
@@ -62,7 +64,7 @@ class Attempts:
     def _attempt_of(self, seed: int, sample_index: int) -> int:
         if seed == self.group.seed:
             return sample_index
-        turns = range(2, self.max_turns + 1)
+        turns = range(1, self.max_turns + 1)
         return next(i for i in range(self.group.size) for t in turns if turn_seed(self.group.seed, i, t) == seed)
 
 
@@ -104,7 +106,7 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
         warm.engine.max_rows,
         warm.model.kernels,
     )
-    sampler = Sampler(engine, environment, run.policy.tokenizer)
+    sampler = replace(run.local.sampler, engine=engine, environment=environment, stages=Stages())
     engine.remember(run.policy, 0)
     prompts = {prompt.id: prompt for prompt in run.local.stream.prompts}
     # Train step by step, keeping the versions that later steps sampled on.
@@ -112,8 +114,11 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     for step, oldest in zip(steps, oldest_needed(steps), strict=True):
         groups = []
         for group in step.groups:
-            engine.past = Attempts(group, sampler.max_turns)
-            groups.append(asyncio.run(_sample_again(sampler, prompts, group, warm)))
+            if group.prompt_id not in prompts:
+                raise ValueError(f"the run trained on prompt {group.prompt_id!r}, which its data no longer has")
+            prompt = prompts[group.prompt_id]
+            engine.past = Attempts(group, sampler.limits_for(prompt).max_turns or 1)
+            groups.append(asyncio.run(_sample_again(sampler, prompt, group, warm)))
         digest = _train(run, groups, step, record)
         engine.remember(run.policy, step.step)
         engine.forget_before(min(oldest, step.step))
@@ -154,11 +159,9 @@ def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
         raise ValueError(f"the schedule lacks steps: it has {len(numbers)}, the last is step {numbers[-1]}")
 
 
-async def _sample_again(sampler: Sampler, prompts: Mapping[str, Prompt], past: PastGroup, config: Config) -> Group:
-    if past.prompt_id not in prompts:
-        raise ValueError(f"the run trained on prompt {past.prompt_id!r}, which its data no longer has")
+async def _sample_again(sampler: Sampler, prompt: Prompt, past: PastGroup, config: Config) -> Group:
     sampling = replace(training_sampling(config), seed=past.seed)
-    return with_logprobs(await roll_out(sampler, prompts[past.prompt_id], past.size, sampling), past)
+    return with_logprobs(await roll_out(sampler, prompt, past.size, sampling), past)
 
 
 def _train(run: Run, groups: Sequence[Group], step: PastStep, record: RunRecorder) -> str:

@@ -208,23 +208,23 @@ def replied(code: Code, answer: str) -> str | None:
 
 
 def test_the_test_that_failed_goes_back_once_it_is_asked_for() -> None:
-    assert replied(environment(), HALF) is None
-    code = environment(second_turn=True)
+    assert not environment().can_reply
+    code = environment(max_turns=2)
     assert replied(code, HALF) == f"f(3,) returned 0, expected 6\n{CORRECT_IT}"
     assert replied(code, "") == f"{NO_PROGRAM}\n{CORRECT_IT}"
     assert replied(code, RIGHT) is None
-    assert code.metrics()["second_turns"] == 2.0
+    assert code.metrics()["further_turns"] == 2.0
 
 
 def test_a_message_that_goes_back_is_short() -> None:
     long = Report((TestResult(False, "wrong", "x" * 10_000),), (), 0.0)
-    said = replied(environment(Told(lambda code, tests: long), second_turn=True), WRONG)
+    said = replied(environment(Told(lambda code, tests: long), max_turns=2), WRONG)
     assert said == "x" * MAX_MESSAGE + f"\n{CORRECT_IT}"
 
 
 def test_the_reply_and_the_reward_of_an_answer_take_one_run() -> None:
     runner = Here()
-    code = environment(runner, second_turn=True, recheck_rate=0.0)
+    code = environment(runner, max_turns=2, recheck_rate=0.0)
     replied(code, HALF)
     values(code, HALF)
     assert len(runner.asked) == 1

@@ -77,7 +77,7 @@ def test_made_up_problems_of_every_family_are_solved_by_their_own_programs(sandb
 
 def test_the_message_of_a_failed_test_names_call_answer_and_expectation(sandbox: Sandbox) -> None:
     (problem, *_) = generate_problems("line", 1, {"train": 1, "test": 1}, 0)["train"]
-    code = environment(sandbox, [problem], second_turn=True)
+    code = environment(sandbox, [problem], max_turns=2)
     prompt = code.prompts("train")[0]
     answer = f"def {problem.entry_point}(n): return 'no'"
     reply = asyncio.run(code.reply(prompt, [{"role": "assistant", "content": answer}]))
@@ -89,7 +89,7 @@ def test_the_message_of_a_failed_test_names_call_answer_and_expectation(sandbox:
 
 def test_a_run_writes_down_what_isolated_its_programs_and_what_they_were_like(tmp_path: Path) -> None:
     config = small_config(
-        environment=CodeConfig(problem="line", num_train=8, num_test=2, second_turn=True, num_slots=2),
+        environment=CodeConfig(problem="line", num_train=8, num_test=2, max_turns=2, num_slots=2),
         sampling__stop=[chr(code) for code in range(32, 127)],  # so that completions end, and get a reply
         sampling__max_tokens=40,
     )
@@ -101,7 +101,7 @@ def test_a_run_writes_down_what_isolated_its_programs_and_what_they_were_like(tm
     assert summary["reward_hacking"] is None
     steps = [row for row in rows(tmp_path / "metrics.jsonl") if row["kind"] == "train"]
     assert all(row["environment/programs"] > 0 for row in steps)
-    assert all(row["environment/second_turns"] > 0 for row in steps)
+    assert all(row["environment/further_turns"] > 0 for row in steps)
     said = [row["completion"][1]["content"] for row in rows(tmp_path / "rollouts.jsonl") if len(row["completion"]) == 3]
     assert any("Write the corrected function." in text for text in said)
 

@@ -20,7 +20,8 @@ from covey.engine.base import EngineStats
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
-from covey.rollouts.rollout import Sampler, roll_out
+from covey.rollouts.rollout import roll_out
+from covey.rollouts.sampler import Sampler
 from covey.run import build
 from covey.run.build import build_run
 from covey.run.checkpoints.checkpoint import STATE

@@ -13,6 +13,7 @@ from covey.rollouts.settings import GroupSizeStep
 
 from . import settings_cluster as cluster
 from . import settings_code as code
+from . import settings_episodes as episodes
 from . import settings_ifeval as ifeval
 from . import settings_infill as infill
 from . import settings_machines as machines
@@ -190,6 +191,16 @@ CASES: dict[str, Case | Refused] = {
     "environment.problem_column": Case(see.prompts, "other", MATHEMATICS),
     "environment.answer_column": Case(see.prompts, "other", MATHEMATICS),
     "environment.solution_column": Case(see.prompts, "other", WORKED),
+    "environment.max_turns": Case(episodes.limits, 3, episodes.GUESS),
+    "environment.max_context": Case(episodes.limits, 64, episodes.GUESS),
+    "environment.turn_timeout": Case(episodes.limits, 2.0, episodes.GUESS),
+    "environment.history": Case(episodes.limits, "template", episodes.GUESS),
+    "environment.highest": Case(see.prompts, 15, episodes.GUESS),
+    "environment.halving_reward": Case(episodes.heard, 0.5, episodes.GUESS),
+    "environment.shuffled": Case(episodes.heard, True, episodes.GUESS),
+    "environment.demonstration_errors": Case(episodes.shown, 0.0, episodes.GUESS),
+    "environment.num_keys": Case(see.prompts, 5, episodes.LOOKUP),
+    "environment.digits": Case(see.prompts, 2, episodes.CALCULATOR),
     "environment.num_numbers": Case(see.prompts, [2], COUNTDOWN),
     "environment.max_number": Case(see.prompts, 9, COUNTDOWN),
     "environment.max_target": Case(see.prompts, 20, COUNTDOWN),
@@ -214,13 +225,12 @@ CASES: dict[str, Case | Refused] = {
     "environment.problem": Case(see.prompts, "steps", code.CODE),
     "environment.difficulty": Case(see.prompts, 4, code.CODE | {"environment.problem": "fizzbuzz"}),
     "environment.partial_weight": Case(code.rewards, 1.0, code.CODE),
-    "environment.second_turn": Case(code.told, True, code.CODE),
     "environment.isolation": Case(code.isolation, "unsafe_no_isolation", code.CODE),
     "environment.num_slots": Case(see.processes, 1, code.CODE),
     "environment.total_seconds": Case(code.slow, 1.0, code.HASTY),
     "environment.cpu_seconds": Case(code.busy, 1, code.PATIENT),
     "environment.memory_bytes": Case(code.large, 64 << 20, code.CODE),
-    "environment.output_bytes": Case(code.told, 1000, code.CODE | {"environment.second_turn": True}),
+    "environment.output_bytes": Case(code.told, 1000, code.CODE | {"environment.max_turns": 2}),
     "environment.cache_size": Case(code.counts, 0, code.CODE),
     "environment.recheck_rate": Case(code.counts, 1.0, code.CODE),
     "environment.remote_url": Case(code.rewards, code.REMOTE_URL, code.CODE),

@@ -10,12 +10,12 @@ from transformers import AutoTokenizer
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.policy.models.loading import load_policy, set_template_defaults
 from covey.policy.settings import ModelConfig
-from covey.rollouts.rollout import encode_prompt
-from covey.rollouts.turns import Turn, reply_tokens
+from covey.rollouts.encoding import encode_prompt
+from covey.rollouts.turns import observed_tokens
 from covey.run.build import build_run
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
-from covey.types import Completion, Prompt
+from covey.types import Prompt
 from tests.support.scripted import Scripted
 
 from ...support.saved_models import CHATML, qwen, save_model
@@ -41,8 +41,8 @@ def rendered(tokenizer: Any, **given: Any) -> str:
 def test_prompts_and_later_turns_are_rendered_with_the_values() -> None:
     tokenizer = with_template(CHATML, enable_thinking=False)
     assert tokenizer.decode(encode_prompt(tokenizer, TALK)).endswith(f"= ?<|im_end|>\n{NO_THOUGHT}")
-    answer = Completion(tuple(tokenizer("42")["input_ids"]), (0.0,) * len(tokenizer("42")["input_ids"]), "stop", 0)
-    said = reply_tokens(tokenizer, TALK, [Turn((), answer, "42")], {"role": "user", "content": "no"})
+    talk = (*TALK.text, {"role": "assistant", "content": "42"})
+    said = observed_tokens(tokenizer, talk, "no", tokenizer("42")["input_ids"])
     assert tokenizer.decode(list(said)).endswith(f"no<|im_end|>\n{NO_THOUGHT}")
     assert rendered(with_template(CHATML, enable_thinking=True)) == rendered(with_template(CHATML))
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from covey.rollouts.rollout import encode_prompt
-from covey.rollouts.turns import Turn, messages_so_far, reply_tokens
+from covey.rollouts.encoding import encode_prompt
+from covey.rollouts.turns import observed_tokens
 from covey.run.preflight.preflight import raise_on_failure, run_checks
 from covey.types import Completion, Failure, Prompt, Reward
 
@@ -142,7 +142,6 @@ def test_a_prefill_is_the_end_of_the_prompt(tmp_path: Path) -> None:
     prompt = Prompt("p", "asks", CONVERSATIONS["prefill"], {})
     text = qwen().decode(encode_prompt(qwen(), prompt))
     assert text == "<|im_start|>user\n12 + 30 = ?<|im_end|>\n<|im_start|>assistant\nIt is 4"
-    answer = [Turn((), Completion(tuple(qwen()("2")["input_ids"]), (0.0,), "stop", 0), "2")]
-    said = reply_tokens(qwen(), prompt, answer, {"role": "user", "content": "no"})
+    answered = (prompt.text[0], {"role": "assistant", "content": "It is 42"})
+    said = observed_tokens(qwen(), answered, "no", qwen()("2")["input_ids"])
     assert qwen().decode(list(said)) == "<|im_end|>\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
-    assert messages_so_far(prompt, answer)[-1] == {"role": "assistant", "content": "It is 42"}

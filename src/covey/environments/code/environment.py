@@ -33,7 +33,7 @@ class CodeSettings:
     """How programs are judged. What `CodeConfig` explains."""
 
     partial_weight: float = 0.5
-    second_turn: bool = False
+    max_turns: int = 1
     recheck_rate: float = 0.01
     cache_size: int = 65536
     limits: Limits = field(default_factory=Limits)
@@ -74,16 +74,21 @@ class Code(Environment):
         return list(await asyncio.gather(*(self._score(prompt, completion) for completion in completions)))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        """Return the test that the answer failed, with `second_turn`. None where it failed none."""
-        if not self.settings.second_turn:
-            return None
+        """Return the test that the answer failed. None where it failed none."""
         problem: Problem = prompt.columns["problem"]
         program = extract_program(messages[-1]["content"], problem.entry_point, problem.opening)
         failed = _first_failure(await self._report(problem, program)) if program else NO_PROGRAM
         if failed is None:
             return None
-        self._counts["second_turns"] += 1
+        self._counts["further_turns"] += 1
         return {"role": "user", "content": f"{failed[:MAX_MESSAGE]}\n{CORRECT_IT}"}
+
+    @property
+    def can_reply(self) -> bool:
+        return self.settings.max_turns > 1
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return self.settings.max_turns
 
     def gold(self, prompt: Prompt) -> str | None:
         """Return a program that passes. None where the row has none."""
@@ -192,7 +197,7 @@ def _prompt(split: Split, index: int, problem: Problem) -> Prompt:
 
 
 COUNTS = (
-    *("without_program", "timeouts", "second_turns", "rechecked", "recheck_disagreements"),
+    *("without_program", "timeouts", "further_turns", "rechecked", "recheck_disagreements"),
     *(f"imports/{name}" for name in sorted(SUSPICIOUS)),
 )
 """What is counted program by program."""

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from covey.environments.settings import EnvironmentConfig
+from covey.environments.settings import EpisodesConfig
 from covey.system.setting import Requires, is_set, setting
 
 PROBLEMS_GENERATED = Requires("problems made up, data.path = null", ("data.path",), lambda path: path is None)
 
 
 @dataclass
-class CodeConfig(EnvironmentConfig):
+class CodeConfig(EpisodesConfig):
     """Programs that tests judge in a sandbox: problems made up, or rows from `data`."""
 
     name: str = "code"
@@ -25,8 +25,9 @@ class CodeConfig(EnvironmentConfig):
     """Which problems are drawn."""
     partial_weight: float = setting(0.5, ge=0, le=1)
     """Reward for passing some of the tests: this times their share. 0 rewards only programs that pass all."""
-    second_turn: bool = False
-    """Show the policy the test that its program failed, and let it answer once more; that answer is judged."""
+    max_turns: int | None = setting(1, ge=1)
+    """Programs that the policy may write for one problem: above 1 it is shown the test that its last one failed, and
+    the last one is judged."""
     isolation: str = setting(
         "auto",
         choices=("auto", "namespace", "landlock", "unsafe_no_isolation"),

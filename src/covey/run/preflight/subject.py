@@ -13,7 +13,7 @@ from covey.environments.base import Environment, Split, text_of
 from covey.policy import sharding
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy
-from covey.rollouts.rollout import encode_prompt
+from covey.rollouts.encoding import encode_prompt
 from covey.run.build import Run
 from covey.run.preflight.room import available_bytes
 from covey.system import collectives

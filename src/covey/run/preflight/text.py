@@ -11,7 +11,7 @@ from covey.engine.native.runner import cache_shape
 from covey.environments.base import Environment, ends_with_assistant, text_of
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.policy.policy import Policy, original_lengths
-from covey.rollouts.rollout import encode_prompt
+from covey.rollouts.encoding import encode_prompt
 from covey.run.preflight.subject import Check, PreflightContext, vocabulary_size
 from covey.types import Group, Message, Prompt, Rollout, RunStopped, Sampling
 

@@ -12,6 +12,7 @@ PROMPT_CHARACTERS, ANSWER_CHARACTERS, COLUMN_CHARACTERS = 600, 1200, 80
 NAMES = frozenset(
     (
         *("step", "time", "environment", "prompt_id", "prompt", "columns", "completion", "num_tokens", "reward"),
+        *("stop_reason", "turns"),
         *("parts", "finish_reason", "policy_version", "advantage", "dropped", "kind", "greedy", "correct"),
     )
 )
@@ -50,6 +51,10 @@ def earned(row: Mapping[str, Any]) -> str:
         facts.append(f"not trained: {row['dropped']}")
     if "correct" in row:
         facts.append(("greedy" if row["greedy"] else "sampled") + (", right" if row["correct"] else ", wrong"))
+    if "stop_reason" in row:
+        of_turns = [turn["reward"] for turn in row["turns"]]
+        earned_by = f" of {' '.join(f'{_number(r)}' for r in of_turns)}" if any(of_turns) else ""
+        facts.append(f"{len(of_turns)} turns{earned_by}, {row['stop_reason']}")
     ending = " (cut by sampling.max_tokens)" if row["finish_reason"] == "length" else ""
     return ", ".join([*facts, f"{row['num_tokens']} tokens{ending}"])
 

@@ -10,7 +10,7 @@ from covey.rollouts.source import Dropped
 from covey.run.evaluate import Answers
 from covey.system.jsonl import JsonlWriter
 from covey.system.text.format import timestamp
-from covey.types import Group, Prompt, Rollout
+from covey.types import Group, Prompt, Rollout, Turn
 
 COLUMN_CHARACTERS, COLUMNS_CHARACTERS = 1000, 4000
 """Most characters of one column of a prompt's row, and of all its columns together."""
@@ -113,7 +113,8 @@ def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
     """Describe an answer: what was asked, what was written, what it earned.
 
     `columns` are the rest of the prompt's row, such as the gold answer, `completion` is text, or after several turns
-    the messages since the prompt, and `num_tokens` counts the tokens that the policy chose. What the reward functions
+    the messages since the prompt, and `num_tokens` counts the tokens that the policy chose. An episode has its
+    `stop_reason` and `turns` besides. What the reward functions
     noted follows under the names they gave it; a name of covey's own becomes extra/NAME.
     """
     row = {
@@ -129,8 +130,16 @@ def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
         "parts": dict(rollout.reward.parts),
         "finish_reason": rollout.finish_reason,
     }
+    if rollout.stop_reason is not None:
+        row |= {"stop_reason": rollout.stop_reason, "turns": [_turn_row(turn) for turn in rollout.turns]}
     extra = rollout.reward.extra.items()
     return row | {f"extra/{name}" if name in row or name in MORE_NAMES else name: value for name, value in extra}
+
+
+def _turn_row(turn: Turn) -> dict[str, Any]:
+    """Describe a turn of an episode; what was said stands in `completion`."""
+    own = {"num_tokens": turn.end - turn.start, "reward": turn.reward, "state": turn.state, "is_void": turn.is_void}
+    return own | ({"info": bounded(turn.info)} if turn.info else {})
 
 
 def bounded(columns: Mapping[str, Any]) -> dict[str, Any]:

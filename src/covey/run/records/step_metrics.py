@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from covey.run.build import Run
+from covey.run.records.episode_metrics import episode_metrics
 from covey.system import collectives
 from covey.system.text.masking import mask
 from covey.trainer.credit import Credit
@@ -57,7 +58,7 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
     parts = _columns(fact.parts for fact in facts)
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
-    return row | _repetition(groups) | _credit_metrics(credit) | _turn_metrics(groups, credit)
+    return row | episode_metrics(groups) | _repetition(groups) | _credit_metrics(credit) | _turn_metrics(groups, credit)
 
 
 def _repetition(groups: Sequence[Group]) -> Row:

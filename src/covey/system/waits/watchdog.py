@@ -37,6 +37,10 @@ SEND_SECONDS = 1.0
 LOOP_SECONDS = 2.0
 """The event loop has so long to give an environment up before the guard ends the run."""
 
+ASKED = {"score": "score", "reset": "begin", "reply": "reply to"}
+OF = {"score": ("prompt", "prompts"), "reset": ("episode", "episodes"), "reply": ("answer", "answers")}
+"""What an environment is waited for, and how it is counted."""
+
 
 @dataclass(eq=False, slots=True)
 class _Wait:
@@ -252,7 +256,7 @@ class Stages:
     scoring_seconds: float | None = None
     """None waits as long as it takes."""
     _sampling: int = 0
-    _environments: list[str] = field(default_factory=list)
+    _environments: list[tuple[str, str]] = field(default_factory=list)
     _deadlines: set[asyncio.Timeout] = field(default_factory=set)
 
     @contextmanager
@@ -278,14 +282,15 @@ class Stages:
             self._tell()
 
     @asynccontextmanager
-    async def scoring(self, environment: str) -> AsyncIterator[None]:
-        """Watch the scoring of one prompt's completions.
+    async def scoring(self, environment: str, method: str = "score") -> AsyncIterator[None]:
+        """Watch an environment that scores a prompt's completions, or does another of `ASKED`.
 
-        Raises ScoringTimeout where there was none in time.
+        Raises ScoringTimeout where there was no answer in time.
         """
         # Register the deadline
         deadline = asyncio.timeout(self.scoring_seconds)
-        self._environments.append(environment)
+        asked = (environment, method)
+        self._environments.append(asked)
         self._deadlines.add(deadline)
         try:
             async with deadline:
@@ -297,10 +302,10 @@ class Stages:
                 raise
             limit = f"timeouts.scoring={self.scoring_seconds:g}"
             raise ScoringTimeout(
-                f"{environment}.score has not answered for {self.scoring_seconds:g} s ({limit})"
+                f"{environment}.{method} has not answered for {self.scoring_seconds:g} s ({limit})"
             ) from error
         finally:
-            self._environments.remove(environment)
+            self._environments.remove(asked)
             self._deadlines.discard(deadline)
             # An answer shows progress: extend the deadlines of those behind it in the queue
             if not deadline.expired():
@@ -317,7 +322,9 @@ class Stages:
 
     def _tell(self) -> None:
         if self._environments:
-            what = f"the environment {self._environments[0]} to score {_prompts(len(self._environments))}"
+            environment, method = self._environments[0]
+            number = sum(other == method for _, other in self._environments)
+            what = f"the environment {environment} to {ASKED[method]} {_counted(number, *OF[method])}"
             seconds = None if self.scoring_seconds is None else self.scoring_seconds + LOOP_SECONDS
             self.watchdog.now_for(what, "timeouts.scoring", seconds)
         elif self._sampling:
@@ -325,8 +332,8 @@ class Stages:
 
 
 def _to_answer(num_prompts: int) -> str:
-    return f"the engine to answer {_prompts(num_prompts)}"
+    return f"the engine to answer {_counted(num_prompts, *OF['score'])}"
 
 
-def _prompts(number: int) -> str:
-    return "1 prompt" if number == 1 else f"{number} prompts"
+def _counted(number: int, one: str, many: str) -> str:
+    return f"1 {one}" if number == 1 else f"{number} {many}"

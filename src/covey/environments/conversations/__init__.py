@@ -1,0 +1,1 @@
+"""Small tasks of several turns, which a model of a million parameters learns from nothing."""

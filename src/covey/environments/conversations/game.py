@@ -1,0 +1,112 @@
+"""A conversation in plain text with rules: a pure function from what was said to what is said next."""
+
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.base import Demonstration, Environment, Split
+from covey.environments.episode import Answer, Episode, Observation
+from covey.types import Failure, Message, Prompt, Reward, StopReason
+
+END = ";"
+"""Ends each turn of the policy: `sampling.stop` of the recipes."""
+NOT_UNDERSTOOD = "!"
+"""Answers a turn that is none of the rules' moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What follows from a turn.
+
+    >>> Outcome(">", state="16-31")
+    Outcome(reply='>', is_done=False, is_won=False, state='16-31', reward=0.0, is_void=False)
+    """
+
+    reply: str
+    is_done: bool = False
+    is_won: bool = False
+    state: str = ""
+    """Names what is known after the turn."""
+    reward: float = 0.0
+    """Of this turn."""
+    is_void: bool = False
+
+
+class Game(Environment):
+    """Environment of a game. The reward is 1 where it is won, and what turns earned comes on top."""
+
+    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], max_turns: int) -> None:
+        self._prompts = {split: tuple(found) for split, found in prompts.items()}
+        self._max_turns = max_turns
+
+    @abstractmethod
+    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
+        """Return what follows from the last of the policy's moves. `seed` is that of the attempt."""
+
+    @abstractmethod
+    def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
+        """Return the best next move, by the rules and what was said so far alone."""
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return self._max_turns
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode:
+        return GameEpisode(self, prompt.columns, seed)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        """Judge answers that are given at once, without a question."""
+        return [_verdict(self.outcome(prompt.columns, [text], 0).is_won) for text in completions]
+
+    def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str:
+        said = conversation[1:]
+        moves = [str(message["content"]) for message in said if message["role"] == "assistant"]
+        replies = [str(message["content"]) for message in said if message["role"] != "assistant"]
+        return self.move(prompt.columns, moves, replies)
+
+    def demonstrated(
+        self, prompt: Prompt, err: Callable[[random.Random], str], errors: float, seed: str
+    ) -> Demonstration:
+        """Play an episode in which a share of the moves errs, and return what was said."""
+        drawn = random.Random(seed)
+        moves: list[str] = []
+        replies: list[str] = []
+        said: list[Message] = []
+        while len(moves) < self._max_turns:
+            wrong = drawn.random() < errors
+            moves.append(err(drawn) if wrong else self.move(prompt.columns, moves, replies))
+            outcome = self.outcome(prompt.columns, moves, 0)
+            replies.append(outcome.reply)
+            said += [{"role": "assistant", "content": moves[-1]}, {"role": "user", "content": outcome.reply}]
+            if outcome.is_done:
+                break
+        return prompt, tuple(said[:-1])
+
+
+class GameEpisode(Episode):
+    """One game."""
+
+    def __init__(self, game: Game, columns: Mapping[str, Any], seed: int) -> None:
+        self._game, self._columns, self._seed = game, columns, seed
+        self._moves: list[str] = []
+        self._is_won = False
+
+    async def reply(self, answer: Answer) -> Observation:
+        """Return what the rules say to a move."""
+        self._moves.append(answer.text)
+        found = self._game.outcome(self._columns, self._moves, self._seed)
+        self._is_won = found.is_won
+        reason: StopReason | None = "completed" if found.is_done else None
+        return Observation(found.reply, found.reward or None, found.is_done, {}, reason, found.state, found.is_void)
+
+    async def score(self, conversation: Sequence[Message]) -> Reward:
+        """Give 1 where the game was won."""
+        return _verdict(self._is_won)
+
+
+def _verdict(is_won: bool) -> Reward:
+    return Reward(float(is_won), {"won": float(is_won)})

@@ -1,0 +1,94 @@
+"""Find a hidden number by guesses that are answered with lower or higher.
+
+Binary search finds one of 32 numbers within six guesses. Blind play, six different guesses, finds 6 of 32 (0.19): who
+does better reads the answers.
+"""
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.environments.base import Demonstration, Split
+from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, Outcome
+from covey.environments.conversations.settings import GuessConfig
+from covey.types import Prompt
+
+QUESTION = "?"
+LOWER, HIGHER, FOUND = "<", ">", "="
+_GUESS = re.compile(r"(\d{1,2})" + END)
+
+
+class Guess(Game):
+    """Environment of hidden numbers. They are no part of the prompt, so evaluation is over all of them.
+
+    >>> Guess(GuessConfig()).outcome({"hidden": 17}, ["15;"], seed=0).reply
+    '>'
+    """
+
+    def __init__(self, settings: GuessConfig) -> None:
+        hidden = range(settings.highest + 1)
+        splits: tuple[Split, ...] = ("train", "test")
+        prompts = {s: [Prompt(f"{s}-{n}", "guess", QUESTION, {"hidden": n}) for n in hidden] for s in splits}
+        super().__init__(prompts, settings.max_turns or len(hidden))
+        self._settings = settings
+
+    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
+        hidden, guess = columns["hidden"], guess_of(moves[-1])
+        low, high = self.interval(hidden, moves[:-1])
+        if guess is None:
+            return Outcome(NOT_UNDERSTOOD, state=f"{low}-{high}", is_void=True)
+        left = self.interval(hidden, moves)
+        halves = 2 * (left[1] - left[0] + 1) <= high - low + 1
+        reward = self._settings.halving_reward * halves
+        if guess == hidden:
+            return Outcome(FOUND, is_done=True, is_won=True, state="found", reward=reward)
+        reply = LOWER if hidden < guess else HIGHER
+        if self._settings.shuffled:
+            reply = random.Random(f"{seed}/{len(moves)}").choice((LOWER, HIGHER))
+        return Outcome(reply, state=f"{left[0]}-{left[1]}", reward=reward)
+
+    def interval(self, hidden: int, moves: Sequence[str]) -> tuple[int, int]:
+        """Return the lowest and highest number that true answers to these moves leave."""
+        low, high = 0, self._settings.highest
+        for guess in filter(lambda guess: guess is not None, map(guess_of, moves)):
+            assert guess is not None
+            if guess >= hidden:
+                high = min(high, guess - (guess != hidden))
+            if guess <= hidden:
+                low = max(low, guess + (guess != hidden))
+        return low, high
+
+    def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
+        """Halve what the answers leave."""
+        low, high = 0, self._settings.highest
+        for guess, reply in zip(map(guess_of, moves), replies, strict=True):
+            if guess is not None and reply == LOWER:
+                high = min(high, guess - 1)
+            if guess is not None and reply == HIGHER:
+                low = max(low, guess + 1)
+        return written(max(0, (low + high) // 2))
+
+    def demonstrations(self, split: Split) -> list[Demonstration]:
+        """Return episodes of a player who ignores the answers now and then."""
+        settings, prompts = self._settings, self.prompts(split)
+        return [
+            self.demonstrated(
+                prompts[index % len(prompts)],
+                lambda drawn: written(drawn.randrange(settings.highest + 1)),
+                settings.demonstration_errors,
+                f"guess {settings.problem_seed}/{split}/{index}",
+            )
+            for index in range(settings.num_demonstrations)
+        ]
+
+
+def guess_of(move: str) -> int | None:
+    """Return the number of a move, None where it is none."""
+    found = _GUESS.fullmatch(move)
+    return None if found is None else int(found[1])
+
+
+def written(number: int) -> str:
+    """Return a guess as the policy writes it."""
+    return f"{number:02d}{END}"

@@ -1,0 +1,69 @@
+"""Settings of environment=guess, lookup and calculator."""
+
+from dataclasses import dataclass
+
+from covey.environments.settings import EpisodesConfig
+from covey.system.setting import setting
+
+
+@dataclass
+class GuessConfig(EpisodesConfig):
+    """A hidden number, found by guesses that are answered with lower or higher."""
+
+    name: str = "guess"
+    max_turns: int | None = setting(6, ge=1)
+    """Guesses in an episode."""
+    highest: int = setting(31, ge=1, le=99)
+    """Numbers are hidden from 0 to this."""
+    halving_reward: float = setting(0.0, ge=0)
+    """Reward of a turn that leaves at most half of the numbers; 0 rewards only a number that is found."""
+    shuffled: bool = False
+    """Answer lower or higher at random: the control, in which nothing can be learnt from the answers."""
+    num_demonstrations: int = setting(2048, ge=1)
+    """Episodes of a player who errs, for the cold start."""
+    demonstration_errors: float = setting(0.5, ge=0, le=1)
+    """Share of that player's guesses that ignore all answers."""
+    problem_seed: int = 0
+    """Which demonstrations are drawn."""
+
+
+@dataclass
+class LookupConfig(EpisodesConfig):
+    """A key-value store that only a tool can read: what stands under the value of a key."""
+
+    name: str = "lookup"
+    max_turns: int | None = setting(4, ge=1)
+    """Queries and answers in an episode."""
+    num_keys: int = setting(10, ge=2, le=26)
+    """Letters that are keys, and values."""
+    num_train: int = setting(4096, ge=1)
+    """Training problems, each with a store of its own."""
+    num_test: int = setting(512, ge=1)
+    """Held-out problems."""
+    shuffled: bool = False
+    """Answer queries with random letters: the control, in which nothing can be learnt from the answers."""
+    demonstration_errors: float = setting(0.3, ge=0, le=1)
+    """Share of the demonstrated turns that err, in the cold start."""
+    problem_seed: int = 0
+    """Which stores are drawn."""
+
+
+@dataclass
+class CalculatorConfig(EpisodesConfig):
+    """Arithmetic too long to do in the head, with a calculator that takes one operation at a time."""
+
+    name: str = "calculator"
+    max_turns: int | None = setting(4, ge=1)
+    """Uses of the calculator and answers in an episode."""
+    digits: int = setting(3, ge=1, le=9)
+    """Of each of the three numbers in a problem."""
+    num_train: int = setting(4096, ge=1)
+    """Training problems."""
+    num_test: int = setting(512, ge=1)
+    """Held-out problems, none of which is in the training set."""
+    shuffled: bool = False
+    """Answer with random numbers of the right length: the control."""
+    demonstration_errors: float = setting(0.3, ge=0, le=1)
+    """Share of the demonstrated turns that err, in the cold start."""
+    problem_seed: int = 0
+    """Which problems are drawn."""

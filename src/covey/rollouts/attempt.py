@@ -1,0 +1,122 @@
+"""An attempt at a prompt as segments of tokens, sampled or given, and the rollout that is made of them once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+
+from covey.types import Completion, Failure, Message, Reward, Rollout, Span, StopReason, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of one speaker. Sampled ones hold the completion: its log-probs and versions with it.
+
+    >>> Segment((7, 9), "user", turn=1)
+    >>> Segment((8, 2), "assistant", turn=1, completion=Completion((8, 2), (-0.1, -0.2), "stop", policy_version=3))
+    """
+
+    ids: tuple[int, ...]
+    role: str
+    turn: int
+    """Turns that the policy had begun before it; the prompt's is 0."""
+    completion: Completion | None = None
+    """None: the tokens are given."""
+
+
+def sampled(completion: Completion, turn: int) -> Segment:
+    """Return the segment of a completion."""
+    return Segment(completion.token_ids, "assistant", turn, completion)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt in the making. A branch begins where the history was rewritten: it has segments of its own."""
+
+    branches: list[list[Segment]]
+    messages: list[Message] = field(default_factory=list)
+    """What was said since the prompt, the answer of a single turn included."""
+    turns: list[Turn] = field(default_factory=list)
+    """The policy's turns. Where their tokens lie is filled in when the rollout is made."""
+    stop_reason: StopReason | None = None
+    re_encoded_tokens: int = 0
+    verdict: Reward | Failure | None = None
+    """The episode's own; None leaves it to the environment."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Return what the last branch holds: what the policy has read and said."""
+        return [token for segment in self.branches[-1] for token in segment.ids]
+
+    @property
+    def completions(self) -> list[Completion]:
+        """Return what was sampled, in order."""
+        return completions_of(self.branches)
+
+
+def completions_of(branches: Iterable[Iterable[Segment]]) -> list[Completion]:
+    """Return what was sampled, in order."""
+    return [segment.completion for branch in branches for segment in branch if segment.completion is not None]
+
+
+def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
+    """Build the rollout of an episode. `text` is all that was said since the prompt."""
+    completions = attempt.completions
+    ends = list(accumulate((len(completion.token_ids) for completion in completions), initial=0))
+    turns = tuple(
+        replace(turn, start=start, end=end) for turn, (start, end) in zip(attempt.turns, pairwise(ends), strict=True)
+    )
+    return replace(
+        joined(attempt.branches, reward, text),
+        messages=tuple(attempt.messages) if len(attempt.messages) > 1 else (),
+        turns=turns,
+        stop_reason=attempt.stop_reason,
+    )
+
+
+def joined(branches: Sequence[Sequence[Segment]], reward: Reward, text: str) -> Rollout:
+    """Build a rollout with the causal shift, in this one place: position t reads token t and predicts token t + 1.
+
+    Each branch is shifted by itself. Given tokens are read, and not learnt.
+    """
+    ids: list[int] = []
+    targets: list[int] = []
+    mask: list[bool] = []
+    logprobs: list[float] = []
+    starts: list[int] = []
+    for branch in branches:
+        # Lay the segments end to end, with a mask of the tokens the policy chose
+        own = [token for segment in branch for token in segment.ids]
+        chosen = [segment.completion is not None for segment in branch for _ in segment.ids]
+        of_sampler = [p for s in branch for p in (s.completion.logprobs if s.completion else (0.0,) * len(s.ids))]
+        # Shift: the mask and the log-probs stand at the targets
+        starts.append(len(ids))
+        ids += own[:-1]
+        targets += own[1:]
+        mask += chosen[1:]
+        logprobs += of_sampler[1:]
+    completions = completions_of(branches)
+    return Rollout(
+        input_ids=tuple(ids),
+        target_ids=tuple(targets),
+        loss_mask=tuple(mask),
+        sampler_logprobs=tuple(logprobs),
+        reward=reward,
+        text=text,
+        finish_reason=completions[-1].finish_reason if completions else "length",
+        policy_version=min((completion.policy_version for completion in completions), default=0),
+        spans=_spans(completions),
+        branches=tuple(starts) if len(starts) > 1 else (),
+    )
+
+
+def _spans(completions: Sequence[Completion]) -> tuple[Span, ...]:
+    """Return the version of each token of all turns together, empty where it is one for all."""
+    if not any(completion.spans for completion in completions) and len({c.policy_version for c in completions}) <= 1:
+        return ()
+    spans: list[Span] = []
+    for completion in completions:
+        before = spans[-1].end if spans else 0
+        length = len(completion.token_ids)
+        for span in completion.spans or (Span(completion.policy_version, 0, length),):
+            spans.append(Span(span.version, before + span.start, before + span.end))
+    return tuple(spans)

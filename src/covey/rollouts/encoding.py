@@ -1,0 +1,60 @@
+"""A prompt as tokens: plain text as it is, messages through the chat template."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from covey.environments.base import ends_with_assistant, text_of
+from covey.types import Message, Prompt
+
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas of the functions that a chat template shows the policy."""
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Tools = ()) -> list[int]:
+    """Return the token ids of a prompt: plain text as it is, messages through the chat template.
+
+    A conversation that ends with the assistant is gone on from; else the template opens the assistant's answer.
+    """
+    if isinstance(prompt.text, str):
+        ids = tokenizer(prompt.text)["input_ids"]
+    else:
+        if tokenizer.chat_template is None:
+            raise ValueError(f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template")
+        goes_on = ends_with_assistant(prompt.text)
+        ids = tokenizer.apply_chat_template(
+            [dict(message) for message in prompt.text],
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+            return_dict=False,
+        )
+    if not ids:
+        raise ValueError(f"prompt {prompt.id} is empty; a policy needs at least one token to continue")
+    return list(ids)
+
+
+def as_conversation(text: str | Sequence[Message]) -> tuple[Message, ...]:
+    """Return a prompt as messages: plain text is the user's."""
+    return ({"role": "user", "content": text},) if isinstance(text, str) else tuple(text)
+
+
+def extended(prompt: Prompt, said: str | Sequence[Message]) -> Prompt:
+    """Return the prompt with what an episode adds at its begin: text goes on the user's last message.
+
+    >>> extended(Prompt("p", "guess", "?", {}), " 0 to 31").text
+    '? 0 to 31'
+    """
+    if not said:
+        return prompt
+    if isinstance(prompt.text, str):
+        added = said if isinstance(said, str) else "".join(map(text_of, said))
+        return replace(prompt, text=prompt.text + added)
+    if not isinstance(said, str):
+        return replace(prompt, text=(*prompt.text, *said))
+    *before, last = prompt.text
+    if last["role"] != "user":
+        return replace(prompt, text=(*prompt.text, {"role": "user", "content": said}))
+    return replace(prompt, text=(*before, {**last, "content": text_of(last) + said}))

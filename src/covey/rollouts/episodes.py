@@ -1,0 +1,296 @@
+"""Play the episodes of a group: each is a coroutine of its own, so none waits for another's tools.
+
+Every sampled token is kept as it was sampled and is never tokenised again. `history=append` puts what the environment
+says after it; `history=template` renders the conversation anew, and where that does not begin with the tokens so far a
+branch begins.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from covey.engine.base import Session
+from covey.engine.sessions import open_sessions
+from covey.environments.base import split_prefill, text_of
+from covey.environments.episode import Answer, Episode, Observation
+from covey.environments.reward_functions.call import problem_with
+from covey.rollouts.attempt import Attempt, Segment, sampled
+from covey.rollouts.encoding import Tools, as_conversation, encode_prompt, extended
+from covey.rollouts.sampler import EpisodeLimits, Sampler
+from covey.rollouts.turns import observed_tokens, rendered_tokens, turn_seed
+from covey.rollouts.verdicts import asked, checked
+from covey.types import Completion, Failure, Message, Prompt, Sampling, Turn
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A prompt with what an episode added to it, and its tokens."""
+
+    prompt: Prompt
+    ids: tuple[int, ...]
+    failure: Failure | None = None
+    """Why the episode could not begin."""
+
+
+async def play_group(
+    sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode], sampling: Sampling
+) -> list[Attempt | Failure]:
+    """Play an episode for each sample. One that the system broke is a Failure."""
+    tools = sampler.environment.tool_schemas(prompt)
+    sessions: list[Session | None] = []
+    playing: list[asyncio.Future[Attempt | Failure]] = []
+    # Whatever ends one of them early ends all, and leaves nothing behind
+    try:
+        openings = await asyncio.gather(*(_begin(sampler, prompt, episode, tools) for episode in episodes))
+        sessions += _open(sampler, sampler.limits_for(prompt), openings, sampling)
+        for index, (opening, episode, session) in enumerate(zip(openings, episodes, sessions, strict=True)):
+            player = _Player(sampler, opening, episode, tools, sampling, index)
+            playing.append(asyncio.ensure_future(player.play(session)))
+        return list(await asyncio.gather(*playing))
+    finally:
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
+        for session in filter(None, sessions):
+            session.close()
+        await asyncio.gather(*(_close(episode, prompt) for episode in episodes))
+
+
+async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode, tools: Tools) -> Opening:
+    said = await observed(sampler, prompt, "reset", episode.reset)
+    if isinstance(said, Failure):
+        return Opening(prompt, (), said)
+    whole = extended(prompt, said.messages)
+    return Opening(whole, tuple(encode_prompt(sampler.tokenizer, whole, tools)))
+
+
+def _open(
+    sampler: Sampler, limits: EpisodeLimits, openings: Sequence[Opening], sampling: Sampling
+) -> list[Session | None]:
+    """Open a session for each attempt. Attempts that begin alike share the encoding of their prompt.
+
+    None where the attempt cannot begin: its prompt leaves no room, or the environment broke.
+    """
+    begun = {opening.ids for opening in openings if opening.failure is None}
+    if len(begun) == 1:
+        (ids,) = begun
+        return _opened(sampler, limits, ids, len(openings), sampling)
+    found: list[Session | None] = []
+    for index, opening in enumerate(openings):
+        own = replace(sampling, seed=turn_seed(sampling.seed, index, 1))
+        found += [None] if opening.failure else _opened(sampler, limits, opening.ids, 1, own)
+    return found
+
+
+def _opened(
+    sampler: Sampler, limits: EpisodeLimits, ids: Sequence[int], n: int, sampling: Sampling
+) -> list[Session | None]:
+    """Open n sessions, or none of them where the prompt leaves no room for an answer."""
+    room = limits.room(len(ids))
+    if room < 1:
+        return [None] * n
+    return [*open_sessions(sampler.engine, ids, n, cut(sampling, room))]
+
+
+def cut(sampling: Sampling, room: int) -> Sampling:
+    """Return the sampling with no more tokens than there is room for."""
+    return replace(sampling, max_tokens=min(sampling.max_tokens, room))
+
+
+class _Player:
+    """Plays one episode, turn by turn."""
+
+    def __init__(
+        self, sampler: Sampler, opening: Opening, episode: Episode, tools: Tools, sampling: Sampling, sample_index: int
+    ) -> None:
+        self._sampler, self._opening, self._episode, self._tools = sampler, opening, episode, tools
+        self._prompt, self._sampling, self._sample_index = opening.prompt, sampling, sample_index
+        self._attempt = Attempt([[Segment(opening.ids, "prompt", 0)]])
+        self._limits = sampler.limits_for(opening.prompt)
+        self._state: str | None = None
+
+    async def play(self, session: Session | None) -> Attempt | Failure:
+        """Take turns until the episode is done or a limit is met, and have the episode judge itself.
+
+        Without a session there was no room for the first turn.
+        """
+        if self._opening.failure is not None:
+            return self._opening.failure
+        if session is None:
+            self._attempt.stop_reason = "max_context"
+        else:
+            failure = await self._converse(session)
+            if failure is not None:
+                return failure
+        seconds = self._limits.turn_timeout
+        conversation = self._conversation()
+        verdict = await asked(
+            self._sampler.stages, self._prompt, "score", lambda: self._episode.score(conversation), seconds
+        )
+        self._attempt.verdict = None if verdict is None else checked(verdict, self._prompt.environment)
+        return self._attempt
+
+    async def _converse(self, session: Session) -> Failure | None:
+        """Take turns. Returns what the environment broke on, where it did."""
+        attempt = self._attempt
+        self._session = session
+        try:
+            with self._sampler.stages.sampling():
+                completion: Completion | None = await session.first()
+            while completion is not None:
+                said = await self._take(completion)
+                if isinstance(said, Failure):
+                    return said
+                completion = await self._next(said) if attempt.stop_reason is None else None
+            return None
+        finally:
+            self._leave_session()
+
+    def _leave_session(self) -> None:
+        self._attempt.re_encoded_tokens += self._session.re_encoded_tokens
+        self._session.close()
+
+    async def _take(self, completion: Completion) -> Observation | Failure:
+        """Add a turn of the policy, and hear what the environment says to it."""
+        attempt, sampler = self._attempt, self._sampler
+        turn = len(attempt.turns) + 1
+        attempt.turns.append(Turn(0, 0, state=self._state or _name_of(attempt.token_ids)))
+        attempt.branches[-1].append(sampled(completion, turn))
+        text = decoded(sampler.tokenizer, completion.token_ids)
+        attempt.messages.append({"role": "assistant", "content": text})
+        # A turn that was cut is no answer
+        if completion.finish_reason == "length":
+            is_cut = len(completion.token_ids) < self._sampling.max_tokens
+            attempt.stop_reason = "max_context" if is_cut else "max_tokens"
+            return Observation()
+        # Ask the environment
+        answer = Answer(
+            text,
+            completion.token_ids,
+            completion.finish_reason,
+            turn,
+            self._conversation(),
+            is_last=turn == self._limits.max_turns,
+            marked=decoded(sampler.tokenizer, completion.token_ids, with_special=True),
+        )
+        said = await observed(sampler, self._prompt, "reply", lambda: self._episode.reply(answer))
+        if isinstance(said, Observation):
+            self._note(said, turn)
+        return said
+
+    def _note(self, said: Observation, turn: int) -> None:
+        """Keep what the environment thinks of the turn, and why the episode ends here, where it does."""
+        attempt = self._attempt
+        reward = float(said.reward or 0.0)
+        attempt.turns[-1] = replace(attempt.turns[-1], reward=reward, is_void=said.is_void, info=said.info)
+        self._state = said.state
+        if said.done:
+            attempt.stop_reason = said.stop_reason or "completed"
+            attempt.messages += as_messages(said.messages)
+        elif turn == self._limits.max_turns:
+            attempt.stop_reason = "max_turns"
+
+    async def _next(self, said: Observation) -> Completion | None:
+        """Sample the next turn. None, with the reason noted, where there is no room for it."""
+        attempt = self._attempt
+        turn = len(attempt.turns) + 1
+        sampling = replace(self._sampling, seed=turn_seed(self._sampling.seed, self._sample_index, turn))
+        messages = as_messages(said.messages)
+        new, is_branch = self._encoded(said)
+        room = self._limits.room(len(new) + (0 if is_branch else len(attempt.token_ids)))
+        try:
+            if room < 1:
+                raise ValueError(f"environment.max_context={self._limits.max_context} is reached")
+            with self._sampler.stages.sampling():
+                if is_branch:
+                    return await self._branch(new, messages, cut(sampling, room))
+                completion = await self._session.extend(new, cut(sampling, room))
+        except ValueError as error:  # no room for it: the last answer stands
+            LOGGER.info("prompt %s has no turn %d: %s", self._prompt.id, turn, error)
+            attempt.stop_reason = "max_context"
+            return None
+        attempt.branches[-1].append(Segment(new, _role_of(messages), turn - 1))
+        attempt.messages += messages
+        return completion
+
+    def _encoded(self, said: Observation) -> tuple[tuple[int, ...], bool]:
+        """Return the tokens that come next and False, or those of a rewritten history and True."""
+        attempt, tokenizer = self._attempt, self._sampler.tokenizer
+        is_text = isinstance(self._prompt.text, str)
+        if self._limits.history == "template" and not is_text:
+            whole = rendered_tokens(tokenizer, (*self._conversation(), *as_messages(said.messages)), self._tools)
+            so_far = tuple(attempt.token_ids)
+            breaks = whole[: len(so_far)] != so_far
+            return (whole, True) if breaks else (whole[len(so_far) :], False)
+        conversation = self._prompt.text if isinstance(self._prompt.text, str) else self._conversation()
+        last = attempt.completions[-1].token_ids
+        return observed_tokens(tokenizer, conversation, said.messages, last, self._tools), False
+
+    async def _branch(self, ids: tuple[int, ...], messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Begin a branch: what was said stands in it as the template writes it now."""
+        (session,) = open_sessions(self._sampler.engine, ids, 1, sampling)
+        self._leave_session()
+        self._session = session
+        completion = await session.first()
+        self._attempt.branches.append([Segment(ids, "prompt", len(self._attempt.turns))])
+        self._attempt.messages += messages
+        return completion
+
+    def _conversation(self) -> tuple[Message, ...]:
+        """Return the conversation from its first message to what was said last."""
+        opening, begun = split_prefill(as_conversation(self._prompt.text))
+        if not self._attempt.messages:
+            return tuple(opening)
+        first, *later = self._attempt.messages
+        return (*opening, {**first, "content": begun + text_of(first)}, *later)
+
+
+async def observed(
+    sampler: Sampler, prompt: Prompt, method: str, ask: Callable[[], Awaitable[Observation]]
+) -> Observation | Failure:
+    """Return what an episode says, a Failure where that is no observation."""
+    said = await asked(sampler.stages, prompt, method, ask, sampler.limits_for(prompt).turn_timeout)
+    if isinstance(said, Failure):
+        return said
+    if not isinstance(said, Observation):
+        kind = type(said).__name__
+        return Failure(f"{prompt.environment}.{method} returned a {kind} where an Observation is due")
+    if not isinstance(said.messages, str) and not all(isinstance(message, Mapping) for message in said.messages):
+        return Failure(f"{prompt.environment}.{method} said {said.messages!r:.80}, which is neither text nor messages")
+    if said.reward is not None and problem_with(said.reward):
+        return Failure(f"{prompt.environment}.{method} gave a turn the reward {said.reward}")
+    return said
+
+
+def as_messages(said: str | Sequence[Message]) -> tuple[Message, ...]:
+    """Return what the environment said as messages: text is the user's."""
+    if isinstance(said, str):
+        return ({"role": "user", "content": said},) if said else ()
+    return tuple(said)
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], with_special: bool = False) -> str:
+    """Return the text of tokens, without special tokens unless asked for."""
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=not with_special))
+
+
+def _name_of(token_ids: Sequence[int]) -> str:
+    """Name the state that these tokens lead to: equal ones have equal names."""
+    return hashlib.blake2b(repr(tuple(token_ids)).encode(), digest_size=8).hexdigest()
+
+
+def _role_of(messages: Sequence[Message]) -> str:
+    return str(messages[-1]["role"]) if messages else "user"
+
+
+async def _close(episode: Episode, prompt: Prompt) -> None:
+    try:
+        await episode.close()
+    except Exception as error:  # foreign code, and the attempt is over
+        LOGGER.warning("prompt %s: %s.close: %s: %s", prompt.id, prompt.environment, type(error).__name__, error)

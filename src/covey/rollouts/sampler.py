@@ -1,0 +1,55 @@
+"""What it takes to roll a prompt out: engine, environment, tokenizer, and the limits of an episode."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from covey.engine.base import Engine
+from covey.environments.base import Environment, adapt
+from covey.system.waits.watchdog import Stages
+from covey.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Where an episode ends though nobody ends it, and how its history is written."""
+
+    max_turns: int | None = None
+    """Turns of the policy; None is the environment's own number."""
+    max_context: int | None = None
+    """Tokens of prompt and all turns together; None is what the model has room for."""
+    turn_timeout: float | None = None
+    """Seconds that the environment may take for one reply; None leaves it to timeouts.scoring."""
+    history: str = "append"
+    """`append` keeps the tokens as sampled, `template` renders the conversation anew for each turn."""
+
+    def room(self, num_tokens: int) -> int:
+        """Return how many tokens still fit after so many."""
+        return sys.maxsize if self.max_context is None else self.max_context - num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """What it takes to roll a prompt out."""
+
+    engine: Engine
+    environment: Environment
+    tokenizer: PreTrainedTokenizerBase
+    stages: Stages = field(default_factory=Stages)
+    """What the prompts under way wait for."""
+    mask_id: int | None = None
+    """Of a masked policy: the token it replaces (`Policy.mask_id`)."""
+    limits: EpisodeLimits = EpisodeLimits()
+    """Of episodes; a masked policy has one turn."""
+    limits_of_parts: Mapping[str, EpisodeLimits] = field(default_factory=dict)
+    """By the name of a part of a mixture."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "environment", adapt(self.environment))
+
+    def limits_for(self, prompt: Prompt) -> EpisodeLimits:
+        """Return the limits of a prompt's episodes, every turn counted."""
+        limits = self.limits_of_parts.get(prompt.environment, self.limits)
+        return limits if limits.max_turns else replace(limits, max_turns=self.environment.max_turns(prompt))

@@ -1,0 +1,72 @@
+"""Ask the environment, gated: what goes wrong in it becomes a Failure, and every reward is a finite number."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from covey.environments.base import Environment
+from covey.environments.reward_functions.call import problem_with
+from covey.system.waits.watchdog import ScoringTimeout, Stages
+from covey.types import Failure, Prompt, Reward, RunStopped
+
+T = TypeVar("T")
+
+
+async def asked(
+    stages: Stages, prompt: Prompt, method: str, ask: Callable[[], Awaitable[T]], seconds: float | None = None
+) -> T | Failure:
+    """Return what the environment answers, or a Failure where it raises or takes too long.
+
+    `seconds` is the limit of environment.turn_timeout, besides that of timeouts.scoring.
+    """
+    name = f"{prompt.environment}.{method}"
+    try:
+        async with stages.scoring(prompt.environment, method), asyncio.timeout(seconds) as own:
+            return await ask()
+    except RunStopped:
+        raise
+    except ScoringTimeout as error:
+        return Failure(str(error))
+    except Exception as error:  # the environment is foreign code: whatever it raises is the system's failure
+        if isinstance(error, TimeoutError) and own.expired():
+            return Failure(f"{name} has not answered for {seconds:g} s (environment.turn_timeout={seconds:g})")
+        return Failure(f"{name} raised {type(error).__name__}: {error}")
+
+
+async def judged(
+    environment: Environment,
+    stages: Stages,
+    prompt: Prompt,
+    texts: Sequence[str],
+    token_ids: Sequence[Sequence[int]],
+) -> list[Reward | Failure]:
+    """Return the environment's verdicts: one for each completion, every reward a finite number."""
+    found = await asked(stages, prompt, "score", lambda: environment.score_tokens(prompt, texts, token_ids))
+    try:
+        verdicts = [found] * len(texts) if isinstance(found, Failure) else list(found)
+    except TypeError as error:
+        verdicts = [Failure(f"{prompt.environment}.score raised TypeError: {error}")] * len(texts)
+    if len(verdicts) != len(texts):
+        reason = f"{prompt.environment}.score returned {len(verdicts)} verdicts for {len(texts)} completions"
+        return [Failure(reason)] * len(texts)
+    return [checked(verdict, prompt.environment) for verdict in verdicts]
+
+
+def checked(verdict: object, environment: str) -> Reward | Failure:
+    """Return the verdict with plain floats, or a Failure where it is none or holds what is not a finite number."""
+    # The environment's own failure, or a reward of the right form
+    if isinstance(verdict, Failure):
+        return verdict
+    if not isinstance(verdict, Reward):
+        return Failure(f"{environment}.score returned a {type(verdict).__name__} where a Reward or Failure is due")
+    if not isinstance(verdict.parts, Mapping):
+        return Failure(f"{environment} gave a reward whose parts are no mapping but {verdict.parts!r:.80}")
+    # Its numbers must be finite
+    if problem_with(verdict.value):
+        return Failure(f"{environment} gave the reward {verdict.value}")
+    wrong = [name for name, part in verdict.parts.items() if problem_with(part)]
+    if wrong:
+        return Failure(f"{environment} gave the part {wrong[0]} of the reward {verdict.parts[wrong[0]]}")
+    parts = {name: float(part) for name, part in verdict.parts.items()}
+    return replace(verdict, value=float(verdict.value), parts=parts)

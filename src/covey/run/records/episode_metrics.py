@@ -1,0 +1,63 @@
+"""What the episodes of a step were like: turns, why they ended, how much of them the environment said."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import get_args
+
+from covey.system import collectives
+from covey.types import Group, Rollout, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFact:
+    """What the metrics need of one episode. Small, so that ranks can exchange it."""
+
+    stop_reason: StopReason
+    num_turns: int
+    num_void: int
+    turn_rewards: float
+    num_given: int
+    """Tokens that were said to the policy, the prompt's aside."""
+    num_chosen: int
+    num_branches: int
+
+
+def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
+    """Describe the episodes of all ranks; nothing where there are none."""
+    own = [_fact(rollout, rollout.stop_reason) for group in groups for rollout in group.rollouts if rollout.stop_reason]
+    facts = [fact for of_rank in collectives.all_gather(own) for fact in of_rank]
+    if not facts:
+        return {}
+    turns = sum(fact.num_turns for fact in facts)
+    given, chosen = sum(fact.num_given for fact in facts), sum(fact.num_chosen for fact in facts)
+    shares = {
+        f"stop/{reason}": sum(fact.stop_reason == reason for fact in facts) / len(facts)
+        for reason in get_args(StopReason)
+    }
+    return {
+        "turns_mean": turns / len(facts),
+        "turns_max": float(max(fact.num_turns for fact in facts)),
+        "turn_reward_mean": sum(fact.turn_rewards for fact in facts) / turns if turns else None,
+        "void_turn_fraction": sum(fact.num_void for fact in facts) / turns if turns else None,
+        "environment_token_fraction": given / (given + chosen) if given + chosen else None,
+        "branches_mean": sum(fact.num_branches for fact in facts) / len(facts),
+        "prefix_breaks": float(sum(fact.num_branches - 1 for fact in facts)),
+        **shares,
+    }
+
+
+def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
+    starts = (*(rollout.branches or (0,)), len(rollout.loss_mask))
+    branches = [rollout.loss_mask[start:end] for start, end in pairwise(starts)]
+    # What follows the first token chosen in a branch is said to the policy or by it
+    told = [branch[branch.index(True) :] for branch in branches if True in branch]
+    return EpisodeFact(
+        stop_reason=reason,
+        num_turns=len(rollout.turns),
+        num_void=sum(turn.is_void for turn in rollout.turns),
+        turn_rewards=sum(turn.reward for turn in rollout.turns),
+        num_given=sum(not chosen for branch in told for chosen in branch),
+        num_chosen=rollout.num_loss_tokens,
+        num_branches=len(branches),
+    )

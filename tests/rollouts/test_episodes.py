@@ -1,0 +1,246 @@
+"""Episodes: what ends them, what they earn, and what stays true whatever their tools do."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from covey.engine.fake import FakeEngine
+from covey.environments.base import Environment, Split
+from covey.environments.episode import Answer, Episode, Observation
+from covey.rollouts.rollout import roll_out
+from covey.rollouts.sampler import EpisodeLimits, Sampler
+from covey.rollouts.turns import turn_seed
+from covey.types import Failure, Group, Message, Prompt, Reward, RunStopped, Sampling, Turn
+
+from ..support.small import TOKENIZER
+
+END = TOKENIZER.eos_token_id
+PLAIN = Prompt("p", "talks", "?", {})
+TALK = Prompt("p", "talks", ({"role": "user", "content": "?"},), {})
+Reply = Callable[[Answer], Any]
+
+
+def tokens(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER(text)["input_ids"])
+
+
+def text(ids: Sequence[int]) -> str:
+    return str(TOKENIZER.decode(list(ids)))
+
+
+@dataclass
+class Scripted(Episode):
+    """Does what it is told, and keeps count of its end."""
+
+    says: Reply
+    opens: Any = ()
+    closed: int = 0
+
+    async def reset(self) -> Observation:
+        if isinstance(self.opens, Exception):
+            raise self.opens
+        return Observation(self.opens)
+
+    async def reply(self, answer: Answer) -> Observation:
+        said = self.says(answer)
+        return await said if asyncio.iscoroutine(said) else said
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class Talks(Environment):
+    """Gives each sample the episode of its number."""
+
+    make: Callable[[int], Scripted]
+    begun: list[Scripted] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [PLAIN]
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode:
+        self.seeds.append(seed)
+        self.begun.append(self.make(len(self.begun)))
+        return self.begun[-1]
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return [Reward(1.0, {"scored": 1.0}) for _ in completions]
+
+
+def played(
+    environment: Talks, n: int = 2, prompt: Prompt = PLAIN, engine: FakeEngine | None = None, **given: Any
+) -> Group:
+    limits = EpisodeLimits(**{"max_turns": 3, **given})
+    engine = engine or FakeEngine(lambda ids, index: (*tokens("ab"), END), len(TOKENIZER))
+    sampler = Sampler(engine, environment, TOKENIZER, limits=limits)
+    return asyncio.run(roll_out(sampler, prompt, n, Sampling(max_tokens=4, seed=7)))
+
+
+def going_on(answer: Answer) -> Observation:
+    return Observation(f"{answer.turn}")
+
+
+def done_after(turns: int, **given: Any) -> Reply:
+    return lambda answer: Observation("x", done=answer.turn == turns, **given)
+
+
+def test_each_end_has_its_reason() -> None:
+    def reason(says: Reply, engine: FakeEngine | None = None, **limits: Any) -> Any:
+        (rollout,) = played(Talks(lambda _: Scripted(says)), 1, engine=engine, **limits).rollouts
+        return rollout.stop_reason, len(rollout.turns)
+
+    long = FakeEngine(lambda ids, index: tokens("abcdefgh"), len(TOKENIZER))
+    assert reason(done_after(2)) == ("completed", 2)
+    assert reason(done_after(2, stop_reason="tool_stopped")) == ("tool_stopped", 2)
+    assert reason(going_on) == ("max_turns", 3)
+    assert reason(going_on, engine=long) == ("max_tokens", 1)
+    assert reason(going_on, engine=long, max_context=4) == ("max_context", 1)
+    assert reason(going_on, max_context=6) == ("max_context", 2)
+    assert reason(going_on, max_context=1) == ("max_context", 0)
+
+
+def test_a_prompt_without_room_ends_its_episode_with_a_reward_and_not_the_group() -> None:
+    environment = Talks(lambda number: Scripted(going_on, "much too long" if number else ""))
+    short, long = played(environment, max_context=10).rollouts
+    assert (short.num_loss_tokens, short.finish_reason, long.num_loss_tokens) == (7, "length", 0)
+    assert (long.reward.value, long.stop_reason, long.finish_reason) == (1.0, "max_context", "length")
+
+
+def test_the_turns_are_slices_of_what_was_sampled_with_what_they_earned() -> None:
+    def says(answer: Answer) -> Observation:
+        return Observation("!", reward=answer.turn / 4, state=f"after {answer.turn}", is_void=answer.turn == 2)
+
+    (rollout,) = played(Talks(lambda _: Scripted(says)), 1).rollouts
+    first, second, third = rollout.turns
+    assert (second, third) == (Turn(3, 6, 0.5, "after 1", True), Turn(6, 9, 0.75, "after 2", False))
+    assert (first.start, first.end, first.reward) == (0, 3, 0.25)
+    assert rollout.reward == Reward(2.5, {"scored": 1.0, "turns": 1.5})
+    assert text(rollout.input_ids) == "?ab<|endoftext|>!ab<|endoftext|>!ab"
+
+
+def test_an_episode_that_judges_itself_is_not_scored_again() -> None:
+    class Judges(Scripted):
+        async def score(self, conversation: Sequence[Message]) -> Reward:
+            return Reward(float(len(conversation)), {})
+
+    (rollout,) = played(Talks(lambda _: Judges(going_on)), 1).rollouts
+    assert rollout.reward == Reward(6.0, {})
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, "1"])
+def test_a_turns_reward_that_is_no_finite_number_is_a_failure_of_its_attempt_alone(wrong: Any) -> None:
+    environment = Talks(lambda number: Scripted(lambda _: Observation("", reward=wrong) if number else going_on(_)))
+    group = played(environment)
+    assert len(group.rollouts) == 1
+    assert group.failures == (Failure(f"talks.reply gave a turn the reward {wrong}"),)
+
+
+def broken(_: Answer) -> Observation:
+    raise OSError("the server is gone")
+
+
+async def never() -> Observation:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("says", "opens", "reason"),
+    [
+        (broken, (), "talks.reply raised OSError: the server is gone"),
+        (going_on, OSError("no room"), "talks.reset raised OSError: no room"),
+        (lambda _: never(), (), "talks.reply has not answered for 0.05 s (environment.turn_timeout=0.05)"),
+        (lambda _: None, (), "talks.reply returned a NoneType where an Observation is due"),
+    ],
+)
+def test_what_the_system_breaks_is_a_failure_and_no_reward(says: Reply, opens: Any, reason: str) -> None:
+    environment = Talks(lambda number: Scripted(says, opens) if number else Scripted(going_on))
+    group = played(environment, turn_timeout=0.05)
+    assert [rollout.reward.value for rollout in group.rollouts] == [1.0]
+    assert group.failures == (Failure(reason),)
+    assert [episode.closed for episode in environment.begun] == [1, 1]
+
+
+def test_a_run_that_is_stopped_closes_every_episode_once() -> None:
+    def stop(answer: Answer) -> Observation:
+        raise RunStopped("enough")
+
+    environment = Talks(lambda number: Scripted(stop if number == 1 else lambda _: never()))
+    with pytest.raises(RunStopped, match="enough"):
+        played(environment, 3)
+    assert [episode.closed for episode in environment.begun] == [1, 1, 1]
+
+
+def test_rollouts_are_the_same_in_whatever_order_tools_answer() -> None:
+    def group(order: Sequence[int]) -> Group:
+        """Tools answer in this order, turn by turn."""
+
+        async def said(answer: Answer, number: int) -> Observation:
+            for _ in range(3 * order.index(number)):
+                await asyncio.sleep(0)
+            return Observation(f"{number}:{answer.turn}")
+
+        def episode(number: int) -> Scripted:
+            return Scripted(lambda answer: said(answer, number))
+
+        def script(ids: tuple[int, ...], index: int) -> tuple[int, ...]:
+            return (*tokens(str(sum(ids) % 10)), *tokens(str(index)), END)
+
+        return played(Talks(episode), 4, engine=FakeEngine(script, len(TOKENIZER)))
+
+    first = group((0, 1, 2, 3))
+    assert len({rollout.text for rollout in first.rollouts}) == 4
+    assert group((3, 1, 0, 2)) == group((2, 3, 1, 0)) == first
+
+
+def test_every_attempt_and_every_turn_draws_from_a_seed_of_its_own() -> None:
+    engine = FakeEngine(lambda ids, index: (*tokens("ab"), END), len(TOKENIZER))
+    environment = Talks(lambda number: Scripted(going_on, f" {number}"))
+    played(environment, 2, engine=engine, max_turns=2)
+    seeds = {text(ids)[:3]: [] for ids, _, _ in engine.calls}
+    for ids, n, sampling in engine.calls:
+        assert n == 1
+        seeds[text(ids)[:3]].append(sampling.seed)
+    assert seeds == {f"? {i}": [turn_seed(7, i, 1), turn_seed(7, i, 2)] for i in range(2)}
+    assert environment.seeds == [turn_seed(7, 0, 0), turn_seed(7, 1, 0)]
+
+
+def test_attempts_that_begin_alike_share_the_encoding_of_their_prompt() -> None:
+    engine = FakeEngine(lambda ids, index: (*tokens("ab"), END), len(TOKENIZER))
+    played(Talks(lambda _: Scripted(going_on, " go")), 3, engine=engine, max_turns=1)
+    assert [(text(ids), n, sampling.seed) for ids, n, sampling in engine.calls] == [("? go", 3, 7)]
+
+
+def test_a_history_that_is_rendered_anew_branches_where_it_is_rewritten() -> None:
+    def says(answer: Answer) -> Observation:
+        return Observation(({"role": "user", "content": "go on"},))
+
+    odd = FakeEngine(lambda ids, index: (*tokens("a"), END), len(TOKENIZER))  # the template ends a turn otherwise
+    for history, branches in (("append", 0), ("template", 3)):
+        (rollout,) = played(Talks(lambda _: Scripted(says)), 1, TALK, odd, history=history).rollouts
+        learnt = [t for t, mine in zip(rollout.target_ids, rollout.loss_mask, strict=True) if mine]
+        assert text(learnt) == "a<|endoftext|>" * 3
+        assert len(rollout.branches) == branches
+    ends = (*rollout.branches[1:], len(rollout.input_ids))
+    rows = [rollout.input_ids[start:end] for start, end in zip(rollout.branches, ends, strict=True)]
+    assert text(rows[2]) == (
+        "<turn>user\n?</turn><turn>assistant\na</turn><turn>user\ngo on</turn><turn>assistant\na</turn>"
+        "<turn>user\ngo on</turn><turn>assistant\na"
+    )
+
+
+def test_a_history_that_is_rendered_as_it_was_sampled_stays_one_row() -> None:
+    (stop,) = tokens("</turn>")
+    whole = FakeEngine(lambda ids, index: (*tokens("a"), stop), len(TOKENIZER))
+    rows = [
+        played(Talks(lambda _: Scripted(going_on)), 1, TALK, whole, history=history).rollouts[0]
+        for history in ("append", "template")
+    ]
+    assert rows[0] == rows[1]
+    assert rows[1].branches == ()
