@@ -181,7 +181,10 @@ class Runner:
         return torch.cat(pieces)
 
     def _extend(self, first: int, rows: Sequence[Row], stretches: Sequence[tuple[int, int]]) -> Tensor:
-        """Let rows from slot `first` on read a stretch of their own tokens each, in one pass. Logits (N, V) after it."""
+        """Let rows from slot `first` on read a stretch of their own tokens each, in one pass.
+
+        Returns the logits (N, V) after it.
+        """
         groups = [row.request.slot for row in rows]
         prompt_lengths = [len(row.request.prompt_ids) for row in rows]
         layout = ExtendLayout(self.cache, first, groups, prompt_lengths, stretches, self.holds_prompts)

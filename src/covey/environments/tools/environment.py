@@ -65,8 +65,7 @@ class ToolEnvironment(Environment):
 
     # ---- what a run asks
 
-    @property
-    def max_turns(self) -> int:
+    def max_turns(self, prompt: Prompt) -> int:
         return MAX_TURNS
 
     @property

@@ -15,8 +15,6 @@ class EpisodeFact:
 
     stop_reason: StopReason
     num_turns: int
-    num_void: int
-    turn_rewards: float
     num_given: int
     """Tokens that were said to the policy, the prompt's aside."""
     num_chosen: int
@@ -38,8 +36,6 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     return {
         "turns_mean": turns / len(facts),
         "turns_max": float(max(fact.num_turns for fact in facts)),
-        "turn_reward_mean": sum(fact.turn_rewards for fact in facts) / turns if turns else None,
-        "void_turn_fraction": sum(fact.num_void for fact in facts) / turns if turns else None,
         "environment_token_fraction": given / (given + chosen) if given + chosen else None,
         "branches_mean": sum(fact.num_branches for fact in facts) / len(facts),
         "prefix_breaks": float(sum(fact.num_branches - 1 for fact in facts)),
@@ -55,8 +51,6 @@ def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
     return EpisodeFact(
         stop_reason=reason,
         num_turns=len(rollout.turns),
-        num_void=sum(turn.is_void for turn in rollout.turns),
-        turn_rewards=sum(turn.reward for turn in rollout.turns),
         num_given=sum(not chosen for branch in told for chosen in branch),
         num_chosen=rollout.num_loss_tokens,
         num_branches=len(branches),
