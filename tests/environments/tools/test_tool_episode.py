@@ -296,7 +296,7 @@ def test_tools_are_given_to_another_environment() -> None:
     assert given.prompts("test") == Sums().prompts("test")
     assert run(given.score(PROMPT, ["42", "41"])) == [Reward(1.0), Reward(0.0)]
     assert given.can_reply is False
-    assert given.max_turns == 8
+    assert given.max_turns(PROMPT) == 8
 
 
 def test_the_preflight_calls_every_tool_once() -> None:
