@@ -183,8 +183,8 @@ class Shelves(Sums):
     async def judge(self, prompt: Prompt, talk: Talk) -> Reward:
         return Reward(float(len(talk.state.things)), {"turns": float(len(talk.messages))})
 
-    async def release(self, prompt: Prompt, state: Shelf) -> None:
-        self.released = [*self.released, state]
+    async def release(self, prompt: Prompt, talk: Talk) -> None:
+        self.released = [*self.released, talk.state]
 
 
 def test_state_belongs_to_one_attempt() -> None:

@@ -102,6 +102,20 @@ def reward_functions(
     return tuple(result)
 
 
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """What functions are called with in the place of, and besides, an attempt's last answer."""
+
+    messages: Sequence[Message] | None = None
+    """All that was said since the prompt."""
+    objects: Mapping[str, Any] = field(default_factory=dict)
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the arguments, the messages anew for each function: it may change them."""
+        talk = {} if self.messages is None else {"completions": [copy.deepcopy([dict(m) for m in self.messages])]}
+        return {**talk, **self.objects}
+
+
 class RewardFunctions(Environment):
     """Environment made of rows and reward functions. The reward is the weighted sum of the values that apply.
 
@@ -184,13 +198,30 @@ class RewardFunctions(Environment):
         least 20)."""
         return await self._score(prompt, completions, _tokens(completion_ids))
 
+    async def score_conversation(
+        self, prompt: Prompt, messages: Sequence[Message], token_ids: Sequence[int], environment: object | None = None
+    ) -> Reward | Failure:
+        """Judge one attempt of several turns by all messages since its prompt.
+
+        `environment`, its own object, comes as `environments`; not to functions in workers, which it cannot be sent to.
+        """
+        said = [dict(message) for message in messages]
+        of_object = {} if environment is None or not self.settings.in_process else {"environments": [environment]}
+        talk = None if isinstance(prompt.text, str) else said
+        (score,) = await self._score(prompt, [final_text(said)], _tokens([token_ids]), Extra(talk, of_object))
+        return score
+
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
         return _DryRun(self), prompt
 
     async def _score(
-        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
+        self,
+        prompt: Prompt,
+        completions: Sequence[str],
+        tokens: Mapping[str, list[list[int]]],
+        extra: Extra | None = None,
     ) -> list[Reward | Failure]:
-        scores, outcomes = await self.judged(prompt, completions, tokens)
+        scores, outcomes = await self.judged(prompt, completions, tokens, extra)
         applied = [score for score in scores if score is not _DOES_NOT_APPLY]
         self._stop_where_nothing_applies(len(scores), len(applied))
         self._note(applied)
@@ -200,11 +231,18 @@ class RewardFunctions(Environment):
         return scores
 
     async def judged(
-        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
+        self,
+        prompt: Prompt,
+        completions: Sequence[str],
+        tokens: Mapping[str, list[list[int]]],
+        extra: Extra | None = None,
     ) -> tuple[list[Reward | Failure], list[Outcome]]:
         """Return the sums of the functions and what each says. Nothing is counted or logged."""
         count = len(completions)
-        keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens)} for _ in self._functions]
+        more = extra or Extra()
+        keywords = [
+            {**self._keywords(prompt, completions), **copy.deepcopy(tokens), **more.keywords()} for _ in self._functions
+        ]
         calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
         outcomes = await asyncio.gather(*calls)
         return [self._reward(index, outcomes) for index in range(count)], outcomes

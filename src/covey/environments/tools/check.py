@@ -7,6 +7,7 @@ from typing import Any
 from covey.environments.tools.calling import Caller, ToolServerLost
 from covey.environments.tools.calls import Call
 from covey.environments.tools.environment import ToolEnvironment
+from covey.environments.tools.episode import Talk
 from covey.types import Prompt
 
 EXAMPLES: Mapping[str, Any] = {
@@ -48,7 +49,7 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt) -> ToolFacts
         except ToolServerLost as error:
             answers[tool.name] = f"{type(error).__name__}: {error}"
             silent.append(tool.name)
-    await environment.release(prompt, state)
+    await environment.release(prompt, Talk(state, is_broken=bool(silent)))
     return ToolFacts(environment.facts()["tool_calls_read_by"], answers, tuple(silent))
 
 

@@ -47,6 +47,10 @@ class ToolEnvironment(Environment):
         """Return the object of a new attempt, whose public methods are tools. None where there is no state."""
         return None
 
+    def shown_state(self, prompt: Prompt) -> Any:
+        """Return an object whose methods stand for those of every attempt, to make schemas of."""
+        return self.state(prompt, 0)
+
     def kind(self, prompt: Prompt) -> str:
         """Name the tools that a prompt has: prompts of one kind have the same."""
         return ""
@@ -59,8 +63,8 @@ class ToolEnvironment(Environment):
         """Judge a finished attempt by all that was said, or by its state. None leaves it to `score`."""
         return None
 
-    async def release(self, prompt: Prompt, state: Any) -> None:
-        """Give back the object of an attempt that is over."""
+    async def release(self, prompt: Prompt, talk: Talk) -> None:
+        """Give back the object of an attempt that is over, unless the attempt is broken."""
         return
 
     # ---- what a run asks
@@ -90,7 +94,7 @@ class ToolEnvironment(Environment):
             self._shown = {}
         kind = self.kind(prompt)
         if kind not in self._shown:
-            self._shown[kind] = self.tools(prompt, self.state(prompt, 0))
+            self._shown[kind] = self.tools(prompt, self.shown_state(prompt))
         return self._shown[kind]
 
     def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
@@ -107,7 +111,7 @@ class ToolEnvironment(Environment):
             schemas=[tool.schema for tool in tools],
             opening=lambda: self.opening(prompt, state),
             judge=lambda talk: self.judge(prompt, talk),
-            closes=lambda: self.release(prompt, state),
+            closes=lambda: self.release(prompt, talk),
         )
 
     def metrics(self) -> Mapping[str, float]:

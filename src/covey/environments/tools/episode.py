@@ -2,13 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.tools.calling import Caller, ToolAnswer
 from covey.environments.tools.calls import BadCall, Reader, Said, hermes
 from covey.types import Failure, Message, Reward
 
+T = TypeVar("T")
 Judge = Callable[["Talk"], Awaitable[Reward | Failure | None]]
 Closes = Callable[[], Awaitable[None]]
 
@@ -22,6 +23,10 @@ class Talk:
     """Answers with their `tool_calls`, and messages of the tools."""
     token_ids: list[int] = field(default_factory=list)
     """What the policy sampled, over all turns."""
+    opening: Observation = field(default_factory=Observation)
+    """What was said before its first turn."""
+    is_broken: bool = False
+    """Whether a call was given up: the state may still be in use, by a thread that was left behind."""
 
 
 async def _nothing() -> None:
@@ -72,7 +77,9 @@ class ToolEpisode(Episode):
         self._num_calls = 0
 
     async def reset(self) -> Observation:
-        return Observation() if self._opening is None else await self._opening()
+        if self._opening is not None:
+            self.talk.opening = await self._whole(self._opening())
+        return self.talk.opening
 
     async def reply(self, answer: Answer) -> Observation:
         said = self._rules.read(answer, self._schemas)
@@ -85,7 +92,7 @@ class ToolEpisode(Episode):
         if self._rules.max_calls is not None and self._num_calls > self._rules.max_calls:
             return Observation(done=True, stop_reason="max_tool_calls", info=_counts(said, ()))
         # Calls
-        answers = await self._caller.answers(said.calls)
+        answers = await self._whole(self._caller.answers(said.calls))
         messages = tuple(self._message(found, answer.turn, place) for place, found in enumerate(answers))
         self.talk.messages += messages
         ends = any(found.ends for found in answers)
@@ -98,10 +105,18 @@ class ToolEpisode(Episode):
         )
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
-        return await self._judge(self.talk)
+        return await self._whole(self._judge(self.talk))
 
     async def close(self) -> None:
         await self._closes()
+
+    async def _whole(self, call: Awaitable[T]) -> T:
+        """Await a call, and note where it did not come to its end."""
+        try:
+            return await call
+        except BaseException:
+            self.talk.is_broken = True
+            raise
 
     def _message(self, answer: ToolAnswer, turn: int, place: int) -> Message:
         if self._rules.role != "tool":

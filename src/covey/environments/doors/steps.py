@@ -1,0 +1,147 @@
+"""Environments of `reset` and `step`: each attempt has an object of its own, made by a factory.
+
+What a step earns belongs to its turn, what the last one earns is the verdict on the episode.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.base import Environment, Split, conversation
+from covey.environments.doors.games import PROTOCOLS, Game, Move
+from covey.environments.episode import Answer, Episode, Observation
+from covey.environments.tools.calling import called_in_time
+from covey.system.lookup import one_of
+from covey.types import Failure, Message, Prompt, Reward
+
+MAX_TURNS = 16
+"""Turns of an episode, where environment.max_turns is not set."""
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How such an environment is made and spoken to. What `StepsConfig` explains."""
+
+    factory: Callable[..., Any]
+    protocol: str = "gymnasium"
+    instruction: str = ""
+    step_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        one_of("environment.protocol", self.protocol, tuple(PROTOCOLS))
+
+    def game(self, columns: Mapping[str, Any]) -> Game:
+        """Make the object of one attempt. Columns of the row besides the prompt are SkyRL's `extras`."""
+        if self.protocol != "skyrl":
+            return PROTOCOLS[self.protocol](self.factory())
+        return PROTOCOLS[self.protocol](self.factory(extras=dict(columns.get("extras") or {})))
+
+
+class Steps(Environment):
+    """Environment whose attempts are played by `reset` and `step`.
+
+    The prompts are seeds: attempts of a group begin in the same state. SkyRL-Gym's are rows.
+    """
+
+    def __init__(self, settings: StepSettings, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+        self.settings = settings
+        self._prompts = {split: list(found) for split, found in prompts.items()}
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return MAX_TURNS
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode:
+        return StepEpisode(self.settings, prompt)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        """Judge answers without an episode, as the first move of one: the reward of that step."""
+        return [await self._first_move(prompt, text) for text in completions]
+
+    async def _first_move(self, prompt: Prompt, text: str) -> Reward | Failure:
+        episode = StepEpisode(self.settings, prompt)
+        try:
+            await episode.reset()
+            said = await episode.reply(Answer(text, (), "stop", 1, ()))
+            verdict = await episode.score(())
+            return Reward(verdict.value + (said.reward or 0.0), verdict.parts)
+        finally:
+            await episode.close()
+
+
+class StepEpisode(Episode):
+    """One game."""
+
+    def __init__(self, settings: StepSettings, prompt: Prompt) -> None:
+        self._settings = settings
+        self._prompt = prompt
+        self._game: Game | None = None
+        self._verdict = 0.0
+
+    async def reset(self) -> Observation:
+        messages = [] if isinstance(self._prompt.text, str) else list(self._prompt.text)
+        seed = int(self._prompt.columns.get("seed", 0))
+
+        def begin() -> str | tuple[Message, ...]:
+            self._game = self._settings.game(self._prompt.columns)
+            return self._game.begin(seed, messages)
+
+        said = await self._called("reset", begin)
+        return Observation(said)
+
+    async def reply(self, answer: Answer) -> Observation:
+        game = self._game
+        assert game is not None, "reset begins an episode"
+        found: Move = await self._called("step", lambda: game.move(answer.text))
+        self._verdict = found.reward if found.done else 0.0
+        return Observation(
+            found.said,
+            reward=None if found.done else found.reward or None,
+            done=found.done,
+            stop_reason=found.stop_reason,
+            is_void=found.is_invalid,
+        )
+
+    async def score(self, conversation: Sequence[Message]) -> Reward:
+        return Reward(self._verdict, {"last_step": self._verdict})
+
+    async def close(self) -> None:
+        if self._game is not None:
+            await self._called("close", self._game.end)
+
+    async def _called(self, method: str, call: Callable[[], Any]) -> Any:
+        what = f"{self._prompt.environment}.{method}"
+        return await called_in_time(call, what, self._settings.step_timeout)
+
+
+def seed_prompts(
+    name: str, instruction: str, counts: Mapping[Split, int], first_seed: int
+) -> dict[Split, list[Prompt]]:
+    """Return prompts that are seeds. No seed is in both splits."""
+    made: dict[Split, list[Prompt]] = {}
+    seed = first_seed
+    for split, count in counts.items():
+        made[split] = [
+            Prompt(f"{split}-{index}", name, conversation(instruction, ""), {"seed": seed + index})
+            for index in range(count)
+        ]
+        seed += count
+    return made
+
+
+def row_prompts(name: str, rows: Mapping[Split, Sequence[Mapping[str, Any]]]) -> dict[Split, list[Prompt]]:
+    """Return a prompt for each row of SkyRL-Gym's form: `prompt` (messages), and everything else its `extras`."""
+    return {
+        split: [
+            Prompt(
+                f"{split}-{index}",
+                name,
+                tuple(dict(message) for message in row["prompt"]),
+                {"extras": {key: value for key, value in row.items() if key != "prompt"}},
+            )
+            for index, row in enumerate(found)
+        ]
+        for split, found in rows.items()
+    }

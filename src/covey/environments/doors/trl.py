@@ -1,0 +1,177 @@
+"""Tools as TRL's GRPOTrainer takes them: functions, and classes whose instances are an attempt's own.
+
+    class Shop:
+        def reset(self, **row) -> str | None: ...       # what it returns is appended to the last user message
+        def buy(self, thing: str) -> str: ...           # every other public method is a tool
+        def get_reward(self) -> float: ...              # optional: comes on top of the reward functions
+
+Instances are pooled, made once and reset often, and never used by two attempts at a time.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from covey.environments.base import Split, text_of
+from covey.environments.episode import Observation
+from covey.environments.reward_functions.call import name_of, problem_with
+from covey.environments.reward_functions.environment import RewardFunctions
+from covey.environments.tools.calling import called_in_time
+from covey.environments.tools.environment import WithTools
+from covey.environments.tools.episode import Talk
+from covey.types import Failure, Message, Prompt, Reward
+
+Factory = Callable[[], Any]
+COLUMN = "environment"
+"""Column of a row that names its class, where there are several."""
+NO_PROMPT = "(reset says what is asked)"
+"""Stands in rows without a prompt until the instance has been reset."""
+
+
+class RowTools(WithTools):
+    """Rows, reward functions, tools, and an object for each attempt."""
+
+    judged: RewardFunctions
+
+    def __init__(
+        self,
+        judged: RewardFunctions,
+        functions: Sequence[Callable[..., Any]] = (),
+        factories: Factory | Mapping[str, Factory] | None = None,
+        *,
+        has_rewards: bool = True,
+    ) -> None:
+        """Keep the parts. Several factories are chosen from by the rows' column `environment`.
+
+        Raises ValueError for a class without `reset`, a row that names none, and where nothing rewards.
+        """
+        super().__init__(judged, functions)
+        self._has_rewards = has_rewards
+        self._is_chosen = isinstance(factories, Mapping)
+        self._factories: dict[str, Factory] = {}
+        if isinstance(factories, Mapping):
+            self._factories = dict(factories)
+        elif factories is not None:
+            self._factories = {"": factories}
+        self._pool: defaultdict[str, list[Any]] = defaultdict(list)
+        self._check(judged)
+
+    def _check(self, judged: RewardFunctions) -> None:
+        """Make one instance of each class, and see that rows name what there is."""
+        rewarded = self._has_rewards
+        for name, factory in self._factories.items():
+            made = factory()
+            if not callable(getattr(made, "reset", None)):
+                raise ValueError(f"{type(made).__name__} must define reset, as an environment_factory")
+            rewarded |= callable(getattr(made, "get_reward", None))
+            self._pool[name].append(made)
+        if not rewarded:
+            raise ValueError("nothing rewards: give reward functions, or a class with get_reward")
+        named = [p for split in ("train", "test") for p in _prompts(judged, split)] if self._is_chosen else []
+        wrong = next((p for p in named if p.columns.get(COLUMN) not in self._factories), None)
+        if wrong is not None:
+            there = ", ".join(self._factories)
+            raise ValueError(f"{wrong.id} has environment={wrong.columns.get(COLUMN)!r}, which is none of {there}")
+
+    # ---- what is asked
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [_emptied(prompt) for prompt in self.judged.prompts(split)]
+
+    def kind(self, prompt: Prompt) -> str:
+        return str(prompt.columns[COLUMN]) if self._is_chosen else ""
+
+    def state(self, prompt: Prompt, seed: int) -> Any:
+        if not self._factories:
+            return None
+        kind = self.kind(prompt)
+        return self._pool[kind].pop() if self._pool[kind] else self._factories[kind]()
+
+    def shown_state(self, prompt: Prompt) -> Any:
+        if not self._factories:
+            return None
+        kind = self.kind(prompt)
+        if not self._pool[kind]:
+            self._pool[kind].append(self._factories[kind]())
+        return self._pool[kind][-1]
+
+    async def opening(self, prompt: Prompt, state: Any) -> Observation:
+        if state is None:
+            return Observation()
+        row = dict(prompt.columns)
+        if self._is_chosen:
+            row.pop(COLUMN)
+        asked = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
+        what = f"{type(state).__name__}.reset"
+        said = await called_in_time(state.reset, what, self.tool_timeout, **{"prompt": asked, **row})
+        if said is None:
+            return Observation()
+        return Observation(said if isinstance(said, str) else text_of({"content": said}))
+
+    async def release(self, prompt: Prompt, talk: Talk) -> None:
+        if talk.state is not None and not talk.is_broken:
+            self._pool[self.kind(prompt)].append(talk.state)
+
+    # ---- what it is worth
+
+    async def judge(self, prompt: Prompt, talk: Talk) -> Reward | Failure:
+        found: Reward | Failure = Failure("no reward function applied", is_fault=False)
+        if self._has_rewards:
+            asked = replace(prompt, text=_after_reset(prompt.text, talk.opening))
+            found = await self.judged.score_conversation(asked, talk.messages, talk.token_ids, talk.state)
+        own = getattr(talk.state, "get_reward", None)
+        if own is None or (isinstance(found, Failure) and found.is_fault):
+            return found
+        # What the object itself says, on top
+        name = type(talk.state).__name__
+        value = await called_in_time(own, f"{name}.get_reward", self.tool_timeout)
+        if value is None:
+            return found
+        problem = problem_with(value)
+        if problem:
+            return Failure(f"{name}.get_reward returned {problem}")
+        base = found if isinstance(found, Reward) else Reward(0.0)
+        return replace(base, value=base.value + float(value), parts={**base.parts, name: float(value)})
+
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        owners = [type(made).__name__ for pool in self._pool.values() for made in pool if hasattr(made, "get_reward")]
+        return {**(self.judged.part_weights if self._has_rewards else {}), **dict.fromkeys(owners, 1.0)}
+
+
+def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row with a prompt that stands for what `reset` will say, where it has none."""
+    asked = [{"role": "user", "content": NO_PROMPT}]
+    return row if row.get("prompt") is not None else {**row, "prompt": asked}
+
+
+def no_reward(completions: Sequence[Any], **columns: Any) -> list[None]:
+    """Apply to nothing: stands where the object of an attempt is all that rewards."""
+    return [None] * len(completions)
+
+
+def tool_names(functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """Return the names of functions, for the record of a run."""
+    return [name_of(function) for function in functions]
+
+
+def _prompts(judged: RewardFunctions, split: Split) -> list[Prompt]:
+    return judged.prompts(split)
+
+
+def _emptied(prompt: Prompt) -> Prompt:
+    """Return the prompt without what stands for a missing one."""
+    if isinstance(prompt.text, str) or text_of(prompt.text[-1]) != NO_PROMPT:
+        return prompt
+    return replace(prompt, text=(*prompt.text[:-1], {**prompt.text[-1], "content": ""}))
+
+
+def _after_reset(text: str | tuple[Message, ...], opening: Observation) -> str | tuple[Message, ...]:
+    """Return a prompt with what `reset` appended to it."""
+    said = opening.messages
+    if not isinstance(said, str) or not said:
+        return text
+    if isinstance(text, str):
+        return text + said
+    return (*text[:-1], {**text[-1], "content": text_of(text[-1]) + said})

@@ -1,0 +1,246 @@
+"""TRL's tools and environment classes: rows, pooled instances, rewards of both kinds."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from covey.environments.base import Split
+from covey.environments.doors.trl import Factory, RowTools, no_reward, with_prompt
+from covey.environments.episode import Observation
+from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
+from covey.environments.tools.calling import ToolServerLost
+from covey.types import Failure, Reward
+
+from ...support.tools import call, multiply, play, run
+
+ROWS = [
+    {"prompt": [{"role": "user", "content": "Buy a cow."}], "thing": "cow", "environment": "shop"},
+    {"prompt": [{"role": "user", "content": "Buy a hen."}], "thing": "hen", "environment": "shop"},
+]
+
+
+class Shop:
+    """A shop with what a row orders."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.resets = 0
+
+    def reset(self, **row: Any) -> str | None:
+        self.resets += 1
+        self.row = row
+        self.bought: list[str] = []
+        return f" There are {row['thing']}s."
+
+    def buy(self, thing: str) -> str:
+        """
+        Buy a thing.
+
+        Args:
+            thing: Which one.
+        """
+        if thing != self.row["thing"]:
+            raise ValueError(f"no {thing} here")
+        self.bought.append(thing)
+        return "sold"
+
+    def get_reward(self) -> float:
+        return float(len(self.bought))
+
+
+@pytest.fixture(autouse=True)
+def _begin() -> None:
+    Shop.made = 0
+
+
+def row_tools(
+    *functions: Callable[..., Any],
+    factories: Factory | Mapping[str, Factory] | None = Shop,
+    tools: Sequence[Callable[..., Any]] = (),
+    rows: Sequence[Mapping[str, Any]] = ROWS,
+) -> RowTools:
+    splits: dict[Split, Any] = {"train": [with_prompt(row) for row in rows], "test": []}
+    settings = RewardSettings(in_process=True)
+    judged = RewardFunctions(splits, reward_functions(functions or [no_reward]), settings)
+    return RowTools(judged, tools, factories, has_rewards=bool(functions))
+
+
+def played(environment: RowTools, *texts: str, index: int = 0) -> tuple[list[Observation], Any]:
+    async def whole() -> tuple[list[Observation], Any]:
+        prompt = environment.prompts("train")[index]
+        episode = environment.episode(prompt, 0)
+        said = await play(episode, texts)
+        return said, await episode.score(())
+
+    return run(whole())
+
+
+def test_reset_gets_the_row_and_its_words_go_on_the_prompt() -> None:
+    environment = row_tools()
+    said, _ = played(environment, "done")
+    assert said[0].messages == " There are cows."
+    (shop,) = environment._pool[""]
+    assert shop.row == ROWS[0]
+
+
+def test_public_methods_and_functions_are_tools() -> None:
+    environment = row_tools(tools=[multiply])
+    names = [schema["function"]["name"] for schema in environment.tool_schemas(environment.prompts("train")[0])]
+    assert names == ["multiply", "buy"]
+
+
+def test_tools_play_and_the_object_rewards() -> None:
+    said, verdict = played(row_tools(), call("buy", thing="cow") + call("buy", thing="ox"), "Thanks.")
+    assert [message["content"] for message in said[1].messages if isinstance(message, Mapping)] == [
+        "sold",
+        '{"error": "ValueError: no ox here"}',
+    ]
+    assert verdict == Reward(1.0, {"Shop": 1.0})
+
+
+def test_reward_functions_see_all_messages_the_object_and_the_row_and_are_added() -> None:
+    seen: dict[str, Any] = {}
+
+    def polite(prompts, completions, completion_ids, environments, thing, **columns):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202
+        seen.update(prompts=prompts, completions=completions, ids=completion_ids, shops=environments, thing=thing)
+        return [0.5 for _ in completions]
+
+    environment = row_tools(polite)
+    _, verdict = played(environment, call("buy", thing="cow"), "Thanks.")
+    assert verdict == Reward(1.5, {"polite": 0.5, "Shop": 1.0})
+    assert environment.part_weights == {"polite": 1.0, "Shop": 1.0}
+    assert seen["prompts"] == [[{"role": "user", "content": "Buy a cow. There are cows."}]]
+    assert [message["role"] for message in seen["completions"][0]] == ["assistant", "tool", "assistant"]
+    assert seen["completions"][0][0]["tool_calls"][0]["function"] == {"name": "buy", "arguments": {"thing": "cow"}}
+    assert (seen["thing"], seen["ids"], len(seen["shops"])) == (["cow"], [[7, 7]], 1)
+
+
+def test_functions_may_change_what_they_are_given() -> None:
+    def spoils(completions, **columns):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202
+        completions[0].clear()
+        return [0.0]
+
+    def counts(completions, **columns):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202
+        return [float(len(completions[0]))]
+
+    _, verdict = played(row_tools(spoils, counts, factories=None, tools=[multiply]), call("multiply", a=1, b=2), "2")
+    assert verdict == Reward(3.0, {"spoils": 0.0, "counts": 3.0})
+
+
+def test_instances_are_made_once_and_reset_often() -> None:
+    environment = row_tools()
+    for index in (0, 1, 0):
+        played(environment, "done", index=index)
+    assert Shop.made == 1
+    (shop,) = environment._pool[""]
+    assert shop.resets == 3
+
+
+def test_attempts_at_one_time_have_instances_of_their_own() -> None:
+    environment = row_tools()
+    prompt = environment.prompts("train")[0]
+    states = [environment.episode(prompt, seed).talk.state for seed in range(3)]
+    assert len(set(map(id, states))) == 3
+
+
+def test_an_instance_that_a_thread_still_holds_is_used_no_more() -> None:
+    gate = threading.Event()
+
+    class Slow(Shop):
+        def buy(self, thing: str) -> str:
+            """
+            Buy.
+
+            Args:
+                thing: Which one.
+            """
+            gate.wait(30)
+            return "sold"
+
+    environment = row_tools(factories=Slow)
+    environment.tool_timeout = 0.02
+    prompt = environment.prompts("train")[0]
+
+    async def broken() -> None:
+        episode = environment.episode(prompt, 0)
+        await episode.reset()
+        with pytest.raises(ToolServerLost, match="the tool buy"):
+            await play(episode, [call("buy", thing="cow")])
+        await episode.close()
+
+    run(broken())
+    gate.set()
+    assert environment._pool[""] == []
+
+
+def test_rows_choose_among_several_classes() -> None:
+    class Silent:
+        def reset(self, **row: Any) -> None:
+            assert "environment" not in row
+
+        def nod(self) -> str:
+            """Nod."""
+            return "nods"
+
+    rows = [ROWS[0], {**ROWS[1], "environment": "silent"}]
+    environment = row_tools(factories={"shop": Shop, "silent": Silent}, rows=rows)
+    shop, silent = (environment.tool_schemas(prompt) for prompt in environment.prompts("train"))
+    assert [schema["function"]["name"] for schema in (*shop, *silent)] == ["buy", "nod"]
+    assert played(environment, call("buy", thing="cow"), "x", index=0)[1] == Reward(1.0, {"Shop": 1.0})
+    verdict = played(environment, call("nod"), "x", index=1)[1]
+    assert isinstance(verdict, Failure)
+    assert not verdict.is_fault
+
+
+def test_rows_without_a_prompt_are_asked_by_reset() -> None:
+    environment = row_tools(rows=[{"thing": "cow"}])
+    (prompt,) = environment.prompts("train")
+    assert prompt.text == ({"role": "user", "content": ""},)
+    assert played(environment, "done")[0][0].messages == " There are cows."
+
+
+def test_what_cannot_be_is_refused() -> None:
+    class NoReset:
+        def go(self) -> None:
+            """Go."""
+
+    class NoReward:
+        def reset(self, **row: Any) -> None: ...
+
+    with pytest.raises(ValueError, match="NoReset must define reset"):
+        row_tools(factories=NoReset)
+    with pytest.raises(ValueError, match="nothing rewards"):
+        row_tools(factories=NoReward)
+    with pytest.raises(ValueError, match="nothing rewards"):
+        row_tools(factories=None, tools=[multiply])
+    with pytest.raises(ValueError, match="train-0 has environment='shop', which is none of inn"):
+        row_tools(factories={"inn": Shop})
+
+
+def test_a_reward_that_is_no_number_is_a_failure() -> None:
+    class Odd(Shop):
+        def get_reward(self) -> Any:
+            return "much"
+
+    verdict = played(row_tools(factories=Odd), "done")[1]
+    assert isinstance(verdict, Failure)
+    assert "Odd.get_reward returned str 'much'" in verdict.reason
+
+
+def test_an_async_get_reward_is_awaited_and_none_says_nothing() -> None:
+    class Later(Shop):
+        async def get_reward(self) -> float:  # type: ignore[override]
+            return 0.25
+
+    class Never(Shop):
+        def get_reward(self) -> Any:
+            return None
+
+    assert played(row_tools(factories=Later), "done")[1] == Reward(0.25, {"Later": 0.25})
+    verdict = played(row_tools(factories=Never), "done")[1]
+    assert isinstance(verdict, Failure)
+    assert not verdict.is_fault
