@@ -143,6 +143,7 @@ class NativeEngine:
         """
         in_flight = len(self._futures) + len(self._turns.under_way)
         assert not in_flight, f"{in_flight} calls of generate() in flight while weights change"
+        self._forget_kept()
         self._reset()
         self.version = version
 

@@ -1,17 +1,25 @@
 """The native engine run through a past: each token on the version that sampled it.
 
-Nothing of a row depends on the rows beside it: prompts are encoded alone, and so is a prefix whose weights changed. So
-a row that is sampled alone, with the same changes after the same tokens, has the same bits.
+Nothing of a row depends on the rows beside it: prompts are encoded alone, and so are the reply before a turn and a
+prefix whose weights changed. So a row that is sampled alone, with the same changes after the same tokens, has the same
+bits. A session that waited over a change of weights has read all of it again in one pass, and its next turn says so by
+its version. One that gave way without a change was read again with the passes it was read with (`Runner.repeats_bits`),
+of which nothing is to be seen here.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from covey.engine.native.own_weights import OwnWeightsEngine
+from covey.engine.native.rows import Row
+from covey.engine.native.runner import Runner
+from covey.engine.native.scheduler import Scheduler
 from covey.engine.weights import trained_tensors
 from covey.policy.policy import Policy, inference
 from covey.types import Completion, Sampling, Span
@@ -27,6 +35,17 @@ class Past(Protocol):
     def add(self, seed: int, sample_index: int, num_tokens: int) -> None:
         """Note how long the completion came out."""
         ...
+
+
+@dataclass(eq=False)
+class Place:
+    """Where rows of one version are sampled and kept, or one row whose weights change."""
+
+    scheduler: Scheduler
+    runner: Runner
+    version: int
+    """Of the weights that what is kept was read with."""
+    has_begun: bool = False
 
 
 class ReplayingEngine(OwnWeightsEngine):
@@ -48,41 +67,91 @@ class ReplayingEngine(OwnWeightsEngine):
         self._kept = {kept: weights for kept, weights in self._kept.items() if kept >= version}
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        """Return the completions of a call of the past: those of one version together, the others one by one."""
-        spans_of = [tuple(self.past.spans(sampling.seed, index)) for index in range(n)]
-        whole: dict[int, list[int]] = {}
-        found: dict[int, Completion] = {}
-        # Completions of one version are sampled together, others alone
-        for index, spans in enumerate(spans_of):
-            if len(spans) == 1:
-                whole.setdefault(spans[0].version, []).append(index)
-            else:
-                found |= self._sample(prompt_ids, n, sampling, [index], spans)
-        for indices in whole.values():
-            found |= self._sample(prompt_ids, n, sampling, indices, spans_of[indices[0]])
-        # Remember what was sampled, for the next turn
-        for index in range(n):
-            self.past.add(sampling.seed, index, len(found[index].token_ids))
-        return [found[index] for index in range(n)]
+        """Return the completions of a call of the past."""
+        sessions = self.open(prompt_ids, n, sampling)
+        completions = [await session.first() for session in sessions]
+        for session in sessions:
+            session.close()
+        return completions
 
-    def _sample(
-        self, prompt_ids: Sequence[int], n: int, sampling: Sampling, indices: Sequence[int], spans: Sequence[Span]
-    ) -> dict[int, Completion]:
-        """Sample some completions of a call, changing the weights where the spans say so."""
-        self._load(spans[0].version)
-        request = self._request(prompt_ids, n, sampling)
-        request.to_start = deque(indices)
-        self._scheduler.submit(request)
-        # Change the weights where the run had changed them
-        later = deque(spans[1:])
-        with inference(self._policy.model):
+    def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> "list[ReplayedSession]":  # type: ignore[override] # neither kind is the other
+        """Begin the attempts of a call of the past: those of one version together, the others one by one."""
+        sessions: dict[int, ReplayedSession] = {}
+        together: dict[object, list[int]] = {}
+        spans_of = [tuple(self.past.spans(sampling.seed, index)) for index in range(n)]
+        # Attempts of one version share a place, an attempt of several has its own
+        for index, spans in enumerate(spans_of):
+            together.setdefault(spans[0].version if len(spans) == 1 else (index,), []).append(index)
+        for indices in together.values():
+            request = self._request(prompt_ids, n, sampling)
+            request.keep_rows()
+            request.to_start = deque(indices)
+            version = spans_of[indices[0]][0].version
+            place = Place(Scheduler(self._limits), self._new_runner(), version)
+            place.scheduler.submit(request)
+            sessions |= {index: ReplayedSession(self, request.sessions[index], place) for index in indices}
+        return [sessions[index] for index in range(n)]
+
+    def sample_first(self, place: Place, row: Row) -> Completion:
+        """Return the first turn of an attempt, sampled with the others of its place."""
+        if not place.has_begun:
+            place.has_begun = True
+            self._sample(place, row, self.past.spans(row.sampling.seed, row.sample_index))
+        return self._told(row, row.sample_index)
+
+    def sample_next(self, place: Place, row: Row, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Return the next turn of an attempt. ValueError where it cannot fit."""
+        num_own = row.num_own + len(token_ids)
+        self._check_length(len(row.request.prompt_ids) + num_own, sampling)
+        place.scheduler.check_extension(row, num_own, sampling.max_tokens)
+        row.request.quiet = self._quiet_tokens(sampling)
+        row.extend(token_ids, sampling)
+        place.scheduler.resume(row)
+        self._sample(place, row, self.past.spans(sampling.seed, 0))
+        return self._told(row, 0)
+
+    def leave(self, place: Place, row: Row) -> None:
+        """Close a session in its place."""
+        with self._at(place), inference(self._policy.model):
+            self._scheduler.close(row)
+            self._depart()
+            if not self._scheduler.groups:
+                self._runner.drop()
+
+    def _told(self, row: Row, sample_index: int) -> Completion:
+        """Return the turn that is over, after noting its length for the next one."""
+        assert row.completion is not None, "its turn is over"
+        self.past.add(row.sampling.seed, sample_index, len(row.completion.token_ids))
+        return row.completion
+
+    def _sample(self, place: Place, row: Row, spans: Sequence[Span]) -> None:
+        """Sample the turns that are begun in a place, changing the weights where the spans say so."""
+        with self._at(place), inference(self._policy.model):
+            self._load(spans[0].version)
+            row.request.version = self.version
+            # What is kept of other weights is of no use
+            if place.version != self.version:
+                self._scheduler.give_up(row)
+                row.forget()
+                self._depart()
+            # Change the weights where the run had changed them
+            later = deque(spans[1:])
             while self._scheduler.has_work:
                 if later and self._scheduler.rows and len(self._scheduler.rows[0].token_ids) == later[0].start:
                     self._load(later.popleft().version)
                     self._continue()
                 self._step(most=1)
-        self._runner.drop()
-        return dict(request.completions)
+            place.version = self.version
+
+    @contextmanager
+    def _at(self, place: Place) -> Iterator[None]:
+        """Work with the cache of a place inside."""
+        usual = self._scheduler, self._runner
+        self._scheduler, self._runner = place.scheduler, place.runner
+        try:
+            yield
+        finally:
+            self._scheduler, self._runner = usual
 
     @torch.no_grad()
     def _load(self, version: int) -> None:
@@ -92,3 +161,30 @@ class ReplayingEngine(OwnWeightsEngine):
             tensor.copy_(self._kept[version][name])
         self.refresh_weights()
         self.version = version
+
+
+class ReplayedSession:
+    """One attempt of several turns of the past. See `Session`."""
+
+    def __init__(self, engine: ReplayingEngine, row: Row, place: Place) -> None:
+        self._engine = engine
+        self._row = row
+        self._place = place
+
+    @property
+    def re_encoded_tokens(self) -> int:
+        """Return how many tokens of earlier turns had to be encoded again so far."""
+        return self._row.re_encoded
+
+    async def first(self) -> Completion:
+        """Return the first turn."""
+        return self._engine.sample_first(self._place, self._row)
+
+    async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Append what the environment said, and sample the next turn."""
+        return self._engine.sample_next(self._place, self._row, token_ids, sampling)
+
+    def close(self) -> None:
+        """Give back what is kept. Closing again does nothing."""
+        if not self._row.closed:
+            self._engine.leave(self._place, self._row)

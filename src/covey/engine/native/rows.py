@@ -63,10 +63,10 @@ class Request:
         return Row(self, sample_index, self.sampling, row_key(self.sampling.seed, sample_index))
 
     def leave(self) -> None:
-        """Forget where it was cached. All that its sessions have read must be read again."""
+        """Forget where it was cached: nothing is kept any more."""
         self.num_running, self.num_kept, self.slot = 0, 0, -1
         for row in self.sessions:
-            row.forget()
+            row.kept = 0
 
     def start_again(self) -> None:
         """Forget the turns under way: first ones are still to start, later ones to be resumed."""
@@ -77,6 +77,7 @@ class Request:
         under_way = [row for row in self.sessions if row.completion is None and not row.closed]
         self.to_start = deque(row.sample_index for row in under_way if not row.past)
         for row in under_way:
+            row.forget()
             row.begin_turn(len(row.past) if row.token_ids else row.unread, row.sampling, row.key)
 
 
@@ -150,7 +151,7 @@ class Row:
         self.stop_text = self._stop_text()
 
     def forget(self) -> None:
-        """Take note that nothing it has read is of use: the weights are others, or the cache is gone."""
+        """Take note that nothing it has read is of use: the weights are others."""
         self.kept, self.read, self.together = 0, 0, []
 
     def continue_on(self, version: int) -> None:
