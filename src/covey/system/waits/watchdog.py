@@ -258,10 +258,15 @@ class Stages:
     _sampling: int = 0
     _environments: list[tuple[str, str]] = field(default_factory=list)
     _deadlines: set[asyncio.Timeout] = field(default_factory=set)
+    _told: tuple[str, ...] = ()
+    """Who the watchdog knows to be waited for."""
+    _is_due: bool = False
+    """Whether it is to be told once the event loop has turned."""
 
     @contextmanager
     def under_way(self, num_prompts: int) -> Iterator[None]:
         """Watch the event loop."""
+        self._told, self._is_due = (), False
         with self.watchdog.deadline(_to_answer(num_prompts), "timeouts.sampling"):
             yield
 
@@ -279,7 +284,7 @@ class Stages:
             yield
         finally:
             self._sampling -= 1
-            self._tell()
+            self._tell_soon()
 
     @asynccontextmanager
     async def scoring(self, environment: str, method: str = "score") -> AsyncIterator[None]:
@@ -310,7 +315,7 @@ class Stages:
             # An answer shows progress: extend the deadlines of those behind it in the queue
             if not deadline.expired():
                 self._extend()
-            self._tell()
+            self._tell_soon()
 
     def _extend(self) -> None:
         """Extend the deadlines of those behind in a queue, as a judgement has come."""
@@ -321,14 +326,36 @@ class Stages:
                 deadline.reschedule(asyncio.get_running_loop().time() + self.scoring_seconds)
 
     def _tell(self) -> None:
+        """Tell the watchdog who is waited for now. More of the same is a sign of progress, no news."""
+        waited_for = self._environments[0] if self._environments else ("the engine",) * bool(self._sampling)
+        if not waited_for:
+            return
+        if waited_for == self._told:
+            self.watchdog.progress()
+            return
+        self._told = waited_for
         if self._environments:
-            environment, method = self._environments[0]
+            environment, method = waited_for
             number = sum(other == method for _, other in self._environments)
             what = f"the environment {environment} to {ASKED[method]} {_counted(number, *OF[method])}"
             seconds = None if self.scoring_seconds is None else self.scoring_seconds + LOOP_SECONDS
             self.watchdog.now_for(what, "timeouts.scoring", seconds)
-        elif self._sampling:
+        else:
             self.watchdog.now_for(_to_answer(self._sampling), "timeouts.sampling")
+
+    def _tell_soon(self) -> None:
+        """Tell the watchdog once the event loop has turned: thousands of waits end in one turn of it.
+
+        What blocks the loop before that has named itself: an environment when it was asked, the engine when it began.
+        """
+        if self._is_due:
+            return
+        self._is_due = True
+        asyncio.get_running_loop().call_soon(self._told_soon)
+
+    def _told_soon(self) -> None:
+        self._is_due = False
+        self._tell()
 
 
 def _to_answer(num_prompts: int) -> str:
