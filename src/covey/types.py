@@ -8,6 +8,7 @@ L loss tokens (positions whose target the policy chose), B x T tokens of a micro
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # a worker that judges needs none of torch, which takes seconds to import
@@ -166,12 +167,22 @@ class Rollout:
     """Of an episode: why it ended."""
     branches: tuple[int, ...] = ()
     """Where the history was rewritten, the lists hold several sequences one after the other, each read from its own
-    begin: where each begins. Every sampled token is learnt in one of them. Empty: there is one."""
+    begin: where each begins, the first at 0. Every sampled token is learnt in one of them. Empty: there is one."""
 
     def __post_init__(self) -> None:
         assert self.input_length is None or len(self.input_ids) % self.input_length == 0, "inputs of one length"
         lengths = {len(self.input_ids), len(self.target_ids), len(self.loss_mask), len(self.sampler_logprobs)}
         assert len(lengths) == 1, f"four lists of one length, got lengths {sorted(lengths)}"
+        ends = (*self.branches[1:], len(self.input_ids))
+        is_in_order = all(start < end for start, end in zip(self.branches, ends, strict=False))
+        assert not self.branches or (self.branches[0] == 0 and is_in_order), f"branches begin at {self.branches}"
+
+    @property
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        """Return begin and end of each sequence in the lists that is read by itself."""
+        length = len(self.input_ids)
+        starts = self.branches or (0,) if self.input_length is None else range(0, length, self.input_length)
+        return tuple(pairwise((*starts, length)))
 
     @property
     def num_loss_tokens(self) -> int:

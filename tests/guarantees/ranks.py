@@ -22,9 +22,10 @@ from covey.run.build import distributed
 from covey.system import collectives
 from covey.system import ranks as launch
 from covey.trainer.batch import pad_micro_batches
-from covey.types import Batch
+from covey.types import Batch, Group
 
 from ..support.builders import copied, make_trainer
+from .update.episodes import as_branches, changed, episode_groups, rewritten
 from .update.updates import (
     EVERY_LOSS,
     MOVING,
@@ -59,12 +60,19 @@ def cases() -> dict[str, UpdateCase]:
         "m2po": make_case(algorithm=AlgorithmConfig(m2po_threshold=0.05)),
         "entropy": make_case(algorithm=AlgorithmConfig(entropy_coef=0.01, high_entropy_fraction=0.4)),
     }
+    found["episodes"] = make_case(algorithm=AlgorithmConfig(kl_coef=0.1), groups=branching_episodes())
     found |= {f"random_{seed}": make_case(groups=any_groups(seed)) for seed in (1, 2, 3)}
     for architecture in ("qwen2", "qwen3", "llama", "mistral"):
         for rank in (0, 2):
             name = f"{architecture}_lora" if rank else architecture
             found[name] = make_case(architecture, torch.float32, AlgorithmConfig(kl_coef=0.1), lora_rank=rank)
     return found | _fills()
+
+
+def branching_episodes() -> list[Group]:
+    """Three groups, of rows and of both kinds of branches."""
+    plain, branched, other = episode_groups(0)[:1], episode_groups(0)[1:], episode_groups(1)[:1]
+    return [*plain, *changed(branched, as_branches), *changed(other, rewritten)]
 
 
 def _fills() -> dict[str, UpdateCase]:

@@ -1,5 +1,7 @@
 """Layouts, micro-batches and counts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -101,6 +103,44 @@ def test_a_rollout_longer_than_the_budget_gets_a_micro_batch_of_its_own() -> Non
     assert [len(m.target_L) for m in parts.micro_batches] == [50, 2]
 
 
+def test_a_budget_holds_a_tree_whose_tokens_are_as_many() -> None:
+    """A prompt of 3 and completions of 4, 1 and 2 tokens that are read; 40 more begin two of them."""
+    shared = tuple(range(100, 140))
+    groups = [group("a", rollout((*shared, 8, 8, 8)), rollout((8, 2)), rollout((*shared, 2)))]
+    num_tokens = 3 + 40 + 2 + 1
+    (micro,) = batch(groups, "shared", num_tokens).micro_batches
+    assert micro.input_ids_BT.numel() == num_tokens
+    assert len(batch(groups, "shared", num_tokens - 1).micro_batches) == 2
+
+
+@pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
+def test_branches_are_sequences_of_their_own_in_one_row(packing: str) -> None:
+    """The second is read behind a rewritten history, of which the first token is the prompt's."""
+    one = rollout((8, 2))
+    ids, rest = (5, 30, 31, 9), (6, 7)
+    branched = replace(
+        one,
+        input_ids=(*one.input_ids, *ids),
+        target_ids=(*one.target_ids, 30, 31, *rest),
+        loss_mask=(*one.loss_mask, False, False, True, True),
+        sampler_logprobs=(*one.sampler_logprobs, 0.0, 0.0, -3.0, -4.0),
+        branches=(0, 4),
+    )
+    (micro,) = batch([group("a", branched, one)], packing).micro_batches
+    tokens, positions = micro.input_ids_BT.flatten().tolist(), micro.position_ids_BT.flatten().tolist()
+    assert [tokens[place] for place in micro.source_L.tolist()] == [7, 8, 31, 9, 7, 8]
+    assert [positions[place] for place in micro.source_L.tolist()] == [2, 3, 2, 3, 2, 3]
+    assert micro.target_L.tolist() == [8, 2, 6, 7, 8, 2]
+    assert micro.row_L.tolist() == [0, 0, 0, 0, 1, 1]
+    assert micro.sampler_logprob_L.tolist()[2:4] == [-3.0, -4.0]
+
+
+def test_branches_that_do_not_begin_in_order_from_0_are_refused() -> None:
+    for branches in ((1,), (0, 2, 2), (0, 4), (0, 9)):
+        with pytest.raises(AssertionError, match="branches begin at"):
+            replace(rollout((8, 2)), branches=branches)
+
+
 CUT = AlgorithmConfig(mask_truncated=True)
 
 
@@ -115,6 +155,11 @@ def test_unflatten_puts_loss_tokens_into_rows() -> None:
     assert unflatten(micro.target_L, micro).tolist() == [[8, 2, 0], [9, 9, 2]]
 
 
-def test_rollouts_of_one_group_with_different_prompts_are_refused() -> None:
-    with pytest.raises(AssertionError, match="differ in their prompt"):
-        batch([group("a", rollout((8, 2)), rollout((8, 2), prompt=(5, 6, 1)))], "shared")
+@pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
+def test_rollouts_of_one_group_that_begin_otherwise_are_each_read_whole(packing: str) -> None:
+    """The environment may say something else at the beginning of each episode; two of three begin alike."""
+    begun = [rollout((8, 2)), rollout((8, 2), prompt=(5, 6, 1)), rollout((9, 2), prompt=(5, 6, 1))]
+    (micro,) = batch([group("a", *begun)], packing).micro_batches
+    flat = micro.input_ids_BT.flatten().tolist()
+    assert [flat[place] for place in micro.source_L.tolist()] == [7, 8, 1, 8, 1, 9]
+    assert len(flat) == {"shared": 4 + 3 + 2}.get(packing, 12)

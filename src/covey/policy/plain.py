@@ -81,10 +81,8 @@ def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tens
 
 def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Return logits (L, V) of a rollout's loss tokens, and the tokens (L,)."""
-    width = rollout.input_length or len(rollout.input_ids)
     logits, targets = [], []
-    for start in range(0, len(rollout.input_ids), width):
-        stop = start + width
+    for start, stop in rollout.sequences:
         keep = [place for place, chosen in enumerate(rollout.loss_mask[start:stop]) if chosen]
         if keep:
             logits.append(plain.logits(rollout.input_ids[start:stop], keep))

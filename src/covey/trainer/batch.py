@@ -5,7 +5,7 @@ micro-batches and all ranks.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy
 from covey.policy.transfer import to_device
 from covey.system import collectives
-from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, Row, Stream
+from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, Row, Stream, add_to_tree
+from covey.trainer.prefix_tree import PrefixTree
 from covey.types import Batch, Group, MicroBatch, Rollout, Turn
 
 Values = npt.NDArray[Any]
@@ -150,41 +151,56 @@ def _empty_micro_batch(device: torch.device) -> MicroBatch:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load:
     """Count what a micro-batch holds so far."""
 
-    num_rows: int = 0
+    packing: str
+    num_sequences: int = 0
     longest: int = 0
     num_tokens: int = 0
+    _tree: PrefixTree = field(default_factory=PrefixTree)
+    """Of the group that is being added."""
+    _inputs: set[tuple[int, ...]] = field(default_factory=set)
+    """The same of a masked policy, which reads inputs whole."""
 
-    def plus(self, row: Row, *, shares_prompt: bool) -> "Load":
-        added = row.num_tokens - (row.prefix_length if shares_prompt else 0)
-        return Load(self.num_rows + 1, max(self.longest, row.num_tokens), self.num_tokens + added)
-
-    def cost(self, packing: str) -> int:
-        """Return how many tokens go through the model, padding included."""
-        return self.num_rows * self.longest if packing == "padded" else self.num_tokens
+    def add(self, row: Row, *, opens: bool) -> int:
+        """Add a row, the first of its group where it `opens` one, and return how many tokens go through the model."""
+        lengths = [end - start for start, end in row.sequences]
+        self.num_sequences += len(lengths)
+        self.longest = max(self.longest, *lengths)
+        if opens:
+            self._tree, self._inputs = PrefixTree(), set()
+        if self.packing != "shared":
+            self.num_tokens += sum(lengths)
+        elif row.rollout.input_length is None:
+            before = self._tree.num_tokens
+            add_to_tree(self._tree, row)
+            self.num_tokens += self._tree.num_tokens - before
+        else:
+            new = {row.rollout.input_ids[start:end] for start, end in row.sequences} - self._inputs
+            self._inputs |= new
+            self.num_tokens += sum(map(len, new))
+        return self.num_sequences * self.longest if self.packing == "padded" else self.num_tokens
 
 
 def _split(rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Iterator[Part]:
-    """Fill micro-batches in order, continuing in the next one a group that does not fit."""
+    """Fill micro-batches in order, continuing in the next one a group that does not fit. A row stays whole."""
     part: Part = []
-    load = Load()
+    load = Load(packing)
     for group in rows:
         opens = True
         for row in group:
             # Close the micro-batch that has no room for this row.
-            grown = load.plus(row, shares_prompt=packing == "shared" and not opens)
-            if part and grown.cost(packing) > budget:
+            if load.add(row, opens=opens) > budget and part:
                 yield part
-                part, opens = [], True
-                grown = Load().plus(row, shares_prompt=False)
+                part, opens, load = [], True, Load(packing)
+                load.add(row, opens=True)
             # Add the row, in a new list where its group begins or continues here.
             if opens:
                 part.append([])
             part[-1].append(row)
-            load, opens = grown, False
+            opens = False
     if part:
         yield part
 

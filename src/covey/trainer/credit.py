@@ -232,7 +232,7 @@ class CreditAssigner:
             reward=rollout.reward.value,
             parts=rollout.reward.parts,
             num_tokens=len(chosen),
-            num_all_tokens=len(rollout.input_ids) + 1,
+            num_all_tokens=len(rollout.input_ids) + max(1, len(rollout.branches)),
             num_turns=_num_turns(rollout),
             truncated=truncated,
             is_left_out=is_left_out(rollout, self._algorithm),

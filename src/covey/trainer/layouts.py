@@ -1,4 +1,4 @@
-"""Lay the rollouts of a micro-batch out as token streams: shared prompts, packed, or padded.
+"""Lay the rollouts of a micro-batch out as token streams: shared prefixes, packed, or padded.
 
 Layouts change speed and memory, never the update: every loss token is predicted from the same context.
 """
@@ -15,9 +15,10 @@ import torch
 from covey.policy.attention.base import DENSE, Layout
 from covey.policy.attention.bidirectional import WholeLayout, inputs_layout
 from covey.policy.attention.compiled import compiled_layout
-from covey.policy.attention.packed import Segment, packed_layout
+from covey.policy.attention.packed import Segment, packed_layout, places_of
 from covey.policy.attention.varlen import varlen_layout
 from covey.policy.transfer import to_device
+from covey.trainer.prefix_tree import Node, PrefixTree, places_in, positions_of
 from covey.types import Rollout
 
 
@@ -34,13 +35,9 @@ class Row:
         return len(self.rollout.input_ids)
 
     @property
-    def prefix_length(self) -> int:
-        """Count the tokens that are the same in the whole group.
-
-        Those up to and including the one that predicts the first loss token; for masked policies, the first input.
-        """
-        length = self.rollout.input_length
-        return self.rollout.loss_mask.index(True) + 1 if length is None else length
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        """Return begin and end of each sequence that is read by itself: one, branches, or inputs of passes."""
+        return self.rollout.sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,40 +61,51 @@ Input = tuple[int, ...]
 
 
 def shared_layout(part: Part) -> Stream:
-    """Lay each prompt out once, with the completions of its group branching off it."""
+    """Lay out once what the sequences of a group have in common, such as its prompt, and what differs behind it."""
     ids: list[int] = []
     positions: list[int] = []
     segments: list[Segment] = []
     offsets: list[Offset] = []
-    # A prompt once, then the completions of its group
+    # A tree for each group
     for group in part:
-        start, prefix = len(ids), group[0].prefix_length
-        shared = group[0].rollout.input_ids[:prefix]
-        ids.extend(shared)
-        positions.extend(range(prefix))
-        for row in group:
-            assert row.rollout.input_ids[:prefix] == shared, (
-                f"rollouts of prompt {row.prompt_id} differ in their prompt"
-            )
-            offsets.append(_branch_offset(start, prefix, len(ids)))
-            ids.extend(row.rollout.input_ids[prefix:])
-            positions.extend(range(prefix, row.num_tokens))
-        segments.append(Segment(start, prefix, tuple(row.num_tokens - prefix for row in group)))
+        tree = PrefixTree()
+        ends = [add_to_tree(tree, row) for row in group]
+        order, own = tree.laid_out(len(ids))
+        ids.extend(token_id for node in order for token_id in node.ids.tolist())
+        positions.extend(positions_of(order))
+        segments.extend(own.values())
+        # Where in it the tokens of each row are
+        for row, of_row in zip(group, ends, strict=True):
+            lengths = [end - start for start, end in row.sequences]
+            places = [places_in(own, last, length) for last, length in zip(of_row, lengths, strict=True)]
+            offsets.append(np.concatenate(places).__getitem__)
     return Stream([ids], [positions], partial(make_layout, tuple(segments)), offsets)
+
+
+def add_to_tree(tree: PrefixTree, row: Row) -> list[Node]:
+    """Add the sequences of a row, and return the node that each ends in.
+
+    What comes before the first token that the policy chose, the one that predicts it included, is a prompt.
+    """
+    rollout, found = row.rollout, []
+    for start, end in row.sequences:
+        chosen = np.flatnonzero(rollout.loss_mask[start:end])
+        ids = np.asarray(rollout.input_ids[start:end], np.int64)
+        found.append(tree.add(ids, int(chosen[0]) + 1 if len(chosen) else len(ids)))
+    return found
 
 
 def whole_layout(part: Part) -> Stream:
-    """Lay out each rollout whole, one after the other, without padding."""
-    ids: list[int] = []
-    positions: list[int] = []
-    segments: list[Segment] = []
-    offsets: list[Offset] = []
-    for row in (row for group in part for row in group):
-        segments.append(Segment(len(ids), row.num_tokens, ()))
-        offsets.append(_branch_offset(len(ids), row.num_tokens, len(ids)))
-        ids.extend(row.rollout.input_ids)
-        positions.extend(range(row.num_tokens))
-    return Stream([ids], [positions], partial(make_layout, tuple(segments)), offsets)
+    """Lay out each sequence whole, one after the other, without padding."""
+    rows = [row for group in part for row in group]
+    ids = [token_id for row in rows for token_id in row.rollout.input_ids]
+    lengths = [end - start for row in rows for start, end in row.sequences]
+    starts = accumulate(lengths, initial=0)
+    segments = tuple(Segment(start, length) for start, length in zip(starts, lengths, strict=False))
+    positions = [position for length in lengths for position in range(length)]
+    begins = accumulate((row.num_tokens for row in rows), initial=0)
+    offsets = [_shifted(begin) for begin, _ in zip(begins, rows, strict=False)]
+    return Stream([ids], [positions], partial(make_layout, segments), offsets)
 
 
 def make_layout(segments: Sequence[Segment], device: torch.device, attention: str) -> Layout:
@@ -106,18 +114,25 @@ def make_layout(segments: Sequence[Segment], device: torch.device, attention: st
 
 
 def padded_layout(part: Part) -> Stream:
-    """Lay out each rollout as a row of its own, padded on the right to the longest."""
+    """Lay out each sequence as a row of its own, padded on the right to the longest."""
     rows = [row for group in part for row in group]
-    longest = max(row.num_tokens for row in rows)
+    sequences = [row.rollout.input_ids[start:end] for row in rows for start, end in row.sequences]
+    longest = max(map(len, sequences))
     # With a token of its own: a padding token may be embedded as zeros, of which some norms have no gradient.
-    ids = [[*row.rollout.input_ids, *row.rollout.input_ids[:1] * (longest - row.num_tokens)] for row in rows]
-    positions = [list(range(longest)) for _ in rows]
-    offsets = [_branch_offset(index * longest, longest, 0) for index in range(len(rows))]
+    ids = [[*own, *own[:1] * (longest - len(own))] for own in sequences]
+    positions = [list(range(longest)) for _ in sequences]
+    # Where in the rectangle the tokens of each row are
+    offsets: list[Offset] = []
+    num_before = 0
+    for row in rows:
+        stretches = [((num_before + i) * longest, end - start) for i, (start, end) in enumerate(row.sequences)]
+        offsets.append(places_of(stretches).__getitem__)
+        num_before += len(stretches)
     return Stream(ids, positions, lambda device, attention: DENSE, offsets)
 
 
-def _branch_offset(start: int, prefix: int, branch_start: int) -> Offset:
-    return lambda positions: positions + np.where(positions < prefix, start, branch_start - prefix)
+def _shifted(start: int) -> Offset:
+    return lambda positions: positions + start
 
 
 def shared_inputs(part: Part) -> Stream:
@@ -155,9 +170,7 @@ def padded_inputs(part: Part) -> Stream:
 
 def _inputs(row: Row) -> list[Input]:
     """Return what a masked policy reads in each pass."""
-    ids, length = row.rollout.input_ids, row.rollout.input_length
-    assert length is not None, "a masked policy's rollouts say how long an input is"
-    return [ids[start : start + length] for start in range(0, len(ids), length)]
+    return [row.rollout.input_ids[start:end] for start, end in row.sequences]
 
 
 def _own_inputs(part: Part) -> tuple[list[Input], list[list[int]]]:

@@ -29,6 +29,7 @@ SOME = [
     "kl_full_lora",
     "m2po",
     "random_1",
+    "episodes",
     "qwen3",
     "llama_lora",
     "bert",

@@ -22,7 +22,7 @@ from covey.algorithm.losses import LOSSES
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
-from covey.trainer.batch import count, drop_zero_advantage_rows, make_batch, make_rows
+from covey.trainer.batch import Advantage, count, drop_zero_advantage_rows, make_batch, make_rows
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Group, Prompt, Reward, Rollout, Sampling
@@ -61,7 +61,7 @@ class UpdateCase:
     lora_rank: int
     """0 trains all weights."""
     groups: tuple[Group, ...]
-    advantages: tuple[tuple[float, ...], ...]
+    advantages: tuple[tuple[Advantage, ...], ...]
     algorithm: AlgorithmConfig
     sampling: Sampling = SAMPLING
     num_updates: int = 2
@@ -120,7 +120,7 @@ def make_case(
     groups: Sequence[Group] | None = None,
     *,
     lora_rank: int = 0,
-    advantages: Sequence[Sequence[float]] | None = None,
+    advantages: Sequence[Sequence[Advantage]] | None = None,
     sampling: Sampling = SAMPLING,
     num_updates: int = 2,
 ) -> UpdateCase:

@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.policy.attention.base import Heads, Rule
 from covey.policy.attention.choice import choose_attention
 from covey.policy.attention.compiled import compiled_layout
-from covey.policy.attention.packed import Segment
+from covey.policy.attention.packed import Segment, star
 from covey.policy.kernels.compiler import compiler_version, library
 from covey.policy.kernels.support import unsupported_reason
 from covey.policy.logprobs import Scoring
@@ -27,23 +27,23 @@ HEADS = [(4, 4), (4, 2), (3, 1)]
 WIDTHS = [16, 32, 64, 80, 128, 256]
 
 
+def starts_of(lengths: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
+    return list(accumulate((prefix + sum(branches) for prefix, branches in lengths), initial=0))
+
+
 def segments_of(lengths: Sequence[tuple[int, tuple[int, ...]]]) -> list[Segment]:
-    starts = accumulate((prefix + sum(branches) for prefix, branches in lengths), initial=0)
-    return [Segment(start, *each) for start, each in zip(starts, lengths, strict=False)]
+    return [one for start, each in zip(starts_of(lengths), lengths, strict=False) for one in star(start, *each)]
 
 
 def visible(segments: Sequence[Segment], window: int | None) -> Tensor:
     """Who sees whom, token by token."""
-    places = [
-        (index, branch, (0 if branch == 0 else segment.prefix_length) + position)
-        for index, segment in enumerate(segments)
-        for branch, length in enumerate((segment.prefix_length, *segment.branch_lengths))
-        for position in range(length)
-    ]
-    segment_T, branch_T, position_T = torch.tensor(places).unbind(1)
-    distance = position_T[:, None] - position_T[None, :]
-    seen = (distance >= 0) & (distance < (window or len(places)))
-    return seen & (segment_T[:, None] == segment_T) & ((branch_T == 0) | (branch_T[:, None] == branch_T))
+    num_tokens = sum(segment.length for segment in segments)
+    seen_TT = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
+    for segment in segments:
+        places = [place for start, length in segment.stretches for place in range(start, start + length)]
+        for index in range(len(places) - segment.length, len(places)):
+            seen_TT[places[index], places[max(0, index + 1 - (window or num_tokens)) : index + 1]] = True
+    return seen_TT
 
 
 def dense(segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
@@ -56,7 +56,7 @@ def dense(segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor
 
 def drawn(segments: Sequence[Segment], heads: tuple[int, int], width: int) -> tuple[list[Tensor], Tensor]:
     """Queries, keys and values, heads within tokens as layers give them; and a gradient of outputs."""
-    num_tokens = sum(segment.prefix_length + sum(segment.branch_lengths) for segment in segments)
+    num_tokens = sum(segment.length for segment in segments)
     draw = torch.Generator().manual_seed(0)
     query, key, value, gradient = (
         torch.randn(1, num_tokens, num_heads, width, generator=draw).transpose(1, 2)
@@ -143,8 +143,8 @@ def test_a_segment_gets_the_same_bits_alone_and_beside_others(window: int | None
     segments = segments_of(lengths)
     inputs, gradient = drawn(segments, (4, 2), 64)
     together = compiled(segments, inputs, gradient, rule)
-    for segment, own in zip(segments, lengths, strict=True):
-        tokens = slice(segment.start, segment.start + own[0] + sum(own[1]))
+    for start, own in zip(starts_of(lengths), lengths, strict=False):
+        tokens = slice(start, start + own[0] + sum(own[1]))
         mine = [tensor[:, :, tokens] for tensor in inputs]
         alone = compiled(segments_of([own]), mine, gradient[:, :, tokens], rule)
         assert all(torch.equal(all_of[:, :, tokens], one) for all_of, one in zip(together, alone, strict=True))

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from covey.policy.attention.base import Heads, Layout, Rule
 from covey.policy.attention.choice import choose_attention
-from covey.policy.attention.packed import Segment, packed_layout
+from covey.policy.attention.packed import packed_layout, star
 from covey.policy.attention.varlen import varlen_layout
 
 from ...support.builders import CPU
 
-SEGMENTS = (Segment(0, 5, (3, 0, 7)), Segment(15, 1, (2, 2)), Segment(20, 6, ()), Segment(26, 30, (9, 40)))
+SEGMENTS = (*star(0, 5, (3, 0, 7)), *star(15, 1, (2, 2)), *star(20, 6), *star(26, 30, (9, 40)))
 NUM_TOKENS = 105
 
 
@@ -35,7 +35,7 @@ def test_outputs_and_gradients_are_those_of_the_blocks(window: int | None, num_k
 
 
 def test_each_subsequence_is_one_sequence_of_queries_behind_its_prefix() -> None:
-    layout = varlen_layout((Segment(0, 3, (2, 0, 1)), Segment(6, 2, ())), CPU)
+    layout = varlen_layout((*star(0, 3, (2, 0, 1)), *star(6, 2)), CPU)
     assert layout.lengths.query_end_N.tolist() == [0, 3, 5, 6, 8]
     assert layout.lengths.key_end_N.tolist() == [0, 3, 8, 12, 14]
     assert layout.key_place_S.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from covey.policy.attention.base import Rule
-from covey.policy.attention.packed import Segment, subsequences_of
+from covey.policy.attention.packed import PackedLayout, Segment, packed_layout
 from covey.policy.kernels.compiler import KERNELS, library
 from covey.policy.kernels.support import SUPPORT, with_dense_heads
 
@@ -62,10 +62,10 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class CompiledLayout:
-    """One stream (B = 1) of segments. Who sees whom is the same as in `packing.PackedLayout`."""
+    """One stream (B = 1) of segments. Who sees whom is the same as in `packed.PackedLayout`."""
 
     branch_T: Tensor
-    """Where the subsequence that a token belongs to begins."""
+    """Where the segment that a token belongs to begins."""
     forward: Chunks
     backward: Chunks
 
@@ -113,16 +113,22 @@ class _Attention(torch.autograd.Function):
         return *gradients, None, None
 
 
-def compiled_layout(segments: Sequence[Segment], device: torch.device) -> CompiledLayout:
-    """Return the layout of a stream that consists of these segments, in order."""
+def compiled_layout(segments: Sequence[Segment], device: torch.device) -> CompiledLayout | PackedLayout:
+    """Return the layout of a stream that consists of these segments, in order.
+
+    Where some continue what itself continues another, it is that of `packed`: what a chunk's tokens see before their
+    own segment is one stretch in attention.c, and threads add up what its parts are given.
+    """
     assert device.type == "cpu", f"chosen for a CPU only, got {device}"
-    subsequences = [subsequence for segment in segments for subsequence in subsequences_of(segment)]
-    lengths = torch.tensor([subsequence.length for subsequence in subsequences])
-    starts = torch.tensor([subsequence.start for subsequence in subsequences])
+    if any(segment.parent is not None and segment.parent.parent is not None for segment in segments):
+        return packed_layout(segments, device)
+    lengths = torch.tensor([segment.length for segment in segments])
+    starts = torch.tensor([segment.start for segment in segments])
+    stars = list(_stars(segments))
     return CompiledLayout(
         torch.repeat_interleave(starts, lengths),
-        _chunks(chunk for segment in segments for chunk in _forward_chunks(segment)),
-        _chunks(chunk for segment in segments for chunk in _backward_chunks(segment)),
+        _chunks(chunk for star in stars for chunk in _forward_chunks(star)),
+        _chunks(chunk for star in stars for chunk in _backward_chunks(star)),
     )
 
 
@@ -130,7 +136,30 @@ Chunk = tuple[int, int, int, int]
 """First token, length, and the same of the prefix that all of it sees."""
 
 
-def _forward_chunks(segment: Segment) -> Iterator[Chunk]:
+@dataclass(frozen=True, slots=True)
+class _Star:
+    """A segment, and those that continue it, one after the other behind it in the stream."""
+
+    start: int
+    prefix_length: int
+    branch_lengths: tuple[int, ...]
+
+
+def _stars(segments: Sequence[Segment]) -> Iterator[_Star]:
+    """Yield each segment that continues none with those that continue it."""
+    root = segments[0]
+    branches: list[int] = []
+    for segment in segments[1:]:
+        if segment.parent is None:
+            yield _Star(root.start, root.length, tuple(branches))
+            root, branches = segment, []
+        else:
+            assert segment.parent is root, "segments stand behind what they continue"
+            branches.append(segment.length)
+    yield _Star(root.start, root.length, tuple(branches))
+
+
+def _forward_chunks(segment: _Star) -> Iterator[Chunk]:
     """Yield tokens of the prefix and of all branches together, a few at a time."""
     prefix, branches = segment.prefix_length, sum(segment.branch_lengths)
     for first in range(0, prefix, CHUNK):
@@ -139,10 +168,9 @@ def _forward_chunks(segment: Segment) -> Iterator[Chunk]:
         yield (segment.start + prefix + first, min(CHUNK, branches - first), segment.start, prefix)
 
 
-def _backward_chunks(segment: Segment) -> Iterator[Chunk]:
+def _backward_chunks(segment: _Star) -> Iterator[Chunk]:
     """Yield the prefix, then whole branches, about as many tokens at a time."""
-    if segment.prefix_length:
-        yield (segment.start, segment.prefix_length, segment.start, 0)
+    yield (segment.start, segment.prefix_length, segment.start, 0)
     start, length = segment.start + segment.prefix_length, 0
     for added in segment.branch_lengths:
         length += added

@@ -1,16 +1,17 @@
-"""Attention over packed streams: many segments in one sequence, in a few large operations.
+"""Attention over packed streams: trees of segments in one sequence, in a few large operations.
 
-A segment is a prefix and branches that continue it. Subsequences of like size are attended together as one rectangular
-block; which subsequences form a block is decided once for a micro-batch, not in every layer.
+A segment continues another, sees all that it continues and none of its siblings. Segments of like size are attended
+together as one rectangular block; which segments form a block is decided once for a micro-batch, not in every layer.
 
-Shapes: H query heads, K key/value heads, T tokens of the stream, D head width; R subsequences of a block, Q tokens of
-the longest of them, P tokens of the prefix they share the length of.
+Shapes: H query heads, K key/value heads, T tokens of the stream, D head width; R segments of a block, Q tokens of the
+longest of them, P tokens before them, of which each has the same number.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,28 +19,46 @@ from covey.policy.attention.base import Rule, causal_attention
 from covey.policy.transfer import to_device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A subsequence of the packed stream: a prefix, then branches that each continue it and don't see each other."""
-
-    start: int
-    prefix_length: int
-    branch_lengths: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Subsequence:
-    """Consecutive tokens that are causal among themselves and see all of a prefix."""
+    """Consecutive tokens of the stream that are causal among themselves and see all of what they continue."""
 
     start: int
     length: int
-    prefix_start: int
-    prefix_length: int
+    """At least one."""
+    parent: "Segment | None" = None
+    """What it continues; None where it begins a sequence."""
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """Return start and length of all that is seen, from the beginning of the sequence to the segment itself."""
+        found = [(self.start, self.length)]
+        before = self.parent
+        while before is not None:
+            found.append((before.start, before.length))
+            before = before.parent
+        return found[::-1]
+
+
+def star(start: int, length: int, branch_lengths: Sequence[int] = ()) -> Iterator[Segment]:
+    """Yield a segment and, behind it in the stream, those that continue it; none has no token.
+
+    >>> [(each.start, each.length, each.parent is None) for each in star(0, 3, (2, 1))]
+    [(0, 3, True), (3, 2, False), (5, 1, False)]
+    """
+    root = Segment(start, length) if length else None
+    if root is not None:
+        yield root
+    start += length
+    for own in branch_lengths:
+        if own:
+            yield Segment(start, own, root)
+        start += own
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Subsequences with prefixes of one length, padded on the right to the longest. No real token looks right."""
+    """Segments with as many tokens before them, padded on the right to the longest. No real token looks right."""
 
     query_RQ: Tensor
     """Positions in the stream; padding repeats position 0."""
@@ -55,7 +74,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """One stream (B = 1) of segments. Attention never crosses from one to another, nor between branches."""
+    """One stream (B = 1) of segments. Each sees what it continues, and nothing else."""
 
     blocks: tuple[Block, ...]
     order_T: Tensor
@@ -68,20 +87,20 @@ class PackedLayout:
 
 def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLayout:
     """Return the layout of a stream that consists of these segments, in order."""
-    buckets: dict[tuple[int, int], list[Subsequence]] = defaultdict(list)
-    for subsequence in (s for segment in segments for s in subsequences_of(segment)):
-        buckets[subsequence.prefix_length, subsequence.length.bit_length()].append(subsequence)
-    order_T = torch.empty(sum(map(num_tokens_of, segments)), dtype=torch.int64)
+    buckets: dict[tuple[int, int], list[tuple[Segment, np.ndarray]]] = defaultdict(list)
+    for segment in segments:
+        places = places_of(segment.stretches[:-1])
+        buckets[len(places), segment.length.bit_length()].append((segment, places))
+    order_T = torch.empty(sum(segment.length for segment in segments), dtype=torch.int64)
     blocks = []
     num_outputs = 0
-    for subsequences in buckets.values():
-        # Take each subsequence's positions, padded to the longest
-        facts = [(s.start, s.length, s.prefix_start) for s in subsequences]
-        start_R1, length_R1, prefix_R1 = torch.tensor(facts)[..., None].unbind(1)
+    for bucket in buckets.values():
+        # Take each segment's positions, padded to the longest
+        start_R1, length_R1 = torch.tensor([(s.start, s.length) for s, _ in bucket])[..., None].unbind(1)
         place_Q = torch.arange(int(length_R1.max()))
         real_RQ = place_Q < length_R1
         query_RQ = (start_R1 + place_Q).where(real_RQ, 0)
-        prefix_RP = prefix_R1 + torch.arange(subsequences[0].prefix_length)
+        prefix_RP = torch.from_numpy(np.stack([places for _, places in bucket]))
         blocks.append(Block(to_device(query_RQ, device), to_device(prefix_RP, device)))
         # Note where their outputs lie
         output_RQ = num_outputs + torch.arange(query_RQ.numel()).view_as(query_RQ)
@@ -90,20 +109,10 @@ def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLa
     return PackedLayout(tuple(blocks), to_device(order_T, device))
 
 
-def num_tokens_of(segment: Segment) -> int:
-    """Count the tokens of a segment, prefix and branches."""
-    return segment.prefix_length + sum(segment.branch_lengths)
-
-
-def subsequences_of(segment: Segment) -> list[Subsequence]:
-    """Return the prefix and the branches that hold tokens, in order."""
-    subsequences = [Subsequence(segment.start, segment.prefix_length, 0, 0)]
-    position = segment.start + segment.prefix_length
-    for length in segment.branch_lengths:
-        if length > 0:
-            subsequences.append(Subsequence(position, length, segment.start, segment.prefix_length))
-        position += length
-    return subsequences
+def places_of(stretches: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return the places in the stream of stretches (start, length), one after the other, int64."""
+    pieces = [np.arange(start, start + length) for start, length in stretches]
+    return np.concatenate([np.empty(0, np.int64), *pieces])
 
 
 def _take(values_BHTD: Tensor, positions_RS: Tensor) -> Tensor:

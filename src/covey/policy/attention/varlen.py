@@ -1,8 +1,8 @@
 """Packed streams through FlashAttention (arXiv 2307.08691) over sequences of any lengths: one call a layer, on a GPU.
 
-Each subsequence of the stream, a prompt or a completion behind it, is one sequence of queries; its keys are those of
-its prefix, gathered for it, and its own. The causal mask is aligned at the ends, so there is no mask tensor, no
-padding, and no shape that a kernel would be planned or compiled for anew. Who sees whom is the same as in `packed`.
+Each segment of the stream, such as a prompt or a completion behind it, is one sequence of queries; its keys are those
+of what it continues, gathered for it, and its own. The causal mask is aligned at the ends, so there is no mask tensor,
+no padding, and no shape that a kernel would be planned or compiled for anew. Who sees whom is the same as in `packed`.
 
 Shapes: T tokens of the stream, S keys of all sequences, N sequences, H query heads, K key/value heads, D head width.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Rule, within
-from covey.policy.attention.packed import Segment, subsequences_of
+from covey.policy.attention.packed import Segment, places_of
 from covey.policy.transfer import to_device
 
 HALF = (torch.bfloat16, torch.float16)
@@ -41,7 +41,7 @@ class VarlenLayout:
 
     lengths: Lengths
     key_place_S: Tensor
-    """Places in the stream, sequence after sequence: its prefix, then itself."""
+    """Places in the stream, sequence after sequence: what it continues, then itself."""
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         assert rule.is_plain, "chosen for plain attention"
@@ -55,11 +55,9 @@ class VarlenLayout:
 
 def varlen_layout(segments: Sequence[Segment], device: torch.device) -> VarlenLayout:
     """Return the layout of a stream that consists of these segments, in order."""
-    sequences = [found for segment in segments for found in subsequences_of(segment)]
-    own_N = torch.tensor([sequence.length for sequence in sequences])
-    seen_N = own_N + torch.tensor([sequence.prefix_length for sequence in sequences])
-    stretches = [(s.prefix_start, s.prefix_length) for s in sequences], [(s.start, s.length) for s in sequences]
-    places = [torch.arange(first, first + n) for pair in zip(*stretches, strict=True) for first, n in pair]
+    places = [torch.from_numpy(places_of(segment.stretches)) for segment in segments]
+    own_N = torch.tensor([segment.length for segment in segments])
+    seen_N = torch.tensor([len(of_segment) for of_segment in places])
     ends = (torch.nn.functional.pad(lengths_N.cumsum(0), (1, 0)).to(torch.int32) for lengths_N in (own_N, seen_N))
     query_end_N, key_end_N = (to_device(end_N, device) for end_N in ends)
     lengths = Lengths(query_end_N, key_end_N, int(own_N.max()), int(seen_N.max()))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from covey.policy.attention.base import DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
-from covey.policy.attention.packed import Segment, packed_layout
+from covey.policy.attention.packed import packed_layout, star
 from covey.policy.models.mask_probe import seeing_masks
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
@@ -152,7 +152,7 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> None:
     length = len(texts[0])
     place_T = torch.tensor([*range(length), *range(SHARED, length)], device=model.device)
     ids_1T = torch.tensor([[*texts[0], *texts[1][SHARED:]]], device=model.device)
-    packed = packed_layout([Segment(0, SHARED, (length - SHARED,) * 2)], model.device)
+    packed = packed_layout(list(star(0, SHARED, (length - SHARED,) * 2)), model.device)
     found_NV = policy.logits(ids_1T, place_T[None], packed)
     expected_NV = torch.cat([expected_NV[:length], expected_NV[length + SHARED :]])
     message = f"texts that are the same beside others, with positions of their own; {kind} changes them"

@@ -48,7 +48,7 @@ def tokens_of(groups: Sequence[Group]) -> int:
 
 def _cut(rollout: Rollout, length: int) -> Rollout:
     """Return the first `length` tokens of a rollout, with the first of its completion at least."""
-    if rollout.input_length is not None:
+    if rollout.input_length is not None or rollout.branches:
         return rollout
     stop = max(length, rollout.loss_mask.index(True) + MIN_COMPLETION)
     return replace(
@@ -57,4 +57,5 @@ def _cut(rollout: Rollout, length: int) -> Rollout:
         target_ids=rollout.target_ids[:stop],
         loss_mask=rollout.loss_mask[:stop],
         sampler_logprobs=rollout.sampler_logprobs[:stop],
+        turns=(),
     )

@@ -194,7 +194,7 @@ def _spread(rollout: Rollout, num_sampled: int) -> Rollout:
     kept = {*places[:: max(1, len(places) // NUM_SPREAD)], *places[-num_sampled:]}
     mask = tuple(place in kept for place in range(len(rollout.loss_mask)))
     logprobs = tuple(p if own else 0.0 for p, own in zip(rollout.sampler_logprobs, mask, strict=True))
-    return replace(rollout, loss_mask=mask, sampler_logprobs=logprobs)
+    return replace(rollout, loss_mask=mask, sampler_logprobs=logprobs, turns=())
 
 
 def _needed_tokens(subject: PreflightContext) -> int:
@@ -220,7 +220,8 @@ def reachable_tokens(subject: PreflightContext) -> int:
 def _longest(groups: Sequence[Group]) -> int:
     """Count the tokens of the longest sequence, for masked policies those of an input."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return max((r.input_length or len(r.input_ids) + 1 for r in rollouts), default=0)
+    sequences = [(end - start, r.input_length is None) for r in rollouts for start, end in r.sequences]
+    return max((length + is_shifted for length, is_shifted in sequences), default=0)
 
 
 def _reached(subject: PreflightContext, looks: Sequence[Look]) -> str:

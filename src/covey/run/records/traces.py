@@ -165,12 +165,15 @@ def _tokens(rollout: Rollout, scores: RowScores | None, pieces: "Pieces", limit:
 def _sequence(rollout: Rollout) -> tuple[list[int], list[int]]:
     """Return the tokens of an answer, and where in them each token is that the policy chose, in the order of the loss.
 
-    Of a masked policy they are its input as it was in the end.
+    Of a masked policy they are its input as it was in the end; of branches, each from its first such token on.
     """
     chosen = [position for position, is_own in enumerate(rollout.loss_mask) if is_own]
     if rollout.input_length is None:
-        start = chosen[0] if chosen else len(rollout.target_ids)
-        return list(rollout.target_ids[start:]), [position - start for position in chosen]
+        starts = [next((p for p in chosen if start <= p < end), end) for start, end in rollout.sequences]
+        ends = [end for _, end in rollout.sequences]
+        shown = [p for start, end in zip(starts, ends, strict=True) for p in range(start, end)]
+        place_of = {position: place for place, position in enumerate(shown)}
+        return [rollout.target_ids[p] for p in shown], [place_of[position] for position in chosen]
     ids = list(rollout.input_ids[-rollout.input_length :])
     places = [position % rollout.input_length for position in chosen]
     for place, position in zip(places, chosen, strict=True):
