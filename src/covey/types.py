@@ -105,6 +105,8 @@ class Completion:
     """Of a masked policy's fill in several passes: the pass in which each token was filled in, 0 first."""
     spans: tuple[Span, ...] = ()
     """The version of each token, where weights changed while it was sampled; empty: all are of `policy_version`."""
+    cached_tokens: int | None = field(default=None, compare=False)
+    """How many tokens of its prompt the engine had cached, where it says so: a cost, and nothing of the completion."""
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs), f"{len(self.token_ids)} tokens, {len(self.logprobs)} logprobs"

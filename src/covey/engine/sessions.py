@@ -18,7 +18,8 @@ def open_sessions(engine: Engine, prompt_ids: Sequence[int], n: int, sampling: S
 class PromptSession:
     """A session of an engine without sessions: every turn is sampled with all that went before as its prompt.
 
-    A prefix cache of the engine's own (vLLM) may save the encoding.
+    A prefix cache of the engine's own (vLLM) may save the encoding. Where completions say what it saved, that is not
+    counted as encoded again; elsewhere all of the history is.
     """
 
     def __init__(
@@ -41,7 +42,11 @@ class PromptSession:
         """Append what the environment said, and sample the next turn."""
         prompt_ids = [*self._so_far, *token_ids]
         (completion,) = await self._engine.generate(prompt_ids, 1, sampling)
-        self.re_encoded_tokens += len(self._so_far)
+        history = len(self._so_far)
+        if completion.cached_tokens is not None:
+            # The newest token was never fed, so it is not encoded again either
+            history = max(0, history - 1 - completion.cached_tokens)
+        self.re_encoded_tokens += history
         self._so_far = [*prompt_ids, *completion.token_ids]
         return completion
 

@@ -42,6 +42,8 @@ class FakeWire:
     """The call that ends in an error."""
     hangs_in: str | tuple[str, ...] = ""
     """The calls that never end."""
+    cached_tokens: int | None = None
+    """What each completion says of its prompt."""
     version: int = -1
     closed: bool = False
     calls: list[str] = field(default_factory=list)
@@ -76,7 +78,7 @@ class FakeWire:
             if not self._paused or self._draining:
                 logprobs.append(self._logprob())
                 versions.append(self.version)
-        return Sample((9,) * length, tuple(logprobs), "stop", _spans(versions))
+        return Sample((9,) * length, tuple(logprobs), "stop", _spans(versions), self.cached_tokens)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         await self._said("score")

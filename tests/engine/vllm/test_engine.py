@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from covey.engine.base import EngineLost, EngineStats, PushRefused, UpdatableEngine, UpdateMode, WeightSet
+from covey.engine.sessions import open_sessions
 from covey.engine.vllm import files
 from covey.engine.vllm.engine import Served, VLLMEngine
+from covey.engine.vllm.in_process import Launch
 from covey.engine.vllm.wire import Wire
 from covey.types import Completion, Sampling
 
@@ -63,6 +65,28 @@ def test_it_is_an_engine_whose_weights_can_be_pushed(make: Make) -> None:
 def test_completions_carry_tokens_log_probs_and_the_version_of_the_weights(make: Make) -> None:
     wanted = Completion((9,) * 8, (-0.75,) * 8, "stop", policy_version=0)
     assert sample(make(FakeWire())) == [wanted, wanted]
+
+
+@pytest.mark.parametrize(("cached", "re_encoded"), [(None, 10), (0, 9), (8, 1), (9, 0), (16, 0)])
+def test_turns_are_prompts_and_what_its_prefix_cache_saved_is_not_counted_as_encoded_again(
+    make: Make, cached: int | None, re_encoded: int
+) -> None:
+    wire = FakeWire(cached_tokens=cached)
+
+    async def run() -> int:
+        (session,) = open_sessions(make(wire), (5, 6), 1, Sampling(max_tokens=8))
+        await session.first()
+        await session.extend((7,), Sampling(max_tokens=8))
+        session.close()
+        return session.re_encoded_tokens
+
+    assert asyncio.run(run()) == re_encoded
+    assert [prompt for prompt, _ in wire.sampled] == [(5, 6), (5, 6, *[9] * 8, 7)]
+
+
+def test_vllm_is_started_with_its_prefix_cache() -> None:
+    launch = Launch(Path("model"), "float32", None, max_rows=8, max_length=64)
+    assert launch.arguments()["enable_prefix_caching"] is True
 
 
 def test_the_distribution_and_the_policys_stop_tokens_are_handed_over(make: Make) -> None:

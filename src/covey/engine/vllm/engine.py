@@ -335,4 +335,11 @@ def _completion(sample: Sample) -> Completion:
     versions = [span.version for span in sample.spans]
     spans: tuple[Span, ...] = sample.spans if len(set(versions)) > 1 else ()
     assert sample.ended != "abort", "an aborted sample is drawn again"
-    return Completion(sample.token_ids, sample.logprobs, sample.ended, min(versions), spans=spans)
+    return Completion(
+        sample.token_ids,
+        sample.logprobs,
+        sample.ended,
+        min(versions),
+        spans=spans,
+        cached_tokens=sample.cached_tokens,
+    )

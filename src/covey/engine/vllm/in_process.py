@@ -53,6 +53,8 @@ class Launch:
             "enforce_eager": self.eager,
             "disable_log_stats": True,
             "seed": 0,
+            # What stands in for sessions: the turn before is found again in whole blocks
+            "enable_prefix_caching": True,
         }
         # Options of some runs only
         if self.cache_bytes is not None:
@@ -109,6 +111,7 @@ class InProcess:
             spans=tuple(
                 Span(self._labels.version(span.version), span.start, span.end) for span in output.weight_versions or ()
             ),
+            cached_tokens=result.num_cached_tokens,
         )
 
     @own_errors

@@ -27,6 +27,8 @@ class Sample:
     ended: Literal["stop", "length", "abort"]
     spans: tuple[Span, ...]
     """In order, and without gaps."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that vLLM found in its prefix cache, whole blocks of 16; None where it does not say."""
 
 
 class Labels:
