@@ -1,8 +1,10 @@
 """An asynchronous run replayed in one process ends with the same weights, bit for bit."""
 
+import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,15 @@ import pytest
 from covey.cluster.source import RaySource
 from covey.config.giving_way import corrected
 from covey.config.schema import Config
+from covey.engine.native.rows import Row
+from covey.engine.native.scheduler import Scheduler
 from covey.run.records.record import RunRecorder
 from covey.run.replay import read_schedule, replay
 from covey.train import train
+from covey.types import Message, Prompt
 
 from ..support.fake_ray import FakeRay, fake_ray
+from ..support.scripted import Scripted
 from ..support.small import rows, scripted, small_config, timeless, use
 
 STEPS = 6
@@ -63,6 +69,41 @@ def test_a_run_with_stale_groups_and_mixed_versions_replays_to_the_same_weights(
     assert len(steps) == STEPS
     assert len({step.digest for step in steps}) == STEPS, "every step changed the weights"
     assert replayed(run, config(), tmp_path / "scratch") == last_digest(run)
+
+
+@dataclass(frozen=True)
+class Asks(Scripted):
+    """Answers the first turn, so that there is another."""
+
+    async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
+        turns = sum(message["role"] == "assistant" for message in messages)
+        await asyncio.sleep(0.001 * (len(messages[-1]["content"]) % 3))
+        return {"role": "user", "content": f" and {prompt.text}"} if turns == 1 else None
+
+
+def test_turns_replay_to_the_same_weights_though_sessions_waited_over_updates_and_gave_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gave_way: list[int] = []
+    rest = Scheduler.rest
+
+    def give_way(scheduler: Scheduler, row: Row) -> None:
+        rest(scheduler, row)
+        if row.sample_index % 2:
+            gave_way.append(row.read)
+            scheduler.give_up(row)
+
+    plain = scripted()
+    use(monkeypatch, Asks(plain.texts, plain.verdict))
+    # Heads wide enough for compiled kernels, whose bits do not depend on the rows beside
+    letters = tuple("abcdefghijklmnopqrstuvwxyz")
+    chosen = config(model__nano_hidden_size=32, sampling__stop=letters, sampling__max_tokens=32, num_steps=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "rest", give_way)
+        run = trained(tmp_path / "run", chosen)
+    assert sum(gave_way) > 0
+    assert max(len(row["turns"]) for row in rows(run / "rollouts.jsonl")) == 2
+    assert replayed(run, chosen, tmp_path / "scratch") == last_digest(run)
 
 
 def test_a_run_that_lost_a_sampler_replays_too(tmp_path: Path) -> None:
