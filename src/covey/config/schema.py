@@ -17,12 +17,14 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
 from covey.environments.countdown.settings import CountdownConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
+from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
 from covey.environments.ifeval.settings import IfevalConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
 from covey.environments.math.settings import Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
+from covey.environments.tools.settings import ToolsConfig
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.system import section
@@ -36,6 +38,9 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "gsm8k": Gsm8kConfig,
     "math": MathConfig,
     "countdown": CountdownConfig,
+    "tools": ToolsConfig,
+    "steps": StepsConfig,
+    "reasoning_gym": ReasoningGymConfig,
     "guess": GuessConfig,
     "lookup": LookupConfig,
     "calculator": CalculatorConfig,

@@ -6,18 +6,28 @@ from typing import Any
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.checks import check_bounds, check_choices, check_needs, check_packages, check_ranges, check_texts
 from covey.config.rules.devices import check_devices
-from covey.config.rules.environments import check_answers, check_code, check_infill, check_kind, check_machines
+from covey.config.rules.environments import (
+    check_answers,
+    check_code,
+    check_infill,
+    check_kind,
+    check_machines,
+    check_steps,
+    check_tools,
+)
 from covey.config.rules.options import check_option_needs, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.code.settings import CodeConfig
 from covey.environments.data.settings import NEED_ROWS, DataConfig
+from covey.environments.doors.settings import StepsConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
 from covey.environments.math.settings import MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig, MixtureConfig
+from covey.environments.tools.settings import ToolsConfig
 from covey.rollouts.settings import group_sizes
 from covey.system.lookup import check_options, is_function_path, near, one_of, resolve
 from covey.system.section import check_section
@@ -255,7 +265,8 @@ def check_custom(config: Config) -> None:
 
 CURRICULA = ("none", "success", "difficulty")
 OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
-    **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom}
+    **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom},
+    **{ToolsConfig: check_tools, StepsConfig: check_steps},
 }
 RULES: tuple[Callable[[Config], None], ...] = (
     check_bounds,

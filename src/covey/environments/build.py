@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
     from covey.environments.countdown.settings import CountdownConfig
     from covey.environments.data.rows import RowSettings
+    from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
     from covey.environments.ifeval.generator import Recipe
     from covey.environments.ifeval.rewards import Scheme
     from covey.environments.ifeval.settings import IfevalConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from covey.environments.math.settings import Gsm8kConfig, MathConfig
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
     from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
+    from covey.environments.tools.settings import ToolsConfig
     from covey.sandbox import Limits, Runner, Tier
     from covey.types import Prompt
 
@@ -231,6 +233,47 @@ def build_reward_functions(
     return made
 
 
+def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environment":
+    """Build rows, reward functions and tools of what the settings name."""
+    from covey.environments.doors.trl import RowTools, no_reward
+    from covey.environments.reward_functions.environment import RewardFunctions
+    from covey.environments.tools.episode import ToolRules
+    from covey.system.lookup import resolve
+
+    judged = build_reward_functions(settings, config, None if config.rewards else [no_reward])
+    assert isinstance(judged, RewardFunctions), "rows and rewards make one"
+    functions = [resolve(name, {}) for name in settings.tools]
+    toolset = None if settings.toolset is None else resolve(settings.toolset, {})
+    made = RowTools(judged, functions, toolset, has_rewards=bool(config.rewards))
+    made.rules = ToolRules(max_calls=settings.max_tool_calls, role=settings.tool_role)
+    made.tool_timeout = settings.tool_timeout
+    return made
+
+
+def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environment":
+    from functools import partial
+
+    from covey.environments.data.rows import load_rows
+    from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts
+    from covey.system.lookup import resolve
+
+    factory = partial(resolve(settings.factory, {}), **settings.options)
+    how = StepSettings(factory, settings.protocol, settings.instruction)
+    if settings.protocol == "skyrl":
+        rows = load_rows(config.data.path, _row_settings(config, ("prompt",)))
+        return Steps(how, row_prompts("steps", rows.splits))
+    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+    return Steps(how, seed_prompts("steps", settings.instruction, counts, settings.problem_seed))
+
+
+def build_reasoning_gym(settings: "ReasoningGymConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.doors.reasoning_gym import ReasoningGym, make_dataset
+
+    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+    dataset = make_dataset(settings.dataset, sum(counts.values()), settings.problem_seed, settings.options)
+    return ReasoningGym(dataset, settings.dataset, counts, settings.instruction)
+
+
 def build_guess(settings: "GuessConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.conversations.guess import Guess
 
@@ -315,6 +358,9 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "machines": build_machines,
     "infill": build_infill,
     "reward_functions": build_reward_functions,
+    "tools": build_tools,
+    "steps": build_steps,
+    "reasoning_gym": build_reasoning_gym,
     "guess": build_guess,
     "lookup": build_lookup,
     "calculator": build_calculator,

@@ -244,3 +244,27 @@ def test_an_async_get_reward_is_awaited_and_none_says_nothing() -> None:
     verdict = played(row_tools(factories=Never), "done")[1]
     assert isinstance(verdict, Failure)
     assert not verdict.is_fault
+
+
+def test_a_turn_that_was_cut_is_judged_though_the_tools_have_not_heard_it() -> None:
+    seen: list[Any] = []
+
+    def notes(completions, **columns):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202
+        seen.extend(completions)
+        return [1.0]
+
+    environment = row_tools(notes, factories=None, tools=[multiply])
+    prompt = environment.prompts("train")[0]
+    cut = {"role": "assistant", "content": "I wond"}
+
+    async def whole(*said: Mapping[str, Any]) -> Any:
+        episode = environment.episode(prompt, 0)
+        await play(episode, [call("multiply", a=1, b=2)] if len(said) > 1 else [])
+        asked = prompt.text if not isinstance(prompt.text, str) else ()
+        return await episode.score((*asked, *said))
+
+    assert run(whole(cut)) == Reward(1.0, {"notes": 1.0})
+    run(whole({"role": "assistant", "content": "call"}, {"role": "tool", "content": "2"}, cut))
+    run(whole())
+    contents = [[message["content"] for message in talk] for talk in seen]
+    assert contents == [["I wond"], ["", "2", "I wond"], [""]]

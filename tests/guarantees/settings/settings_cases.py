@@ -13,6 +13,7 @@ from covey.rollouts.settings import GroupSizeStep
 
 from . import settings_cluster as cluster
 from . import settings_code as code
+from . import settings_doors as doors
 from . import settings_episodes as episodes
 from . import settings_ifeval as ifeval
 from . import settings_infill as infill
@@ -195,6 +196,13 @@ CASES: dict[str, Case | Refused] = {
     "environment.max_context": Case(episodes.limits, 64, episodes.GUESS),
     "environment.turn_timeout": Case(episodes.limits, 2.0, episodes.GUESS),
     "environment.history": Case(episodes.limits, "template", episodes.GUESS),
+    "environment.tools": Case(doors.shown, ["observed_tools:double"], doors.TOOLS),
+    "environment.toolset": Case(doors.shown, "observed_tools:Shelf", doors.TOOLS),
+    "environment.tool_timeout": Case(doors.heard, 0.001, doors.TOOLS),
+    "environment.max_tool_calls": Case(doors.heard, 3, doors.TOOLS),
+    "environment.tool_role": Case(doors.heard, "user", doors.TOOLS),
+    "environment.protocol": Case(doors.heard, "textarena", doors.STEPS),
+    "environment.dataset": Case(see.prompts, "leg_counting", doors.REASONS),
     "environment.highest": Case(see.prompts, 15, episodes.GUESS),
     "environment.halving_reward": Case(episodes.heard, 0.5, episodes.GUESS),
     "environment.shuffled": Case(episodes.heard, True, episodes.GUESS),
@@ -498,6 +506,7 @@ OFF: dict[str, Settings] = {
     "doctor.enabled = true": {"doctor.enabled": False},
     "environment.scheme = covey or values": WORDS | {"environment.scheme": "trl"},
     "a scheme that asks math-verify": MATHEMATICS | {"environment.scheme": "verl"},
+    "environment.protocol other than skyrl": doors.STEPS_OF_ROWS,
     "data.path = null": {"environment.name": "countdown", "data.path": "targets.jsonl"},
     "environment.in_process = false": HERE,
     "environment.scheme = torchrl": ifeval.IFEVAL,

@@ -18,6 +18,7 @@ from covey.train import train
 
 from ...support.builders import nano
 from ...support.small import small_config
+from .settings_doors import make_doors
 
 REWARDS = """
 import os, time
@@ -69,6 +70,7 @@ def make_world(folder: Path) -> None:
     """Fill the folder, which is the current one."""
     (folder / "observed_rewards.py").write_text(REWARDS)
     (folder / "observed_environments.py").write_text(ENVIRONMENTS)
+    make_doors(folder)
     _write_rows(folder)
     for name, seed in (("policy", 0), (f"{HUB}/snapshots/0", 0), (f"{HUB}/snapshots/1", 1)):
         policy = nano(seed=seed, nano_hidden_size=192)

@@ -11,11 +11,14 @@ from covey.config.schema import Config
 from covey.environments.build import code_limits, ifeval_recipe, ifeval_scheme, machine_settings
 from covey.environments.code.families import chosen_families
 from covey.environments.code.settings import CodeConfig
+from covey.environments.doors.settings import StepsConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.design.stages import STAGES, check_stages
 from covey.environments.machines.scores import find_score
 from covey.environments.machines.settings import MachinesConfig
+from covey.environments.tools.settings import ToolsConfig
 from covey.policy.settings import NANO
+from covey.system.lookup import is_function_path
 
 
 def check_answers(config: Config) -> None:
@@ -176,3 +179,31 @@ def _check_machine_time(config: Config, settings: MachinesConfig) -> None:
             f"environment.timeout={settings.timeout:g} for {config.group_size} machines in {settings.num_workers} "
             f"processes needs timeouts.scoring > {longest:g}, got {config.timeouts.scoring:g}"
         )
+
+
+def check_tools(config: Config) -> None:
+    """Require tools of environment=tools, something that rewards, and names that can be imported."""
+    settings = config.environment
+    assert isinstance(settings, ToolsConfig), "check_environment calls this"
+    if not settings.tools and settings.toolset is None:
+        raise ValueError("environment=tools needs environment.tools=[module:function] or environment.toolset, got none")
+    if not config.rewards and settings.toolset is None:
+        raise ValueError("environment=tools needs rewards=[module:function], or a toolset with get_reward, got none")
+    for name in (*settings.tools, *([settings.toolset] if settings.toolset is not None else [])):
+        if not is_function_path(name):
+            raise ValueError(f"tools of environment=tools must be module:function, got {name}")
+
+
+def check_steps(config: Config) -> None:
+    """Require a factory of environment=steps, and rows of SkyRL-Gym alone."""
+    settings = config.environment
+    assert isinstance(settings, StepsConfig), "check_environment calls this"
+    if not is_function_path(settings.factory):
+        raise ValueError(
+            f"environment=steps needs environment.factory=module:function, got {settings.factory or 'none'}"
+        )
+    path, is_skyrl = config.data.path, settings.protocol == "skyrl"
+    if is_skyrl and path is None:
+        raise ValueError("environment.protocol=skyrl needs data.path (rows with a prompt), got data.path=null")
+    if path is not None and not is_skyrl:
+        raise ValueError(f"data.path={path} needs environment.protocol=skyrl, got {settings.protocol}")

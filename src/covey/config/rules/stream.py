@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from covey.config.checks import format_value
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
-from covey.environments.data.settings import NEED_ROWS, DataConfig
+from covey.environments.data.settings import NEED_ROWS, REWARDED, DataConfig
 from covey.environments.settings import EnvironmentConfig, MixtureConfig, part_configs
 from covey.rollouts.settings import group_sizes
 
@@ -70,7 +70,7 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
         if not 0 < weight < math.inf:
             raise ValueError(f"environment.weights.{name} must be > 0, got {weight}")
     kinds = {name: part.name for name, part in mixture.parts.items()}
-    if config.rewards and "reward_functions" not in kinds.values():
+    if config.rewards and not set(REWARDED) & set(kinds.values()):
         raise ValueError(f"rewards={format_value(config.rewards)} needs a part with name: reward_functions, got none")
     sharing = [name for name, kind in kinds.items() if kind in NEED_ROWS and name not in mixture.data]
     for setting, value in vars(config.data).items():
@@ -86,7 +86,7 @@ def _check_part(name: str, config: Config, rules: Sequence[Rule]) -> None:
     kind = config.environment.name
     if kind not in ENVIRONMENT_SETTINGS or kind == "mixture":
         raise ValueError(f"environment.parts.{name} must be an environment that is no mixture, got {kind}")
-    if kind != "reward_functions":
+    if kind not in REWARDED:
         config = replace(config, rewards=[], reward_weights=[])
     for rule in rules:
         try:

@@ -7,9 +7,9 @@ from covey.system.lookup import is_function_path
 from covey.system.section import Section
 from covey.system.setting import Requires, is_set, setting
 
-OWN_ROWS = ("arithmetic", "machines", "custom")
+OWN_ROWS = ("arithmetic", "machines", "guess", "lookup", "calculator", "reasoning_gym", "custom")
 """Environments that make their own problems; others may read `data`."""
-NEED_ROWS = ("gsm8k", "math", "reward_functions")
+NEED_ROWS = ("gsm8k", "math", "reward_functions", "tools")
 """Environments that need rows."""
 
 
@@ -21,8 +21,10 @@ READS_ROWS = Requires("an environment that reads rows", ("environment.name",), l
 HAS_PATH = Requires(
     "data.path set", ("data.path", "environment.name"), lambda path, name: path is not None or name == "mixture"
 )
+REWARDED = ("reward_functions", "tools")
+"""Environments of rows that `rewards` judge."""
 OF_REWARD_FUNCTIONS = Requires(
-    "environment=reward_functions", ("environment.name",), lambda name: name in ("reward_functions", "mixture")
+    "environment=reward_functions", ("environment.name",), lambda name: name in (*REWARDED, "mixture")
 )
 NAMED_SPLITS = Requires("data.path = a folder or a hub name", ("data.path",), has_named_splits)
 
@@ -43,7 +45,7 @@ class DataConfig(Section):
     test_fraction: float = setting(0.1, needs=(READS_ROWS, HAS_PATH))
     """Share of rows held out when there is no test split."""
     prompt_column: str = setting("prompt", needs=(READS_ROWS, HAS_PATH, OF_REWARD_FUNCTIONS))
-    """Column that holds the prompt (text or messages) for environment=reward_functions."""
+    """Column that holds the prompt (text or messages) for environment=reward_functions and tools."""
     answer_column: str | None = setting(None, needs=(READS_ROWS, HAS_PATH, OF_REWARD_FUNCTIONS))
     """Column that the assistant's message at the end of a conversation is moved to; null refuses such rows."""
     prefill: bool = setting(False, needs=(READS_ROWS, HAS_PATH, OF_REWARD_FUNCTIONS))

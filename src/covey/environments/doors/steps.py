@@ -10,7 +10,7 @@ from typing import Any
 from covey.environments.base import Environment, Split, conversation
 from covey.environments.doors.games import PROTOCOLS, Game, Move
 from covey.environments.episode import Answer, Episode, Observation
-from covey.environments.tools.calling import called_in_time
+from covey.environments.tools.calling import in_thread
 from covey.system.lookup import one_of
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -25,7 +25,6 @@ class StepSettings:
     factory: Callable[..., Any]
     protocol: str = "gymnasium"
     instruction: str = ""
-    step_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         one_of("environment.protocol", self.protocol, tuple(PROTOCOLS))
@@ -88,13 +87,13 @@ class StepEpisode(Episode):
             self._game = self._settings.game(self._prompt.columns)
             return self._game.begin(seed, messages)
 
-        said = await self._called("reset", begin)
+        said = await in_thread(begin)
         return Observation(said)
 
     async def reply(self, answer: Answer) -> Observation:
         game = self._game
         assert game is not None, "reset begins an episode"
-        found: Move = await self._called("step", lambda: game.move(answer.text))
+        found: Move = await in_thread(lambda: game.move(answer.text))
         self._verdict = found.reward if found.done else 0.0
         return Observation(
             found.said,
@@ -109,11 +108,7 @@ class StepEpisode(Episode):
 
     async def close(self) -> None:
         if self._game is not None:
-            await self._called("close", self._game.end)
-
-    async def _called(self, method: str, call: Callable[[], Any]) -> Any:
-        what = f"{self._prompt.environment}.{method}"
-        return await called_in_time(call, what, self._settings.step_timeout)
+            await in_thread(self._game.end)
 
 
 def seed_prompts(

@@ -119,7 +119,8 @@ class RowTools(WithTools):
         found: Reward | Failure = Failure("no reward function applied", is_fault=False)
         if self._has_rewards:
             asked = replace(prompt, text=_after_reset(prompt.text, talk.opening))
-            found = await self.judged.score_conversation(asked, talk.messages, talk.token_ids, talk.state)
+            said = talk.messages or [{"role": "assistant", "content": ""}]  # there was no room for a turn
+            found = await self.judged.score_conversation(asked, said, talk.token_ids, talk.state)
         own = getattr(talk.state, "get_reward", None)
         if own is None or (isinstance(found, Failure) and found.is_fault):
             return found

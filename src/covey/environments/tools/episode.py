@@ -75,6 +75,7 @@ class ToolEpisode(Episode):
         self._judge = judge
         self._closes = closes
         self._num_calls = 0
+        self._num_heard = 0
 
     async def reset(self) -> Observation:
         if self._opening is not None:
@@ -82,6 +83,7 @@ class ToolEpisode(Episode):
         return self.talk.opening
 
     async def reply(self, answer: Answer) -> Observation:
+        self._num_heard = len(answer.conversation)
         said = self._rules.read(answer, self._schemas)
         self.talk.messages.append(said.message)
         self.talk.token_ids += answer.token_ids
@@ -105,6 +107,9 @@ class ToolEpisode(Episode):
         )
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
+        # A turn that was cut is no answer, so that `reply` has not heard of it
+        if len(conversation) > self._num_heard and conversation[-1]["role"] == "assistant":
+            self.talk.messages.append(conversation[-1])
         return await self._whole(self._judge(self.talk))
 
     async def close(self) -> None:

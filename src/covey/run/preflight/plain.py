@@ -152,7 +152,8 @@ def _at_full_length(subject: PreflightContext) -> list[Look]:
     # Continue the longest prompt with text until a few tokens before the end, and sample these
     longer = _continued(subject, num_tokens - num_sampled)
     start = min(len(prompt_ids), len(longer) - 1)
-    beside = [p for p in subject.prompts if p.id != prompt.id][:1]
+    # Games begin with one text for all seeds, of which each would be lengthened
+    beside = [p for p in subject.prompts if p.text != prompt.text][:1]
     groups = _sampled(subject, [prompt, *beside], num_sampled, lambda engine: Lengthened(engine, prompt_ids, longer))
     rollouts = tuple(_spread(_prefixed(longer, start, rollout), num_sampled) for rollout in groups[0].rollouts)
     return [Look("long", [replace(groups[0], rollouts=rollouts), *groups[1:]], len(longer) + num_sampled)]

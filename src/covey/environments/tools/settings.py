@@ -1,0 +1,27 @@
+"""Settings of environment=tools."""
+
+from dataclasses import dataclass, field
+
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.environments.settings import EpisodesConfig
+from covey.system.setting import setting
+
+
+@dataclass
+class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
+    """Your own rows (`data`) and rewards (`rewards`), with tools that the policy calls."""
+
+    name: str = "tools"
+    max_turns: int | None = setting(8, ge=1)
+    """Turns of the policy in an episode at most."""
+    tools: list[str] = field(default_factory=list)
+    """Functions with type hints and a docstring, each as module:function."""
+    toolset: str | None = None
+    """A class as module:Class, of which each attempt has an object of its own: its public methods are tools,
+    `reset(**row)` begins an attempt, `get_reward()` may reward it, as environment_factory in TRL."""
+    tool_timeout: float = setting(30.0, gt=0)
+    """Seconds that one call of a tool may take; an attempt whose tool takes longer is a failure."""
+    max_tool_calls: int | None = setting(None, ge=1)
+    """Calls in an episode at most; null leaves it to max_turns."""
+    tool_role: str = setting("tool", choices=("tool", "user"))
+    """Who says what a tool answered: tool, or user for chat templates that know no tools."""

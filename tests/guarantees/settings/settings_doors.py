@@ -1,0 +1,149 @@
+"""What settings of tools and of other people's environments may change."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from covey.config.schema import Config
+from covey.environments.episode import Answer
+
+from .settings_observed import environment_of
+
+MODULE = '''
+import time
+
+
+def double(number: int) -> int:
+    """
+    Double a number.
+
+    Args:
+        number: Which.
+    """
+    return 2 * number
+
+
+def nap() -> str:
+    """Sleep a little."""
+    time.sleep(0.03)
+    return "rested"
+
+
+class Shelf:
+    def reset(self, **row):
+        return " Go."
+
+    def put(self, thing: str) -> str:
+        """
+        Put a thing on the shelf.
+
+        Args:
+            thing: Which.
+        """
+        return thing
+
+    def get_reward(self):
+        return 1.0
+
+
+class Game:
+    """Speaks as Gymnasium, and as TextArena where it is begun so."""
+
+    def __init__(self, words="seen"):
+        self.words = words
+
+    def reset(self, seed=None, num_players=None):
+        self.is_arena = num_players is not None
+        self.seed = seed
+        return self.words, {}
+
+    def get_observation(self):
+        return 0, "arena"
+
+    def step(self, action):
+        return (False, {}) if self.is_arena else (f"{self.words} {self.seed}", 0.5, False, False, {})
+
+    def close(self):
+        return {0: 0.0}, {}
+'''
+REASONING = {
+    "__init__": """
+from . import factory
+
+class Data:
+    def __init__(self, name, size, seed, step):
+        self.name, self.seed, self.step = name, seed, step
+
+    def __getitem__(self, index):
+        return {"question": f"{self.name} {self.seed + self.step * index}", "answer": "1", "metadata": {}}
+
+    def score_answer(self, answer, entry):
+        return float(answer == entry["answer"])
+
+def create_dataset(name, size, seed, step=1):
+    return Data(name, size, seed, step)
+""",
+    "factory": 'DATASETS = {"chain_sum": None, "leg_counting": None}',
+}
+TOOLS: dict[str, Any] = {
+    "environment.name": "tools",
+    "environment.tools": ["observed_tools:double", "observed_tools:nap"],
+    "data.path": "rows.jsonl",
+    "rewards": ["observed_rewards:varied"],
+}
+STEPS: dict[str, Any] = {
+    "environment.name": "steps",
+    "environment.factory": "observed_tools:Game",
+    "environment.num_train": 3,
+    "environment.num_test": 2,
+}
+STEPS_OF_ROWS = {
+    "environment.name": "steps",
+    "environment.factory": "observed_tools:Game",
+    "environment.protocol": "skyrl",
+    "data.path": "rows.jsonl",
+}
+REASONS: dict[str, Any] = {
+    "environment.name": "reasoning_gym",
+    "environment.num_train": 3,
+    "environment.num_test": 2,
+}
+CALLS = [("double", {"number": 3}), ("nap", {})]
+
+
+def make_doors(folder: Path) -> None:
+    """Write what stands for other people's modules."""
+    (folder / "observed_tools.py").write_text(MODULE)
+    (folder / "reasoning_gym").mkdir()
+    for name, text in REASONING.items():
+        (folder / "reasoning_gym" / f"{name}.py").write_text(text)
+
+
+def shown(config: Config) -> Any:
+    """The tools that the policy is shown."""
+    with environment_of(config) as environment:
+        return list(environment.tool_schemas(environment.prompts("train")[0]))
+
+
+def heard(config: Config) -> Any:
+    """What an episode says from its begin, to two turns of two calls."""
+
+    async def play() -> Any:
+        with environment_of(config) as environment:
+            episode = environment.episode(environment.prompts("train")[0], seed=3)
+            assert episode is not None
+            found: list[Any] = [(await episode.reset()).messages]
+            for turn in (1, 2):
+                text = "".join(
+                    f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+                    for name, arguments in CALLS
+                )
+                said = await episode.reply(Answer(text, (), "stop", turn, ()))
+                found.append((said.messages, said.reward, said.done, said.stop_reason))
+            return found
+
+    try:
+        return asyncio.run(play())
+    except RuntimeError as error:
+        return str(error)
