@@ -26,7 +26,7 @@ Work = Callable[[Config, Path], None]
 LOADING = "loading nano for environment=arithmetic\n"
 """What is said before anything heavy is imported."""
 VERBS = {
-    *("train", "cold-start", "judge", "evaluate", "check", "show", "report", "doctor", "watch"),
+    *("train", "cold-start", "judge", "evaluate", "check", "show", "rollouts", "report", "doctor", "watch"),
     *("status", "replay", "config", "translate", "plan", "machines"),
 }
 
@@ -121,8 +121,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "line"),
     [
         (["trian"], 'no verb "trian"; did you mean train?; '
-                    "verbs: train, cold-start, judge, evaluate, check, show, report, doctor, watch, status, replay, "
-                    "config, translate, plan, machines"),
+                    "verbs: train, cold-start, judge, evaluate, check, show, rollouts, report, doctor, watch, status, "
+                    "replay, config, translate, plan, machines"),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),

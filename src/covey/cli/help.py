@@ -22,6 +22,7 @@ VERBS = {
     "evaluate": "measure a policy on held-out prompts",
     "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
     "show": "the result of a run again, with its best and worst answers; or several runs side by side",
+    "rollouts": "the answers of a step, episodes turn by turn",
     "report": "one page of a run, or of several: curves, groups, every token, before and after; needs no server",
     "doctor": "what ails a run, of covey, TRL or verl, by its logs alone: findings with reasons and settings to turn",
     "watch": "the same numbers in the terminal, while a run trains",
@@ -49,6 +50,10 @@ EXAMPLES = {
         "covey evaluate model.name=downloaded/checkpoints/step-000060/policy trust_run=true",
     ),
     "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
+    "rollouts": (
+        "covey rollouts outputs/DATE/TIME",
+        "covey rollouts outputs/DATE/TIME --step 40 --worst --number 3",
+    ),
     "report": (
         "covey report outputs/DATE/TIME",
         "covey report outputs/DATE/TIME --follow",
@@ -105,6 +110,15 @@ The policy of a run is measured with the settings of that run. If you did not ma
 its settings name is imported (rewards, environments, data, advantages and losses as module:function), no link in it is
 followed, and the command says what it would have been; trust_run=true takes it all as it is. Code beside weights
 (trust_remote_code) is never run. docs/trust/reliability.md has the details."""
+
+ROLLOUTS = {
+    "--step N": "those of step N; of the last step that kept any",
+    "--prompt ID": "those of one prompt",
+    "--number N": "how many, the best first",
+    "--worst": "the worst first",
+    "--evaluation": "answers of evaluations instead of training",
+    "--help, -h": "this help",
+}
 
 REPORT = {
     "--out FILE.html": "where the page goes; report.html in the first folder",
@@ -171,6 +185,8 @@ def verb_help(verb: str) -> str:
         return _machines_help()
     if verb == "show":
         return _show_help()
+    if verb == "rollouts":
+        return _rollouts_help()
     if verb == "report":
         return _report_help()
     if verb == "doctor":
@@ -204,6 +220,12 @@ def _show_help() -> str:
     examples = "\n".join(f"  {line}" for line in EXAMPLES["show"])
     usage = "usage: covey show RUN [RUN ...] [--answers N]"
     return f"{usage}\n\n{VERBS['show']}\n\nexamples:\n{examples}\n\n{_columns(SHOW, 12)}"
+
+
+def _rollouts_help() -> str:
+    examples = "\n".join(f"  {line}" for line in EXAMPLES["rollouts"])
+    usage = "usage: covey rollouts RUN [flags]"
+    return f"{usage}\n\n{VERBS['rollouts']}\n\nexamples:\n{examples}\n\n{_columns(ROLLOUTS, 15)}"
 
 
 def _report_help() -> str:

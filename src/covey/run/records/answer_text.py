@@ -41,6 +41,44 @@ def as_text(row: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def episode_text(row: Mapping[str, Any]) -> str:
+    """Show an episode turn by turn: who said what, and what the environment gave for each turn.
+
+    >>> print(episode_text(row))
+    step 60, train-17: reward 1.000 (won 1), 2 turns, completed, 6 tokens
+      prompt  ?
+      policy  15;
+      user    >
+      policy  17;   (+0.1)
+    """
+    lines = [
+        f"step {row['step']}, {escape(str(row['prompt_id']))}: {earned(row)}",
+        _block("prompt", shortened(written(row["prompt"]), PROMPT_CHARACTERS)),
+    ]
+    said = row["completion"]
+    messages = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
+    turns = iter(row["turns"])
+    for message in messages:
+        text = shortened(_content(message), ANSWER_CHARACTERS)
+        if message["role"] != "assistant":
+            named = f" {message['name']}" if "name" in message else ""
+            lines.append(_block(f"{escape(str(message['role']))}{escape(str(named))}", text))
+            continue
+        turn: Mapping[str, Any] = next(turns, {})
+        notes = [f"{turn['reward']:+.3g}"] if turn.get("reward") else []
+        notes += ["void"] if turn.get("is_void") else []
+        notes += [_value(turn["info"])] if turn.get("info") else []
+        lines.append(_block("policy", f"{text}   ({', '.join(notes)})" if notes else text))
+    return "\n".join(lines)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """Return what a message says, tool calls included."""
+    content = message["content"]
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return text + (f" {json.dumps(message['tool_calls'], ensure_ascii=False)}" if message.get("tool_calls") else "")
+
+
 def earned(row: Mapping[str, Any]) -> str:
     """Say in one line what the answer earned and how it ended."""
     parts = ", ".join(f"{escape(name)} {_number(value)}" for name, value in row["parts"].items())
@@ -63,7 +101,7 @@ def written(text: str | Sequence[Mapping[str, str]]) -> str:
     """Join the messages of a conversation, each after its role, and leave text as it is."""
     if isinstance(text, str):
         return text
-    return "\n".join(f"{message['role']}: {message['content']}" for message in text)
+    return "\n".join(f"{message['role']}: {_content(message)}" for message in text)
 
 
 def shortened(text: str, most: int) -> str:

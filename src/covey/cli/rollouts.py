@@ -1,0 +1,69 @@
+"""`covey rollouts RUN`: the answers of a step as people read them, episodes turn by turn."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from covey.cli.flags import refuse_flags, split_flags
+from covey.cli.show import rows_of
+from covey.run.folder import EVALUATIONS, ROLLOUTS
+from covey.run.records.answer_text import as_text, episode_text
+from covey.system.disk import as_written
+from covey.system.text.cleaning import CleanConsole
+
+NUM_SHOWN = 6
+WITH_VALUE = {"--step": "a number", "--prompt": "the id of a prompt", "--number": "a number"}
+ALONE = ("--evaluation", "--worst")
+FLAGS = (*WITH_VALUE, *ALONE)
+
+
+def run_rollouts(words: Sequence[str]) -> None:
+    """Print rollouts of a run. ValueError, in one line, for words that do not say which."""
+    # Read the words
+    others, given = split_flags(words, WITH_VALUE, ALONE)
+    refuse_flags(others, FLAGS)
+    if len(others) != 1:
+        raise ValueError("covey rollouts needs one run folder, such as outputs/DATE/TIME")
+    (folder,) = map(Path, others)
+    step, most = _number(given, "--step", None), _number(given, "--number", NUM_SHOWN)
+    path = folder / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
+    if not path.is_file():
+        raise ValueError(f"{path} is not there: {folder} is no run folder, or output.rollouts_per_step was 0")
+    # Choose rows
+    with as_written(path):
+        kept = list(rows_of(path))
+    rows = chosen(kept, step, given.get("--prompt"))
+    with as_written(path):
+        rows.sort(key=lambda row: row["reward"], reverse="--worst" not in given)
+        texts = [episode_text(row) if "turns" in row else as_text(row) for row in rows[:most]]
+    # Print them
+    console = CleanConsole()
+    for text in texts:
+        console.print(Text(text), soft_wrap=True)
+    console.print(Text(f"{len(texts)} of {len(rows)} kept", "italic"))
+
+
+def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:
+    """Return the rows of a step, the last that has any where none is named, and of a prompt, where one is.
+
+    ValueError where there are none.
+    """
+    of_prompt = [row for row in rows if prompt_id in (None, row["prompt_id"])]
+    wanted = step if step is not None else max((row["step"] for row in of_prompt), default=None)
+    found = [row for row in of_prompt if row["step"] == wanted]
+    if not found:
+        steps = sorted({row["step"] for row in of_prompt})
+        there = f"steps {steps[0]} to {steps[-1]}" if steps else "no rollouts"
+        of = "" if prompt_id is None else f" of prompt {prompt_id}"
+        raise ValueError(f"nothing is kept{of}{'' if step is None else f' at step {step}'}; there are {there}")
+    return found
+
+
+def _number(given: dict[str, str], flag: str, default: int | None) -> int | None:
+    if flag not in given:
+        return default
+    if not given[flag].isdigit():
+        raise ValueError(f"{flag} needs a number, got {given[flag]}")
+    return int(given[flag])
