@@ -98,6 +98,11 @@ def test_the_panel_shows_parts_and_lengths_where_there_is_room() -> None:
         with make_progress(2, True, console) as progress:
             progress.update(1, metrics)
         assert (line in written(console)) == shown
+    episodes = {"turns_mean": 4.61, "stop/completed": 0.5, "stop/max_turns": 0.5, "stop/timeout": 0.0}
+    assert details_of(episodes) == "turns 4.6  max turns 50 %"
+    tools = {f"environment/tool/{name}/calls": 10.0 for name in ("add", "find")}
+    tools |= {"environment/tool/add/seconds": 0.5, "environment/tool/find/errors": 2.0}
+    assert details_of({"turns_mean": 2.0, **tools}) == "turns 2.0  tool calls 20 (2 errors, 0.25 s each)"
     assert details_of({"reward/correct": 0.25, "completion_length_mean": 7.6, "truncated_fraction": 0.0}) == "length 8"
 
 

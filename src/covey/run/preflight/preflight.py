@@ -21,6 +21,7 @@ from covey.config.schema import Config
 from covey.run.build import Run
 from covey.run.checkpoints.state import generators, restore_generators
 from covey.run.preflight.custom import check_custom, has_custom
+from covey.run.preflight.episodes import check_episodes, has_episodes
 from covey.run.preflight.fill import check_frozen, check_kl, check_rewards
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.plain import check_plain
@@ -81,6 +82,8 @@ def run_checks(subject: PreflightContext) -> list[Check]:
 def stages_of(subject: PreflightContext) -> tuple[PreflightCheck, ...]:
     """Return the checks of a policy and an environment of this kind."""
     stages = (*CUSTOM_STAGES, *STAGES) if has_custom(subject.config) else STAGES
+    if has_episodes(subject):
+        stages = (*stages, *EPISODE_STAGES)
     if subject.run.policy.mask_id is not None:
         return (*stages, *FILL_STAGES)
     return (*stages, *TRIED_STAGES) if any(trial_of(subject, prompt) for prompt in subject.prompts) else stages
@@ -178,6 +181,9 @@ CUSTOM_STAGES: tuple[PreflightCheck, ...] = (PreflightCheck("custom functions", 
 
 TRIED_STAGES: tuple[PreflightCheck, ...] = (PreflightCheck("reward functions", check_functions, ("lengths", "memory")),)
 """Besides, where the user's own code judges."""
+
+EPISODE_STAGES: tuple[PreflightCheck, ...] = (PreflightCheck("episodes", check_episodes, ("tokenizer",)),)
+"""Besides, where the policy may have several turns."""
 
 FILL_STAGES: tuple[PreflightCheck, ...] = (
     PreflightCheck("frozen models", check_frozen),

@@ -1,6 +1,7 @@
 """What a person sees during a run: a live panel in a terminal, one line a step elsewhere."""
 
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -271,7 +272,23 @@ def details_of(metrics: Mapping[str, float | None]) -> str:
         cells.append(f"length {length:.0f}")
     if cut := metrics.get("truncated_fraction"):
         cells.append(f"cut off {percent(cut, 0)}")
-    return "  ".join(cells)
+    return "  ".join([*cells, *_episode_cells(metrics)])
+
+
+def _episode_cells(metrics: Mapping[str, float | None]) -> list[str]:
+    """Say how many turns episodes had, what ended those that were not completed, and how the tools did."""
+    if (turns := metrics.get("turns_mean")) is None:
+        return []
+    ended = {name.removeprefix("stop/"): value for name, value in metrics.items() if name.startswith("stop/") and value}
+    ends = [f"{reason.replace('_', ' ')} {percent(share or 0, 0)}" for reason, share in ended.items()]
+    cells = [f"turns {turns:.1f}", *(end for end in ends if not end.startswith("completed"))]
+    # Tools, all together
+    calls = {name.removesuffix("/calls"): value or 0.0 for name, value in metrics.items() if _CALLS.fullmatch(name)}
+    if total := sum(calls.values()):
+        errors = sum(metrics.get(f"{tool}/errors") or 0.0 for tool in calls)
+        seconds = sum(number * (metrics.get(f"{tool}/seconds") or 0.0) for tool, number in calls.items()) / total
+        cells.append(f"tool calls {total:,.0f} ({errors:,.0f} errors, {duration(seconds)} each)")
+    return cells
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
@@ -305,6 +322,7 @@ def _thousands(value: float) -> str:
     return f"{value:,.0f}"
 
 
+_CALLS = re.compile(r"environment/(?:.*/)?tool/.+/calls")
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("reward", REWARD, "{:.3f}".format),
     ("level", "curriculum/level", "{:g}".format),

@@ -1,0 +1,147 @@
+"""Whether an episode of several turns can be played: gold turns win, and what was sampled is what is trained."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from covey.engine.fake import FakeEngine
+from covey.environments.base import Environment, Split
+from covey.environments.episode import Answer, Episode, Observation
+from covey.environments.tools.check import check_tools
+from covey.environments.tools.environment import ToolEnvironment
+from covey.rollouts.encoding import as_conversation
+from covey.rollouts.episodes import as_messages
+from covey.rollouts.rollout import roll_out
+from covey.rollouts.turns import roles_are_marks
+from covey.run.preflight.subject import Check, PreflightContext
+from covey.types import Failure, Group, Message, Prompt, Reward, Rollout, RunStopped
+
+
+def has_episodes(subject: PreflightContext) -> bool:
+    """Tell whether the policy may have several turns."""
+    environment, prompt = subject.run.environment, subject.prompts[0]
+    return subject.run.policy.mask_id is None and environment.episode(prompt, 0) is not None
+
+
+def check_episodes(subject: PreflightContext) -> Check:
+    """Play gold turns in a few episodes, and look at the template, the reader of tool calls and the tools."""
+    environment, tokenizer = subject.run.environment, subject.run.policy.tokenizer
+    notes: list[str] = []
+    # Roles must be told by tokens that no text can make
+    if not isinstance(subject.prompts[0].text, str):
+        notes.append("roles are marked by special tokens" if roles_are_marks(tokenizer) else "ROLES ARE PLAIN TEXT")
+    if isinstance(environment, ToolEnvironment):
+        try:
+            facts = asyncio.run(check_tools(environment, subject.prompts[0]))
+        except ValueError as error:
+            return Check(False, str(error), "", "mend the tool's types and docstring, which make its schema")
+        for name in facts.silent:
+            return Check(False, f"tool {name}: {facts.answers[name]}", "", "start what it needs, or leave it out")
+        notes.append(f"{len(facts.answers)} tools answer, and calls are read by {facts.read_by}")
+    # Gold turns must win, token for token
+    played = [(prompt, found) for prompt in subject.prompts if (found := _gold(subject, prompt)) is not None]
+    wrong = [(prompt, found) for prompt, found in played if isinstance(found, str)]
+    full = subject.config.evaluation.correct_above
+    rewards = [(prompt, found.reward.value) for prompt, found in played if not isinstance(found, str)]
+    low = [(prompt, f"reward {value:g}") for prompt, value in rewards if value < full]
+    values = {"num_gold": float(len(played)), "num_wrong": float(len(wrong)), "num_low": float(len(low))}
+    for prompt, said in (*wrong, *low):
+        figure = f"{len(wrong) + len(low)} of {len(played)} gold episodes fail, first: prompt {prompt.id}, {said}"
+        return Check(False, figure, f">= {full:g}", "fix the environment, or set sampling and limits for it", values)
+    if played:
+        turns = max(len(found.turns) for _, found in played if not isinstance(found, str))
+        notes.insert(0, f"{len(played)} gold episodes of up to {turns} turns get the maximum reward, token for token")
+    return Check(True, "; ".join(notes) or "no gold turns are known", f">= {full:g}", "", values, bool(notes))
+
+
+@dataclass
+class GoldPlayer(Environment):
+    """Stands before an environment, and knows what a perfect policy says next."""
+
+    inner: Environment
+    next_turn: str | None = None
+    said: list[str] = field(default_factory=list)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return []
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return await self.inner.score(prompt, completions)
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return self.inner.max_turns(prompt)
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode | None:
+        episode = self.inner.episode(prompt, seed)
+        return None if episode is None else GoldEpisode(self, prompt, episode)
+
+
+@dataclass
+class GoldEpisode(Episode):
+    """An episode that tells its player each turn before it is sampled."""
+
+    player: GoldPlayer
+    prompt: Prompt
+    inner: Episode
+
+    async def reset(self) -> Observation:
+        """Begin, and find the first turn."""
+        observation = await self.inner.reset()
+        self._find((*as_conversation(self.prompt.text), *as_messages(observation.messages)))
+        return observation
+
+    async def reply(self, answer: Answer) -> Observation:
+        """Reply, and find the next turn."""
+        observation = await self.inner.reply(answer)
+        if not observation.done:
+            self._find((*answer.conversation, *as_messages(observation.messages)))
+        return observation
+
+    async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
+        """Judge as the environment does."""
+        return await self.inner.score(conversation)
+
+    async def close(self) -> None:
+        """Close the environment's episode."""
+        await self.inner.close()
+
+    def _find(self, conversation: Sequence[Message]) -> None:
+        self.player.next_turn = self.player.inner.gold_turn(self.prompt, conversation)
+        if self.player.next_turn is not None:
+            self.player.said.append(self.player.next_turn)
+
+
+def _gold(subject: PreflightContext, prompt: Prompt) -> Rollout | str | None:
+    """Play the gold turns of a prompt. None where none are known, a text where something is wrong."""
+    policy, source = subject.run.policy, subject.run.local
+    player = GoldPlayer(subject.run.environment)
+    stop = source.sampling.stop
+
+    def script(prompt_ids: tuple[int, ...], sample_index: int) -> list[int]:
+        text = player.next_turn or ""
+        ids = list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids if stop and text.endswith(stop) else [*ids, *sorted(policy.stop_ids)[:1]]
+
+    engine = FakeEngine(script, len(policy.tokenizer))
+    sampler = replace(source.sampler, engine=engine, environment=player)
+    try:
+        group: Group = asyncio.run(roll_out(sampler, prompt, 1, source.sampling))
+    except (RunStopped, ValueError) as error:
+        return str(error)
+    if not player.said:
+        return None
+    if group.failures:
+        return group.failures[0].reason
+    (rollout,) = group.rollouts
+    return _altered(subject, rollout, player) or rollout
+
+
+def _altered(subject: PreflightContext, rollout: Rollout, player: GoldPlayer) -> str | None:
+    """Say where what is trained is not what was sampled. None where it is."""
+    tokenizer = subject.run.policy.tokenizer
+    learnt = [t for t, mine in zip(rollout.target_ids, rollout.loss_mask, strict=True) if mine]
+    for turn, text in zip(rollout.turns, player.said, strict=False):
+        found = str(tokenizer.decode(learnt[turn.start : turn.end], skip_special_tokens=True))
+        if found != text:
+            return f"turn {text!r:.60} came back as {found!r:.60}"
+    return None

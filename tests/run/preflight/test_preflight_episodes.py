@@ -1,0 +1,53 @@
+"""Before a run of several turns its gold turns are played: they must win, and come back token for token."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from covey.environments.conversations.guess import Guess
+from covey.environments.conversations.lookup import Lookup
+from covey.environments.conversations.settings import GuessConfig, LookupConfig
+from covey.run.preflight.episodes import check_episodes, has_episodes
+
+from ...support.small import scripted
+from .looked_at import Build, subjects
+
+TURNS: dict[str, Any] = {"sampling__stop": [";"], "sampling__max_tokens": 4}
+
+
+@pytest.fixture(name="build")
+def _build() -> Iterator[Build]:
+    with subjects() as build:
+        yield build
+
+
+def test_gold_turns_that_win_pass(build: Build) -> None:
+    subject = build(Guess(GuessConfig()), **TURNS)
+    assert has_episodes(subject)
+    check = check_episodes(subject)
+    assert check.passed
+    assert check.figure.endswith("turns get the maximum reward, token for token")
+    assert check.values["num_gold"] == len(subject.prompts)
+
+
+def test_an_environment_of_one_answer_has_no_such_check(build: Build) -> None:
+    assert not has_episodes(build(scripted()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "line"),
+    [
+        ({"max_turns": 2}, {}, "reward 0"),
+        ({}, {"sampling__max_tokens": 2}, "came back as 'Qa'"),
+        ({"shuffled": True}, {}, "reward 0"),
+    ],
+)
+def test_settings_under_which_gold_turns_cannot_win_are_refused(
+    build: Build, settings: dict[str, Any], changes: dict[str, Any], line: str
+) -> None:
+    made = Lookup(LookupConfig(num_train=16, num_test=4, **settings))
+    check = check_episodes(build(made, **(TURNS | changes)))
+    assert not check.passed
+    assert "gold episodes fail, first: prompt train-" in check.figure
+    assert check.figure.endswith(line)
