@@ -1,5 +1,6 @@
 """Answers as people read them."""
 
+from dataclasses import replace
 from typing import Any
 
 from covey.run.evaluate import Answers
@@ -80,4 +81,5 @@ def test_nothing_of_coveys_own_counts_as_noted() -> None:
     trained = Sampled(prompt, rollout(1.0), 0.5, None).row(3)
     group = Group(prompt, (rollout(1.0),), ())
     (evaluated,) = evaluation_rows(3, Answers([group], []), 1.0, 8)
-    assert trained.keys() | evaluated.keys() == NAMES
+    episode = Sampled(prompt, replace(rollout(1.0), stop_reason="completed"), 0.5, None).row(3)
+    assert trained.keys() | evaluated.keys() | episode.keys() == NAMES
