@@ -13,7 +13,16 @@ from ..support.small import equal
 
 SCRIPTS = Path(__file__).parent / "scripts"
 THEIRS, OURS = "from trl import GRPOConfig, GRPOTrainer", "from covey.trl import GRPOConfig, GRPOTrainer"
-TRAINED = ("quick_start", "custom_reward", "conversational", "several_rewards", "lora", "callbacks", "reward_model")
+TRAINED = (
+    "quick_start",
+    "custom_reward",
+    "conversational",
+    "several_rewards",
+    "lora",
+    "callbacks",
+    "reward_model",
+    "environment",
+)
 
 STEPS = {"custom_reward": 6, "callbacks": 3, "reward_model": 1, "several_rewards": 3}
 """Optimiser steps of the scripts that make others than two."""
@@ -75,7 +84,47 @@ def check_callbacks(scope: dict[str, Any], folder: Path) -> None:
     assert kept == ["step-000003"]
 
 
+def check_environment(scope: dict[str, Any], folder: Path) -> None:
+    first, last = history(scope)
+    assert first["rewards/Shop/mean"] == last["rewards/Shop/mean"] == 0.5
+    assert first["reward"] == pytest.approx(first["rewards/length/mean"] + 0.5)
+    completions, shops, things = scope["SEEN"][-1]
+    assert (len(completions), shops, len(things)) == (1, ["Shop"], 1)
+    assert completions[0][-1]["role"] == "assistant"
+    config = (folder / "shop" / "config.yaml").read_text()
+    assert "max_turns: 4" in config
+    made = scope["trainer"]._make_environment(scope["trainer"].config)
+    names = [schema["function"]["name"] for schema in made.tool_schemas(made.prompts("train")[0])]
+    assert names == ["multiply", "buy"]
+
+
+def test_the_environment_supplies_prompts_where_there_are_no_rows(tmp_path: Path) -> None:
+    class Asks:
+        def reset(self, **row: Any) -> str:
+            return "What is 2 + 2?"
+
+        def get_reward(self) -> float:
+            return 1.0
+
+    args = GRPOConfig(
+        output_dir=str(tmp_path / "run"),
+        max_steps=1,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=4,
+        bf16=False,
+        report_to="none",
+        logging_steps=1,
+    )
+    trainer = GRPOTrainer(saved_model(tmp_path / "policy", "llama"), args=args, environment_factory=Asks)
+    trainer.train()
+    assert [row["reward"] for row in trainer.state.log_history if "reward" in row] == [1.0]
+    with pytest.raises(ValueError, match="max_steps must say how long"):
+        GRPOTrainer(trainer.model, args=GRPOConfig(bf16=False), environment_factory=Asks, processing_class=object())
+
+
 CHECKS = {
+    "environment": check_environment,
     "custom_reward": check_custom_reward,
     "lora": check_lora,
     "reward_model": check_reward_model,

@@ -24,6 +24,11 @@ def reward(name: str) -> NoReturn:
     raise ValueError(f"the reward function {name} was an object of a program, which alone has it; {RESUMES}")
 
 
+def tool(name: str) -> NoReturn:
+    """Stand for a tool, or the class of an attempt, that was an object of a program."""
+    raise ValueError(f"the tool {name} was an object of a program, which alone has it; {RESUMES}")
+
+
 def rows() -> NoReturn:
     """Stand for rows that were objects of a program."""
     raise ValueError(f"the rows were objects of a program, which alone has them; {RESUMES}")
@@ -62,6 +67,11 @@ def reward_entry(given: Reward) -> Any:
     if not callable(given):
         raise ValueError(f"rewards must be functions or their names, got {given!r:.80}")
     return importable_name(given) or {"function": f"{HOME}:reward", "args": {"name": name_of(given)}}
+
+
+def tool_entry(given: Callable[..., Any]) -> str:
+    """Return what stands for a tool in the settings, or for the class of an attempt."""
+    return importable_name(given) or f"{HOME}:tool"
 
 
 def as_list(rewards: Reward | Sequence[Reward]) -> list[Reward]:

@@ -17,7 +17,9 @@ MAPPED: dict[str, str] = {
     "shuffle_dataset": "`shuffle`",
     "seed": "`seed`: rollouts are a pure function of it",
     # Sampling
-    "max_completion_length": "`sampling.max_tokens`",
+    "max_completion_length": "`sampling.max_tokens`; with tools it bounds each turn, and `environment.max_context` the "
+    "whole; TRL bounds the turns and what tools said together",
+    "max_tool_calling_iterations": "`environment.max_turns`, one more; None is 64 turns",
     "temperature": "`sampling.temperature`",
     "top_p": "`sampling.top_p`; log-probs are those of the distribution sampled from, TRL's those of the whole",
     "top_k": "`sampling.top_k`; as top_p",
@@ -119,7 +121,6 @@ LAYOUT = "how work is laid out on a GPU is `micro_batch_tokens`, `packing` and `
 NO_LOADER = "rows are in memory and prompts follow from the seed; there is no data loader"
 NO_DDP = "gradients are summed once a step, without torch's DDP wrapper"
 VLLM_STARTS = "covey starts and watches its vLLM itself; a vLLM of your own is joined by vllm_mode=server"
-TOOLS = "tools are not there yet: an environment with `reply` gives turns (docs/use/rewards.md)"
 OWN_LOG = "logs are covey's: covey.log, metrics.jsonl, Python's logging"
 CODE = "code of a repository is never run"
 
@@ -141,7 +142,6 @@ REFUSED: dict[str, str] = {
     "entropy_coef_min": "the bounds of the adaptive bonus are 0 and 1",
     "entropy_coef_max": "the bounds of the adaptive bonus are 0 and 1",
     "entropy_coef_delta": "the step of the adaptive bonus is 0.005",
-    "max_tool_calling_iterations": TOOLS,
     "log_multimodal": "there are no images",
     "log_unique_prompts": OWN_LOG,
     "log_completions_hub_repo": "completions stay in rollouts.jsonl of the run",

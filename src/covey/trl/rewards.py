@@ -69,5 +69,5 @@ def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
 def _called_without_columns(
     function: Callable[..., Any], prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
 ) -> Any:
-    kept = {name: columns[name] for name in ("completion_ids", "trainer_state") if name in columns}
+    kept = {name: columns[name] for name in ("completion_ids", "trainer_state", "environments") if name in columns}
     return function(prompts=prompts, completions=completions, **kept)

@@ -7,16 +7,19 @@ from typing import Any, NamedTuple
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback, TrainerState
 
-from covey.api.objects import HOME, model_name, reward_entry
+from covey.api.objects import HOME, model_name, reward_entry, tool_entry
 from covey.api.request import Request
 from covey.api.result import Result
 from covey.api.settings import make_config
 from covey.api.training import run_request
 from covey.config.schema import Config
 from covey.environments.base import Environment, Split
+from covey.environments.doors.trl import RowTools, no_reward, with_prompt
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.rows import PromptFormat
 from covey.environments.reward_functions.specs import load_reward
+from covey.environments.tools.episode import ToolRules
+from covey.environments.tools.settings import ToolsConfig
 from covey.policy.models.loading import load_policy
 from covey.run.evaluate import Evaluation
 from covey.run.given import Given
@@ -24,12 +27,15 @@ from covey.system import ranks
 from covey.system.workers.pool import WorkerSettings
 from covey.trl.callbacks import Bridge
 from covey.trl.config import GRPOConfig
-from covey.trl.fields import CODE, TOOLS
-from covey.trl.mapping import settings_of
+from covey.trl.fields import CODE
+from covey.trl.mapping import batches, settings_of
 from covey.trl.rewards import reward_list, without_columns
 
 REWARD_SECONDS = 600.0
 """A reward function runs in this process, as in TRL; one that takes longer for one prompt ends the run."""
+
+MAX_TURNS = 64
+"""Turns of an attempt with tools where max_tool_calling_iterations sets no limit."""
 
 
 class TrainOutput(NamedTuple):
@@ -64,11 +70,10 @@ class GRPOTrainer:
         rollout_func: Any = None,
         environment_factory: Any = None,
     ) -> None:
-        """Take what TRL's trainer takes, without the tools and environments of agents.
+        """Take what TRL's trainer takes. Without a train_dataset, `reset` of the environment supplies the prompts.
 
         Raises ValueError, in one line, for an argument or a field of `args` that has no counterpart.
         """
-        _refuse(tools=tools, environment_factory=environment_factory, reason=TOOLS)
         _refuse(rollout_func=rollout_func, reason="covey samples; an environment of your own scores and replies")
         if tuple(optimizers) != (None, None):
             raise ValueError(
@@ -78,8 +83,12 @@ class GRPOTrainer:
         # What is trained, on what
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
         self._given = _load(model, processing_class, peft_config, self.args)
+        self._tools, self._factories = list(tools or ()), environment_factory
+        if train_dataset is None and callable(environment_factory):
+            train_dataset = _rows_of_reset(self.args)
         self._splits = _splits(train_dataset, eval_dataset)
-        rewards = reward_list(reward_funcs, reward_processing_classes)
+        is_rewarded = reward_funcs is not None or environment_factory is None
+        rewards = reward_list(reward_funcs, reward_processing_classes) if is_rewarded else []
         self.reward_funcs = (
             [without_columns(_function(r)) for r in rewards] if self.args.remove_unused_columns else rewards
         )
@@ -174,20 +183,58 @@ class GRPOTrainer:
             "environment.in_process": True,
             "environment.timeout": REWARD_SECONDS,
             **({} if "test" in self._splits else {"evaluation.num_samples": 1}),
+            **self._tool_settings(),
         }
         config = make_config(None, found).config
         config.evaluation.num_prompts = len(self._splits["test"]) if "test" in self._splits else 1
         return config
 
+    def _tool_settings(self) -> dict[str, Any]:
+        """Return the settings of tools and environments, none where there are none."""
+        if not self._tools and self._factories is None:
+            return {}
+        several = isinstance(self._factories, Mapping)
+        factory = next(iter(self._factories.values()), None) if several else self._factories
+        most = self.args.max_tool_calling_iterations
+        return {
+            "environment": "tools",
+            "environment.tools": [tool_entry(function) for function in self._tools],
+            "environment.toolset": None if factory is None else tool_entry(factory),
+            "environment.max_turns": MAX_TURNS if most is None else most + 1,
+            "environment.tool_timeout": REWARD_SECONDS,
+        }
+
     def _make_environment(self, config: Config) -> Environment:
-        """Return the rewards on all rows: without an eval_dataset, its first prompt is all that evaluations look at."""
+        """Return the rewards on all rows, with tools where there are some."""
+        judged = self._make_rewards(config)
+        if not isinstance(config.environment, ToolsConfig):
+            return judged
+        made = RowTools(judged, self._tools, self._factories, has_rewards=bool(self.reward_funcs))
+        made.rules = ToolRules(max_calls=config.environment.max_tool_calls, role=config.environment.tool_role)
+        made.tool_timeout, made.written = config.environment.tool_timeout, str
+        return made
+
+    def _make_rewards(self, config: Config) -> RewardFunctions:
+        """Return the rewards: without an eval_dataset, its first prompt is all that evaluations look at."""
         read = PromptFormat().read
-        rows: dict[Split, list[Any]] = {split: [read(row) for row in of] for split, of in self._splits.items()}
+        rows: dict[Split, list[Any]] = {
+            split: [read(row if self._factories is None else with_prompt(row)) for row in of]
+            for split, of in self._splits.items()
+        }
         rows.setdefault("test", rows["train"][:1])
         how = RewardSettings(WorkerSettings(timeout=config.environment.timeout), in_process=True, max_failure_rate=1.0)
-        made = RewardFunctions(rows, reward_functions(self.reward_funcs, config.reward_weights), how)
+        functions = reward_functions(self.reward_funcs or [no_reward], config.reward_weights)
+        made = RewardFunctions(rows, functions, how)
         made.follow(0, config.num_steps, 0.0)
         return made
+
+
+def _rows_of_reset(args: GRPOConfig) -> list[dict[str, Any]]:
+    """Return empty rows for a run whose prompts `reset` supplies, as many as it takes."""
+    if args.max_steps <= 0:
+        raise ValueError(f"without a train_dataset max_steps must say how long to train, got {args.max_steps}")
+    num_steps, groups = batches(args, 0)
+    return [{} for _ in range(num_steps * groups)]
 
 
 def _refuse(reason: str, **arguments: Any) -> None:

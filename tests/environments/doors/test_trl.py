@@ -268,3 +268,17 @@ def test_a_turn_that_was_cut_is_judged_though_the_tools_have_not_heard_it() -> N
     run(whole())
     contents = [[message["content"] for message in talk] for talk in seen]
     assert contents == [["I wond"], ["", "2", "I wond"], [""]]
+
+
+def test_a_dry_run_judges_answers_in_an_object_of_their_own_and_counts_nothing() -> None:
+    def looks(environments, log_metric, **columns):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202
+        log_metric("looked", 1.0)
+        return [float(shop.resets) for shop in environments]
+
+    environment = row_tools(looks)
+    dry, prompt = environment.dry_run(environment.prompts("train")[0])
+    verdicts = run(dry.score(prompt, ["a", "b"]))
+    assert verdicts == [Reward(1.0, {"looks": 1.0, "Shop": 0.0}), Reward(2.0, {"looks": 2.0, "Shop": 0.0})]
+    assert environment.metrics() == {}
+    played(environment, "c")
+    assert environment.metrics() == {"looked": 1.0}

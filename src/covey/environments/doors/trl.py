@@ -10,10 +10,10 @@ Instances are pooled, made once and reset often, and never used by two attempts 
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.environments.base import Split, text_of
+from covey.environments.base import Environment, Split, text_of
 from covey.environments.episode import Observation
 from covey.environments.reward_functions.call import name_of, problem_with
 from covey.environments.reward_functions.environment import RewardFunctions
@@ -115,12 +115,13 @@ class RowTools(WithTools):
 
     # ---- what it is worth
 
-    async def judge(self, prompt: Prompt, talk: Talk) -> Reward | Failure:
+    async def judge(self, prompt: Prompt, talk: Talk, *, counts: bool = True) -> Reward | Failure:
         found: Reward | Failure = Failure("no reward function applied", is_fault=False)
         if self._has_rewards:
             asked = replace(prompt, text=_after_reset(prompt.text, talk.opening))
             said = talk.messages or [{"role": "assistant", "content": ""}]  # there was no room for a turn
-            found = await self.judged.score_conversation(asked, said, talk.token_ids, talk.state)
+            whole = asked, said, talk.token_ids, talk.state
+            found = await self.judged.score_conversation(*whole, counts=counts)
         own = getattr(talk.state, "get_reward", None)
         if own is None or (isinstance(found, Failure) and found.is_fault):
             return found
@@ -135,10 +136,40 @@ class RowTools(WithTools):
         base = found if isinstance(found, Reward) else Reward(0.0)
         return replace(base, value=base.value + float(value), parts={**base.parts, name: float(value)})
 
+    def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
+        return _DryRun(self), prompt
+
+    async def judged_alone(self, prompt: Prompt, text: str, token_ids: Sequence[int]) -> Reward | Failure:
+        """Judge an answer as an attempt of one turn, in an object of its own. Nothing is counted or logged."""
+        talk = Talk(self.state(prompt, 0), [{"role": "assistant", "content": text}], list(token_ids))
+        talk.opening = await self.opening(prompt, talk.state)
+        found = await self.judge(prompt, talk, counts=False)
+        await self.release(prompt, talk)
+        return found
+
     @property
     def part_weights(self) -> Mapping[str, float]:
         owners = [type(made).__name__ for pool in self._pool.values() for made in pool if hasattr(made, "get_reward")]
         return {**(self.judged.part_weights if self._has_rewards else {}), **dict.fromkeys(owners, 1.0)}
+
+
+@dataclass(frozen=True)
+class _DryRun(Environment):
+    """Judge answers as attempts of one turn. Nothing is counted or logged."""
+
+    environment: RowTools
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return self.environment.prompts(split)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return await self.score_tokens(prompt, completions, [()] * len(completions))
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
+        pairs = zip(completions, completion_ids, strict=True)
+        return [await self.environment.judged_alone(prompt, text, ids) for text, ids in pairs]
 
 
 def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:

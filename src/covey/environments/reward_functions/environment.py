@@ -199,17 +199,27 @@ class RewardFunctions(Environment):
         return await self._score(prompt, completions, _tokens(completion_ids))
 
     async def score_conversation(
-        self, prompt: Prompt, messages: Sequence[Message], token_ids: Sequence[int], environment: object | None = None
+        self,
+        prompt: Prompt,
+        messages: Sequence[Message],
+        token_ids: Sequence[int],
+        environment: object | None = None,
+        *,
+        counts: bool = True,
     ) -> Reward | Failure:
         """Judge one attempt of several turns by all messages since its prompt.
 
         `environment`, its own object, comes as `environments`; not to functions in workers, which it cannot be sent to.
+        Without `counts` nothing is counted or logged, as in a dry run.
         """
         said = [dict(message) for message in messages]
         of_object = {} if environment is None or not self.settings.in_process else {"environments": [environment]}
         talk = None if isinstance(prompt.text, str) else said
-        (score,) = await self._score(prompt, [final_text(said)], _tokens([token_ids]), Extra(talk, of_object))
-        return score
+        asked = prompt, [final_text(said)], _tokens([token_ids]), Extra(talk, of_object)
+        if counts:
+            return (await self._score(*asked))[0]
+        (score,), _ = await self.judged(*asked)
+        return Reward(0.0, {}) if score is _DOES_NOT_APPLY else score
 
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
         return _DryRun(self), prompt
