@@ -11,9 +11,10 @@ from covey.algorithm.credit.scores import Answer, Scores
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
+from covey.trainer.ahead import Ahead, Trained
 from covey.trainer.batch import make_rows, mask_left_out
 from covey.trainer.credit import Credit, CreditAssigner
-from covey.types import Failure, Group, Prompt, Rollout, Turn
+from covey.types import Failure, Group, Prompt, Rollout, RunStopped, Turn
 
 from ..support.small import group, rollout
 
@@ -189,6 +190,20 @@ def test_failures_beside_episodes_are_in_no_statistic_of_turns(credit: str) -> N
     alone, later = assigner(turn_credit=credit).assign([EPISODES]), replace(EPISODES, failures=(Failure("broke"),))
     found = assigner(turn_credit=credit).assign([later, EPISODES])
     assert found.of_turns == [alone.of_turns[0]] * 2 if alone.of_turns else False
+
+
+@pytest.mark.parametrize("credit", ["discounted", "turn_mixed", "anchor_state"])
+def test_credit_of_a_group_alone_is_that_beside_the_others_of_its_step(credit: str) -> None:
+    """What streaming inside a step rests on; a difference in one turn is found though the mean of turns is the same."""
+    groups = [EPISODES, of(in_turns(1.0, 0.0, 0.3), in_turns(0.0, 0.2, 0.0), in_turns(0.3, 0.1))]
+    whole = assigner(turn_credit=credit).assign(groups)
+    for index, one in enumerate(groups):
+        assert assigner(turn_credit=credit).assign_alone([one]).numbers[0] == pytest.approx(whole.numbers[index])
+    ahead = Ahead(trained={id(groups[0]): Trained(groups[0], whole.numbers[0], None)})
+    ahead.check(groups, whole.numbers)
+    moved = [[whole.numbers[0][0] + 0.3, whole.numbers[0][1] - 0.2, whole.numbers[0][2]], whole.numbers[1]]
+    with pytest.raises(RunStopped, match="the advantages of prompt p depend on other groups"):
+        ahead.check(groups, moved)
 
 
 def test_every_turn_carries_its_reward_where_a_rollout_says_nothing_of_turns() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.policy.attention.base import Heads, Rule
 from covey.policy.attention.choice import choose_attention
 from covey.policy.attention.compiled import compiled_layout
-from covey.policy.attention.packed import Segment, star
+from covey.policy.attention.packed import PackedLayout, Segment, star
 from covey.policy.kernels.compiler import compiler_version, library
 from covey.policy.kernels.support import unsupported_reason
 from covey.policy.logprobs import Scoring
@@ -106,6 +106,16 @@ def test_many_branches_add_up_what_they_give_to_their_prefix() -> None:
     inputs, gradient = drawn(segments, (2, 1), 32)
     assert len(compiled_layout(segments, CPU).backward.rows) == 3
     assert farthest(compiled(segments, inputs, gradient, rule), exact(segments, inputs, gradient, rule)) < 2e-6
+
+
+def test_trees_that_are_not_flat_are_attended_the_torch_way() -> None:
+    root = Segment(0, 70)
+    upper = Segment(70, 5, root)
+    tree, rule = [root, upper, Segment(75, 3, upper), Segment(78, 4, root)], Rule(0.2, None)
+    inputs, gradient = drawn(tree, (2, 1), 32)
+    assert isinstance(compiled_layout(tree, CPU), PackedLayout)
+    assert not isinstance(compiled_layout(tree[:2], CPU), PackedLayout)
+    assert farthest(compiled(tree, inputs, gradient, rule), exact(tree, inputs, gradient, rule)) < 2e-6
 
 
 def test_large_scores_and_those_that_vanish_are_computed_too() -> None:

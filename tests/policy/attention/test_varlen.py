@@ -1,18 +1,27 @@
 """Attention over varying lengths: who sees whom is what the blocks say, and what it gives is what they give."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 
-from covey.policy.attention.base import Heads, Layout, Rule
+from covey.policy.attention.base import Heads, Layout, Rule, masked_attention
 from covey.policy.attention.choice import choose_attention
-from covey.policy.attention.packed import packed_layout, star
+from covey.policy.attention.packed import Segment, packed_layout, star
 from covey.policy.attention.varlen import varlen_layout
 
 from ...support.builders import CPU
 
 SEGMENTS = (*star(0, 5, (3, 0, 7)), *star(15, 1, (2, 2)), *star(20, 6), *star(26, 30, (9, 40)))
 NUM_TOKENS = 105
+ROOT = Segment(0, 7)
+UPPER = Segment(7, 20, ROOT)
+LOWER = Segment(30, 6, UPPER)
+ENDS = (Segment(36, 9, LOWER), Segment(45, 12, ROOT), Segment(57, 48))
+TREE = (ROOT, UPPER, Segment(27, 3, UPPER), LOWER, *ENDS)
+"""Four levels, a branch beside them, and another sequence."""
 
 
 def attended(layout: Layout, window: int | None, num_key_heads: int) -> list[Tensor]:
@@ -24,13 +33,39 @@ def attended(layout: Layout, window: int | None, num_key_heads: int) -> list[Ten
     return [out, *torch.autograd.grad((out * torch.randn(out.shape, generator=draw, dtype=out.dtype)).sum(), given)]
 
 
+@pytest.mark.parametrize("segments", [SEGMENTS, TREE], ids=["flat", "tree"])
 @pytest.mark.parametrize("num_key_heads", [4, 2])
 @pytest.mark.parametrize("window", [None, 4])
-def test_outputs_and_gradients_are_those_of_the_blocks(window: int | None, num_key_heads: int) -> None:
-    blocks = attended(packed_layout(SEGMENTS, CPU), window, num_key_heads)
-    varlen = attended(varlen_layout(SEGMENTS, CPU), window, num_key_heads)
+def test_outputs_and_gradients_are_those_of_the_blocks(
+    window: int | None, num_key_heads: int, segments: Sequence[Segment]
+) -> None:
+    blocks = attended(packed_layout(segments, CPU), window, num_key_heads)
+    varlen = attended(varlen_layout(segments, CPU), window, num_key_heads)
     for expected, found in zip(blocks, varlen, strict=True):
         assert found.shape == expected.shape
+        assert float((found - expected).detach().abs().max()) < 1e-12
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """All scores of a tree, most of them hidden."""
+
+    segments: Sequence[Segment]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        seen_TT = torch.zeros(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool)
+        for segment in self.segments:
+            places = [place for start, length in segment.stretches for place in range(start, start + length)]
+            for index in range(len(places) - segment.length, len(places)):
+                seen_TT[places[index], places[max(0, index + 1 - (rule.window or NUM_TOKENS)) : index + 1]] = True
+        return masked_attention(query, key, value, rule, seen_TT)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_segment_of_a_tree_sees_all_that_it_continues_and_nothing_beside_it(window: int | None) -> None:
+    for expected, found in zip(
+        attended(Hiding(TREE), window, 2), attended(packed_layout(TREE, CPU), window, 2), strict=True
+    ):
         assert float((found - expected).detach().abs().max()) < 1e-12
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from covey.run.records.rollout_log import (
     spread,
     spread_over,
 )
-from covey.types import Group, Prompt, Reward, Rollout
+from covey.types import Group, Prompt, Reward, Rollout, Turn
 
 from ...support.small import timeless
 
@@ -57,6 +57,16 @@ ASKED = {
 def test_a_rollout_row_says_what_was_asked_answered_and_earned() -> None:
     rows = rows_of(7, [group_of("train-1", 1.0, columns={"answer": 48})], [0.5], [], 8)
     assert timeless(rows) == [{**ASKED, "advantage": 0.5, "policy_version": 3, "dropped": None}]
+
+
+def test_turns_of_an_episode_say_what_each_was_trained_with() -> None:
+    (plain,) = [group_of("train-1", 1.0)]
+    turns = (Turn(0, 1, 0.25), Turn(1, 2, 0.5))
+    episode = replace(plain, rollouts=(replace(plain.rollouts[0], turns=turns, stop_reason="completed"),))
+    (row,) = [one.row(7) for one in sampled([episode], [0.1], [], [(0.3, -0.1)])]
+    assert [(turn["reward"], turn["advantage"]) for turn in row["turns"]] == [(0.25, 0.3), (0.5, -0.1)]
+    (alike,) = [one.row(7) for one in sampled([episode], [0.1], [])]
+    assert [turn.keys() for turn in alike["turns"]] == [row["turns"][0].keys() - {"advantage"}] * 2
 
 
 def test_a_rollout_of_a_dropped_group_says_why_and_has_no_advantage() -> None:

@@ -1,6 +1,7 @@
 """traces.jsonl and updates.jsonl: what they say of a step is what the trainer found, and nothing else changes."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from covey.config.schema import Config
 from covey.run.records.trace_log import is_traced
-from covey.run.records.traces import EVENLY, Candidate, Pieces, choose
+from covey.run.records.traces import EVENLY, Candidate, Pieces, _sequence, choose
 from covey.run.records.updates import LOG_RATIO_EDGES, count_in_bins, fitting
 from covey.train import train
 from covey.types import Failure, Group, Prompt
@@ -185,3 +186,15 @@ def test_a_character_of_several_tokens_stands_at_the_last_of_them_and_half_a_one
     assert Pieces(TOKENIZER)(ids) == ["a", "", "", "\u3871", "b"]
     assert Pieces(TOKENIZER)(ids[:3]) == ["a", "\ufffd", ""]
     assert Pieces(TOKENIZER)([]) == []
+
+
+def test_of_branches_what_is_read_again_before_the_first_chosen_token_is_left_out() -> None:
+    (plain,) = group(1.0).rollouts  # the prompt 5, 6 and the tokens 8, 8
+    ids, targets = (*plain.input_ids, 5, 30, 31), (*plain.target_ids, 30, 31, 7)
+    mask, logprobs = (*plain.loss_mask, False, False, True), (*plain.sampler_logprobs, 0.0, 0.0, -1.0)
+    branched = replace(
+        plain, input_ids=ids, target_ids=targets, loss_mask=mask, sampler_logprobs=logprobs, branches=(0, 3)
+    )
+    assert _sequence(branched) == ([8, 8, 7], [0, 1, 2])
+    between = replace(branched, loss_mask=(False, True, False, True, False, True))
+    assert _sequence(between) == ([8, 8, 30, 31, 7], [0, 2, 4])

@@ -216,7 +216,8 @@ class RunRecorder:
         """Write some rollouts of rank 0 down, and show some where that is asked for."""
         output = self._config.output
         advantages = [advantage for group in credit.advantages for advantage in group]
-        found = sampled(groups, advantages, self.dropped)
+        of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]
+        found = sampled(groups, advantages, self.dropped, of_turns)
         rows = [one.row(step) for one in spread_over(found, output.rollouts_per_step)]
         self._tracker.answers(step, rows)
         for one in best_to_worst(found, output.show_rollouts):

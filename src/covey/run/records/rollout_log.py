@@ -53,20 +53,32 @@ class Sampled:
     """None where its group was not trained."""
     dropped: str | None
     """Why that is so."""
+    of_turns: Sequence[float] = ()
+    """The advantage of each turn, where they have their own."""
 
     def row(self, step: int) -> AnswerRow:
         """Describe it as a line of rollouts.jsonl."""
         own = {"policy_version": self.rollout.policy_version, "advantage": self.advantage, "dropped": self.dropped}
-        return answer_row(step, self.prompt, self.rollout) | own
+        row = answer_row(step, self.prompt, self.rollout) | own
+        if "turns" in row and self.of_turns:
+            pairs = zip(row["turns"], self.of_turns, strict=True)
+            row["turns"] = [turn | {"advantage": float(value)} for turn, value in pairs]
+        return row
 
 
-def sampled(groups: Sequence[Group], advantages: Sequence[float], dropped: Sequence[Dropped]) -> list[Sampled]:
+def sampled(
+    groups: Sequence[Group],
+    advantages: Sequence[float],
+    dropped: Sequence[Dropped],
+    of_turns: Sequence[Sequence[float]] = (),
+) -> list[Sampled]:
     """List the rollouts of a step.
 
-    `advantages` has one value for each rollout of `groups`, in order.
+    `advantages` has one value for each rollout of `groups`, in order, and `of_turns` those of its turns, if any.
     """
     pairs = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
-    trained = [Sampled(*pair, float(value), None) for pair, value in zip(pairs, advantages, strict=True)]
+    each = of_turns or [()] * len(pairs)
+    trained = [Sampled(*pair, float(a), None, own) for pair, a, own in zip(pairs, advantages, each, strict=True)]
     left_out = [Sampled(d.group.prompt, rollout, None, d.reason) for d in dropped for rollout in d.group.rollouts]
     return trained + left_out
 
