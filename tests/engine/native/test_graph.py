@@ -108,9 +108,9 @@ def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_wri
     monkeypatch.setattr(graph, "capture", capture)
     monkeypatch.setattr(graph, "SLOT_UNIT", 16)
     samplings = [Sampling(max_tokens=40, seed=seed) for seed in range(4)]
-    found, engine = run(True, samplings, stops=range(0, 260, 60))
-    assert_same(found, run(False, samplings, stops=range(0, 260, 60))[0])
-    assert 1 < len(captured) < 12
+    found, engine = run(True, samplings, stops=())
+    assert_same(found, run(False, samplings, stops=())[0])
+    assert 1 < len(captured) < 12, "as many rows all along, which outgrow their block"
     assert sum(captured) > 20
     assert not engine._runner._graphs  # type: ignore[attr-defined] # the graph's runner
 

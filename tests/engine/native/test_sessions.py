@@ -338,6 +338,76 @@ def test_stop_strings_are_looked_for_in_each_turn_anew() -> None:
     assert {c.finish_reason for each in found for c in each[1:]} == {"stop", "length"}
 
 
+@pytest.mark.parametrize("is_graph", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_stuck_or_left_behind_whatever_happens(
+    seed: int, is_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "is_wanted", lambda policy: is_graph)
+    policy = tiny_policy("llama", stop_ids=STOPS)
+    chance = random.Random(seed)
+    budget = bytes_of(policy, 200)
+    engine = NativeEngine(policy, budget, chance.randint(1, 6))
+
+    async def episode(session: Session) -> None:
+        await session.first()
+        for _ in range(chance.randint(0, 5)):
+            for _ in range(chance.choice((0, 0, 3, 30))):
+                await asyncio.sleep(0)
+            what = chance.random()
+            turn = asyncio.ensure_future(
+                session.extend([5] * chance.randint(0, 6), Sampling(max_tokens=chance.randint(1, 9)))
+            )
+            if what < 0.1:
+                await asyncio.sleep(0)
+                turn.cancel()
+                return
+            if what < 0.2:
+                session.close()
+                await asyncio.gather(turn, return_exceptions=True)
+                return
+            await turn
+
+    async def group(number: int) -> None:
+        for _ in range(chance.randint(0, 60)):
+            await asyncio.sleep(0)
+        prompt_ids, most = [7] * chance.randint(1, 20), Sampling(max_tokens=chance.randint(1, 12), seed=number)
+        if chance.random() < 0.3:
+            await engine.generate(prompt_ids, chance.randint(1, 5), most)
+            return
+        sessions = engine.open(prompt_ids, chance.randint(1, 5), most)
+        await asyncio.gather(*map(episode, sessions))
+
+    async def run() -> None:
+        await asyncio.wait_for(asyncio.gather(*map(group, range(25))), timeout=60)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    stats = engine.take_stats()
+    assert stats.peak_cache_bytes <= budget
+    assert stats.re_encoded_tokens > 0
+    assert_empty(engine)
+
+
+def test_a_version_that_is_set_by_hand_drops_what_was_read_before() -> None:
+    policy = tiny_policy("llama", torch.float64)
+    engine = NativeEngine(policy, GENEROUS, 8)
+
+    async def run() -> int:
+        (session,) = engine.open(PROMPTS[0], 1, Sampling(max_tokens=6))
+        await session.first()
+        while engine._is_driving:
+            await asyncio.sleep(0)
+        engine.version = 1
+        assert (await session.extend([9], Sampling(max_tokens=2))).policy_version == 1
+        session.close()
+        return session.re_encoded_tokens
+
+    assert asyncio.run(run()) == len(PROMPTS[0]) + 5
+    assert_empty(engine)
+
+
 def test_weights_that_change_between_turns_read_all_of_it_anew() -> None:
     policy = tiny_policy("llama", torch.float64)
     engine = NativeEngine(policy, GENEROUS, 8)

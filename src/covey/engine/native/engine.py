@@ -297,8 +297,10 @@ class NativeEngine:
         admission = scheduler.admit() if self._admits else Admission((), ())
         # Encode new prompts and what sessions go on with, and draw the first tokens
         if admission.rows:
-            self._count(admission.num_given, len(admission.rows), admission.charge())
-            scheduler.advance(admission.rows, *runner.start(scheduler, admission))
+            before = runner.num_encoded
+            sampled = runner.start(scheduler, admission)
+            self._count(runner.num_encoded - before, len(admission.rows), admission.charge())
+            scheduler.advance(admission.rows, *sampled)
             answered |= self._depart()
         # Draw tokens for every row
         for sampled in runner.decode(scheduler, most) if scheduler.rows else ():

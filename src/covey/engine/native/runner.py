@@ -52,6 +52,8 @@ class Runner:
         self.cache = cache
         self.repeats_bits = False
         """Whether what was given up is read again as it was read before, pass by pass: slow, and the same bits."""
+        self.num_encoded = 0
+        """Tokens that were read so far, other than by decoding; what `encode_again` reads is not counted."""
         self._held: dict[Request, Tensor] = {}
         """Requests that wait to start more rows, and the logits these begin with."""
         self._grid: Grid | None = None
@@ -109,6 +111,7 @@ class Runner:
         """
         self.drop()
         self.fit(scheduler)
+        num_encoded = self.num_encoded
         for request in scheduler.groups:
             logits_V = self._encode([request])[0]
             if request in self._held:
@@ -119,6 +122,7 @@ class Runner:
             row.together = []
             if row.num_own > 1:
                 self._extend(slot, [row], [(0, row.num_own - 1)])
+        self.num_encoded = num_encoded
 
     def keep(self, over: Sequence[tuple[int, Row]], scheduler: Scheduler) -> None:
         """Keep what sessions have read whose turn is over, where there is room beside what is under way."""
@@ -192,6 +196,7 @@ class Runner:
         for row, (start, end) in zip(rows, stretches, strict=True):
             stream += row.own_ids[start:end]
             row.together = [*row.together, (start, end)] if start else [(start, end)]
+        self.num_encoded += len(stream)
         input_ids_1T = to_device([stream], self._policy.device)
         return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
@@ -210,6 +215,7 @@ class Runner:
     def _feed(self, slot: int, row: Row, index: int, token_id: int) -> None:
         """Let one row read one of its own tokens, as decoding does."""
         device = self._policy.device
+        self.num_encoded += 1
         grid = Grid.of([0], [len(row.request.prompt_ids)], device)
         input_ids_11, length_1 = to_device([[token_id]], device), to_device([index + 1], device)
         layout = self._decode_layout(self.cache.one_row(row.request.slot, slot), grid, length_1, index + 1, index + 1)
@@ -219,6 +225,7 @@ class Runner:
         """Write the prompts' keys and values. Logits (N, V) after each prompt."""
         layout = PrefillLayout(self.cache.prompts, prompts[0].slot, [len(request.prompt_ids) for request in prompts])
         stream = [token_id for request in prompts for token_id in request.prompt_ids]
+        self.num_encoded += len(stream)
         input_ids_1T = to_device([stream], self._policy.device)
         return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 

@@ -46,13 +46,8 @@ class Admission:
     def resumed(self) -> tuple[Row, ...]:
         return self.rows[: self.num_resumed]
 
-    @property
-    def num_given(self) -> int:
-        """Count the tokens to encode: prompts, and what the resumed rows have not read or gave up."""
-        return sum(len(p.prompt_ids) for p in self.prompts) + sum(len(row.past) - row.kept for row in self.resumed)
-
     def charge(self) -> int:
-        """Count the tokens of earlier turns among them, each also on the account of a row that needs it."""
+        """Count the tokens of earlier turns that it encodes again, each also on the account of a row that needs it."""
         prompts = set(self.prompts)
         total = 0
         for row in self.resumed:
