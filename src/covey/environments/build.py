@@ -257,8 +257,9 @@ def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environmen
     from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts
     from covey.system.lookup import resolve
 
-    factory = partial(resolve(settings.factory, {}), **settings.options)
-    how = StepSettings(factory, settings.protocol, settings.instruction)
+    function = resolve(settings.factory, {})
+    _check_arguments(function, settings, {"extras": {}} if settings.protocol == "skyrl" else {})
+    how = StepSettings(partial(function, **settings.options), settings.protocol, settings.instruction)
     if settings.protocol == "skyrl":
         rows = load_rows(config.data.path, _row_settings(config, ("prompt",)))
         return Steps(how, row_prompts("steps", rows.splits))
@@ -296,16 +297,22 @@ def build_custom(settings: "CustomConfig", config: "BuildSettings") -> "Environm
     from covey.environments.base import EnvironmentLike
     from covey.system.lookup import resolve
 
-    # Refuse options that do not fit before the factory runs
     factory = resolve(settings.factory, {})
-    try:
-        inspect.signature(factory).bind(**settings.options)
-    except TypeError as error:
-        raise ValueError(f"environment.options={settings.options} do not fit {settings.factory}: {error}") from error
+    _check_arguments(factory, settings, {})
     made = factory(**settings.options)
     if not isinstance(made, EnvironmentLike):
         raise ValueError(f"{settings.factory} must make an object with prompts and score, got {type(made).__name__}")
     return made
+
+
+def _check_arguments(
+    factory: "Callable[..., Any]", settings: "CustomConfig | StepsConfig", more: "Mapping[str, Any]"
+) -> None:
+    """Refuse options that do not fit before the factory runs."""
+    try:
+        inspect.signature(factory).bind(**settings.options, **more)
+    except TypeError as error:
+        raise ValueError(f"environment.options={settings.options} do not fit {settings.factory}: {error}") from error
 
 
 def build_mixture(settings: "MixtureConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from covey.environments.build import build
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.settings import StepsConfig
 from covey.environments.settings import EnvironmentConfig
@@ -94,3 +95,10 @@ def test_rows_with_tools_and_both_kinds_of_rewards_train() -> None:
     assert all(set(rollout["parts"]) == {"longer", "Shelf"} for rollout in rollouts)
     assert {rollout["parts"]["Shelf"] for rollout in rollouts} == {0.25}
     assert {rollout["stop_reason"] for rollout in rollouts} <= {"completed", "max_tokens"}
+
+
+def test_options_that_do_not_fit_are_refused_before_anything_is_made() -> None:
+    config = small_config()
+    config.environment = StepsConfig(factory="other_peoples:Words", options={"size": 3})
+    with pytest.raises(ValueError, match=r"environment.options=.* do not fit other_peoples:Words"):
+        build(config)

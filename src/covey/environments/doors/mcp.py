@@ -1,0 +1,228 @@
+"""Tools of MCP servers, over stdio and streamable HTTP, by the protocol itself: no package of MCP is needed.
+
+A server's own error message is an observation. A server that is gone, or speaks something else, is ToolServerLost.
+"""
+
+import itertools
+import json
+import shlex
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import httpx
+
+from covey.environments.tools.calling import ToolServerLost
+from covey.environments.tools.tool import Tool
+
+PROTOCOL_VERSION = "2025-06-18"
+ABOUT = {"name": "covey", "version": "1"}
+MAX_PAGES = 100
+"""Of a list of tools."""
+
+
+class ToolRefused(ValueError):
+    """The server answered a call with an error: words for the policy."""
+
+
+class Wire(Protocol):
+    """Carries messages of JSON-RPC, one call at a time."""
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
+        """Return the answer to a request, None to a notification. Raises ToolServerLost."""
+
+    def close(self) -> None: ...
+
+
+class StdioWire:
+    """A server that is a program of our own: messages are lines of its standard input and output."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        try:
+            self._program = subprocess.Popen(
+                shlex.split(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        except (OSError, ValueError) as error:
+            raise ToolServerLost(f"the tool server {command} does not start: {error}") from error
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
+        # One that says nothing is ended, which ends the wait for its line
+        silence = threading.Timer(seconds, self._program.kill)
+        silence.start()
+        try:
+            self._program.stdin.write(json.dumps(message) + "\n")
+            self._program.stdin.flush()
+            if "id" not in message:
+                return None
+            for line in self._program.stdout:
+                answer = _read(line)
+                if answer.get("id") == message["id"] and "method" not in answer:
+                    return answer
+        except (OSError, ValueError) as error:
+            raise ToolServerLost(f"the tool server {self._command} is gone: {error}") from error
+        finally:
+            silence.cancel()
+        raise ToolServerLost(f"the tool server {self._command} is gone, or said nothing for {seconds:g} s")
+
+    def close(self) -> None:
+        """End the program."""
+        self._program.kill()
+        self._program.wait()
+        for pipe in (self._program.stdin, self._program.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+class HttpWire:
+    """A server at an address: each message is a POST, answered by JSON or by a stream of events."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client = httpx.Client(headers={"Accept": "application/json, text/event-stream"})
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
+        try:
+            answer = self._client.post(self._url, json=message, timeout=seconds)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            raise ToolServerLost(f"the tool server {self._url} is gone: {error}") from error
+        session = answer.headers.get("mcp-session-id")
+        if session:
+            self._client.headers["Mcp-Session-Id"] = session
+        if "id" not in message:
+            return None
+        is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
+        found = map(_read, _events(answer.text) if is_stream else [answer.text])
+        mine = next((one for one in found if one.get("id") == message["id"] and "method" not in one), None)
+        if mine is None:
+            raise ToolServerLost(f"the tool server {self._url} did not answer {message['method']}")
+        return mine
+
+    def close(self) -> None:
+        """End the session and the connection."""
+        if "Mcp-Session-Id" in self._client.headers:
+            with suppress(httpx.HTTPError):
+                self._client.delete(self._url, timeout=1.0)
+        self._client.close()
+
+
+class McpSession:
+    """One session with a server, opened when it is first used."""
+
+    def __init__(self, server: str, seconds: float = 30.0) -> None:
+        """Name the server, a URL or a command line. `seconds` bounds each answer."""
+        self.server = server
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._wire: Wire | None = None
+        self._numbers = itertools.count(1)
+
+    def tools(self) -> list[Mapping[str, Any]]:
+        """Return what the server says of its tools."""
+        found: list[Mapping[str, Any]] = []
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = self._asked("tools/list", {"cursor": cursor} if cursor else {})
+            found += page.get("tools", [])
+            cursor = page.get("nextCursor")
+            if not cursor:
+                break
+        return found
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool. Raises ToolRefused for an error of the tool, ToolServerLost for one of the server."""
+        found = self._asked("tools/call", {"name": name, "arguments": dict(arguments)})
+        text = _text(found)
+        if found.get("isError"):
+            raise ToolRefused(text)
+        return text
+
+    def close(self) -> None:
+        """End the session."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+    def _asked(self, method: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        with self._lock:
+            try:
+                if self._wire is None:
+                    self._wire = _wire(self.server)
+                    opening = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": ABOUT}
+                    self._result(self._wire, "initialize", opening)
+                    self._wire.ask({"jsonrpc": "2.0", "method": "notifications/initialized"}, self._seconds)
+                return self._result(self._wire, method, parameters)
+            except ToolServerLost:
+                self.close()  # the next call opens another
+                raise
+
+    def _result(self, wire: Wire, method: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        request = {"jsonrpc": "2.0", "id": next(self._numbers), "method": method, "params": dict(parameters)}
+        answer = wire.ask(request, self._seconds) or {}
+        if "error" in answer:
+            raise ToolRefused(str(answer["error"].get("message", answer["error"])))
+        result = answer.get("result")
+        if not isinstance(result, Mapping):
+            raise ToolServerLost(f"the tool server {self.server} answered {method} with no result")
+        return result
+
+
+def tools_of_session(session: McpSession, listed: Sequence[Mapping[str, Any]], is_stateful: bool) -> list[Tool]:
+    """Return tools that call a session. `listed` is what its server says of them."""
+    return [_tool(session, found, is_stateful) for found in listed]
+
+
+def _tool(session: McpSession, found: Mapping[str, Any], is_stateful: bool) -> Tool:
+    name = str(found["name"])
+    schema = {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": str(found.get("description") or ""),
+            "parameters": found.get("inputSchema") or {"type": "object", "properties": {}},
+        },
+    }
+
+    def call(**arguments: Any) -> str:
+        return session.call(name, arguments)
+
+    return Tool(name, schema, call, is_stateful)
+
+
+def _wire(server: str) -> Wire:
+    return HttpWire(server) if server.startswith(("http://", "https://")) else StdioWire(server)
+
+
+def _events(text: str) -> list[str]:
+    """Return the data of each event of a stream."""
+    blocks = text.replace("\r\n", "\n").split("\n\n")
+    found = ("\n".join(line[5:].strip() for line in block.split("\n") if line.startswith("data:")) for block in blocks)
+    return [data for data in found if data]
+
+
+def _read(line: str) -> Mapping[str, Any]:
+    """Return a message; an empty one for what is none, such as a line of a log."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    """Return the text of a result: its parts of text, or its structure as JSON where it has none."""
+    parts = [part for part in result.get("content", []) if isinstance(part, Mapping)]
+    texts = [str(part["text"]) for part in parts if part.get("type") == "text" and "text" in part]
+    if not texts and result.get("structuredContent") is not None:
+        return json.dumps(result["structuredContent"], ensure_ascii=False)
+    return "\n".join([*texts, *(f"({part.get('type')} left out)" for part in parts if part.get("type") != "text")])
