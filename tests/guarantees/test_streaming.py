@@ -17,6 +17,7 @@ from covey.algorithm.settings import OVER_THE_BATCH
 from covey.config.giving_way import corrected
 from covey.config.validate import validate
 from covey.environments.base import Environment
+from covey.environments.episode import Answer, Episode, Observation
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.settings import ModelConfig
 from covey.run.records.record import RunRecorder
@@ -43,6 +44,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "truncated": {"algorithm__mask_truncated": True, "sampling__stop": list("aeiou")},
     "lora": {"model__lora_rank": 4, "model__lora_targets": ["c_attn"]},
     "chunks": {"logprob_chunk": 4, "micro_batch_tokens": 24},
+    "turns": {"algorithm__turn_credit": "discounted", "algorithm__turn_credit_options": {"gamma": 0.7}},
+    "states": {"algorithm__turn_credit": "anchor_state", "algorithm__drop_void_turns": True},
     "masked": POLICIES["masked"] | {name: SETTINGS[name.replace("__", ".")] for name in OF_NANO},
 }
 OF_NO_NANO = {name: vars(ModelConfig())[name.removeprefix("model__")] for name in OF_NANO}
@@ -68,6 +71,22 @@ class Unhurried(Scripted):
         return await super().score(prompt, completions)
 
 
+class Talk(Episode):
+    """Says a word to anything, up to three times, and pays for each answer by itself; one word in three is void."""
+
+    async def reply(self, answer: Answer) -> Observation:
+        sum_of_bytes = sum(answer.text.encode())
+        reward, state, is_void = sum_of_bytes % 5 / 10, f"s{sum_of_bytes % 2}", sum_of_bytes % 3 == 0
+        return Observation(" so?", reward=reward, done=answer.turn == 3, state=state, is_void=is_void)
+
+
+class Talking(Unhurried):
+    """The same in episodes of several turns."""
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode:
+        return Talk()
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Late prompts wait for groups to be trained ahead, not for the clock."""
@@ -87,7 +106,8 @@ def some_alike(prompt: Prompt, text: str) -> float:
 def unhurried(feature: str, seconds: float = 0.5) -> Environment:
     kind = "masked" if feature == "masked" else "causal"
     plain = scripted(some_alike) if feature == "filter" else scripted_for(kind)
-    return Unhurried(plain.texts, plain.verdict, seconds=seconds)
+    made = Talking if feature in ("turns", "states") else Unhurried
+    return made(plain.texts, plain.verdict, seconds=seconds)
 
 
 def settings(**changes: Any) -> dict[str, Any]:

@@ -13,16 +13,17 @@ from covey.algorithm.build import build_objective
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.engine.native.engine import NativeEngine
+from covey.environments.episode import Answer, Episode, Observation
 from covey.policy.logprobs import AllowedTokens, Scoring, allowed_tokens, score_tokens
 from covey.policy.models.nano import ARCHITECTURES
 from covey.policy.policy import Policy
 from covey.policy.reference import make_reference
 from covey.rollouts.rollout import roll_out
-from covey.rollouts.sampler import Sampler
+from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.system import collectives
 from covey.trainer.forward import ScoringContext, gather_rows, objective_inputs, score, score_frozen, stack
 from covey.trainer.settings import OptimizerConfig
-from covey.types import Batch, Group, Sampling
+from covey.types import Batch, Group, Prompt, Sampling
 from tests.support.scripted import Scripted
 
 from ..support.builders import (
@@ -93,6 +94,52 @@ def test_on_its_own_samples_the_mismatch_is_nil_and_every_ratio_1(filters: str) 
     assert metrics["ess_fraction"] == pytest.approx(1.0, abs=1e-4)
     assert (metrics["ratio"], metrics["ratio_max"], metrics["clip_fraction"]) == (1.0, 1.0, 0.0)
     assert trainer.step(make(groups, "shared", 40, advantages), 1)["mismatch_max"] > 1e-3
+
+
+class Chat(Episode):
+    """Says the same to every answer."""
+
+    async def reply(self, answer: Answer) -> Observation:
+        return Observation(({"role": "user", "content": "go on, then"},))
+
+
+class Chatting(Scripted):
+    """Talks with the policy until a limit ends it."""
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode:
+        return Chat()
+
+
+def conversed(policy: Policy, sampling: Sampling, history: str) -> list[Group]:
+    """Episodes of three turns on the native engine; a history that is rendered anew closes every turn by itself."""
+    environment = Chatting({"train": []}, lambda prompt, text: float(len(text)))
+    limits = EpisodeLimits(max_turns=3, history=history)
+    sampler = Sampler(NativeEngine(policy, 1 << 24, 64), environment, policy.tokenizer, limits=limits)
+    asked = [Prompt(str(i), "talks", ({"role": "user", "content": "ask " * 9 + str(i)},), {}) for i in range(2)]
+
+    async def run() -> list[Group]:
+        return await asyncio.gather(*(roll_out(sampler, p, 3, replace(sampling, seed=i)) for i, p in enumerate(asked)))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("filters", ["all", "top_p"])
+@pytest.mark.parametrize("history", ["append", "template"])
+def test_on_every_turn_the_engine_records_the_log_probs_that_the_trainer_finds(history: str, filters: str) -> None:
+    """Also of branches, which the trainer reads each by itself or as a tree."""
+    policy, sampling = nano(), replace(FILTERS[filters], stop=tuple(map(chr, range(33, 127))))
+    groups = conversed(policy, sampling, history)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert {len(rollout.turns) for rollout in rollouts} >= {3}
+    assert any(rollout.branches for rollout in rollouts) == (history == "template")
+    recorded, num_read = torch.tensor(flat(groups)), {}
+    for packing, budget in (("shared", 10_000), ("packed", 90), ("padded", 400)):
+        batch = make(groups, packing, budget)
+        num_read[packing] = sum(micro_batch.input_ids_BT.numel() for micro_batch in batch.micro_batches)
+        found = logprobs(policy, batch.micro_batches, Scoring(sampling, 5))
+        assert float((found - recorded).abs().max()) < 1e-4
+    # Branches repeat much of what was said: a tree reads at most half of it
+    assert num_read["shared"] < num_read["packed"] * (0.5 if history == "template" else 1.0)
 
 
 STILL = OptimizerConfig(name="sgd", lr=0.0)
