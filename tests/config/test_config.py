@@ -452,6 +452,34 @@ def test_a_setting_that_nothing_would_read_is_refused(override: str, reason: str
         (["algorithm.selection=top_k"], "algorithm.selection_options must set k"),
         (["algorithm.group_filter=zero"], "algorithm.group_filter must be one of zero_std, mean_bounds"),
         (
+            ["algorithm.turn_credit=discounted", "algorithm.turn_credit_options.gamma=5"],
+            "algorithm.turn_credit_options of discounted: gamma must be in [0, 1], got 5",
+        ),
+        (
+            ["algorithm.turn_credit=turn_mixed", "algorithm.turn_credit_options.gamma=0.5"],
+            "algorithm.turn_credit_options must be among weight, scale, ddof, eps for turn_mixed, got gamma",
+        ),
+        (
+            ["algorithm.turn_credit_options.gamma=0.5"],
+            "algorithm.turn_credit_options={'gamma': 0.5} needs algorithm.turn_credit = discounted, turn_mixed",
+        ),
+        (
+            [
+                "algorithm.turn_credit=anchor_state",
+                "algorithm.turn_credit_options.scale=none",
+                "algorithm.turn_credit_options.eps=0.1",
+            ],
+            "algorithm.turn_credit_options.eps=0.1 needs algorithm.turn_credit_options.scale=std for anchor_state",
+        ),
+        (
+            ["algorithm.turn_credit=discounted", "algorithm.selection=top_k", "algorithm.selection_options.k=2"],
+            "algorithm.turn_credit=discounted needs algorithm.selection = null, got algorithm.selection=top_k",
+        ),
+        (
+            ["algorithm.turn_credit=discounted", "algorithm.advantage=role_ema"],
+            "algorithm.turn_credit=discounted needs algorithm.advantage = group_zscore, group_center, leave_one_out",
+        ),
+        (
             ["algorithm.advantage=passk", "algorithm.advantage_options.k=8"],
             "algorithm.advantage_options.k=8 needs group_size >= 9 for passk, got group_size=8",
         ),

@@ -30,7 +30,7 @@ MAX_YAML_BYTES = 1 << 20
 MAX_YAML_DEPTH = 100
 """Of brackets in it."""
 
-OPTION_FIELDS = ("advantage_options", "shaping", "selection_options", "group_filter_options", "loss_options")
+OPTION_FIELDS = tuple(name for name, value in vars(AlgorithmConfig()).items() if isinstance(value, dict))
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
 FREE_FIELDS: Mapping[Any, tuple[str, ...]] = {MixtureConfig: ("parts", "weights", "data"), CustomConfig: ("options",)}
 """Settings of environments whose keys their users choose."""
