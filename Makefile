@@ -24,7 +24,7 @@ MUTANTS ?=
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-infill demo-infill-seeds architectures figures test test-slow test-cluster test-vllm test-doors mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures test test-slow test-cluster test-vllm test-doors mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -50,6 +50,9 @@ demo-all: $(STAMP)  ## every recipe that runs offline, three seeds each, into on
 
 demo-machines: $(STAMP)  ## cars and catapults from nothing but physics, three seeds each (twelve minutes)
 	$(BIN)/python -m benchmarks.demo_machines
+
+demo-tools: $(STAMP)  ## tasks of several turns and their controls, three seeds each (half an hour)
+	$(BIN)/python -m benchmarks.demo_tools
 
 architectures: $(STAMP)  ## try every causal language model of transformers; writes docs/develop/architectures.md (five minutes)
 	$(BIN)/python -m benchmarks.architectures
