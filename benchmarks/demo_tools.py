@@ -3,9 +3,9 @@
     make demo-tools                                          # guess and lookup, their controls, credit by turn
     python -m benchmarks.demo_tools --cases guess --seeds 0
 
-Results are kept in benchmarks/results/demo_tools.json; benchmarks/demo_tools.md is written from all of them. Exit code 1
-where held-out success rose by less than 0.3 or within its interval, where a control ended above chance, or where a run
-took longer than four minutes.
+Results are kept in benchmarks/results/demo_tools.json; benchmarks/demo_tools.md is written from all of them. Exit code
+1 where held-out success rose by less than 0.3 or within its interval, where a control ended above chance, or where a
+run took longer than four minutes.
 """
 
 import argparse

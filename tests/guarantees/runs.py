@@ -32,6 +32,23 @@ def varied(prompts, completions, **columns):
     if CALLS[0] == int(os.environ.get("STRIKE_AT", "0")):
         subprocess.run(["bash", "strike"], check=True)
     return [sum(text.encode()) % 5 / 4 for text in completions]
+
+class Talks:
+    """Answers each turn after a while, and rewards the last one."""
+
+    def prompts(self, split):
+        from covey.types import Prompt
+        return [Prompt(f"{split}-{n}", "talks", f"{n}?", {}) for n in range(8)]
+
+    async def reply(self, prompt, messages):
+        import asyncio
+        said = sum(messages[-1]["content"].encode()) % 7
+        await asyncio.sleep(said / 1000)
+        return {"role": "user", "content": f"{said}"}
+
+    async def score(self, prompt, completions):
+        from covey.types import Reward
+        return [Reward(value) for value in varied([], completions)]
 '''
 NUM_STEPS, SAVE_EVERY, KEEP_LAST = 40, 5, 2
 SETTINGS = (
@@ -70,6 +87,12 @@ MASKED = (
     *("data.path=gaps.jsonl", "sampling.temperature=0.8", "sampling.top_p=0.95", "sampling.num_passes=2"),
 )
 """What makes the same a run of a policy that fills in, in two passes, with a reference."""
+EPISODES = (
+    *(word for word in SETTINGS if not word.startswith(("environment", "rewards", "data"))),
+    *("environment=custom", "environment.factory=varied_reward:Talks", "environment.max_turns=3"),
+    "sampling.stop=[a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q,r,s,t]",
+)
+"""The same with three turns, and answers that take their time."""
 TIMES = ("time", "seconds", "tokens_per_second")
 PATIENCE = 180.0
 """Seconds that a small run may take on a loaded machine."""

@@ -10,6 +10,7 @@ import pytest
 
 from .runs import (
     CURRICULUM,
+    EPISODES,
     MASKED,
     NUM_STEPS,
     SAVE_EVERY,
@@ -164,6 +165,20 @@ def test_a_killed_run_of_a_policy_that_fills_in_ends_with_the_same_weights(refer
     finish_well(process)
     assert fingerprint(run) == fingerprint(reference / "filled")
     assert all(row["kl"] > 0 for row in rows(run) if row["kind"] == "train" and row["step"] > 1)
+
+
+@pytest.mark.slow
+def test_a_run_killed_with_episodes_under_way_ends_with_the_same_weights(reference: Path) -> None:
+    finish_well(new_run(reference, "talked", settings=EPISODES))
+    run = reference / "talked-killed"
+    process = new_run(reference, run.name, settings=EPISODES, environment=SLOWLY)
+    for step in (7, 23):
+        assert wait_until(lambda step=step: num_trained(run) >= step and saved_step(run) > 0, process)  # type: ignore[misc]
+        kill(process)
+        process = resume(reference, run.name, environment=SLOWLY)
+    finish_well(process)
+    assert fingerprint(run) == fingerprint(reference / "talked")
+    assert max(row["turns_max"] for row in rows(run) if row["kind"] == "train") == 3
 
 
 # -------------------------------------------------------------------------------------------------------- the demo

@@ -3,6 +3,7 @@
 Everything that decides what is sampled, kept, trained and logged is tried, over a Ray of one process, in float64.
 """
 
+import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from covey.config.giving_way import corrected
 from covey.environments.base import Environment, JudgeSummary
+from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.record import RunRecorder
@@ -65,6 +67,32 @@ class Graded(Scripted):
 
     def difficulty(self, prompt: Prompt) -> float:
         return float(prompt.id[-1]) // 2
+
+
+class Delayed(Episode):
+    """Answers after a while that follows from what was said, and pays each turn."""
+
+    async def reply(self, answer: Answer) -> Observation:
+        paid = sum(answer.text.encode()) % 5
+        for _ in range(paid):
+            await asyncio.sleep(0)
+        return Observation(f"{paid}", reward=paid / 8, state=f"{paid}", is_void=paid == 4)
+
+
+@dataclass(frozen=True)
+class Episodic(Scripted):
+    """Has three turns of its own."""
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode:
+        return Delayed()
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return 3
+
+
+def episodic() -> Scripted:
+    plain = scripted()
+    return Episodic(plain.texts, plain.verdict)
 
 
 def graded() -> Scripted:
@@ -121,6 +149,14 @@ FEATURES: dict[str, tuple[Callable[[], Environment], dict[str, Any]]] = {
     "difficulty": (
         graded,
         {"curriculum__name": "difficulty", "curriculum__promote_at": 0.2, "curriculum__promotion_groups": 2},
+    ),
+    "episodes": (
+        episodic,
+        {
+            "algorithm__turn_credit": "discounted",
+            "algorithm__drop_void_turns": True,
+            "sampling__stop": list("abcdefghijklmnopqrstuvwxyz0123456789"),
+        },
     ),
     "turns": (talking, {"sampling__max_tokens": 24, "sampling__stop": list("abcdefghijklmnop")}),
 }
@@ -241,7 +277,7 @@ def test_what_a_judge_logs_and_is_told_is_the_same_elsewhere(tmp_path: Path, mon
 # ------------------------------------------------------------------------------------- resumed, and stale
 
 
-@pytest.mark.parametrize("feature", ["success", "masked", pytest.param("turns", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("feature", ["success", "masked", "episodes", pytest.param("turns", marks=pytest.mark.slow)])
 def test_a_run_that_was_cut_off_ends_with_the_same_weights(
     feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +295,7 @@ def test_a_run_that_was_cut_off_ends_with_the_same_weights(
 
 
 STALE = [
-    *("filter", "difficulty", "mixture", "lora", "turns"),
+    *("filter", "difficulty", "mixture", "lora", "turns", "episodes"),
     *(pytest.param(feature, marks=pytest.mark.slow) for feature in ("sizes", "success", "reference")),
 ]
 """What one process can sample again by the schedule: the native engine, rewards of the completions alone."""
