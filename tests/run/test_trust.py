@@ -17,10 +17,12 @@ from covey.config.validate import validate
 from covey.environments.code.settings import CodeConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
+from covey.environments.doors.settings import StepsConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.environments.tools.settings import ToolsConfig
 from covey.run import trust
 from covey.run.folder import create_run_folder
 from covey.system.lookup import resolve
@@ -89,6 +91,15 @@ NAMING: dict[str, tuple[Config, str]] = {
         "environment.factory=covey.cli.main:main",
     ),
     "an environment": (Config(environment=CustomConfig(factory="evil:f")), "environment.factory=evil:f"),
+    "a program with tools": (
+        Config(environment=ToolsConfig(servers=["touch PWNED"]), rewards=["accuracy"], data=DataConfig("rows.jsonl")),
+        "servers=touch PWNED",
+    ),
+    "a tool": (
+        Config(environment=ToolsConfig(tools=["evil:f"]), rewards=["accuracy"], data=DataConfig("rows.jsonl")),
+        "environment.tools=evil:f",
+    ),
+    "a factory of games": (Config(environment=StepsConfig(factory="evil:f")), "environment.factory=evil:f"),
     "data": (with_rows(data=DataConfig(path="evil:f")), "data.path=evil:f"),
     "a part of a mixture": (
         Config(environment=MixtureConfig(parts={"one": CustomConfig(factory="evil:f")})),

@@ -235,6 +235,7 @@ def build_reward_functions(
 
 def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environment":
     """Build rows, reward functions and tools of what the settings name."""
+    from covey.environments.doors.mcp import McpServer
     from covey.environments.doors.trl import RowTools, no_reward
     from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.tools.episode import ToolRules
@@ -247,6 +248,8 @@ def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environmen
     made = RowTools(judged, functions, toolset, has_rewards=bool(config.rewards))
     made.rules = ToolRules(max_calls=settings.max_tool_calls, role=settings.tool_role)
     made.tool_timeout = settings.tool_timeout
+    shared = settings.server_sessions == "shared"
+    made.servers = [McpServer(server, is_shared=shared, seconds=settings.tool_timeout) for server in settings.servers]
     return made
 
 

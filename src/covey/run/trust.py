@@ -32,8 +32,8 @@ CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
 """module:function, whatever file the module may be."""
 HARMLESS = ("kinds",)
 """Settings whose values look like it and are looked up in a table."""
-SENDS = ("remote_url", "url")
-"""Settings that name a server which gets completions, or weights."""
+SENDS = ("remote_url", "url", "servers")
+"""Settings that name servers which get completions or weights, or the command that starts one."""
 
 
 def key_file() -> Path:
@@ -120,8 +120,9 @@ def loosened(settings: Any) -> Iterator[tuple[str, str]]:
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
         if value == "unsafe_no_isolation" or (isinstance(value, str) and "${" in value):
             yield f"{key}={value}", value
-        elif key in SENDS and isinstance(value, str):
-            yield f"{key}={mask_text(value)}", value
+        elif key in SENDS and value:
+            for server in [value] if isinstance(value, str) else value:
+                yield f"{key}={mask_text(str(server))}", str(server)
         else:
             yield from loosened(value)
 

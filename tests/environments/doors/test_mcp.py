@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from covey.environments.doors.mcp import McpSession, ToolRefused, tools_of_session
+from covey.environments.doors.mcp import McpServer, McpSession, ToolRefused, tools_of_session
 from covey.environments.tools.calling import Caller, ToolServerLost
 from covey.environments.tools.calls import Call
 
-from ...support.tools import run
+from ...support.tools import Sums, call, play, run
 
 SERVER = """
 COUNTS = {}
@@ -182,3 +182,27 @@ def test_a_server_that_is_not_there_is_lost() -> None:
         McpSession("/nowhere/at/all --port 3").tools()
     with pytest.raises(ToolServerLost, match="is gone"):
         McpSession("http://127.0.0.1:9/mcp").tools()
+
+
+@pytest.mark.parametrize(("is_shared", "counts"), [(False, ["1", "1"]), (True, ["1", "2"])])
+def test_sessions_are_an_episodes_own_or_shared_by_all(is_shared: bool, counts: list[str], tmp_path: Path) -> None:
+    environment = Sums()
+    server = McpServer(stdio_server(tmp_path), is_shared=is_shared, seconds=20)
+    environment.servers = [server]
+    prompt = environment.prompts("train")[0]
+    names = [schema["function"]["name"] for schema in environment.tool_schemas(prompt)]
+    assert names == ["multiply", "add", "broken"]
+    found = []
+    for seed in (0, 1):
+        said = run(play(environment.episode(prompt, seed), [call("add", number=1), "done"]))
+        assert not isinstance(said[1].messages, str)
+        found.append(said[1].messages[0]["content"].partition("\n")[0])
+    server.close()
+    assert found == counts
+
+
+def test_a_tool_of_a_server_with_the_name_of_another_is_refused(tmp_path: Path) -> None:
+    environment = Sums()
+    environment.servers = [McpServer(stdio_server(tmp_path), is_shared=False, seconds=20)] * 2
+    with pytest.raises(ValueError, match="two are called add"):
+        environment.tool_schemas(environment.prompts("train")[0])

@@ -198,6 +198,10 @@ CASES: dict[str, Case | Refused] = {
     "environment.history": Case(episodes.limits, "template", episodes.GUESS),
     "environment.tools": Case(doors.shown, ["observed_tools:double"], doors.TOOLS),
     "environment.toolset": Case(doors.shown, "observed_tools:Shelf", doors.TOOLS),
+    "environment.servers": Case(
+        doors.shown, [doors.SERVED], doors.TOOLS | {"environment.tools": ["observed_tools:double"]}
+    ),
+    "environment.server_sessions": Case(doors.heard_twice, "shared", doors.WITH_SERVER),
     "environment.tool_timeout": Case(doors.heard, 0.001, doors.TOOLS),
     "environment.max_tool_calls": Case(doors.heard, 3, doors.TOOLS),
     "environment.tool_role": Case(doors.heard, "user", doors.TOOLS),
@@ -506,6 +510,7 @@ OFF: dict[str, Settings] = {
     "doctor.enabled = true": {"doctor.enabled": False},
     "environment.scheme = covey or values": WORDS | {"environment.scheme": "trl"},
     "a scheme that asks math-verify": MATHEMATICS | {"environment.scheme": "verl"},
+    "environment.servers set": doors.TOOLS,
     "environment.protocol other than skyrl": doors.STEPS_OF_ROWS,
     "data.path = null": {"environment.name": "countdown", "data.path": "targets.jsonl"},
     "environment.in_process = false": HERE,

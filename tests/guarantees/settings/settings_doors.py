@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ class Game:
     def close(self):
         return {0: 0.0}, {}
 '''
+SERVER = """
+import json, sys
+count = 0
+TOOL = {"name": "nap", "inputSchema": {"type": "object", "properties": {}}}
+for line in sys.stdin:
+    message = json.loads(line)
+    method = message["method"]
+    if method == "tools/call":
+        count += 1
+    results = {"tools/list": {"tools": [TOOL]}, "tools/call": {"content": [{"type": "text", "text": str(count)}]}}
+    if "id" in message:
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": results.get(method, {})}), flush=True)
+"""
+SERVED = f"{sys.executable} observed_server.py"
 REASONING = {
     "__init__": """
 from . import factory
@@ -92,6 +107,7 @@ TOOLS: dict[str, Any] = {
     "data.path": "rows.jsonl",
     "rewards": ["observed_rewards:varied"],
 }
+WITH_SERVER = TOOLS | {"environment.tools": ["observed_tools:double"], "environment.servers": [SERVED]}
 STEPS: dict[str, Any] = {
     "environment.name": "steps",
     "environment.factory": "observed_tools:Game",
@@ -115,6 +131,7 @@ CALLS = [("double", {"number": 3}), ("nap", {})]
 def make_doors(folder: Path) -> None:
     """Write what stands for other people's modules."""
     (folder / "observed_tools.py").write_text(MODULE)
+    (folder / "observed_server.py").write_text(SERVER)
     (folder / "reasoning_gym").mkdir()
     for name, text in REASONING.items():
         (folder / "reasoning_gym" / f"{name}.py").write_text(text)
@@ -124,6 +141,23 @@ def shown(config: Config) -> Any:
     """The tools that the policy is shown."""
     with environment_of(config) as environment:
         return list(environment.tool_schemas(environment.prompts("train")[0]))
+
+
+def heard_twice(config: Config) -> Any:
+    """What two episodes say, one after the other."""
+
+    async def play() -> Any:
+        with environment_of(config) as environment:
+            found = []
+            for seed in (1, 2):
+                episode = environment.episode(environment.prompts("train")[0], seed)
+                assert episode is not None
+                text = '<tool_call>{"name": "nap", "arguments": {}}</tool_call>'
+                found.append((await episode.reply(Answer(text, (), "stop", 1, ()))).messages)
+                await episode.close()
+            return found
+
+    return asyncio.run(play())
 
 
 def heard(config: Config) -> Any:

@@ -185,8 +185,8 @@ def check_tools(config: Config) -> None:
     """Require tools of environment=tools, something that rewards, and names that can be imported."""
     settings = config.environment
     assert isinstance(settings, ToolsConfig), "check_environment calls this"
-    if not settings.tools and settings.toolset is None:
-        raise ValueError("environment=tools needs environment.tools=[module:function] or environment.toolset, got none")
+    if not settings.tools and settings.toolset is None and not settings.servers:
+        raise ValueError("environment=tools needs environment.tools=[module:function], toolset or servers, got none")
     if not config.rewards and settings.toolset is None:
         raise ValueError("environment=tools needs rewards=[module:function], or a toolset with get_reward, got none")
     for name in (*settings.tools, *([settings.toolset] if settings.toolset is not None else [])):

@@ -8,7 +8,7 @@ import json
 import shlex
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ class ToolRefused(ValueError):
 
 
 class Wire(Protocol):
-    """Carries messages of JSON-RPC, one call at a time."""
+    """Carries messages of JSON-RPC, for several threads."""
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
         """Return the answer to a request, None to a notification. Raises ToolServerLost."""
@@ -41,6 +41,7 @@ class StdioWire:
 
     def __init__(self, command: str) -> None:
         self._command = command
+        self._turn = threading.Lock()
         try:
             self._program = subprocess.Popen(
                 shlex.split(command),
@@ -53,6 +54,10 @@ class StdioWire:
             raise ToolServerLost(f"the tool server {command} does not start: {error}") from error
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
+        with self._turn:  # one program reads one line at a time
+            return self._asked(message, seconds)
+
+    def _asked(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         # One that says nothing is ended, which ends the wait for its line
@@ -97,7 +102,7 @@ class HttpWire:
         except httpx.HTTPError as error:
             raise ToolServerLost(f"the tool server {self._url} is gone: {error}") from error
         session = answer.headers.get("mcp-session-id")
-        if session:
+        if session and message.get("method") == "initialize":
             self._client.headers["Mcp-Session-Id"] = session
         if "id" not in message:
             return None
@@ -154,17 +159,21 @@ class McpSession:
             wire.close()
 
     def _asked(self, method: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        with self._lock:
-            try:
-                if self._wire is None:
-                    self._wire = _wire(self.server)
-                    opening = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": ABOUT}
-                    self._result(self._wire, "initialize", opening)
-                    self._wire.ask({"jsonrpc": "2.0", "method": "notifications/initialized"}, self._seconds)
-                return self._result(self._wire, method, parameters)
-            except ToolServerLost:
-                self.close()  # the next call opens another
-                raise
+        try:
+            with self._lock:
+                wire = self._wire or self._opened()
+            return self._result(wire, method, parameters)
+        except ToolServerLost:
+            self.close()  # the next call opens another
+            raise
+
+    def _opened(self) -> Wire:
+        """Open the session."""
+        self._wire = wire = _wire(self.server)
+        opening = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": ABOUT}
+        self._result(wire, "initialize", opening)
+        wire.ask({"jsonrpc": "2.0", "method": "notifications/initialized"}, self._seconds)
+        return wire
 
     def _result(self, wire: Wire, method: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         request = {"jsonrpc": "2.0", "id": next(self._numbers), "method": method, "params": dict(parameters)}
@@ -175,6 +184,37 @@ class McpSession:
         if not isinstance(result, Mapping):
             raise ToolServerLost(f"the tool server {self.server} answered {method} with no result")
         return result
+
+
+class McpServer:
+    """A server, and who shares a session with it. Its tools are listed once, when they are first asked for."""
+
+    def __init__(self, server: str, *, is_shared: bool, seconds: float = 30.0) -> None:
+        """Name the server, a URL or a command line. `is_shared` gives all attempts one session."""
+        self._server = server
+        self._seconds = seconds
+        self._is_shared = is_shared
+        self._session = McpSession(server, seconds)
+        self._listed: list[Mapping[str, Any]] | None = None
+
+    def tools(self) -> tuple[Sequence[Tool], Callable[[], None]]:
+        """Return tools for one attempt. Its own session is opened by the first call."""
+        if self._listed is None:
+            self._listed = self._session.tools()
+            if not self._is_shared:
+                self._session.close()
+        if self._is_shared:
+            return tools_of_session(self._session, self._listed, is_stateful=False), _nothing
+        session = McpSession(self._server, self._seconds)
+        return tools_of_session(session, self._listed, is_stateful=True), session.close
+
+    def close(self) -> None:
+        """End the shared session."""
+        self._session.close()
+
+
+def _nothing() -> None:
+    return
 
 
 def tools_of_session(session: McpSession, listed: Sequence[Mapping[str, Any]], is_stateful: bool) -> list[Tool]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.environments.base import Environment, Split, text_of
+from covey.environments.doors.mcp import McpServer
 from covey.environments.episode import Observation
 from covey.environments.reward_functions.call import name_of, problem_with
 from covey.environments.reward_functions.environment import RewardFunctions
@@ -114,6 +115,12 @@ class RowTools(WithTools):
             self._pool[self.kind(prompt)].append(talk.state)
 
     # ---- what it is worth
+
+    def close(self) -> None:
+        for server in self.servers:
+            if isinstance(server, McpServer):
+                server.close()
+        super().close()
 
     async def judge(self, prompt: Prompt, talk: Talk, *, counts: bool = True) -> Reward | Failure:
         found: Reward | Failure = Failure("no reward function applied", is_fault=False)

@@ -9,18 +9,25 @@ class Sums(ToolEnvironment):
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from covey.environments.base import Environment, Split
 from covey.environments.episode import Observation
-from covey.environments.tools.calling import Caller, ToolLedger, as_text
+from covey.environments.tools.calling import Caller, ToolLedger, as_text, in_thread
 from covey.environments.tools.calls import HERMES, reader_for, reader_name
 from covey.environments.tools.episode import Talk, ToolEpisode, ToolRules
-from covey.environments.tools.tool import Tool, tools_of
+from covey.environments.tools.tool import Tool, named_once, tools_of
 from covey.types import Failure, Prompt, Reward
 
 MAX_TURNS = 8
 """Turns of an episode with tools, where environment.max_turns is not set."""
+
+
+class ToolServer(Protocol):
+    """Has tools that are no functions of this process."""
+
+    def tools(self) -> tuple[Sequence[Tool], Callable[[], None]]:
+        """Return tools for one attempt, and what ends their session."""
 
 
 class ToolEnvironment(Environment):
@@ -32,6 +39,8 @@ class ToolEnvironment(Environment):
 
     functions: Sequence[Callable[..., Any]] = ()
     """Tools without state, the same in every attempt: plain or async, with type hints and a Google docstring."""
+    servers: Sequence[ToolServer] = ()
+    """Others who have tools."""
     rules = ToolRules()
     tool_timeout: float = 30.0
     """Seconds of one call."""
@@ -94,7 +103,9 @@ class ToolEnvironment(Environment):
             self._shown = {}
         kind = self.kind(prompt)
         if kind not in self._shown:
-            self._shown[kind] = self.tools(prompt, self.shown_state(prompt))
+            served = [server.tools() for server in self.servers]
+            others = [tool for tools, _ in served for tool in tools]
+            self._shown[kind] = named_once([*self.tools(prompt, self.shown_state(prompt)), *others])
         return self._shown[kind]
 
     def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
@@ -102,8 +113,15 @@ class ToolEnvironment(Environment):
 
     def episode(self, prompt: Prompt, seed: int) -> ToolEpisode:
         state = self.state(prompt, seed)
-        tools = self.tools(prompt, state)
+        served = [server.tools() for server in self.servers]
+        tools = (*self.tools(prompt, state), *(tool for theirs, _ in served for tool in theirs))
         talk = Talk(state)
+
+        async def closes() -> None:
+            await self.release(prompt, talk)
+            for _, close in served:
+                await in_thread(close)
+
         return ToolEpisode(
             Caller({tool.name: tool for tool in tools}, self.tool_timeout, self.ledger, self.written),
             self.rules,
@@ -111,7 +129,7 @@ class ToolEnvironment(Environment):
             schemas=[tool.schema for tool in tools],
             opening=lambda: self.opening(prompt, state),
             judge=lambda talk: self.judge(prompt, talk),
-            closes=lambda: self.release(prompt, talk),
+            closes=closes,
         )
 
     def metrics(self) -> Mapping[str, float]:

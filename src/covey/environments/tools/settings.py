@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import EpisodesConfig
-from covey.system.setting import setting
+from covey.system.setting import Requires, setting
+
+HAS_SERVERS = Requires("environment.servers set", ("environment.servers",), bool)
 
 
 @dataclass
@@ -19,6 +21,10 @@ class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
     toolset: str | None = None
     """A class as module:Class, of which each attempt has an object of its own: its public methods are tools,
     `reset(**row)` begins an attempt, `get_reward()` may reward it, as environment_factory in TRL."""
+    servers: list[str] = field(default_factory=list)
+    """MCP servers whose tools the policy gets too: URLs (streamable HTTP), or command lines of programs (stdio)."""
+    server_sessions: str = setting("episode", choices=("episode", "shared"), needs=HAS_SERVERS)
+    """Whose a session with a server is: an episode's own, for servers with state, or shared by all, for others."""
     tool_timeout: float = setting(30.0, gt=0)
     """Seconds that one call of a tool may take; an attempt whose tool takes longer is a failure."""
     max_tool_calls: int | None = setting(None, ge=1)

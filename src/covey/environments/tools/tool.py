@@ -57,6 +57,11 @@ def tools_of(functions: Sequence[Callable[..., Any]], state: object | None = Non
     Raises ValueError where two have one name.
     """
     tools = [*map(tool_of, functions), *(tool_of(method, is_stateful=True) for method in methods_of(state))]
+    return named_once(tools)
+
+
+def named_once(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """Return the tools. Raises ValueError where two have one name."""
     names = [tool.name for tool in tools]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
