@@ -57,8 +57,8 @@ class EngineConfig(Section):
     """native or fill (in process, on the trainer's weights; fill is for model.kind=masked), vllm (on weights of its
     own, pushed after each update) or fake (scripted)."""
     cache_bytes: int | None = setting(None, gt=0, needs=(SAMPLES, CAUSAL, OWN_CACHE))
-    """Bytes of memory for cached keys and values; admission of prompts waits for room. null: with native on a GPU four
-    fifths of what is free when sampling begins, else 1 GiB."""
+    """Bytes of memory for cached keys and values; admission of prompts waits for room, and episodes that wait for their
+    environment give way. null: with native on a GPU four fifths of what is free when sampling begins, else 1 GiB."""
     max_rows: int = setting(512, ge=1, needs=SAMPLES)
     """Most completions sampled at the same time."""
     url: str | None = setting(None, needs=(VLLM, ALONE))

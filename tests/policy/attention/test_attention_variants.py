@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from covey.engine.base import Session
+from covey.engine.native import graph
 from covey.engine.native.engine import NativeEngine
 from covey.policy.attention.base import ATTENTION, register
 from covey.policy.attention.choice import choose_attention
@@ -129,6 +131,33 @@ def test_what_the_engine_samples_has_the_log_probs_of_plain_transformers(archite
             expected = logprobs_TV.gather(1, token_ids[0, len(prompt) :, None])[:, 0]
             assert len(completion.logprobs) == 14
             assert completion.logprobs == pytest.approx(expected.tolist(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+@pytest.mark.parametrize("architecture", VARIANTS)
+def test_another_turn_has_the_log_probs_of_plain_transformers_too(
+    architecture: str, is_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = model_of(architecture, "eager")
+    monkeypatch.setattr(graph, "is_wanted", lambda policy: is_graph)
+    engine = NativeEngine(policy_of(architecture), 1 << 26, max_rows=5)
+
+    async def converse(session: Session, prompt: list[int]) -> tuple[list[int], Completion]:
+        history = [*prompt, *(await session.first()).token_ids, 3, 4, 5]
+        completion = await session.extend([3, 4, 5], Sampling(max_tokens=9, seed=len(prompt)))
+        session.close()
+        return history, completion
+
+    async def run() -> list[tuple[list[int], Completion]]:
+        opened = [(engine.open(ids, 2, Sampling(max_tokens=6, seed=i)), ids) for i, ids in enumerate(PROMPTS)]
+        return list(await asyncio.gather(*(converse(one, ids) for sessions, ids in opened for one in sessions)))
+
+    for history, completion in asyncio.run(run()):
+        token_ids = torch.tensor([[*history, *completion.token_ids]])
+        with torch.no_grad():
+            logprobs_TV = plain(input_ids=token_ids).logits[0, len(history) - 1 : -1].log_softmax(-1)
+        expected = logprobs_TV.gather(1, token_ids[0, len(history) :, None])[:, 0]
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("architecture", VARIANTS)

@@ -3,7 +3,7 @@
 Shapes: G groups, R rows, K key/value heads, S slots (cached tokens) of one holder, D head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,17 +148,14 @@ class Cache:
         self.rows = Block(shape)
         self.kept: dict[Row, list[Tensor]] = {}
         """By layer the keys, then the values, (K, slots, D) each, of a session's own tokens."""
+        self.kept_slots = 0
+        """Of all of them."""
         self.peak_bytes = 0
 
     @property
     def num_slots(self) -> int:
         """Slots of all tensors now."""
         return self.prompts.num_slots + self.rows.num_slots + self.kept_slots
-
-    @property
-    def kept_slots(self) -> int:
-        """Slots of what sessions at rest have read."""
-        return sum(tensors[0].shape[1] for tensors in self.kept.values())
 
     @property
     def num_bytes(self) -> int:
@@ -175,12 +172,21 @@ class Cache:
         """Copy a row's slots from `first` on, so many, before others take them."""
         tensors = (*self.rows.keys, *self.rows.values)
         self.kept[row] = [tensor[slot, :, first : first + length].clone() for tensor in tensors]
+        self.kept_slots += length
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
 
     def put_back(self, row: Row, slot: int, first: int) -> None:
         """Move what is kept of a row into its slots from `first` on."""
-        for target, source in zip((*self.rows.keys, *self.rows.values), self.kept.pop(row), strict=True):
-            target[slot, :, first : first + source.shape[1]] = source
+        tensors = self.kept.pop(row)
+        length = tensors[0].shape[1]
+        self.kept_slots -= length
+        for target, source in zip((*self.rows.keys, *self.rows.values), tensors, strict=True):
+            target[slot, :, first : first + length] = source
+
+    def keep_only(self, rows: Container[Row]) -> None:
+        """Let go of what is kept of others."""
+        self.kept = {row: tensors for row, tensors in self.kept.items() if row in rows}
+        self.kept_slots = sum(tensors[0].shape[1] for tensors in self.kept.values())
 
     def fit(self, need: Need) -> None:
         """Make room for `need`. Idle holders are given up where the budget asks for it."""
@@ -200,7 +206,7 @@ class Cache:
 
     def drop(self) -> None:
         """Forget everything and give the memory back."""
-        self.kept.clear()
+        self.keep_only(())
         for block in (self.prompts, self.rows):
             block.resize(0, 0)
 

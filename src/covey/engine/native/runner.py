@@ -153,7 +153,7 @@ class Runner:
 
     def _forget_given_up(self, scheduler: Scheduler) -> None:
         if len(self.cache.kept) > len(scheduler.kept):
-            self.cache.kept = {row: tensors for row, tensors in self.cache.kept.items() if row in scheduler.kept}
+            self.cache.keep_only(scheduler.kept)
 
     def _cached(self, row: Row) -> int:
         """Count the slots of a row that are in use: its newest token is not cached yet."""
