@@ -133,13 +133,15 @@ def locate(render: Render, messages: Sequence[Message], where: str = "the enviro
     """Render messages, and say which characters come from their words.
 
     What stays when the words are exchanged is the template's; trimming and escaping are kept. Each string of a message
-    counts, but not its role. ValueError where the template's own part depends on the words.
+    counts, but not its role. ValueError where the template's own part depends on the words, or where it leaves the
+    content of a message out.
     """
     # Render with a place in the stead of each string
     real = render(messages)
     words = _words(messages)
     places = _places(words, messages)
     bare = render(_replaced(messages, places))
+    _check_heard(messages, places, bare)
     # Most templates write words as they are
     found = _filled(bare, places, words, messages)
     if found.text == real:
@@ -149,6 +151,18 @@ def locate(render: Render, messages: Sequence[Message], where: str = "the enviro
     if None in written or (found := _filled(bare, places, [str(text) for text in written], messages)).text != real:
         raise ValueError(f"the chat template's own marks depend on {where}, so that the two cannot be told apart")
     return found
+
+
+def _check_heard(messages: Sequence[Message], places: Sequence[str], bare: str) -> None:
+    """Raise ValueError where nothing of a message's content is rendered."""
+    begin = 0
+    for message in messages:
+        before = list(message)[: list(message).index("content")] if "content" in message else list(message)
+        first = begin + len(_words([{key: message[key] for key in before}]))
+        last = first + len(_words([{"content": message.get("content")}]))
+        if last > first and not any(place in bare for place in places[first:last]):
+            raise ValueError(f"the chat template drops what the {message['role']} says")
+        begin += len(_words([message]))
 
 
 def _as_written(

@@ -5,7 +5,9 @@ appended to the tokens as they were sampled.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jinja2 import TemplateError
@@ -38,16 +40,65 @@ def observed_tokens(
     if isinstance(conversation, str):
         words = messages if isinstance(messages, str) else "".join(text_of(message) for message in messages)
         return unforged_tokens(tokenizer, Rendered(words, (Foreign(0, len(words)),)))
-    # Ask the template what follows the turn. Some count turns and refuse several calls in a row, so try a short past.
+    # Ask the template what follows the turn
     said = _as_messages(messages)
-    try:
-        rendered = _rendered_after(tokenizer, conversation[:-1], said, tools)
-    except ValueError:
-        asked = next((i for i, message in enumerate(conversation) if message["role"] == "user"), len(conversation))
-        if asked + 2 >= len(conversation):
-            raise
-        rendered = _rendered_after(tokenizer, conversation[: asked + 1], said, tools)
+    rendered = _first_that_renders(tokenizer, conversation, said, tools)
     return _following(tokenizer, unforged_tokens(tokenizer, rendered), sampled)
+
+
+def _first_that_renders(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Sequence[Message],
+    said: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+) -> Rendered:
+    """Return what the chat template writes after the last turn. ValueError is that of the plain way.
+
+    Some templates count turns and refuse several calls in a row: a short past does for them. Others write what a tool
+    says only after a turn that is known to have called it.
+    """
+    asked = next((i for i, message in enumerate(conversation) if message["role"] == "user"), len(conversation))
+    short = conversation[: min(asked + 1, len(conversation) - 1)]
+    names = [re.sub(r"\W", "_", str(message.get("name", "tool")))[:64] for message in said if message["role"] == "tool"]
+    try:
+        return _rendered_after(tokenizer, conversation[:-1], said, tools)
+    except ValueError as error:
+        ways = [lambda: _rendered_after(tokenizer, short, said, tools)] if len(short) + 1 < len(conversation) else []
+        ways += [lambda: _rendered_after_call(tokenizer, short, said, tools, names)] if names else []
+        for way in ways:
+            with suppress(ValueError):
+                return way()
+        raise error
+
+
+def _rendered_after_call(
+    tokenizer: PreTrainedTokenizerBase,
+    before: Sequence[Message],
+    said: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+) -> Rendered:
+    """Return what the chat template writes after a turn that called tools, from its last mark on."""
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    alone = _render(tokenizer, (*before, turn), tools, opens=False)
+    # The turn's own close is its last mark
+    encoded = tokenizer(alone, add_special_tokens=False, return_offsets_mapping=True)
+    known = marks(tokenizer, len(tokenizer))[1]
+    found = [
+        start
+        for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        if token in known
+    ]
+    close = found[-1] if found else len(alone)
+
+    def after(messages: Sequence[Message]) -> str:
+        whole = _render(tokenizer, (*before, turn, *messages), tools)
+        if not whole.startswith(alone):
+            raise ValueError("the chat template rewrites a turn that called tools when they answer")
+        return whole[close:]
+
+    return locate(after, said)
 
 
 def _as_messages(said: str | Sequence[Message]) -> Sequence[Message]:
@@ -108,12 +159,18 @@ def rendered_tokens(
     return unforged_tokens(tokenizer, rendered)
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+def _render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    opens: bool = True,
+) -> str:
+    """Return what the chat template makes of messages, with the opening of the next turn where that is asked for."""
     given = [dict(message) for message in messages]
     try:
         return str(
             tokenizer.apply_chat_template(
-                given, tools=[dict(tool) for tool in tools] or None, add_generation_prompt=True, tokenize=False
+                given, tools=[dict(tool) for tool in tools] or None, add_generation_prompt=opens, tokenize=False
             )
         )
     except (TemplateError, TypeError, KeyError) as error:
