@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey.engine.native import scheduler
+from covey.engine.native import rows as native_rows
 from covey.engine.native.engine import NativeEngine
 from covey.policy.policy import Policy
 from covey.policy.sampling import row_key
@@ -113,7 +113,7 @@ def test_a_generator_with_a_history_is_found_out(
     policy: Policy, expected: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = itertools.count()
-    monkeypatch.setattr(scheduler, "row_key", lambda seed, sample_index: row_key(next(history), 0))
+    monkeypatch.setattr(native_rows, "row_key", lambda seed, sample_index: row_key(next(history), 0))
     found, chosen = any_batch(policy, 0)
     assert found != [expected[index] for index in chosen]
 
