@@ -206,6 +206,12 @@ def test_calls_on_a_state_are_made_one_after_the_other() -> None:
         assert contents(only)[-1] == "a b c d e f g h"
 
 
+def test_answers_of_both_kinds_of_tools_come_in_the_order_of_the_calls() -> None:
+    calls = call("multiply", a=2, b=3) + call("put", thing="a") + call("multiply", a=4, b=5) + call("put", thing="b")
+    (only, *_) = said(Shelves(), calls)
+    assert contents(only) == ["6", "a", "20", "a b"]
+
+
 def test_more_calls_than_allowed_end_the_episode_before_they_are_made() -> None:
     environment = Shelves()
     environment.rules = ToolRules(max_calls=2)
