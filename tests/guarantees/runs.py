@@ -178,8 +178,16 @@ def saved_step(run: Path) -> int:
     return 0 if found is None else int(read_manifest(found)["step"])
 
 
-def fingerprint(run: Path) -> str:
-    """SHA-256 of the final weights, of the optimiser's state, of positions and of the metrics without times."""
+OF_THE_SAMPLER = ("mismatch", "sampler_", "ess_fraction")
+"""Metrics of the log-probs that the engine gave: their last bits follow from what was sampled at the same time, which
+follows from the clock where tools take theirs. No update reads them unless it corrects for them."""
+
+
+def fingerprint(run: Path, leave_out: tuple[str, ...] = ()) -> str:
+    """SHA-256 of the final weights, of the optimiser's state, of positions and of the metrics without times.
+
+    `leave_out`: begins of the names of metrics.
+    """
     last = sorted((run / "checkpoints").glob("step-??????"))[-1]
     digest = hashlib.sha256(last.name.encode())
     digest.update((last / "policy" / "model.safetensors").read_bytes())
@@ -188,7 +196,8 @@ def fingerprint(run: Path) -> str:
         for name in sorted(moments):
             digest.update(moments[name].numpy().tobytes())
     digest.update(json.dumps([state["source"], state["credit"]]).encode())
-    digest.update(json.dumps(rows(run)).encode())
+    kept = [{k: v for k, v in row.items() if not (leave_out and k.startswith(leave_out))} for row in rows(run)]
+    digest.update(json.dumps(kept).encode())
     return digest.hexdigest()
 
 
