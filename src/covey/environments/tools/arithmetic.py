@@ -1,0 +1,55 @@
+"""Arithmetic too long to do in the head, with a calculator as a tool: rows, tool and reward of recipe=tools."""
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.environments.base import Split
+
+DIGITS = 4
+NUM_TRAIN, NUM_TEST = 4096, 512
+_NUMBER = re.compile(r"-?\d[\d,]*")
+
+
+def problems() -> dict[Split, list[Mapping[str, Any]]]:
+    """Generate sums of two products, each with four-digit numbers; no problem is in both splits.
+
+    >>> problems()["train"][0]
+    {'prompt': 'What is 6311 * 7424 + 6890 * 1858? ...', 'answer': 59654484}
+    """
+    drawn = random.Random("long arithmetic")
+    found: dict[str, Mapping[str, Any]] = {}
+    while len(found) < NUM_TRAIN + NUM_TEST:
+        a, b, c, d = (drawn.randrange(10 ** (DIGITS - 1), 10**DIGITS) for _ in range(4))
+        asked = f"What is {a} * {b} + {c} * {d}? Use the calculator, then end with the number alone on the last line."
+        found[asked] = {"prompt": asked, "answer": a * b + c * d}
+    rows = list(found.values())
+    return {"test": rows[:NUM_TEST], "train": rows[NUM_TEST:]}
+
+
+def calculate(left: int, operator: str, right: int) -> str:
+    """Work out one operation on two whole numbers.
+
+    Args:
+        left: The first number.
+        operator: One of +, - and *.
+        right: The second number.
+    """
+    if operator == "*":
+        return str(left * right)
+    if operator in ("+", "-"):
+        return str(left + right if operator == "+" else left - right)
+    raise ValueError(f"operator must be one of + - *, got {operator!r:.20}")
+
+
+def right_answer(completions: Sequence[Any], answer: Sequence[int], **columns: Any) -> list[float]:
+    """Give 1 where the last line of the last answer is the number and nothing else, commas aside."""
+    return [float(_last_number(completion) == right) for completion, right in zip(completions, answer, strict=True)]
+
+
+def _last_number(completion: Any) -> int | None:
+    """Return the number of the last line, None where it is not a number alone."""
+    text = completion if isinstance(completion, str) else str(completion[-1]["content"])
+    line = text.strip().rpartition("\n")[2].strip().rstrip(".").strip("*$ ")
+    return int(line.replace(",", "")) if _NUMBER.fullmatch(line) else None
