@@ -40,6 +40,7 @@ FIGURES: dict[str, Callable[[], object]] = {
     "tasks/machines": tasks.machines,
     "tasks/documents": tasks.documents,
     "tasks/turns": tasks.turns,
+    "tasks/conversations": tasks.conversations,
     "trust/guarantees": trust.guarantees,
     "trust/reliability": trust.reliability,
     "trust/deadlines": trust.deadlines,

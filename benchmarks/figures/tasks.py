@@ -83,6 +83,21 @@ def turns() -> Drawing:
     return drawing
 
 
+def conversations() -> Drawing:
+    boxes = (
+        Box("prompt", ("encoded once for", "the whole group")),
+        Box("turn", ("sampled, kept", "as it is"), "warm"),
+        Box("episode.reply", ("a tool, a game,", "an agent, a person"), "cool"),
+        Box("turn", ("keys and values", "are still there"), "warm"),
+        Box("score", ("and a reward for", "each turn, if any"), "good"),
+    )
+    return chain(
+        "An episode: turns of the policy and of the environment",
+        boxes,
+        "each attempt is a coroutine of its own: none waits for another's tools",
+    )
+
+
 def documents() -> Drawing:
     boxes = (
         Box("a document", ("its words, formulas,", "commands")),

@@ -170,6 +170,8 @@ class Rollout:
     branches: tuple[int, ...] = ()
     """Where the history was rewritten, the lists hold several sequences one after the other, each read from its own
     begin: where each begins, the first at 0. Every sampled token is learnt in one of them. Empty: there is one."""
+    re_encoded_tokens: int = field(default=0, compare=False)
+    """Of an episode: tokens of earlier turns that the engine had to encode again."""
 
     def __post_init__(self) -> None:
         assert self.input_length is None or len(self.input_ids) % self.input_length == 0, "inputs of one length"

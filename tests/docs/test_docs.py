@@ -27,7 +27,7 @@ from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
 from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS, SAMPLER_ESTIMATORS
 from covey.algorithm.losses import LOSSES
-from covey.cli import doctor, past, report
+from covey.cli import doctor, past, report, rollouts
 from covey.cli import main as main_module
 from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
@@ -154,6 +154,7 @@ def test_every_command_is_accepted_or_refused_as_the_page_says(
     for verb in ("status", "replay"):  # they find the run, which has trained nothing
         monkeypatch.setattr(past, f"run_{verb}", lambda words, verb=verb: past.run_folder_of(verb, words))
     monkeypatch.setattr(doctor, "run_doctor", lambda words: 0 if doctor.read_words(words) else 1)
+    monkeypatch.setattr(rollouts, "run_rollouts", lambda words: 0 if rollouts.read_words(words) else 1)
     for verb in ("report", "watch"):  # there is nothing in it to show
         monkeypatch.setattr(report, f"run_{verb}", lambda words, verb=verb: report.read_words(verb, words))
     monkeypatch.setattr("covey.cli.job.check_early", lambda config, **which: [])  # files and hub models of a reader

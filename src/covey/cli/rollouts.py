@@ -1,6 +1,7 @@
 """`covey rollouts RUN`: the answers of a step as people read them, episodes turn by turn."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,45 @@ ALONE = ("--evaluation", "--worst")
 FLAGS = (*WITH_VALUE, *ALONE)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be printed."""
+
+    path: Path
+    step: int | None
+    prompt_id: str | None
+    number: int
+    worst_first: bool
+
+
 def run_rollouts(words: Sequence[str]) -> None:
     """Print rollouts of a run. ValueError, in one line, for words that do not say which."""
-    # Read the words
-    others, given = split_flags(words, WITH_VALUE, ALONE)
-    refuse_flags(others, FLAGS)
-    if len(others) != 1:
-        raise ValueError("covey rollouts needs one run folder, such as outputs/DATE/TIME")
-    (folder,) = map(Path, others)
-    step, most = _number(given, "--step", None), _number(given, "--number", NUM_SHOWN)
-    path = folder / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
-    if not path.is_file():
-        raise ValueError(f"{path} is not there: {folder} is no run folder, or output.rollouts_per_step was 0")
-    # Choose rows
-    with as_written(path):
-        kept = list(rows_of(path))
-    rows = chosen(kept, step, given.get("--prompt"))
-    with as_written(path):
-        rows.sort(key=lambda row: row["reward"], reverse="--worst" not in given)
-        texts = [episode_text(row) if "turns" in row else as_text(row) for row in rows[:most]]
-    # Print them
+    asked = read_words(words)
+    if not asked.path.is_file():
+        raise ValueError(
+            f"{asked.path} is not there: {asked.path.parent} is no run folder, or output.rollouts_per_step was 0"
+        )
+    with as_written(asked.path):
+        kept = list(rows_of(asked.path))
+    rows = chosen(kept, asked.step, asked.prompt_id)
+    with as_written(asked.path):
+        rows.sort(key=lambda row: row["reward"], reverse=not asked.worst_first)
+        texts = [episode_text(row) if "turns" in row else as_text(row) for row in rows[: asked.number]]
     console = CleanConsole()
     for text in texts:
         console.print(Text(text), soft_wrap=True)
     console.print(Text(f"{len(texts)} of {len(rows)} kept", "italic"))
+
+
+def read_words(words: Sequence[str]) -> Asked:
+    """Return what the words ask for. Raises ValueError where they name no run, or no such flag."""
+    others, given = split_flags(words, WITH_VALUE, ALONE)
+    refuse_flags(others, FLAGS)
+    if len(others) != 1:
+        raise ValueError("covey rollouts needs one run folder, such as outputs/DATE/TIME")
+    path = Path(others[0]) / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
+    number = _number(given, "--number") or NUM_SHOWN
+    return Asked(path, _number(given, "--step"), given.get("--prompt"), number, "--worst" in given)
 
 
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:
@@ -61,9 +77,9 @@ def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | No
     return found
 
 
-def _number(given: dict[str, str], flag: str, default: int | None) -> int | None:
+def _number(given: dict[str, str], flag: str) -> int | None:
     if flag not in given:
-        return default
+        return None
     if not given[flag].isdigit():
         raise ValueError(f"{flag} needs a number, got {given[flag]}")
     return int(given[flag])

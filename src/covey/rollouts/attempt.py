@@ -70,6 +70,7 @@ def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
         messages=tuple(attempt.messages) if len(attempt.messages) > 1 else (),
         turns=turns,
         stop_reason=attempt.stop_reason,
+        re_encoded_tokens=attempt.re_encoded_tokens,
     )
 
 

@@ -19,6 +19,7 @@ class EpisodeFact:
     """Tokens that were said to the policy, the prompt's aside."""
     num_chosen: int
     num_branches: int
+    num_re_encoded: int
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
@@ -38,6 +39,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
         "turns_max": float(max(fact.num_turns for fact in facts)),
         "environment_token_fraction": given / (given + chosen) if given + chosen else None,
         "branches_mean": sum(fact.num_branches for fact in facts) / len(facts),
+        "re_encoded_tokens": float(sum(fact.num_re_encoded for fact in facts)),
         "prefix_breaks": float(sum(fact.num_branches - 1 for fact in facts)),
         **shares,
     }
@@ -54,4 +56,5 @@ def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
         num_given=sum(not chosen for branch in told for chosen in branch),
         num_chosen=rollout.num_loss_tokens,
         num_branches=len(branches),
+        num_re_encoded=rollout.re_encoded_tokens,
     )
