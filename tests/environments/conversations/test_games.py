@@ -45,7 +45,7 @@ def played(game: Game, prompt: Prompt, move: Callable[[list[Message]], str], see
 def test_gold_play_wins_every_problem_within_the_turns(name: str) -> None:
     game = SMALL[name](False)
     for prompt in (*game.prompts("train"), *game.prompts("test")):
-        won, turns = played(game, prompt, lambda talk: game.gold_turn(prompt, talk))  # noqa: B023 # played at once
+        won, turns = played(game, prompt, lambda talk: str(game.gold_turn(prompt, talk)))  # noqa: B023 # played at once
         assert won == 1.0
         assert turns <= game.max_turns(prompt)
 
@@ -55,10 +55,17 @@ def test_with_shuffled_answers_gold_play_is_at_chance(name: str, chance: float) 
     game = SMALL[name](True)
     prompts = [*game.prompts("train"), *game.prompts("test")]
     won = [
-        played(game, prompt, lambda talk: game.gold_turn(prompt, talk), seed)[0]  # noqa: B023
+        played(game, prompt, lambda talk: game.move_after(prompt, talk), seed)[0]  # noqa: B023
         for seed, prompt in enumerate(prompts)
     ]
     assert sum(won) / len(won) < chance
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_with_shuffled_answers_no_play_is_gold(name: str) -> None:
+    game = SMALL[name](True)
+    prompt = game.prompts("test")[0]
+    assert game.gold_turn(prompt, [{"role": "user", "content": prompt.text}]) is None
 
 
 def test_six_blind_guesses_find_6_of_32_numbers() -> None:

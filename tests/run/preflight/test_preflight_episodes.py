@@ -40,7 +40,6 @@ def test_an_environment_of_one_answer_has_no_such_check(build: Build) -> None:
     [
         ({"max_turns": 2}, {}, "reward 0"),
         ({}, {"sampling__max_tokens": 2}, "came back as 'Qa'"),
-        ({"shuffled": True}, {}, "reward 0"),
     ],
 )
 def test_settings_under_which_gold_turns_cannot_win_are_refused(

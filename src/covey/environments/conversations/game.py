@@ -37,7 +37,9 @@ class Outcome:
 class Game(Environment):
     """Environment of a game. The reward is 1 where it is won, and what turns earned comes on top."""
 
-    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], max_turns: int) -> None:
+    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], max_turns: int, is_shuffled: bool) -> None:
+        """`is_shuffled`: answers are nonsense, so that no play is gold."""
+        self._is_shuffled = is_shuffled
         self._prompts = {split: tuple(found) for split, found in prompts.items()}
         self._max_turns = max_turns
 
@@ -62,7 +64,12 @@ class Game(Environment):
         """Judge answers that are given at once, without a question."""
         return [_verdict(self.outcome(prompt.columns, [text], 0).is_won) for text in completions]
 
-    def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str:
+    def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str | None:
+        """Return the best move. None where answers are shuffled."""
+        return None if self._is_shuffled else self.move_after(prompt, conversation)
+
+    def move_after(self, prompt: Prompt, conversation: Sequence[Message]) -> str:
+        """Return the best move after a conversation, taking its answers for true."""
         said = conversation[1:]
         moves = [str(message["content"]) for message in said if message["role"] == "assistant"]
         replies = [str(message["content"]) for message in said if message["role"] != "assistant"]

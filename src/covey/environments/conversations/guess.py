@@ -30,7 +30,7 @@ class Guess(Game):
         hidden = range(settings.highest + 1)
         splits: tuple[Split, ...] = ("train", "test")
         prompts = {s: [Prompt(f"{s}-{n}", "guess", QUESTION, {"hidden": n}) for n in hidden] for s in splits}
-        super().__init__(prompts, settings.max_turns or len(hidden))
+        super().__init__(prompts, settings.max_turns or len(hidden), settings.shuffled)
         self._settings = settings
 
     def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:

@@ -31,7 +31,7 @@ class Lookup(Game):
         self._settings = settings
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
         prompts = {split: [self._problem(split, index) for index in range(n)] for split, n in counts.items()}
-        super().__init__(prompts, settings.max_turns or 4)
+        super().__init__(prompts, settings.max_turns or 4, settings.shuffled)
 
     def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
         kind, letter = parsed(moves[-1])
