@@ -213,7 +213,9 @@ def test_every_attempt_and_every_turn_draws_from_a_seed_of_its_own() -> None:
 
 def test_attempts_that_begin_alike_share_the_encoding_of_their_prompt() -> None:
     engine = FakeEngine(lambda ids, index: (*tokens("ab"), END), len(TOKENIZER))
-    played(Talks(lambda _: Scripted(going_on, " go")), 3, engine=engine, max_turns=1)
+    group = played(Talks(lambda _: Scripted(going_on, " go")), 3, engine=engine, max_turns=1)
+    said = [{"role": "user", "content": " go"}, {"role": "assistant", "content": "ab"}]
+    assert [list(rollout.messages) for rollout in group.rollouts] == [said] * 3
     assert [(text(ids), n, sampling.seed) for ids, n, sampling in engine.calls] == [("? go", 3, 7)]
 
 

@@ -34,7 +34,9 @@ class Attempt:
 
     branches: list[list[Segment]]
     messages: list[Message] = field(default_factory=list)
-    """What was said since the prompt, the answer of a single turn included."""
+    """What was said since the policy's first turn began, the answer of a single turn included."""
+    opening: tuple[Message, ...] = ()
+    """What the episode added to the prompt before that."""
     turns: list[Turn] = field(default_factory=list)
     """The policy's turns. Where their tokens lie is filled in when the rollout is made."""
     stop_reason: StopReason | None = None
@@ -65,9 +67,10 @@ def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
     turns = tuple(
         replace(turn, start=start, end=end) for turn, (start, end) in zip(attempt.turns, pairwise(ends), strict=True)
     )
+    said = (*attempt.opening, *attempt.messages)
     return replace(
         joined(attempt.branches, reward, text),
-        messages=tuple(attempt.messages) if len(attempt.messages) > 1 else (),
+        messages=said if len(said) > 1 else (),
         turns=turns,
         stop_reason=attempt.stop_reason,
         re_encoded_tokens=attempt.re_encoded_tokens,

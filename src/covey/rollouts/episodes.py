@@ -34,6 +34,8 @@ class Opening:
 
     prompt: Prompt
     ids: tuple[int, ...]
+    said: tuple[Message, ...] = ()
+    """What the episode added."""
     failure: Failure | None = None
     """Why the episode could not begin."""
 
@@ -65,9 +67,9 @@ async def play_group(
 async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode, tools: Tools) -> Opening:
     said = await observed(sampler, prompt, "reset", episode.reset)
     if isinstance(said, Failure):
-        return Opening(prompt, (), said)
+        return Opening(prompt, (), failure=said)
     whole = extended(prompt, said.messages)
-    return Opening(whole, tuple(encode_prompt(sampler.tokenizer, whole, tools)))
+    return Opening(whole, tuple(encode_prompt(sampler.tokenizer, whole, tools)), as_messages(said.messages))
 
 
 def _open(
@@ -111,7 +113,7 @@ class _Player:
     ) -> None:
         self._sampler, self._opening, self._episode, self._tools = sampler, opening, episode, tools
         self._prompt, self._sampling, self._sample_index = opening.prompt, sampling, sample_index
-        self._attempt = Attempt([[Segment(opening.ids, "prompt", 0)]])
+        self._attempt = Attempt([[Segment(opening.ids, "prompt", 0)]], opening=opening.said)
         self._limits = sampler.limits_for(opening.prompt)
         self._state: str | None = None
 
