@@ -105,6 +105,17 @@ def test_each_end_has_its_reason() -> None:
     assert reason(going_on, max_context=1) == ("max_context", 0)
 
 
+def test_parts_of_a_mixture_have_limits_of_their_own() -> None:
+    engine = FakeEngine(lambda ids, index: (*tokens("ab"), END), len(TOKENIZER))
+    of_parts = {"short": EpisodeLimits(max_turns=2)}
+    environment = Talks(lambda _: Scripted(going_on))
+    sampler = Sampler(engine, environment, TOKENIZER, limits=EpisodeLimits(max_turns=3), limits_of_parts=of_parts)
+    for name, turns in (("short", 2), ("talks", 3)):
+        prompt = Prompt("p", name, "?", {})
+        (rollout,) = asyncio.run(roll_out(sampler, prompt, 1, Sampling(max_tokens=4))).rollouts
+        assert len(rollout.turns) == turns
+
+
 def test_a_prompt_without_room_ends_its_episode_with_a_reward_and_not_the_group() -> None:
     environment = Talks(lambda number: Scripted(going_on, "much too long" if number else ""))
     short, long = played(environment, max_context=10).rollouts
@@ -131,6 +142,36 @@ def test_an_episode_that_judges_itself_is_not_scored_again() -> None:
 
     (rollout,) = played(Talks(lambda _: Judges(going_on)), 1).rollouts
     assert rollout.reward == Reward(6.0, {})
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason"),
+    [
+        (Failure("the judge is gone"), "the judge is gone"),
+        (Reward(math.nan, {}), "talks gave the reward nan"),
+        (Reward(1.0, {"won": math.inf}), "talks gave the part won of the reward inf"),
+        (1.0, "talks.score returned a float where a Reward or Failure is due"),
+    ],
+)
+def test_an_episode_that_cannot_judge_itself_is_a_failure_and_no_reward(verdict: Any, reason: str) -> None:
+    class Judges(Scripted):
+        async def score(self, conversation: Sequence[Message]) -> Reward:
+            return verdict  # type: ignore[no-any-return]
+
+    group = played(Talks(lambda number: Judges(going_on) if number else Scripted(going_on)))
+    assert [rollout.reward.value for rollout in group.rollouts] == [1.0]
+    assert group.failures == (Failure(reason),)
+
+
+def test_the_last_turn_that_the_limit_leaves_is_said_to_be_the_last() -> None:
+    heard: list[tuple[int, bool]] = []
+
+    def says(answer: Answer) -> Observation:
+        heard.append((answer.turn, answer.is_last))
+        return Observation("!")
+
+    played(Talks(lambda _: Scripted(says)), 1)
+    assert heard == [(1, False), (2, False), (3, True)]
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, "1"])

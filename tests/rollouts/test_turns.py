@@ -18,7 +18,7 @@ from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.turns import observed_tokens, turn_seed
 from covey.train import train
-from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout, RunStopped, Sampling
+from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout, RunStopped, Sampling, Span
 
 from ..support.builders import nano
 from ..support.small import TOKENIZER, rows, small_config, use, varied
@@ -194,6 +194,7 @@ def test_a_rollout_of_two_turns_is_of_the_older_version_and_ends_as_the_last() -
     assert made.loss_mask == (False, True, True, False, False, True)
     assert made.sampler_logprobs == (0.0, -0.1, -0.2, 0.0, 0.0, -0.3)
     assert (made.policy_version, made.finish_reason) == (3, "length")
+    assert made.spans == (Span(3, 0, 2), Span(4, 2, 3))
 
 
 def talk(engine: FakeEngine, max_turns: int, environment: Talks | None = None, **sampling: Any) -> Group:
