@@ -56,6 +56,8 @@ def test_a_call_that_cannot_be_read_is_answered_and_void() -> None:
     assert (only.done, only.is_void) == (False, True)
     assert "no valid JSON" in contents(only)[0]
     assert only.info == {"tool_calls": 1.0, "tool_errors": 1.0, "parse_errors": 1.0}
+    (mixed,) = said(Sums(), "<tool_call>{</tool_call>" + call("multiply", a=6, b=7))
+    assert (mixed.is_void, contents(mixed)[1]) == (False, "42")
 
 
 @pytest.mark.parametrize(
