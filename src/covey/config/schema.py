@@ -18,6 +18,7 @@ from covey.environments.conversations.settings import CalculatorConfig, GuessCon
 from covey.environments.countdown.settings import CountdownConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
 from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
+from covey.environments.gateway.settings import AgentConfig
 from covey.environments.ifeval.settings import IfevalConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
@@ -39,6 +40,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "math": MathConfig,
     "countdown": CountdownConfig,
     "tools": ToolsConfig,
+    "agent": AgentConfig,
     "steps": StepsConfig,
     "reasoning_gym": ReasoningGymConfig,
     "guess": GuessConfig,

@@ -7,6 +7,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.config.checks import check_bounds, check_choices, check_needs, check_packages, check_ranges, check_texts
 from covey.config.rules.devices import check_devices
 from covey.config.rules.environments import (
+    check_agent,
     check_answers,
     check_code,
     check_infill,
@@ -22,6 +23,7 @@ from covey.environments.build import ENVIRONMENTS
 from covey.environments.code.settings import CodeConfig
 from covey.environments.data.settings import NEED_ROWS, DataConfig
 from covey.environments.doors.settings import StepsConfig
+from covey.environments.gateway.settings import AgentConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
 from covey.environments.math.settings import MathConfig
@@ -266,7 +268,7 @@ def check_custom(config: Config) -> None:
 CURRICULA = ("none", "success", "difficulty")
 OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
     **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom},
-    **{ToolsConfig: check_tools, StepsConfig: check_steps},
+    **{ToolsConfig: check_tools, StepsConfig: check_steps, AgentConfig: check_agent},
 }
 RULES: tuple[Callable[[Config], None], ...] = (
     check_bounds,

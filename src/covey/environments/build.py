@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from covey.environments.countdown.settings import CountdownConfig
     from covey.environments.data.rows import RowSettings
     from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
+    from covey.environments.gateway.settings import AgentConfig
     from covey.environments.ifeval.generator import Recipe
     from covey.environments.ifeval.rewards import Scheme
     from covey.environments.ifeval.settings import IfevalConfig
@@ -253,6 +254,22 @@ def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environmen
     return made
 
 
+def build_agent(settings: "AgentConfig", config: "BuildSettings") -> "Environment":
+    """Build rows, reward functions, and the agent program that plays every attempt."""
+    from covey.environments.doors.trl import no_reward
+    from covey.environments.gateway.environment import AgentEnvironment
+    from covey.environments.gateway.program import Command, Function
+    from covey.environments.gateway.wire import RunSampling
+    from covey.environments.reward_functions.environment import RewardFunctions
+    from covey.system.lookup import resolve
+
+    judged = build_reward_functions(settings, config, None if config.rewards else [no_reward])
+    assert isinstance(judged, RewardFunctions), "rows and rewards make one"
+    program = Command(settings.command) if settings.program is None else Function(resolve(settings.program, {}))
+    run = RunSampling.of(config.sampling, settings.max_context, settings.program_sampling == "override")
+    return AgentEnvironment(judged, program, run, has_rewards=bool(config.rewards))
+
+
 def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environment":
     from functools import partial
 
@@ -369,6 +386,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "infill": build_infill,
     "reward_functions": build_reward_functions,
     "tools": build_tools,
+    "agent": build_agent,
     "steps": build_steps,
     "reasoning_gym": build_reasoning_gym,
     "guess": build_guess,

@@ -28,6 +28,8 @@ class Answer:
     """Whether no turn may follow: `environment.max_turns` is reached."""
     marked: str = ""
     """Decoded with special tokens, in which many models write their tool calls."""
+    prompt_ids: tuple[int, ...] = ()
+    """What the policy read before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,15 @@ class Observation:
     """Names the state in which the next turn begins; None takes the whole conversation so far for it."""
     is_void: bool = False
     """Whether the turn just taken held neither a tool call nor an answer."""
+    conversation: tuple[Message, ...] | None = None
+    """Replaces all that was said, in the stead of `messages`: from `reset` it is the prompt, from `reply` a rewritten
+    history, with which a branch begins. None of its words makes a mark of the chat template."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    """From `reset`: JSON schemas that are shown in place of the environment's own."""
+    max_tokens: int | None = None
+    """Bounds the next turn below sampling.max_tokens."""
+    stop: tuple[str, ...] = ()
+    """Stop strings of the next turn, besides the run's."""
 
 
 class Episode(ABC):
@@ -61,6 +72,10 @@ class Episode(ABC):
     A *tool's* error message is an observation, which the policy must learn from. A *system's* failure (a dead server, a
     deadline that passed) is an exception: the attempt becomes a Failure, never a reward.
     """
+
+    is_program: bool = False
+    """Whether a program of its own leads the conversation: it hears of turns that were cut too, and where the chat
+    template refuses its messages this attempt fails and no other."""
 
     async def reset(self) -> Observation:
         """Begin. Messages extend the prompt; text is appended to it, or to the user's last message."""

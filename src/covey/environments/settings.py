@@ -87,6 +87,7 @@ class BuildSettings(Protocol):
     reward_weights: list[float]
     seed: int
     num_steps: int
+    sampling: Any
 
 
 Whole = TypeVar("Whole", bound=BuildSettings)

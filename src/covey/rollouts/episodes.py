@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -23,7 +23,7 @@ from covey.rollouts.encoding import Tools, as_conversation, encode_prompt, exten
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.turns import observed_tokens, rendered_tokens, turn_seed
 from covey.rollouts.verdicts import asked, checked
-from covey.types import Completion, Failure, Message, Prompt, Sampling, Turn
+from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
 LOGGER = logging.getLogger(__name__)
 
@@ -34,10 +34,20 @@ class Opening:
 
     prompt: Prompt
     ids: tuple[int, ...]
-    said: tuple[Message, ...] = ()
-    """What the episode added."""
+    tools: Tools = ()
+    first: Observation = field(default_factory=Observation)
+    """What the episode added, and what bounds its first turn."""
     failure: Failure | None = None
     """Why the episode could not begin."""
+
+    @property
+    def added(self) -> tuple[Message, ...]:
+        """Return what was said before the first turn, besides the prompt or in its stead."""
+        return self.first.conversation or as_messages(self.first.messages)
+
+    def sampling(self, sampling: Sampling) -> Sampling:
+        """Return how its first turn is sampled."""
+        return _bounded(sampling, self.first)
 
 
 async def play_group(
@@ -52,7 +62,7 @@ async def play_group(
         openings = await asyncio.gather(*(_begin(sampler, prompt, episode, tools) for episode in episodes))
         sessions += _open(sampler, sampler.limits_for(prompt), openings, sampling)
         for index, (opening, episode, session) in enumerate(zip(openings, episodes, sessions, strict=True)):
-            player = _Player(sampler, opening, episode, tools, sampling, index)
+            player = _Player(sampler, opening, episode, sampling, index)
             playing.append(asyncio.ensure_future(player.play(session)))
         return list(await asyncio.gather(*playing))
     finally:
@@ -68,8 +78,15 @@ async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode, tools: Tool
     said = await observed(sampler, prompt, "reset", episode.reset)
     if isinstance(said, Failure):
         return Opening(prompt, (), failure=said)
-    whole = extended(prompt, said.messages)
-    return Opening(whole, tuple(encode_prompt(sampler.tokenizer, whole, tools)), as_messages(said.messages))
+    tools = tools if said.tools is None else said.tools
+    if said.conversation is None:
+        whole = extended(prompt, said.messages)
+        return Opening(whole, tuple(encode_prompt(sampler.tokenizer, whole, tools)), tools, said)
+    try:
+        ids = rendered_tokens(sampler.tokenizer, said.conversation, tools, num_given=0)
+    except ValueError as error:
+        return Opening(prompt, (), failure=Failure(f"{prompt.environment}: {error}"))
+    return Opening(replace(prompt, text=said.conversation), ids, tools, said)
 
 
 def _open(
@@ -79,13 +96,13 @@ def _open(
 
     None where the attempt cannot begin: its prompt leaves no room, or the environment broke.
     """
-    begun = {opening.ids for opening in openings if opening.failure is None}
+    begun = {(opening.ids, opening.sampling(sampling)) for opening in openings if opening.failure is None}
     if len(begun) == 1:
-        (ids,) = begun
-        return _opened(sampler, limits, ids, len(openings), sampling)
+        ((ids, shared),) = begun
+        return _opened(sampler, limits, ids, len(openings), shared)
     found: list[Session | None] = []
     for index, opening in enumerate(openings):
-        own = replace(sampling, seed=turn_seed(sampling.seed, index, 1))
+        own = replace(opening.sampling(sampling), seed=turn_seed(sampling.seed, index, 1))
         found += [None] if opening.failure else _opened(sampler, limits, opening.ids, 1, own)
     return found
 
@@ -105,17 +122,26 @@ def cut(sampling: Sampling, room: int) -> Sampling:
     return replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
 
+def _bounded(sampling: Sampling, said: Observation) -> Sampling:
+    """Return the sampling of a turn, with the bounds that the environment sets to it."""
+    most = sampling.max_tokens if said.max_tokens is None else min(sampling.max_tokens, said.max_tokens)
+    return replace(sampling, max_tokens=most, stop=tuple(dict.fromkeys((*sampling.stop, *said.stop))))
+
+
 class _Player:
     """Plays one episode, turn by turn."""
 
     def __init__(
-        self, sampler: Sampler, opening: Opening, episode: Episode, tools: Tools, sampling: Sampling, sample_index: int
+        self, sampler: Sampler, opening: Opening, episode: Episode, sampling: Sampling, sample_index: int
     ) -> None:
-        self._sampler, self._opening, self._episode, self._tools = sampler, opening, episode, tools
+        self._sampler, self._opening, self._episode, self._tools = sampler, opening, episode, opening.tools
         self._prompt, self._sampling, self._sample_index = opening.prompt, sampling, sample_index
-        self._attempt = Attempt([[Segment(opening.ids, "prompt", 0)]], opening=opening.said)
+        self._attempt = Attempt([[Segment(opening.ids, "prompt", 0)]], opening=opening.added)
         self._limits = sampler.limits_for(opening.prompt)
         self._state: str | None = None
+        # The branch begins with these messages, and with what is said after so many
+        self._base, self._since = as_conversation(opening.prompt.text), 0
+        self._most_tokens = opening.sampling(sampling).max_tokens
 
     async def play(self, session: Session | None) -> Attempt | Failure:
         """Take turns until the episode is done or a limit is met, and have the episode judge itself.
@@ -149,7 +175,12 @@ class _Player:
                 said = await self._take(completion)
                 if isinstance(said, Failure):
                     return said
-                completion = await self._next(said) if attempt.stop_reason is None else None
+                if attempt.stop_reason is not None:
+                    return None
+                found = await self._next(said)
+                if isinstance(found, Failure):
+                    return found
+                completion = found
             return None
         finally:
             self._leave_session()
@@ -162,14 +193,15 @@ class _Player:
         """Add a turn of the policy, and hear what the environment says to it."""
         attempt, sampler = self._attempt, self._sampler
         turn = len(attempt.turns) + 1
-        attempt.turns.append(Turn(0, 0, state=self._state or _name_of(attempt.token_ids)))
+        read = tuple(attempt.token_ids)
+        attempt.turns.append(Turn(0, 0, state=self._state or _name_of(read)))
         attempt.branches[-1].append(sampled(completion, turn))
         text = decoded(sampler.tokenizer, completion.token_ids)
         attempt.messages.append({"role": "assistant", "content": text})
         # A turn that was cut is no answer
-        if completion.finish_reason == "length":
-            is_cut = len(completion.token_ids) < self._sampling.max_tokens
-            attempt.stop_reason = "max_context" if is_cut else "max_tokens"
+        cut_by = self._cut_by(completion)
+        if cut_by is not None and not self._episode.is_program:
+            attempt.stop_reason = cut_by
             return Observation()
         # Ask the environment
         answer = Answer(
@@ -180,53 +212,76 @@ class _Player:
             self._conversation(),
             is_last=turn == self._limits.max_turns,
             marked=decoded(sampler.tokenizer, completion.token_ids, with_special=True),
+            prompt_ids=read,
         )
         said = await observed(sampler, self._prompt, "reply", lambda: self._episode.reply(answer))
         if isinstance(said, Observation):
-            self._note(said, turn)
+            self._note(said, turn, cut_by)
         return said
 
-    def _note(self, said: Observation, turn: int) -> None:
+    def _cut_by(self, completion: Completion) -> StopReason | None:
+        """Return which limit cut a turn, None where it came to its end."""
+        if completion.finish_reason != "length":
+            return None
+        return "max_context" if len(completion.token_ids) < self._most_tokens else "max_tokens"
+
+    def _note(self, said: Observation, turn: int, cut_by: StopReason | None) -> None:
         """Keep what the environment thinks of the turn, and why the episode ends here, where it does."""
         attempt = self._attempt
         reward = float(said.reward or 0.0)
         attempt.turns[-1] = replace(attempt.turns[-1], reward=reward, is_void=said.is_void, info=said.info)
         self._state = said.state
         if said.done:
-            attempt.stop_reason = said.stop_reason or "completed"
+            attempt.stop_reason = said.stop_reason or cut_by or "completed"
             attempt.messages += as_messages(said.messages)
         elif turn == self._limits.max_turns:
             attempt.stop_reason = "max_turns"
 
-    async def _next(self, said: Observation) -> Completion | None:
+    async def _next(self, said: Observation) -> Completion | Failure | None:
         """Sample the next turn. None, with the reason noted, where there is no room for it."""
         attempt = self._attempt
         turn = len(attempt.turns) + 1
         sampling = replace(self._sampling, seed=turn_seed(self._sampling.seed, self._sample_index, turn))
-        messages = as_messages(said.messages)
-        new, is_branch = self._encoded(said)
+        bounded = _bounded(sampling, said)
+        try:
+            new, is_branch = self._encoded(said)
+        except ValueError as error:
+            if not self._episode.is_program:
+                raise
+            return Failure(f"{self._prompt.environment}: {error}")
         room = self._limits.room(len(new) + (0 if is_branch else len(attempt.token_ids)))
         try:
             if room < 1:
                 raise ValueError(f"environment.max_context={self._limits.max_context} is reached")
             with self._sampler.stages.sampling():
-                if is_branch:
-                    return await self._branch(new, messages, cut(sampling, room))
-                completion = await self._session.extend(new, cut(sampling, room))
+                ask = self._branch if is_branch else self._extend
+                completion = await ask(new, said, cut(bounded, room))
         except ValueError as error:  # no room for it: the last answer stands
             LOGGER.info("prompt %s has no turn %d: %s", self._prompt.id, turn, error)
             attempt.stop_reason = "max_context"
             return None
-        attempt.branches[-1].append(Segment(new, _role_of(messages), turn - 1))
-        attempt.messages += messages
+        self._most_tokens = bounded.max_tokens
+        self._hear(said)
         return completion
+
+    def _hear(self, said: Observation) -> None:
+        """Note what was said. A rewritten history is the begin of what follows; its new messages are recorded."""
+        messages = self._attempt.messages
+        if said.conversation is None:
+            messages += as_messages(said.messages)
+            return
+        before = self._conversation()
+        pairs = zip(before, said.conversation, strict=False)
+        alike = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(said.conversation)))
+        messages += said.conversation[alike:]
+        self._base, self._since = said.conversation, len(messages)
 
     def _encoded(self, said: Observation) -> tuple[tuple[int, ...], bool]:
         """Return the tokens that come next and False, or those of a rewritten history and True."""
         attempt, tokenizer = self._attempt, self._sampler.tokenizer
         is_text = isinstance(self._prompt.text, str)
-        if self._limits.history == "template" and not is_text:
-            whole = rendered_tokens(tokenizer, (*self._conversation(), *as_messages(said.messages)), self._tools)
+        if said.conversation is not None or (self._limits.history == "template" and not is_text):
+            whole = self._rendered(said)
             so_far = tuple(attempt.token_ids)
             breaks = whole[: len(so_far)] != so_far
             return (whole, True) if breaks else (whole[len(so_far) :], False)
@@ -234,22 +289,37 @@ class _Player:
         last = attempt.completions[-1].token_ids
         return observed_tokens(tokenizer, conversation, said.messages, last, self._tools), False
 
-    async def _branch(self, ids: tuple[int, ...], messages: Sequence[Message], sampling: Sampling) -> Completion:
+    def _rendered(self, said: Observation) -> tuple[int, ...]:
+        """Return the tokens of the conversation as the template writes it now."""
+        if said.conversation is not None:
+            return rendered_tokens(self._sampler.tokenizer, said.conversation, self._tools, num_given=0)
+        whole = (*self._conversation(), *as_messages(said.messages))
+        num_given = 0 if self._episode.is_program else None
+        return rendered_tokens(self._sampler.tokenizer, whole, self._tools, num_given)
+
+    async def _extend(self, ids: tuple[int, ...], said: Observation, sampling: Sampling) -> Completion:
+        """Go on after the tokens so far."""
+        completion = await self._session.extend(ids, sampling)
+        role = _role_of(said.conversation or as_messages(said.messages))
+        self._attempt.branches[-1].append(Segment(ids, role, len(self._attempt.turns)))
+        return completion
+
+    async def _branch(self, ids: tuple[int, ...], said: Observation, sampling: Sampling) -> Completion:
         """Begin a branch: what was said stands in it as the template writes it now."""
         (session,) = open_sessions(self._sampler.engine, ids, 1, sampling)
         self._leave_session()
         self._session = session
         completion = await session.first()
         self._attempt.branches.append([Segment(ids, "prompt", len(self._attempt.turns))])
-        self._attempt.messages += messages
         return completion
 
     def _conversation(self) -> tuple[Message, ...]:
         """Return the conversation from its first message to what was said last."""
-        opening, begun = split_prefill(as_conversation(self._prompt.text))
-        if not self._attempt.messages:
+        opening, begun = split_prefill(self._base)
+        since = self._attempt.messages[self._since :]
+        if not since:
             return tuple(opening)
-        first, *later = self._attempt.messages
+        first, *later = since
         return (*opening, {**first, "content": begun + text_of(first)}, *later)
 
 

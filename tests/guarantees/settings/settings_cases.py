@@ -1,5 +1,6 @@
 """For each setting another value, what that value changes, and beside which settings it means something."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -205,6 +206,9 @@ CASES: dict[str, Case | Refused] = {
     "environment.tool_timeout": Case(doors.heard, 0.001, doors.TOOLS),
     "environment.max_tool_calls": Case(doors.heard, 3, doors.TOOLS),
     "environment.tool_role": Case(doors.heard, "user", doors.TOOLS),
+    "environment.program": Case(doors.called, "observed_tools:other_agent", doors.AGENT),
+    "environment.command": Case(doors.called, [sys.executable, "observed_agent.py", "Stay."], doors.AGENT_OF_COMMAND),
+    "environment.program_sampling": Case(doors.called, "override", doors.AGENT_OTHERWISE),
     "environment.protocol": Case(doors.heard, "textarena", doors.STEPS),
     "environment.dataset": Case(see.prompts, "leg_counting", doors.REASONS),
     "environment.highest": Case(see.prompts, 15, episodes.GUESS),

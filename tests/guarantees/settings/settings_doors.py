@@ -12,7 +12,9 @@ from covey.environments.episode import Answer
 from .settings_observed import environment_of
 
 MODULE = '''
+import json
 import time
+import urllib.request
 
 
 def double(number: int) -> int:
@@ -29,6 +31,18 @@ def nap() -> str:
     """Sleep a little."""
     time.sleep(0.03)
     return "rested"
+
+
+def agent(base_url, api_key, row, word="Go."):
+    body = {"temperature": 0.5, "messages": [{"role": "user", "content": word}]}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(base_url + "/chat/completions", json.dumps(body).encode(), headers)
+    urllib.request.urlopen(request).read()
+    return 1.0
+
+
+def other_agent(base_url, api_key, row):
+    return agent(base_url, api_key, row, "Stay.")
 
 
 class Shelf:
@@ -81,6 +95,11 @@ for line in sys.stdin:
     if "id" in message:
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": results.get(method, {})}), flush=True)
 """
+AGENT_COMMAND = """
+import os, sys
+from observed_tools import agent
+agent(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], {}, sys.argv[1])
+"""
 SERVED = f"{sys.executable} observed_server.py"
 REASONING = {
     "__init__": """
@@ -120,6 +139,17 @@ STEPS_OF_ROWS = {
     "environment.protocol": "skyrl",
     "data.path": "rows.jsonl",
 }
+AGENT: dict[str, Any] = {
+    "environment.name": "agent",
+    "environment.program": "observed_tools:agent",
+    "data.path": "rows.jsonl",
+    "sampling.temperature": 0.5,
+}
+AGENT_OTHERWISE = AGENT | {"sampling.temperature": 1.0}
+AGENT_OF_COMMAND = AGENT | {
+    "environment.program": None,
+    "environment.command": [sys.executable, "observed_agent.py", "Go."],
+}
 REASONS: dict[str, Any] = {
     "environment.name": "reasoning_gym",
     "environment.num_train": 3,
@@ -132,6 +162,7 @@ def make_doors(folder: Path) -> None:
     """Write what stands for other people's modules."""
     (folder / "observed_tools.py").write_text(MODULE)
     (folder / "observed_server.py").write_text(SERVER)
+    (folder / "observed_agent.py").write_text(AGENT_COMMAND)
     (folder / "reasoning_gym").mkdir()
     for name, text in REASONING.items():
         (folder / "reasoning_gym" / f"{name}.py").write_text(text)
@@ -156,6 +187,23 @@ def heard_twice(config: Config) -> Any:
                 found.append((await episode.reply(Answer(text, (), "stop", 1, ()))).messages)
                 await episode.close()
             return found
+
+    return asyncio.run(play())
+
+
+def called(config: Config) -> Any:
+    """What an agent program says first, or why it could not."""
+
+    async def play() -> Any:
+        with environment_of(config) as environment:
+            episode = environment.episode(environment.prompts("train")[0], 0)
+            assert episode is not None
+            try:
+                return (await episode.reset()).conversation
+            except RuntimeError as error:
+                return str(error)
+            finally:
+                await episode.close()
 
     return asyncio.run(play())
 

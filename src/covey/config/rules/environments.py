@@ -12,6 +12,7 @@ from covey.environments.build import code_limits, ifeval_recipe, ifeval_scheme, 
 from covey.environments.code.families import chosen_families
 from covey.environments.code.settings import CodeConfig
 from covey.environments.doors.settings import StepsConfig
+from covey.environments.gateway.settings import AgentConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.design.stages import STAGES, check_stages
 from covey.environments.machines.scores import find_score
@@ -192,6 +193,17 @@ def check_tools(config: Config) -> None:
     for name in (*settings.tools, *([settings.toolset] if settings.toolset is not None else [])):
         if not is_function_path(name):
             raise ValueError(f"tools of environment=tools must be module:function, got {name}")
+
+
+def check_agent(config: Config) -> None:
+    """Require one program of environment=agent."""
+    settings = config.environment
+    assert isinstance(settings, AgentConfig), "check_environment calls this"
+    if (settings.program is None) == (not settings.command):
+        got = "none" if settings.program is None else "both"
+        raise ValueError(f"environment=agent needs environment.program=module:function or command=[...], got {got}")
+    if settings.program is not None and not is_function_path(settings.program):
+        raise ValueError(f"environment.program must be module:function, got {settings.program}")
 
 
 def check_steps(config: Config) -> None:

@@ -9,7 +9,7 @@ from covey.system.setting import Requires, is_set, setting
 
 OWN_ROWS = ("arithmetic", "machines", "guess", "lookup", "calculator", "reasoning_gym", "custom")
 """Environments that make their own problems; others may read `data`."""
-NEED_ROWS = ("gsm8k", "math", "reward_functions", "tools")
+NEED_ROWS = ("gsm8k", "math", "reward_functions", "tools", "agent")
 """Environments that need rows."""
 
 
@@ -21,7 +21,7 @@ READS_ROWS = Requires("an environment that reads rows", ("environment.name",), l
 HAS_PATH = Requires(
     "data.path set", ("data.path", "environment.name"), lambda path, name: path is not None or name == "mixture"
 )
-REWARDED = ("reward_functions", "tools")
+REWARDED = ("reward_functions", "tools", "agent")
 """Environments of rows that `rewards` judge."""
 OF_REWARD_FUNCTIONS = Requires(
     "environment=reward_functions", ("environment.name",), lambda name: name in (*REWARDED, "mixture")

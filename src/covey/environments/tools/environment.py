@@ -139,12 +139,11 @@ class ToolEnvironment(Environment):
         return {"tool_calls_read_by": self._reader}
 
 
-class WithTools(ToolEnvironment):
-    """Give tools to another environment, which keeps its prompts and its score."""
+class Judged(Environment):
+    """Stand before another environment, which keeps its prompts and its score."""
 
-    def __init__(self, judged: Environment, functions: Sequence[Callable[..., Any]] = ()) -> None:
+    def __init__(self, judged: Environment) -> None:
         self.judged = judged
-        self.functions = tuple(functions)
 
     def prompts(self, split: Split) -> list[Prompt]:
         return self.judged.prompts(split)
@@ -177,13 +176,27 @@ class WithTools(ToolEnvironment):
         self.judged.follow(step, max_steps, epoch)
 
     def metrics(self) -> Mapping[str, float]:
-        return {**self.judged.metrics(), **super().metrics()}
+        return self.judged.metrics()
 
     def facts(self) -> Mapping[str, Any]:
-        return {**self.judged.facts(), **super().facts()}
+        return self.judged.facts()
 
     def watched_by(self, watchdog: Any) -> None:
         self.judged.watched_by(watchdog)
 
     def close(self) -> None:
         self.judged.close()
+
+
+class WithTools(Judged, ToolEnvironment):
+    """Give tools to another environment."""
+
+    def __init__(self, judged: Environment, functions: Sequence[Callable[..., Any]] = ()) -> None:
+        super().__init__(judged)
+        self.functions = tuple(functions)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {**self.judged.metrics(), **ToolEnvironment.metrics(self)}
+
+    def facts(self) -> Mapping[str, Any]:
+        return {**self.judged.facts(), **ToolEnvironment.facts(self)}
