@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from covey.environments.machines.environment import MachineSettings
     from covey.environments.machines.settings import MachinesConfig
     from covey.environments.math.settings import Gsm8kConfig, MathConfig
+    from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
     from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
     from covey.environments.tools.settings import ToolsConfig
@@ -234,19 +235,23 @@ def build_reward_functions(
     return made
 
 
+def _judged(settings: "RewardFunctionsConfig", config: "BuildSettings") -> "RewardFunctions":
+    """Build rows and reward functions; where there are none of these, something else rewards."""
+    from covey.environments.doors.trl import no_reward
+
+    return cast("RewardFunctions", build_reward_functions(settings, config, None if config.rewards else [no_reward]))
+
+
 def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environment":
     """Build rows, reward functions and tools of what the settings name."""
     from covey.environments.doors.mcp import McpServer
-    from covey.environments.doors.trl import RowTools, no_reward
-    from covey.environments.reward_functions.environment import RewardFunctions
+    from covey.environments.doors.trl import RowTools
     from covey.environments.tools.episode import ToolRules
     from covey.system.lookup import resolve
 
-    judged = build_reward_functions(settings, config, None if config.rewards else [no_reward])
-    assert isinstance(judged, RewardFunctions), "rows and rewards make one"
     functions = [resolve(name, {}) for name in settings.tools]
     toolset = None if settings.toolset is None else resolve(settings.toolset, {})
-    made = RowTools(judged, functions, toolset, has_rewards=bool(config.rewards))
+    made = RowTools(_judged(settings, config), functions, toolset, has_rewards=bool(config.rewards))
     made.rules = ToolRules(max_calls=settings.max_tool_calls, role=settings.tool_role)
     made.tool_timeout = settings.tool_timeout
     shared = settings.server_sessions == "shared"
@@ -256,18 +261,14 @@ def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environmen
 
 def build_agent(settings: "AgentConfig", config: "BuildSettings") -> "Environment":
     """Build rows, reward functions, and the agent program that plays every attempt."""
-    from covey.environments.doors.trl import no_reward
     from covey.environments.gateway.environment import AgentEnvironment
     from covey.environments.gateway.program import Command, Function
     from covey.environments.gateway.wire import RunSampling
-    from covey.environments.reward_functions.environment import RewardFunctions
     from covey.system.lookup import resolve
 
-    judged = build_reward_functions(settings, config, None if config.rewards else [no_reward])
-    assert isinstance(judged, RewardFunctions), "rows and rewards make one"
     program = Command(settings.command) if settings.program is None else Function(resolve(settings.program, {}))
     run = RunSampling.of(config.sampling, settings.max_context, settings.program_sampling == "override")
-    return AgentEnvironment(judged, program, run, has_rewards=bool(config.rewards))
+    return AgentEnvironment(_judged(settings, config), program, run, has_rewards=bool(config.rewards))
 
 
 def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environment":
