@@ -13,7 +13,7 @@ VLLM_COVEY := accelerate peft hydra-core omegaconf datasets 'math-verify[antlr4_
 # Other people's environments, whose pins fit into no environment of covey's.
 DOORS_VENV := .venv-doors
 DOORS_STAMP := $(DOORS_VENV)/.installed
-DOORS := 'reasoning-gym>=0.1.25' 'textarena>=0.7.4' 'skyrl-gym>=0.4' 'gymnasium[toy-text]>=1.4' \
+DOORS := 'reasoning-gym>=0.1.25' 'textarena>=0.7.4' 'skyrl-gym>=0.4' 'gymnasium[toy-text]>=1.4' 'openai>=2' \
 	pytest pytest-timeout pytest-xdist
 SEED ?= 0
 # Options of the benchmarks: --quick, --only CASE, --repetitions N.
@@ -74,7 +74,7 @@ test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten mi
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
 
 test-doors: $(DOORS_STAMP)  ## other people's environments for real, in an environment of their own (five minutes)
-	HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/environments/doors
+	HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/environments
 
 mutants: $(STAMP)  ## make wrong edits one at a time and see that the tests find each (part of test-slow; MUTANTS=--only=kl)
 	$(BIN)/python -m tests.mutants.run $(MUTANTS)

@@ -261,14 +261,9 @@ def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environmen
 
 def build_agent(settings: "AgentConfig", config: "BuildSettings") -> "Environment":
     """Build rows, reward functions, and the agent program that plays every attempt."""
-    from covey.environments.gateway.environment import AgentEnvironment
-    from covey.environments.gateway.program import Command, Function
-    from covey.environments.gateway.wire import RunSampling
-    from covey.system.lookup import resolve
+    from covey.environments.gateway.environment import agent_environment
 
-    program = Command(settings.command) if settings.program is None else Function(resolve(settings.program, {}))
-    run = RunSampling.of(config.sampling, settings.max_context, settings.program_sampling == "override")
-    return AgentEnvironment(_judged(settings, config), program, run, has_rewards=bool(config.rewards))
+    return agent_environment(settings, _judged(settings, config), config.sampling, has_rewards=bool(config.rewards))
 
 
 def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environment":

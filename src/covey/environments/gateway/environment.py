@@ -7,13 +7,15 @@ from typing import Any
 from covey.environments.base import Split
 from covey.environments.episode import Episode
 from covey.environments.gateway.episode import AgentEpisode, Agents, Outcome
-from covey.environments.gateway.program import Program
+from covey.environments.gateway.program import Command, Function, Program
 from covey.environments.gateway.server import Gateway
+from covey.environments.gateway.settings import AgentConfig
 from covey.environments.gateway.wire import RunSampling
 from covey.environments.reward_functions.call import problem_with
 from covey.environments.reward_functions.environment import RewardFunctions
 from covey.environments.tools.calls import HERMES, hermes, reader_for, reader_name
 from covey.environments.tools.environment import Judged
+from covey.system.lookup import resolve
 from covey.types import Failure, Message, Prompt, Reward
 
 MAX_TURNS = 16
@@ -84,3 +86,20 @@ class AgentEnvironment(Judged):
     def close(self) -> None:
         self._agents.gateway.close()
         super().close()
+
+
+def agent_environment(
+    settings: AgentConfig, judged: RewardFunctions, sampling: Any, *, has_rewards: bool
+) -> AgentEnvironment:
+    """Build it of its settings and those of `sampling`, which a call must not change."""
+    program = Command(settings.command) if settings.program is None else Function(resolve(settings.program, {}))
+    run = RunSampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        max_model_len=settings.max_context,
+        overrides=settings.program_sampling == "override",
+    )
+    return AgentEnvironment(judged, program, run, has_rewards=has_rewards)

@@ -63,12 +63,6 @@ class RunSampling:
     overrides: bool = False
     """Whether the run's settings are taken where a request has others (environment.program_sampling=override)."""
 
-    @classmethod
-    def of(cls, sampling: Any, max_context: int | None, overrides: bool) -> "RunSampling":
-        """Return it from `sampling` of a configuration."""
-        names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
-        return cls(**{name: getattr(sampling, name) for name in names}, max_model_len=max_context, overrides=overrides)
-
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
