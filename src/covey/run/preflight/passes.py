@@ -18,13 +18,15 @@ from covey.run.preflight.subject import PreflightContext
 from covey.system import collectives
 from covey.trainer.batch import make_batch, make_rows
 from covey.trainer.trainer import Trainer
-from covey.types import Batch, Completion, Group, Prompt, Reward
+from covey.types import Batch, Completion, Group, Prompt, Reward, Rollout
 
 MEASURED_TOKENS = 1024
 """Tokens of the larger of the two small micro-batches, fewer where they would take long."""
 MIN_TOKENS = 64
 WORK = {"cpu": 1e11, "cuda": 1e14}
 """Most floating-point operations of a small micro-batch, at about 6 a weight and token."""
+DIGITS = 8
+"""Tokens in which synthetic completions differ."""
 MAX_SECONDS = 2.0
 """The largest micro-batch is measured itself if it should take no longer."""
 
@@ -115,13 +117,11 @@ def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
     length = max(1, min(shape.max_tokens, num_tokens - len(shape.prompt_ids)))
     if shape.mask_id is not None:
         length = max(1, shape.prompt_ids.count(shape.mask_id))
-    tokens = (shape.prompt_ids * (1 + length // len(shape.prompt_ids)))[:length]
-    completion = Completion(tokens, (0.0,) * length, "length", policy_version=0)
-    rollout = finished_rollout(shape.mask_id, shape.prompt_ids, completion, Reward(0.0, {}), "")
     group_size = min(shape.group_size, 1 + num_tokens // length)  # more fill no micro-batch, and are many to make
     # Shared inputs are read once for a group; as many groups as it takes even so.
     num_groups = 1 + num_tokens // (len(shape.prompt_ids) if shape.mask_id is not None else group_size * length)
-    groups = [Group(Prompt(str(i), "", "", {}), (rollout,) * group_size, ()) for i in range(num_groups)]
+    rollouts = tuple(_rollout(shape, length, index) for index in range(group_size))
+    groups = [Group(Prompt(str(i), "", "", {}), rollouts, ()) for i in range(num_groups)]
     num_rollouts = num_groups * group_size
     batch = make_batch(
         make_rows(groups, [[1.0] * group_size] * num_groups),
@@ -132,6 +132,17 @@ def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
         attention=shape.attention,
     )
     return replace(batch, micro_batches=batch.micro_batches[:1] * (2 if shape.several else 1))
+
+
+def _rollout(shape: Shape, length: int, index: int) -> Rollout:
+    """Make a rollout whose completion begins otherwise than those of other indices: what agrees would be shared."""
+    tokens = list((shape.prompt_ids * (1 + length // len(shape.prompt_ids)))[:length])
+    base = max(shape.prompt_ids) + 1
+    if shape.mask_id is None and base > 1:  # the index in that base, so that every token is one of the vocabulary
+        for place in range(min(length, DIGITS)):
+            tokens[place] = index // base**place % base
+    completion = Completion(tuple(tokens), (0.0,) * length, "length", policy_version=0)
+    return finished_rollout(shape.mask_id, shape.prompt_ids, completion, Reward(0.0, {}), "")
 
 
 def bytes_of(points: Sequence[MemorySample], num_tokens: int) -> int:
