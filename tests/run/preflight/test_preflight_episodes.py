@@ -1,6 +1,6 @@
 """Before a run of several turns its gold turns are played: they must win, and come back token for token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +8,9 @@ import pytest
 from covey.environments.conversations.guess import Guess
 from covey.environments.conversations.lookup import Lookup
 from covey.environments.conversations.settings import GuessConfig, LookupConfig
+from covey.environments.episode import Episode
 from covey.run.preflight.episodes import check_episodes, has_episodes
+from covey.types import Message, Prompt
 
 from ...support.small import scripted
 from .looked_at import Build, subjects
@@ -33,6 +35,33 @@ def test_gold_turns_that_win_pass(build: Build) -> None:
 
 def test_an_environment_of_one_answer_has_no_such_check(build: Build) -> None:
     assert not has_episodes(build(scripted()))
+
+
+class Counted(Guess):
+    """Counts its episodes, and knows no gold turns."""
+
+    begun = ended = 0
+
+    def episode(self, prompt: Prompt, seed: int) -> Episode:
+        self.begun += 1
+        made = super().episode(prompt, seed)
+
+        async def close() -> None:
+            self.ended += 1
+
+        made.close = close  # type: ignore[method-assign]
+        return made
+
+    def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> None:
+        return None
+
+
+def test_where_nobody_knows_what_to_say_nothing_is_played_and_no_episode_is_left_open(build: Build) -> None:
+    environment = Counted(GuessConfig())
+    subject = build(environment, **TURNS)
+    assert has_episodes(subject)
+    assert check_episodes(subject).figure == "no gold turns are known"
+    assert (environment.begun, environment.ended) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Whether an episode of several turns can be played: gold turns win, and what was sampled is what is trained."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment, Split
@@ -19,8 +20,12 @@ from covey.types import Failure, Group, Message, Prompt, Reward, Rollout, RunSto
 
 def has_episodes(subject: PreflightContext) -> bool:
     """Tell whether the policy may have several turns."""
-    environment, prompt = subject.run.environment, subject.prompts[0]
-    return subject.run.policy.mask_id is None and environment.episode(prompt, 0) is not None
+    if subject.run.policy.mask_id is not None:
+        return False
+    episode = subject.run.environment.episode(subject.prompts[0], 0)
+    if episode is not None:
+        asyncio.run(episode.close())  # it may hold an object of a pool, or a session with a server
+    return episode is not None
 
 
 def check_episodes(subject: PreflightContext) -> Check:
@@ -71,6 +76,9 @@ class GoldPlayer(Environment):
     def max_turns(self, prompt: Prompt) -> int:
         return self.inner.max_turns(prompt)
 
+    def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+        return self.inner.tool_schemas(prompt)
+
     def episode(self, prompt: Prompt, seed: int) -> Episode | None:
         episode = self.inner.episode(prompt, seed)
         return None if episode is None else GoldEpisode(self, prompt, episode)
@@ -115,6 +123,9 @@ def _gold(subject: PreflightContext, prompt: Prompt) -> Rollout | str | None:
     """Play the gold turns of a prompt. None where none are known, a text where something is wrong."""
     policy, source = subject.run.policy, subject.run.local
     player = GoldPlayer(subject.run.environment)
+    # Nothing is played, no tool called and no program started, where nobody knows what to say
+    if player.inner.gold_turn(prompt, as_conversation(prompt.text)) is None:
+        return None
     stop = source.sampling.stop
 
     def script(prompt_ids: tuple[int, ...], sample_index: int) -> list[int]:
