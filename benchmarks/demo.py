@@ -54,18 +54,35 @@ def run(seed: int, folder: Path, *, is_control: bool, keeps_panel: bool) -> dict
     return measured(folder, keeps_panel)
 
 
-def measured(folder: Path, keeps_panel: bool) -> dict[str, Any]:
-    """Read a finished run: estimates, the curve of its evaluations, the columns of its training steps."""
+def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Read a finished run: its summary, the rows of its evaluations, and those of its training steps."""
     summary = json.loads((folder / "summary.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if row["kind"] == "train"]
+    of_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("evaluate", "train")}
+    return summary, of_kind["evaluate"], of_kind["train"]
+
+
+def kept_with(
+    path: Path, name: str, seed: int, result: Mapping[str, Any], indent: int | None = 1
+) -> dict[str, dict[str, Any]]:
+    """Add one result to a file of results by name and seed, and return all of them."""
+    results: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
+    results.setdefault(name, {})[str(seed)] = dict(result)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=indent, sort_keys=True) + "\n")
+    return results
+
+
+def measured(folder: Path, keeps_panel: bool) -> dict[str, Any]:
+    """Return estimates of a finished run, the curve of its evaluations, the columns of its training steps."""
+    summary, looks, steps = read_run(folder)
     columns = ("sampled_reward_mean", *(PANEL if keeps_panel else ()))
     cold_start = summary["phases"].get("cold_start", {"seconds": 0.0})["seconds"]
     return {
         "before": estimates(summary["before"]),
         "after": estimates(summary["after"]),
         "gain": estimates(summary["gain"]),
-        "curve": [{name: row[name] for name in CURVE} for row in rows if row["kind"] == "evaluate"],
+        "curve": [{name: row[name] for name in CURVE} for row in looks],
         "steps": {name: [round(row[name], 4) for row in steps] for name in columns},
         "cold_start_seconds": cold_start,
         "seconds": summary["seconds"],
@@ -179,17 +196,9 @@ reward separates the two runs. Every update of the control is noise, and noise w
 machine that ran other work beside the runs; a control finds the cold start of its seed in the cache."""
 
 
-def kept() -> dict[str, dict[str, Any]]:
-    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-
-
 def keep(kind: str, seed: int, result: Mapping[str, Any]) -> None:
     """Add one result, and write the page again."""
-    results = kept()
-    results.setdefault(kind, {})[str(seed)] = dict(result)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, sort_keys=True) + "\n")
-    (HERE / "demo.md").write_text(page(results))
+    (HERE / "demo.md").write_text(page(kept_with(RESULTS, kind, seed, result, indent=None)))
 
 
 def main() -> int:

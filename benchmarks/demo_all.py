@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.demo import HERE, estimate, machine, train
+from benchmarks.demo import HERE, estimate, kept_with, machine, train
 
 RECIPES = (
     "arithmetic",
@@ -96,17 +96,9 @@ torch {versions["torch"]}, transformers {versions["transformers"]}.
 """
 
 
-def kept() -> dict[str, dict[str, Any]]:
-    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-
-
 def keep(recipe: str, seed: int, result: Mapping[str, Any]) -> None:
     """Add one result, and write the page anew."""
-    results = kept()
-    results.setdefault(recipe, {})[str(seed)] = dict(result)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    (HERE / "demo_all.md").write_text(table(results))
+    (HERE / "demo_all.md").write_text(table(kept_with(RESULTS, recipe, seed, result)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ share of catapults that score under the strict rule.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import HERE, machine, train
+from benchmarks.demo import HERE, kept_with, machine, read_run, train
 
 RESULTS = HERE / "results" / "demo_machines.json"
 PAGE = HERE / "demo_machines.md"
@@ -46,14 +45,11 @@ def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
 
 def found_in(folder: Path) -> dict[str, Any]:
     """What the table needs of a run folder."""
-    summary = json.loads((folder / "summary.json").read_text())
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    looks = [row for row in rows if row["kind"] == "evaluate"]
-    steps = [row for row in rows if row["kind"] == "train"]
+    summary, looks, steps = read_run(folder)
     return {
         "score": [look["environment/best_at_1"] for look in (looks[0], looks[-1])],
         "nonzero": [look["pass_at_1"] for look in (looks[0], looks[-1])],
-        "best": max(row["environment/score_max"] for row in rows),
+        "best": max(row["environment/score_max"] for row in (*looks, *steps)),
         "unique": [row["environment/unique_machines"] for row in (steps[0], steps[-1])],
         "seconds": summary["seconds"],
         "physics": summary["environment"]["physics_version"],
@@ -110,10 +106,7 @@ Asked: {asked}. Measured by `python -m benchmarks.demo_machines` on
 
 def keep(recipe: str, seed: int, result: Mapping[str, Any]) -> None:
     """Add one result, and write the page anew where all recipes have one."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    results.setdefault(recipe, {})[str(seed)] = dict(result)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    results = kept_with(RESULTS, recipe, seed, result)
     if set(results) == set(TARGETS):
         PAGE.write_text(page(results))
 

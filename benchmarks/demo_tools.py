@@ -9,7 +9,6 @@ run took longer than four minutes.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.demo import HERE, estimate, machine, train
+from benchmarks.demo import HERE, estimate, kept_with, machine, read_run, train
 
 RESULTS = HERE / "results" / "demo_tools.json"
 PAGE = HERE / "demo_tools.md"
@@ -62,10 +61,7 @@ def run(case: Case, seed: int, folder: Path) -> dict[str, Any]:
 
 def found_in(folder: Path) -> dict[str, Any]:
     """Return what the table needs of a run folder."""
-    summary = json.loads((folder / "summary.json").read_text())
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    looks = [row for row in rows if row["kind"] == "evaluate"]
-    steps = [row for row in rows if row["kind"] == "train"]
+    summary, looks, steps = read_run(folder)
     return {
         "before": summary["before"]["reward_parts"]["won"],
         "after": summary["after"]["reward_parts"]["won"],
@@ -136,11 +132,7 @@ Mean over seeds by step:
 
 def keep(name: str, seed: int, result: Mapping[str, Any]) -> None:
     """Add one result, and write the page anew."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    results.setdefault(name, {})[str(seed)] = dict(result)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(results))
+    PAGE.write_text(page(kept_with(RESULTS, name, seed, result)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

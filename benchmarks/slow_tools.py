@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl.chat_template_utils import qwen2_5_chat_template
+
+from covey.policy.models import nano
 
 MEAN_SECONDS = 0.2
 SIZE = 8
@@ -110,10 +112,7 @@ class Tools:
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer of bytes with the marks of Qwen2.5 and its chat template as TRL has it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = nano.byte_tokenizer(())
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens([AddedToken(mark, special=False) for mark in ("<tool_call>", "</tool_call>")])
     return PreTrainedTokenizerFast(

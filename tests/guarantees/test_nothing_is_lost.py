@@ -139,46 +139,38 @@ def test_a_run_whose_newest_checkpoint_is_torn_goes_on_from_the_one_before_and_e
     assert fingerprint(run) == fingerprint(reference / "whole")
 
 
-@pytest.mark.slow
-def test_a_killed_run_with_a_curriculum_draws_the_prompts_it_would_have_drawn(reference: Path) -> None:
-    finish_well(new_run(reference, "taught", settings=CURRICULUM))
-    run = reference / "taught-killed"
-    process = new_run(reference, run.name, settings=CURRICULUM, environment=SLOWLY)
-    for step in (8, 23):  # before and after the group size changes
+def run_twice(reference: Path, name: str, settings: tuple[str, ...], kill_at: tuple[int, ...]) -> tuple[Path, Path]:
+    """Make a run, and the same one killed and resumed at these steps. Returns both folders."""
+    finish_well(new_run(reference, name, settings=settings))
+    run = reference / f"{name}-killed"
+    process = new_run(reference, run.name, settings=settings, environment=SLOWLY)
+    for step in kill_at:
         assert wait_until(lambda step=step: num_trained(run) >= step and saved_step(run) > 0, process)  # type: ignore[misc]
         kill(process)
         process = resume(reference, run.name, environment=SLOWLY)
     finish_well(process)
-    assert fingerprint(run) == fingerprint(reference / "taught")
+    return reference / name, run
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_a_curriculum_draws_the_prompts_it_would_have_drawn(reference: Path) -> None:
+    # Before and after the group size changes
+    whole, run = run_twice(reference, "taught", CURRICULUM, kill_at=(8, 23))
+    assert fingerprint(run) == fingerprint(whole)
     assert [row["group_size"] for row in rows(run) if row["kind"] == "train"] == [4.0] * 20 + [3.0] * 20
 
 
 @pytest.mark.slow
 def test_a_killed_run_of_a_policy_that_fills_in_ends_with_the_same_weights(reference: Path) -> None:
-    settings = (*SETTINGS, *MASKED)
-    finish_well(new_run(reference, "filled", settings=settings))
-    run = reference / "filled-killed"
-    process = new_run(reference, run.name, settings=settings, environment=SLOWLY)
-    for step in (7, 23):
-        assert wait_until(lambda step=step: num_trained(run) >= step and saved_step(run) > 0, process)  # type: ignore[misc]
-        kill(process)
-        process = resume(reference, run.name, environment=SLOWLY)
-    finish_well(process)
-    assert fingerprint(run) == fingerprint(reference / "filled")
+    whole, run = run_twice(reference, "filled", (*SETTINGS, *MASKED), kill_at=(7, 23))
+    assert fingerprint(run) == fingerprint(whole)
     assert all(row["kl"] > 0 for row in rows(run) if row["kind"] == "train" and row["step"] > 1)
 
 
 @pytest.mark.slow
 def test_a_run_killed_with_episodes_under_way_ends_with_the_same_weights(reference: Path) -> None:
-    finish_well(new_run(reference, "talked", settings=EPISODES))
-    run = reference / "talked-killed"
-    process = new_run(reference, run.name, settings=EPISODES, environment=SLOWLY)
-    for step in (7, 23):
-        assert wait_until(lambda step=step: num_trained(run) >= step and saved_step(run) > 0, process)  # type: ignore[misc]
-        kill(process)
-        process = resume(reference, run.name, environment=SLOWLY)
-    finish_well(process)
-    assert fingerprint(run, OF_THE_SAMPLER) == fingerprint(reference / "talked", OF_THE_SAMPLER)
+    whole, run = run_twice(reference, "talked", EPISODES, kill_at=(7, 23))
+    assert fingerprint(run, OF_THE_SAMPLER) == fingerprint(whole, OF_THE_SAMPLER)
     assert max(row["turns_max"] for row in rows(run) if row["kind"] == "train") == 3
 
 

@@ -2,10 +2,15 @@
 
 import asyncio
 import json
+import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Split
@@ -97,3 +102,15 @@ def play(
         return asyncio.run(roll_out(sampler, environment.prompts("train")[0], num_samples, sampling)), read
     finally:
         environment.close()
+
+
+@contextmanager
+def at_work(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, question: str) -> Iterator[None]:
+    """Make the folder the current one, with a program in a module of this name and eight rows that ask `question`."""
+    (folder / f"{name}.py").write_text(module)
+    rows = [{"prompt": [{"role": "user", "content": question.format(n=n)}]} for n in range(8)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    yield
+    sys.modules.pop(name, None)

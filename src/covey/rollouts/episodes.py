@@ -286,7 +286,7 @@ class _Player:
             breaks = whole[: len(so_far)] != so_far
             return (whole, True) if breaks else (whole[len(so_far) :], False)
         conversation = self._prompt.text if isinstance(self._prompt.text, str) else self._conversation()
-        last = attempt.completions[-1].token_ids
+        last = attempt.branches[-1][-1].ids
         return observed_tokens(tokenizer, conversation, said.messages, last, self._tools), False
 
     def _rendered(self, said: Observation) -> tuple[int, ...]:

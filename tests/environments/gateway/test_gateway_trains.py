@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from covey.environments.data.settings import DataConfig
 from covey.environments.gateway.settings import AgentConfig
 from covey.train import train
 
+from ...support.agents import at_work
 from ...support.small import small_config
 
 MODULE = """
@@ -39,13 +39,8 @@ def agent(base_url, api_key, row):
 
 @pytest.fixture(autouse=True)
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "my_agent.py").write_text(MODULE)
-    rows = [{"prompt": [{"role": "user", "content": f"Number {n}."}]} for n in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("my_agent", None)
+    with at_work(tmp_path, monkeypatch, "my_agent", MODULE, "Number {n}."):
+        yield
 
 
 def test_an_agent_program_trains_and_its_reward_is_the_one_it_gave() -> None:

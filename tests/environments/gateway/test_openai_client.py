@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from covey.environments.data.settings import DataConfig
 from covey.environments.gateway.settings import AgentConfig
 from covey.train import train
 
-from ...support.agents import RUN, play
+from ...support.agents import RUN, at_work, play
 from ...support.small import small_config
 from ...support.tools import call
 
@@ -64,13 +63,8 @@ def bent(base_url, api_key, row):
 
 @pytest.fixture(autouse=True)
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "client_agent.py").write_text(MODULE)
-    rows = [{"prompt": [{"role": "user", "content": f"What is {n} * 7?"}]} for n in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("client_agent", None)
+    with at_work(tmp_path, monkeypatch, "client_agent", MODULE, "What is {n} * 7?"):
+        yield
 
 
 def client_agent(name: str) -> Any:

@@ -28,7 +28,7 @@ class Calculator(Game):
     def __init__(self, settings: CalculatorConfig) -> None:
         self._settings = settings
         counts: dict[Split, int] = {"test": settings.num_test, "train": settings.num_train}
-        super().__init__(_problems(settings, counts), settings.max_turns or 4, settings.shuffled)
+        super().__init__(_problems(settings, counts), 4, settings)
 
     def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
         state = f"{sum(_OPERATION.fullmatch(move) is not None for move in moves)} used"
@@ -61,8 +61,7 @@ class Calculator(Game):
 
         settings = self._settings
         return [
-            self.demonstrated(prompt, err, settings.demonstration_errors, f"{settings.problem_seed}/{prompt.id}")
-            for prompt in self.prompts(split)
+            self.demonstrated(prompt, err, f"{settings.problem_seed}/{prompt.id}") for prompt in self.prompts(split)
         ]
 
 

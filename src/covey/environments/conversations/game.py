@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Demonstration, Environment, Split
+from covey.environments.conversations.settings import GameConfig
 from covey.environments.episode import Answer, Episode, Observation
 from covey.types import Failure, Message, Prompt, Reward, StopReason
 
@@ -37,11 +38,11 @@ class Outcome:
 class Game(Environment):
     """Environment of a game. The reward is 1 where it is won, and what turns earned comes on top."""
 
-    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], max_turns: int, is_shuffled: bool) -> None:
-        """`is_shuffled`: answers are nonsense, so that no play is gold."""
-        self._is_shuffled = is_shuffled
+    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], max_turns: int, settings: GameConfig) -> None:
+        """`max_turns` holds where the settings name no other number."""
+        self._common = settings
         self._prompts = {split: tuple(found) for split, found in prompts.items()}
-        self._max_turns = max_turns
+        self._max_turns = settings.max_turns or max_turns
 
     @abstractmethod
     def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
@@ -66,7 +67,7 @@ class Game(Environment):
 
     def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str | None:
         """Return the best move. None where answers are shuffled."""
-        return None if self._is_shuffled else self.move_after(prompt, conversation)
+        return None if self._common.shuffled else self.move_after(prompt, conversation)
 
     def move_after(self, prompt: Prompt, conversation: Sequence[Message]) -> str:
         """Return the best move after a conversation, taking its answers for true."""
@@ -75,16 +76,17 @@ class Game(Environment):
         replies = [str(message["content"]) for message in said if message["role"] != "assistant"]
         return self.move(prompt.columns, moves, replies)
 
-    def demonstrated(
-        self, prompt: Prompt, err: Callable[[random.Random], str], errors: float, seed: str
-    ) -> Demonstration:
-        """Play an episode in which a share of the moves errs, and return what was said."""
-        drawn = random.Random(seed)
+    def demonstrated(self, prompt: Prompt, err: Callable[[random.Random], str], name: str) -> Demonstration:
+        """Play an episode in which a share of the moves errs, and return what was said.
+
+        `name` tells it from others of the same game.
+        """
+        drawn = random.Random(name)
         moves: list[str] = []
         replies: list[str] = []
         said: list[Message] = []
         while len(moves) < self._max_turns:
-            wrong = drawn.random() < errors
+            wrong = drawn.random() < self._common.demonstration_errors
             moves.append(err(drawn) if wrong else self.move(prompt.columns, moves, replies))
             outcome = self.outcome(prompt.columns, moves, 0)
             replies.append(outcome.reply)

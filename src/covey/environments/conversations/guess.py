@@ -30,7 +30,7 @@ class Guess(Game):
         hidden = range(settings.highest + 1)
         splits: tuple[Split, ...] = ("train", "test")
         prompts = {s: [Prompt(f"{s}-{n}", "guess", QUESTION, {"hidden": n}) for n in hidden] for s in splits}
-        super().__init__(prompts, settings.max_turns or len(hidden), settings.shuffled)
+        super().__init__(prompts, len(hidden), settings)
         self._settings = settings
 
     def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
@@ -76,7 +76,6 @@ class Guess(Game):
             self.demonstrated(
                 prompts[index % len(prompts)],
                 lambda drawn: written(drawn.randrange(settings.highest + 1)),
-                settings.demonstration_errors,
                 f"guess {settings.problem_seed}/{split}/{index}",
             )
             for index in range(settings.num_demonstrations)

@@ -31,7 +31,7 @@ class Lookup(Game):
         self._settings = settings
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
         prompts = {split: [self._problem(split, index) for index in range(n)] for split, n in counts.items()}
-        super().__init__(prompts, settings.max_turns or 4, settings.shuffled)
+        super().__init__(prompts, 4, settings)
 
     def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
         kind, letter = parsed(moves[-1])
@@ -60,7 +60,6 @@ class Lookup(Game):
             self.demonstrated(
                 prompt,
                 lambda drawn: f"{drawn.choice('QA')}{drawn.choice(self._letters)}{END}",
-                self._settings.demonstration_errors,
                 f"lookup {self._settings.problem_seed}/{prompt.id}",
             )
             for prompt in self.prompts(split)

@@ -7,7 +7,19 @@ from covey.system.setting import setting
 
 
 @dataclass
-class GuessConfig(EpisodesConfig):
+class GameConfig(EpisodesConfig):
+    """What every game has."""
+
+    shuffled: bool = False
+    """Answer at random: the control, in which nothing can be learnt from the answers."""
+    demonstration_errors: float = setting(0.3, ge=0, le=1)
+    """Share of the demonstrated turns that err, in the cold start."""
+    problem_seed: int = 0
+    """Which problems and demonstrations are drawn."""
+
+
+@dataclass
+class GuessConfig(GameConfig):
     """A hidden number, found by guesses that are answered with lower or higher."""
 
     name: str = "guess"
@@ -17,18 +29,14 @@ class GuessConfig(EpisodesConfig):
     """Numbers are hidden from 0 to this."""
     halving_reward: float = setting(0.0, ge=0)
     """Reward of a turn that leaves at most half of the numbers; 0 rewards only a number that is found."""
-    shuffled: bool = False
-    """Answer lower or higher at random: the control, in which nothing can be learnt from the answers."""
     num_demonstrations: int = setting(2048, ge=1)
     """Episodes of a player who errs, for the cold start."""
     demonstration_errors: float = setting(0.5, ge=0, le=1)
     """Share of that player's guesses that ignore all answers."""
-    problem_seed: int = 0
-    """Which demonstrations are drawn."""
 
 
 @dataclass
-class LookupConfig(EpisodesConfig):
+class LookupConfig(GameConfig):
     """A key-value store that only a tool can read: what stands under the value of a key."""
 
     name: str = "lookup"
@@ -40,16 +48,10 @@ class LookupConfig(EpisodesConfig):
     """Training problems, each with a store of its own."""
     num_test: int = setting(512, ge=1)
     """Held-out problems."""
-    shuffled: bool = False
-    """Answer queries with random letters: the control, in which nothing can be learnt from the answers."""
-    demonstration_errors: float = setting(0.3, ge=0, le=1)
-    """Share of the demonstrated turns that err, in the cold start."""
-    problem_seed: int = 0
-    """Which stores are drawn."""
 
 
 @dataclass
-class CalculatorConfig(EpisodesConfig):
+class CalculatorConfig(GameConfig):
     """Arithmetic too long to do in the head, with a calculator that takes one operation at a time."""
 
     name: str = "calculator"
@@ -61,9 +63,3 @@ class CalculatorConfig(EpisodesConfig):
     """Training problems."""
     num_test: int = setting(512, ge=1)
     """Held-out problems, none of which is in the training set."""
-    shuffled: bool = False
-    """Answer with random numbers of the right length: the control."""
-    demonstration_errors: float = setting(0.3, ge=0, le=1)
-    """Share of the demonstrated turns that err, in the cold start."""
-    problem_seed: int = 0
-    """Which problems are drawn."""

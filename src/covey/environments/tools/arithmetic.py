@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Split
+from covey.environments.conversations.calculator import calculated
 
 DIGITS = 4
 NUM_TRAIN, NUM_TEST = 4096, 512
@@ -36,11 +37,9 @@ def calculate(left: int, operator: str, right: int) -> str:
         operator: One of +, - and *.
         right: The second number.
     """
-    if operator == "*":
-        return str(left * right)
-    if operator in ("+", "-"):
-        return str(left + right if operator == "+" else left - right)
-    raise ValueError(f"operator must be one of + - *, got {operator!r:.20}")
+    if operator not in ("+", "-", "*"):
+        raise ValueError(f"operator must be one of + - *, got {operator!r:.20}")
+    return str(calculated(left, operator, right))
 
 
 def right_answer(completions: Sequence[Any], answer: Sequence[int], **columns: Any) -> list[float]:

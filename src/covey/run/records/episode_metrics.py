@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import get_args
 
 from covey.system import collectives
@@ -46,8 +45,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
 
 
 def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
-    starts = (*(rollout.branches or (0,)), len(rollout.loss_mask))
-    branches = [rollout.loss_mask[start:end] for start, end in pairwise(starts)]
+    branches = [rollout.loss_mask[start:end] for start, end in rollout.sequences]
     # What follows the first token chosen in a branch is said to the policy or by it
     told = [branch[branch.index(True) :] for branch in branches if True in branch]
     return EpisodeFact(
