@@ -31,7 +31,7 @@ from covey.environments.settings import ArithmeticConfig
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
-from covey.run.model_shapes import shape_of
+from covey.run.planner.model_shapes import shape_of
 from covey.run.preflight.memory_model import Workload as Load
 from covey.run.preflight.memory_model import kept_bytes, training_bytes
 from covey.train import train

@@ -20,13 +20,13 @@ from typing import Any
 
 from covey.config.schema import Config, DoctorConfig, EvaluationConfig, OutputConfig
 from covey.environments.arithmetic import Arithmetic
-from covey.planner.hardware import Hardware, here
-from covey.planner.plan import through_c, work_of
-from covey.planner.probe import Watch, compared
-from covey.planner.seconds import step_seconds
-from covey.planner.shapes import shape_for
 from covey.run.given import Given
-from covey.run.plan import workload
+from covey.run.planner.hardware import Hardware, here
+from covey.run.planner.memory import workload
+from covey.run.planner.plan import through_c, work_of
+from covey.run.planner.probe import Watch, compared
+from covey.run.planner.seconds import step_seconds
+from covey.run.planner.shapes import shape_for
 from covey.run.preflight.memory_model import memory_of
 from covey.train import train
 from covey.types import Failure, Prompt, Reward

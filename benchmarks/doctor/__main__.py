@@ -14,10 +14,10 @@ from pathlib import Path
 from benchmarks.doctor.kept import kept_of, read_kept, write_kept
 from benchmarks.doctor.logs import MADE_SICK
 from benchmarks.doctor.planted import PLANTED
-from covey.doctor.catalogue import RULES
-from covey.doctor.diagnose import diagnose
-from covey.doctor.finding import Finding, Level
-from covey.doctor.log import RunLog
+from covey.run.doctor.catalogue import RULES
+from covey.run.doctor.diagnose import diagnose
+from covey.run.doctor.finding import Finding, Level
+from covey.run.doctor.log import RunLog
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "use" / "doctor.md"
 BEGIN, END = "<!-- table of benchmarks.doctor -->", "<!-- end of the table -->"

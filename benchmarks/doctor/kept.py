@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.doctor.log import RunLog
 from covey.report.health import read_for_doctor, run_log
+from covey.run.doctor.log import RunLog
 
 KEPT = Path(__file__).resolve().parents[2] / "tests" / "data" / "doctor_runs.json.gz"
 COLUMNS = (

@@ -5,7 +5,7 @@ or None for each completion. Those with options are frozen dataclasses: `SoftOve
 run unchanged in TRL's GRPOTrainer. Nothing heavy is imported before a function needs it: worker processes start fast.
 """
 
-from covey.environments.bridges.trainers import compute_score, for_trl, trl_rows
+from covey.environments.reward_functions.bridges.trainers import compute_score, for_trl, trl_rows
 from covey.environments.reward_functions.ready_made.lengths import Repetition, SoftOverlong
 from covey.environments.reward_functions.ready_made.mathematics import CosineScaled, ReasoningAccuracy, accuracy
 from covey.environments.reward_functions.ready_made.pairwise import Pairwise

@@ -19,7 +19,7 @@ from covey.environments.infill.settings import InfillConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
-from covey.run.plan import derived, report
+from covey.run.planner.memory import derived, report
 
 RESOLVED = Path(__file__).parents[1] / "data" / "resolved_default.yaml"
 REGENERATE = "COVEY_CACHE=.cache/covey covey config > tests/data/resolved_default.yaml"

@@ -14,7 +14,7 @@ from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.settings import ArithmeticConfig, MixtureConfig, part_configs
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.run.build import build_environment
-from covey.run.plan import derived
+from covey.run.planner.memory import derived
 from covey.run.saved_settings import settings_of
 
 SUMS = "{name: arithmetic, levels: [1]}"

@@ -15,6 +15,7 @@ from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments.code.settings import CodeConfig
+from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.settings import StepsConfig
@@ -22,7 +23,6 @@ from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.settings import CustomConfig, MixtureConfig
-from covey.environments.tools.settings import ToolsConfig
 from covey.run import trust
 from covey.run.folder import create_run_folder
 from covey.system.lookup import resolve

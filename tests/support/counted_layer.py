@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from covey.policy.attention import varlen
 from covey.policy.attention.base import ATTENTION, register
 from covey.policy.policy import DTYPES
-from covey.run.model_shapes import PUBLIC
+from covey.run.planner.model_shapes import PUBLIC
 from covey.run.preflight import passes
 
 NUM_TOKENS = 8192

@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from covey.environments.base import Split
+from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation
-from covey.environments.tools.environment import ToolEnvironment
 from covey.types import Failure, FinishReason, Message, Prompt, Reward
 
 T = TypeVar("T")

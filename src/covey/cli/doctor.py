@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from covey.cli.flags import refuse_flags, split_flags
-from covey.doctor.diagnose import EXIT_CODES, worst
 from covey.report.health import Health, health_of, read_for_doctor
 from covey.report.make import names_of
+from covey.run.doctor.diagnose import EXIT_CODES, worst
 from covey.system.text.cleaning import CleanConsole
 
 INDENT = "      "

@@ -232,7 +232,7 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
 
 def _print_settings(job: "Job") -> None:
     """Print every setting of a job, and to stderr what gave way to what was typed and what is missing."""
-    from covey.run.plan import report
+    from covey.run.planner.memory import report
 
     print("".join(f"{line}\n" for line in (*job.changed, *job.notes)), end="", file=sys.stderr, flush=True)
     print(report(job.config), end="", flush=True)

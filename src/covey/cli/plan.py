@@ -9,13 +9,13 @@ from rich.console import Console
 
 from covey.cli.flags import split_flags
 from covey.config.schema import Config
-from covey.doctor.log import flat
-from covey.planner.hardware import GPUS, THIS, Hardware, named
-from covey.planner.kept import keep_plan
-from covey.planner.plan import Measured, Plan, plan_of
-from covey.planner.probe import keep_probe, kept_probe, probe
-from covey.planner.shapes import shape_for
-from covey.run.model_shapes import Shape
+from covey.run.doctor.log import flat
+from covey.run.planner.hardware import GPUS, THIS, Hardware, named
+from covey.run.planner.kept import keep_plan
+from covey.run.planner.model_shapes import Shape
+from covey.run.planner.plan import Measured, Plan, plan_of
+from covey.run.planner.probe import keep_probe, kept_probe, probe
+from covey.run.planner.shapes import shape_for
 from covey.system.lookup import one_of
 from covey.system.text.cleaning import CleanConsole
 from covey.system.text.format import duration, memory
@@ -96,7 +96,9 @@ def _known(config: Config, shape: Shape, on: Hardware, asked: Asked, *, is_here:
     found = None
     if is_here:
         if asked.probe:
-            found = probe(config, shape, on)
+            from covey.train import train
+
+            found = probe(config, shape, on, train)
             keep_probe(config, on, found)
         else:
             found = kept_probe(config, on)

@@ -11,21 +11,21 @@ from typing import Any
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cluster.settings import SAMPLED_APART, DevicesConfig
 from covey.config import names
-from covey.doctor.settings import DoctorConfig
+from covey.config.doctor import DoctorConfig
 from covey.engine.settings import EngineConfig, SamplingConfig
 from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
-from covey.environments.countdown.settings import CountdownConfig
+from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
+from covey.environments.doors.gateway.settings import AgentConfig
 from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
-from covey.environments.gateway.settings import AgentConfig
 from covey.environments.ifeval.settings import IfevalConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
+from covey.environments.math.countdown.settings import CountdownConfig
 from covey.environments.math.settings import Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
-from covey.environments.tools.settings import ToolsConfig
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.system import section

@@ -21,15 +21,15 @@ from covey.config.rules.stream import check_curriculum, check_group_sizes, check
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.code.settings import CodeConfig
+from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import NEED_ROWS, DataConfig
+from covey.environments.doors.gateway.settings import AgentConfig
 from covey.environments.doors.settings import StepsConfig
-from covey.environments.gateway.settings import AgentConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
 from covey.environments.math.settings import MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig, MixtureConfig
-from covey.environments.tools.settings import ToolsConfig
 from covey.rollouts.settings import group_sizes
 from covey.system.lookup import check_options, is_function_path, near, one_of, resolve
 from covey.system.section import check_section

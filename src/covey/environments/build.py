@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from covey.environments.base import Environment, EnvironmentLike, Split
     from covey.environments.code.settings import CodeConfig
     from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
-    from covey.environments.countdown.settings import CountdownConfig
+    from covey.environments.conversations.tools.settings import ToolsConfig
     from covey.environments.data.rows import RowSettings
+    from covey.environments.doors.gateway.settings import AgentConfig
     from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
-    from covey.environments.gateway.settings import AgentConfig
     from covey.environments.ifeval.generator import Recipe
     from covey.environments.ifeval.rewards import Scheme
     from covey.environments.ifeval.settings import IfevalConfig
     from covey.environments.infill.settings import InfillConfig
     from covey.environments.machines.environment import MachineSettings
     from covey.environments.machines.settings import MachinesConfig
+    from covey.environments.math.countdown.settings import CountdownConfig
     from covey.environments.math.settings import Gsm8kConfig, MathConfig
     from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
     from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
-    from covey.environments.tools.settings import ToolsConfig
     from covey.sandbox import Limits, Runner, Tier
     from covey.types import Prompt
 
@@ -69,8 +69,8 @@ def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment"
 
 
 def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.countdown.environment import Countdown, generate, read_rows
     from covey.environments.data.rows import load_rows
+    from covey.environments.math.countdown.environment import Countdown, generate, read_rows
 
     if config.data.path is None:
         return Countdown(generate(settings), settings)
@@ -244,9 +244,9 @@ def _judged(settings: "RewardFunctionsConfig", config: "BuildSettings") -> "Rewa
 
 def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environment":
     """Build rows, reward functions and tools of what the settings name."""
+    from covey.environments.conversations.tools.episode import ToolRules
     from covey.environments.doors.mcp import McpServer
     from covey.environments.doors.trl import RowTools
-    from covey.environments.tools.episode import ToolRules
     from covey.system.lookup import resolve
 
     functions = [resolve(name, {}) for name in settings.tools]
@@ -261,7 +261,7 @@ def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environmen
 
 def build_agent(settings: "AgentConfig", config: "BuildSettings") -> "Environment":
     """Build rows, reward functions, and the agent program that plays every attempt."""
-    from covey.environments.gateway.environment import agent_environment
+    from covey.environments.doors.gateway.environment import agent_environment
 
     return agent_environment(settings, _judged(settings, config), config.sampling, has_rewards=bool(config.rewards))
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
-from covey.planner.kept import against, kept_plan
 from covey.report.curves import curves_of, phases_of, prompts_of, short
 from covey.report.environments import environment_of
 from covey.report.health import doctor_page
 from covey.report.read import Row, RunFiles, cut, flat
+from covey.run.planner.kept import against, kept_plan
 from covey.run.records.summary import paired_accuracy_gain, paired_mean_gain
 from covey.system.text.format import duration, memory
 

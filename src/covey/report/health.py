@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.doctor.catalogue import RULES
-from covey.doctor.diagnose import diagnose, in_a_line
-from covey.doctor.finding import Finding
-from covey.doctor.log import RunLog, log_of
 from covey.report.foreign import read_any
 from covey.report.other_metrics import read_other_metrics
 from covey.report.read import RunFiles
+from covey.run.doctor.catalogue import RULES
+from covey.run.doctor.diagnose import diagnose, in_a_line
+from covey.run.doctor.finding import Finding
+from covey.run.doctor.log import RunLog, log_of
 
 
 def read_for_doctor(path: Path) -> RunFiles:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from covey.doctor.log import flat
+from covey.run.doctor.log import flat
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS
 from covey.run.records.summary import read_summary
 from covey.system.disk import read_regular

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from covey.doctor.finding import Level
 from covey.report.content import comparison, verdict
 from covey.report.curves import curves_of
 from covey.report.health import health_of
 from covey.report.read import RunFiles
+from covey.run.doctor.finding import Level
 from covey.run.records.terminal import binned, sparkline
 
 WIDTH = 40

@@ -32,7 +32,7 @@ from covey.rollouts.buffer import Bound
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.source import GroupFilter, GroupSource, LocalSource
 from covey.run.build_stream import build_stream, check_graded, fitting
-from covey.run.plan import with_checkpointing
+from covey.run.planner.memory import with_checkpointing
 from covey.run.preflight.room import available_bytes
 from covey.system import collectives, custom
 from covey.system.waits.timer import PhaseTimer

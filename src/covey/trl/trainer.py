@@ -14,12 +14,12 @@ from covey.api.settings import make_config
 from covey.api.training import run_request
 from covey.config.schema import Config
 from covey.environments.base import Environment, Split
+from covey.environments.conversations.tools.episode import ToolRules
+from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.doors.trl import RowTools, no_reward, with_prompt
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.rows import PromptFormat
 from covey.environments.reward_functions.specs import load_reward
-from covey.environments.tools.episode import ToolRules
-from covey.environments.tools.settings import ToolsConfig
 from covey.policy.models.loading import load_policy
 from covey.run.evaluate import Evaluation
 from covey.run.given import Given

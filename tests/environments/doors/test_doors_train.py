@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from covey.environments.build import build
+from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.settings import StepsConfig
 from covey.environments.settings import EnvironmentConfig
-from covey.environments.tools.settings import ToolsConfig
 from covey.train import train
 
 from ...support.small import small_config

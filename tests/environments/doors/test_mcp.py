@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from covey.environments.conversations.tools.calling import Caller, ToolServerLost
+from covey.environments.conversations.tools.calls import Call
 from covey.environments.doors.mcp import McpServer, McpSession, ToolRefused, tools_of_session
-from covey.environments.tools.calling import Caller, ToolServerLost
-from covey.environments.tools.calls import Call
 
 from ...support.tools import Sums, call, play, run
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from covey.environments.base import Split
+from covey.environments.conversations.tools.calling import ToolServerLost
 from covey.environments.doors.trl import Factory, RowTools, no_reward, with_prompt
 from covey.environments.episode import Observation
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
-from covey.environments.tools.calling import ToolServerLost
 from covey.types import Failure, Reward
 
 from ...support.tools import call, multiply, play, run

@@ -16,8 +16,6 @@ import pytest
 
 from covey.environments import arithmetic
 from covey.environments.code.extract import defines, extract_program, fenced_blocks
-from covey.environments.countdown.environment import score as countdown_score
-from covey.environments.countdown.settings import CountdownConfig
 from covey.environments.ifeval.instructions import CHECKS, instruction, judge
 from covey.environments.ifeval.rewards import SCHEMES, Scheme
 from covey.environments.ifeval.rewards import after_thoughts as ifeval_answer
@@ -26,6 +24,8 @@ from covey.environments.machines.design.types import Rules
 from covey.environments.machines.prompts import FORMS
 from covey.environments.math import gsm8k, mathematics, schemes
 from covey.environments.math.answers import compare, find_answer, without_thoughts
+from covey.environments.math.countdown.environment import score as countdown_score
+from covey.environments.math.countdown.settings import CountdownConfig
 from covey.environments.math.normalize import plain
 from covey.environments.math.numerals import read_last, read_values
 from covey.environments.math.symbolic import equal_at_sight, same_spelling

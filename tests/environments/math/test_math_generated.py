@@ -9,9 +9,9 @@ import pytest
 from covey.config.schema import Config
 from covey.environments.base import Environment
 from covey.environments.build import ENVIRONMENTS
-from covey.environments.countdown.environment import Countdown
-from covey.environments.countdown.settings import CountdownConfig
 from covey.environments.data.settings import DataConfig
+from covey.environments.math.countdown.environment import Countdown
+from covey.environments.math.countdown.settings import CountdownConfig
 from covey.environments.math.generated import MATHEMATICS, WORD_PROBLEMS, mathematics, word_problems
 from covey.environments.math.gsm8k import GSM8K
 from covey.environments.math.mathematics import Mathematics

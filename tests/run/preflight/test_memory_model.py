@@ -13,8 +13,8 @@ from covey.policy import head
 from covey.policy.policy import DTYPES
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
-from covey.run.model_shapes import Shape, shape_of
-from covey.run.plan import plan
+from covey.run.planner.memory import plan
+from covey.run.planner.model_shapes import Shape, shape_of
 from covey.run.preflight import passes
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.memory_model import (

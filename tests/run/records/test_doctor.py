@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config
-from covey.doctor.settings import DoctorConfig
+from covey.run.doctor.live import Doctor, watching
 from covey.run.evaluate import Estimate, Evaluation
 from covey.run.records.callbacks import Callbacks, StopTraining
-from covey.run.records.doctor import Doctor, watching
 from covey.train import train
 
 from ...support.small import rows, scripted, small_config, use, varied

@@ -11,13 +11,13 @@ from covey.config.schema import Config
 from covey.environments.build import code_limits, ifeval_recipe, ifeval_scheme, machine_settings
 from covey.environments.code.families import chosen_families
 from covey.environments.code.settings import CodeConfig
+from covey.environments.conversations.tools.settings import ToolsConfig
+from covey.environments.doors.gateway.settings import AgentConfig
 from covey.environments.doors.settings import StepsConfig
-from covey.environments.gateway.settings import AgentConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.design.stages import STAGES, check_stages
 from covey.environments.machines.scores import find_score
 from covey.environments.machines.settings import MachinesConfig
-from covey.environments.tools.settings import ToolsConfig
 from covey.policy.settings import NANO
 from covey.system.lookup import is_function_path
 
@@ -50,7 +50,7 @@ def _check_math(settings: Any, is_generated: bool) -> None:
 
 
 def _check_countdown(settings: Any, is_generated: bool) -> None:
-    from covey.environments.countdown.environment import check_problems, check_rules
+    from covey.environments.math.countdown.environment import check_problems, check_rules
 
     check_rules(settings)
     if is_generated:

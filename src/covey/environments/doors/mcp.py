@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from covey.environments.tools.calling import ToolServerLost
-from covey.environments.tools.tool import Tool
+from covey.environments.conversations.tools.calling import ToolServerLost
+from covey.environments.conversations.tools.tool import Tool
 
 PROTOCOL_VERSION = "2025-06-18"
 ABOUT = {"name": "covey", "version": "1"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.tools.calling import TookTooLong, called_in_time
+from covey.environments.conversations.tools.calling import TookTooLong, called_in_time
 from covey.system.lookup import near
 from covey.types import Failure, Prompt, Reward
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
+from covey.environments.conversations.tools.calling import in_thread
 from covey.environments.doors.games import PROTOCOLS, Game, Move
 from covey.environments.episode import Answer, Episode, Observation
-from covey.environments.tools.calling import in_thread
 from covey.system.lookup import one_of
 from covey.types import Failure, Message, Prompt, Reward
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.environments.base import Environment, Split, text_of
+from covey.environments.conversations.tools.calling import called_in_time
+from covey.environments.conversations.tools.environment import WithTools
+from covey.environments.conversations.tools.episode import Talk
 from covey.environments.doors.mcp import McpServer
 from covey.environments.episode import Observation
 from covey.environments.reward_functions.call import name_of, problem_with
 from covey.environments.reward_functions.environment import RewardFunctions
-from covey.environments.tools.calling import called_in_time
-from covey.environments.tools.environment import WithTools
-from covey.environments.tools.episode import Talk
 from covey.types import Failure, Message, Prompt, Reward
 
 Factory = Callable[[], Any]

@@ -7,9 +7,9 @@ from typing import Any
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment, Split
+from covey.environments.conversations.tools.check import check_tools
+from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation
-from covey.environments.tools.check import check_tools
-from covey.environments.tools.environment import ToolEnvironment
 from covey.rollouts.encoding import as_conversation
 from covey.rollouts.episodes import as_messages
 from covey.rollouts.rollout import roll_out

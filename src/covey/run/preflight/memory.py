@@ -11,7 +11,7 @@ from covey.engine.native import graph
 from covey.engine.native.cache import DEFAULT_BYTES, SHARE
 from covey.engine.native.runner import cache_shape
 from covey.policy import sharding
-from covey.run.plan import workload
+from covey.run.planner.memory import workload
 from covey.run.preflight.memory_model import cache_and_logits, optimizer_bytes
 from covey.run.preflight.passes import MemorySample, Shape, bytes_of, fitting_tokens, largest_shape, measure
 from covey.run.preflight.policy import local, probe_trainer

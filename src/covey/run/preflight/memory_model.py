@@ -9,7 +9,7 @@ Weights that train are float32 and computed under autocast, frozen ones below ad
 
 from dataclasses import dataclass, replace
 
-from covey.run.model_shapes import ALL_LINEAR, Layer, Shape
+from covey.run.planner.model_shapes import ALL_LINEAR, Layer, Shape
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 FOUR_BIT_BYTES = 0.55

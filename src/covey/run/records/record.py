@@ -21,11 +21,11 @@ from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
+from covey.run.doctor.live import watching
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS
 from covey.run.records.answer_text import as_text
 from covey.run.records.callbacks import Callback, Callbacks
-from covey.run.records.doctor import watching
 from covey.run.records.notebook import NotebookProgress, is_notebook
 from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
 from covey.run.records.samplers import SamplersTotals

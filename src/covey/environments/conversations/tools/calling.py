@@ -1,0 +1,222 @@
+"""Call tools: with a deadline, beside the event loop, and with whatever goes wrong sorted.
+
+A tool's own error, and arguments that it does not take, are words for the policy to learn from. A tool that does not
+answer in time, or whose system is gone, is nobody's fault in the group: it is raised, and the attempt is a Failure.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.environments.conversations.tools.calls import BadCall, Call
+from covey.environments.conversations.tools.tool import Tool, problem_with_arguments
+from covey.environments.reward_functions.call import is_async
+from covey.types import RunStopped
+
+MAX_HUNG = 64
+"""Calls of tools that did not return in time, before the run ends."""
+MAX_CHARACTERS = 100_000
+"""Of one answer of a tool; the rest is left out."""
+UNKNOWN = "unknown"
+"""Stands for the names of tools that there are not, in metrics."""
+
+
+class ToolServerLost(RuntimeError):
+    """The system behind a tool is gone, or did not answer in time: a Failure of the attempt, never a reward."""
+
+
+class TookTooLong(ToolServerLost):
+    """A call did not return before its deadline."""
+
+
+class EpisodeOver(Exception):  # no error: a tool says so
+    """Raised by a tool to end the episode, after its last words.
+
+    >>> raise EpisodeOver("the order is placed")
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What came of a call."""
+
+    name: str
+    content: str
+    is_error: bool = False
+    ends: bool = False
+    """Whether the tool ended the episode."""
+
+
+@dataclass
+class ToolLedger:
+    """Counts calls, errors and seconds of each tool since they were last asked for."""
+
+    calls: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    num_hung: int = 0
+    """Calls left behind, over the whole run."""
+
+    def note(self, name: str, seconds: float, is_error: bool) -> None:
+        """Count one call."""
+        self.calls[name] += 1
+        self.errors[name] += is_error
+        self.seconds[name] += seconds
+
+    def metrics(self) -> dict[str, float]:
+        """Return tool/NAME/calls, tool/NAME/errors and tool/NAME/seconds (mean of a call), and begin anew."""
+        found: dict[str, float] = {}
+        for name, calls in sorted(self.calls.items()):
+            found[f"tool/{name}/calls"] = float(calls)
+            found[f"tool/{name}/errors"] = float(self.errors[name])
+            found[f"tool/{name}/seconds"] = self.seconds[name] / calls
+        for counts in (self.calls, self.errors, self.seconds):
+            counts.clear()
+        return found
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Calls tools by name."""
+
+    tools: Mapping[str, Tool]
+    seconds: float = 30.0
+    """Deadline of a call (environment.tool_timeout)."""
+    ledger: ToolLedger = field(default_factory=ToolLedger)
+    written: Callable[[Any], str] = field(default_factory=lambda: as_text)
+    """Makes text of what a tool returns."""
+
+    async def answers(self, calls: tuple[Call | BadCall, ...]) -> list[ToolAnswer]:
+        """Return an answer for each call, in their order.
+
+        Tools of one attempt's own state are called one after the other; the others beside them, all at once.
+        """
+        kept = [call for call in calls if self._is_stateful(call)]
+        free = [asyncio.ensure_future(self.answer(call)) for call in calls if not self._is_stateful(call)]
+        try:
+            in_order = [await self.answer(call) for call in kept]
+            beside = await asyncio.gather(*free)
+        except BaseException:
+            for task in free:
+                task.cancel()
+            raise
+        stateful, others = iter(in_order), iter(beside)
+        return [next(stateful if self._is_stateful(call) else others) for call in calls]
+
+    def _is_stateful(self, call: Call | BadCall) -> bool:
+        return isinstance(call, Call) and call.name in self.tools and self.tools[call.name].is_stateful
+
+    async def answer(self, call: Call | BadCall) -> ToolAnswer:
+        """Return what came of one call. Raises ToolServerLost where it did not answer in time."""
+        begin = time.monotonic()
+        answer = await self._answer(call)
+        name = answer.name if answer.name in self.tools else UNKNOWN
+        self.ledger.note(name, time.monotonic() - begin, answer.is_error)
+        return answer
+
+    async def _answer(self, call: Call | BadCall) -> ToolAnswer:
+        # What cannot be called
+        if isinstance(call, BadCall):
+            return _error(call.name, call.problem)
+        tool = self.tools.get(call.name)
+        if tool is None:
+            there = ", ".join(self.tools) or "none"
+            return _error(call.name, f"there is no tool {call.name[:80]}; there is {there}")
+        problem = problem_with_arguments(tool.parameters, call.arguments)
+        if problem is not None:
+            return _error(call.name, problem)
+        # What the tool says
+        try:
+            return ToolAnswer(call.name, shortened(self.written(await self._called(tool, call.arguments))))
+        except EpisodeOver as over:
+            return ToolAnswer(call.name, shortened(str(over)), ends=True)
+        except (ToolServerLost, RunStopped):
+            raise
+        except (Exception, SystemExit) as error:
+            return _error(call.name, f"{type(error).__name__}: {error}")
+
+    async def _called(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool. One that does not return stays behind, and too many of them end the run."""
+        try:
+            return await called_in_time(tool.function, f"the tool {tool.name}", self.seconds, **arguments)
+        except TookTooLong as error:
+            self.ledger.num_hung += 1
+            if self.ledger.num_hung >= MAX_HUNG:
+                raise RunStopped(f"{error}, as {self.ledger.num_hung} calls of tools in this run") from error
+            raise
+
+
+async def called_in_time(function: Callable[..., Any], what: str, seconds: float, /, **arguments: Any) -> Any:
+    """Return what somebody's function returns: async ones are awaited here, others have a thread of their own.
+
+    Raises TookTooLong where it takes longer; a thread cannot be ended, so it is left behind.
+    """
+    if is_async(function):
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(function(**arguments))
+    else:
+        waiting = in_thread(lambda: function(**arguments))
+    try:
+        # Not `wait_for`, which waits for a task that takes no notice of its end.
+        done, _ = await asyncio.wait({waiting}, timeout=seconds)
+    except asyncio.CancelledError:
+        waiting.cancel()
+        raise
+    if not done:
+        waiting.cancel()
+        raise TookTooLong(f"{what} took longer than environment.tool_timeout={seconds:g} s")
+    if waiting.cancelled():
+        raise ToolServerLost(f"{what} was cancelled")
+    return waiting.result()
+
+
+def in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":
+    """Start a function in a thread of its own, which keeps no process from ending."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def tell(result: Any, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def run() -> None:
+        result, problem = None, None
+        try:
+            result = function()
+        except BaseException as error:  # whoever waits must hear of it
+            problem = RuntimeError("a tool raised StopIteration") if isinstance(error, StopIteration) else error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, result, problem)
+
+    threading.Thread(target=run, name="covey-tool", daemon=True).start()
+    return answer
+
+
+def as_text(result: Any) -> str:
+    """Return text as it is and everything else as JSON.
+
+    >>> as_text("48"), as_text({"sum": 48}), as_text(None)
+    ('48', '{"sum": 48}', '')
+    """
+    if result is None:
+        return ""
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+
+def shortened(text: str) -> str:
+    """Return text that every tokenizer reads, cut where it is very long."""
+    left_out = len(text) - MAX_CHARACTERS
+    kept = text if left_out <= 0 else f"{text[:MAX_CHARACTERS]}... ({left_out} characters left out)"
+    return kept.encode("utf-8", "replace").decode("utf-8")
+
+
+def _error(name: str, problem: str) -> ToolAnswer:
+    return ToolAnswer(name, shortened(json.dumps({"error": problem}, ensure_ascii=False)), is_error=True)

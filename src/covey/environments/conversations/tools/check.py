@@ -1,0 +1,82 @@
+"""What the preflight says of tools: how calls are read, that schemas are sound, that every tool answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.conversations.tools.calling import Caller, ToolServerLost
+from covey.environments.conversations.tools.calls import Call
+from covey.environments.conversations.tools.environment import ToolEnvironment
+from covey.environments.conversations.tools.episode import Talk
+from covey.types import Prompt
+
+EXAMPLES: Mapping[str, Any] = {
+    "string": "a",
+    "integer": 1,
+    "number": 1.0,
+    "boolean": True,
+    "null": None,
+    "array": [],
+    "object": {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFacts:
+    """What was found of the tools of a prompt.
+
+    >>> ToolFacts("Hermes style (<tool_call>)", {"multiply": "1", "search": "ToolServerLost: ..."}, ("search",))
+    """
+
+    read_by: str
+    answers: Mapping[str, str]
+    """What each tool said to a call with made-up arguments of the right types; an error message counts as an answer."""
+    silent: tuple[str, ...]
+    """Tools that did not answer in time, or whose system is gone."""
+
+
+async def check_tools(environment: ToolEnvironment, prompt: Prompt) -> ToolFacts:
+    """Call every tool once, in an attempt of its own. ValueError where a tool has no sound schema."""
+    state = environment.state(prompt, 0)
+    tools = environment.tools(prompt, state)
+    await environment.opening(prompt, state)
+    caller = Caller({tool.name: tool for tool in tools}, environment.tool_timeout)
+    answers: dict[str, str] = {}
+    silent: list[str] = []
+    for tool in tools:
+        try:
+            answers[tool.name] = (await caller.answer(Call(tool.name, example(tool.parameters)))).content
+        except ToolServerLost as error:
+            answers[tool.name] = f"{type(error).__name__}: {error}"
+            silent.append(tool.name)
+    await environment.release(prompt, Talk(state, is_broken=bool(silent)))
+    return ToolFacts(environment.facts()["tool_calls_read_by"], answers, tuple(silent))
+
+
+def example(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Make arguments that obey a schema: the first choice, the default, or a small value of the type.
+
+    >>> example({"properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    {'a': 1}
+    """
+    properties = schema.get("properties", {})
+    return {name: _value(properties.get(name, {})) for name in schema.get("required", ())}
+
+
+def _value(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return "a"
+    if "default" in schema:
+        return schema["default"]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    others = schema.get("anyOf") or schema.get("oneOf")
+    if others:
+        return _value(others[0])
+    kind = schema.get("type", "string")
+    kind = kind if isinstance(kind, str) else kind[0]
+    if kind == "object":
+        return example(schema)
+    if kind in ("integer", "number") and "minimum" in schema:
+        return schema["minimum"]
+    return EXAMPLES.get(kind, "a")

@@ -1,0 +1,202 @@
+"""Environments with tools: functions, an object for each attempt where there is state, and a score.
+
+class Sums(ToolEnvironment):
+    functions = (multiply,)
+
+    def prompts(self, split): ...
+    async def score(self, prompt, completions): ...         # the last answers, in which nothing is called
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from covey.environments.base import Environment, Split
+from covey.environments.conversations.tools.calling import Caller, ToolLedger, as_text, in_thread
+from covey.environments.conversations.tools.calls import HERMES, reader_for, reader_name
+from covey.environments.conversations.tools.episode import Talk, ToolEpisode, ToolRules
+from covey.environments.conversations.tools.tool import Tool, named_once, tools_of
+from covey.environments.episode import Observation
+from covey.types import Failure, Prompt, Reward
+
+MAX_TURNS = 8
+"""Turns of an episode with tools, where environment.max_turns is not set."""
+
+
+class ToolServer(Protocol):
+    """Has tools that are no functions of this process."""
+
+    def tools(self) -> tuple[Sequence[Tool], Callable[[], None]]:
+        """Return tools for one attempt, and what ends their session."""
+
+
+class ToolEnvironment(Environment):
+    """Base of environments whose policy calls tools.
+
+    State belongs to one attempt: `state` makes an object whose public methods are tools besides `functions`. These are
+    called one after the other, while functions may run at the same time.
+    """
+
+    functions: Sequence[Callable[..., Any]] = ()
+    """Tools without state, the same in every attempt: plain or async, with type hints and a Google docstring."""
+    servers: Sequence[ToolServer] = ()
+    """Others who have tools."""
+    rules = ToolRules()
+    tool_timeout: float = 30.0
+    """Seconds of one call."""
+    written: Callable[[Any], str] = staticmethod(as_text)
+    """Makes text of what a tool returns."""
+    _ledger: ToolLedger | None = None
+    _shown: dict[str, tuple[Tool, ...]] | None = None
+    _reader = HERMES
+
+    # ---- what a subclass may say
+
+    def state(self, prompt: Prompt, seed: int) -> Any:
+        """Return the object of a new attempt, whose public methods are tools. None where there is no state."""
+        return None
+
+    def shown_state(self, prompt: Prompt) -> Any:
+        """Return an object whose methods stand for those of every attempt, to make schemas of."""
+        return self.state(prompt, 0)
+
+    def kind(self, prompt: Prompt) -> str:
+        """Name the tools that a prompt has: prompts of one kind have the same."""
+        return ""
+
+    async def opening(self, prompt: Prompt, state: Any) -> Observation:
+        """Begin an attempt: text is appended to the prompt."""
+        return Observation()
+
+    async def judge(self, prompt: Prompt, talk: Talk) -> Reward | Failure | None:
+        """Judge a finished attempt by all that was said, or by its state. None leaves it to `score`."""
+        return None
+
+    async def release(self, prompt: Prompt, talk: Talk) -> None:
+        """Give back the object of an attempt that is over, unless the attempt is broken."""
+        return
+
+    # ---- what a run asks
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return MAX_TURNS
+
+    @property
+    def ledger(self) -> ToolLedger:
+        """Return the counts of calls, made when they are first asked for: subclasses need not call `__init__`."""
+        if self._ledger is None:
+            self._ledger = ToolLedger()
+        return self._ledger
+
+    def read_with(self, tokenizer: Any) -> None:
+        """Read calls as the policy's model writes them."""
+        self.rules = replace(self.rules, read=reader_for(tokenizer))
+        self._reader = reader_name(tokenizer)
+
+    def tools(self, prompt: Prompt, state: Any = None) -> tuple[Tool, ...]:
+        """Return the tools of an attempt."""
+        return tools_of(self.functions, state)
+
+    def shown_tools(self, prompt: Prompt) -> tuple[Tool, ...]:
+        """Return the tools that a prompt shows, made once for each kind of prompt."""
+        if self._shown is None:
+            self._shown = {}
+        kind = self.kind(prompt)
+        if kind not in self._shown:
+            served = [server.tools() for server in self.servers]
+            others = [tool for tools, _ in served for tool in tools]
+            self._shown[kind] = named_once([*self.tools(prompt, self.shown_state(prompt)), *others])
+        return self._shown[kind]
+
+    def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+        return [tool.schema for tool in self.shown_tools(prompt)]
+
+    def episode(self, prompt: Prompt, seed: int) -> ToolEpisode:
+        state = self.state(prompt, seed)
+        served = [server.tools() for server in self.servers]
+        tools = (*self.tools(prompt, state), *(tool for theirs, _ in served for tool in theirs))
+        talk = Talk(state)
+
+        async def closes() -> None:
+            await self.release(prompt, talk)
+            for _, close in served:
+                await in_thread(close)
+
+        return ToolEpisode(
+            Caller({tool.name: tool for tool in tools}, self.tool_timeout, self.ledger, self.written),
+            self.rules,
+            talk,
+            schemas=[tool.schema for tool in tools],
+            opening=lambda: self.opening(prompt, state),
+            judge=lambda talk: self.judge(prompt, talk),
+            closes=closes,
+        )
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.ledger.metrics()
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"tool_calls_read_by": self._reader}
+
+
+class Judged(Environment):
+    """Stand before another environment, which keeps its prompts and its score."""
+
+    def __init__(self, judged: Environment) -> None:
+        self.judged = judged
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return self.judged.prompts(split)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return await self.judged.score(prompt, completions)
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
+        return await self.judged.score_tokens(prompt, completions, completion_ids)
+
+    def gold(self, prompt: Prompt) -> str | None:
+        return self.judged.gold(prompt)
+
+    def dry_run(self, prompt: Prompt) -> "tuple[Environment, Prompt] | None":
+        return self.judged.dry_run(prompt)
+
+    def demonstrations(self, split: Split) -> Any:
+        return self.judged.demonstrations(split)
+
+    def difficulty(self, prompt: Prompt) -> float | None:
+        return self.judged.difficulty(prompt)
+
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        return self.judged.part_weights
+
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        self.judged.follow(step, max_steps, epoch)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.judged.metrics()
+
+    def facts(self) -> Mapping[str, Any]:
+        return self.judged.facts()
+
+    def watched_by(self, watchdog: Any) -> None:
+        self.judged.watched_by(watchdog)
+
+    def close(self) -> None:
+        self.judged.close()
+
+
+class WithTools(Judged, ToolEnvironment):
+    """Give tools to another environment."""
+
+    def __init__(self, judged: Environment, functions: Sequence[Callable[..., Any]] = ()) -> None:
+        super().__init__(judged)
+        self.functions = tuple(functions)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {**self.judged.metrics(), **ToolEnvironment.metrics(self)}
+
+    def facts(self) -> Mapping[str, Any]:
+        return {**self.judged.facts(), **ToolEnvironment.facts(self)}

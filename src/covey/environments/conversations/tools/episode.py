@@ -1,0 +1,140 @@
+"""An episode in which the policy calls tools until it says something without a call."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from covey.environments.conversations.tools.calling import Caller, ToolAnswer
+from covey.environments.conversations.tools.calls import BadCall, Reader, Said, hermes
+from covey.environments.episode import Answer, Episode, Observation
+from covey.types import Failure, Message, Reward
+
+T = TypeVar("T")
+Judge = Callable[["Talk"], Awaitable[Reward | Failure | None]]
+Closes = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Talk:
+    """What was said in an attempt since the prompt, and the object that belongs to the attempt."""
+
+    state: Any = None
+    messages: list[Message] = field(default_factory=list)
+    """Answers with their `tool_calls`, and messages of the tools."""
+    token_ids: list[int] = field(default_factory=list)
+    """What the policy sampled, over all turns."""
+    opening: Observation = field(default_factory=Observation)
+    """What was said before its first turn."""
+    is_broken: bool = False
+    """Whether a call was given up: the state may still be in use, by a thread that was left behind."""
+
+
+async def _nothing() -> None:
+    return
+
+
+async def _no_judgement(talk: Talk) -> Reward | Failure | None:
+    return None
+
+
+@dataclass(frozen=True)
+class ToolRules:
+    """How tools are called in an episode, and how their answers are said."""
+
+    read: Reader = hermes
+    max_calls: int | None = None
+    """Calls of an episode (environment.max_tool_calls); a turn that asks for more ends it."""
+    role: str = "tool"
+    """Who says what a tool answered: `tool`, or `user` for templates that know no tools."""
+
+
+class ToolEpisode(Episode):
+    """Answers calls of tools, and is done where a turn has none.
+
+    What a tool says is a message with its name. A call that cannot be read, an unknown tool and wrong arguments are
+    answered with what is wrong.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        rules: ToolRules,
+        talk: Talk,
+        *,
+        schemas: Sequence[Mapping[str, Any]] = (),
+        opening: Callable[[], Awaitable[Observation]] | None = None,
+        judge: Judge = _no_judgement,
+        closes: Closes = _nothing,
+    ) -> None:
+        """Keep the tools. `opening` begins the attempt, `judge` scores it, `closes` releases what it holds."""
+        self.talk = talk
+        self._caller = caller
+        self._rules = rules
+        self._schemas = schemas
+        self._opening = opening
+        self._judge = judge
+        self._closes = closes
+        self._num_calls = 0
+        self._num_heard = 0
+
+    async def reset(self) -> Observation:
+        if self._opening is not None:
+            self.talk.opening = await self._whole(self._opening())
+        return self.talk.opening
+
+    async def reply(self, answer: Answer) -> Observation:
+        self._num_heard = len(answer.conversation)
+        said = self._rules.read(answer, self._schemas)
+        self.talk.messages.append(said.message)
+        self.talk.token_ids += answer.token_ids
+        self._num_calls += len(said.calls)
+        # An answer, or nothing
+        if not said.calls:
+            return Observation(done=True, is_void=not said.text.strip(), info=_counts(said, ()))
+        if self._rules.max_calls is not None and self._num_calls > self._rules.max_calls:
+            return Observation(done=True, stop_reason="max_tool_calls", info=_counts(said, ()))
+        # Calls
+        answers = await self._whole(self._caller.answers(said.calls))
+        messages = tuple(self._message(found, answer.turn, place) for place, found in enumerate(answers))
+        self.talk.messages += messages
+        ends = any(found.ends for found in answers)
+        return Observation(
+            messages,
+            done=ends,
+            info=_counts(said, answers),
+            stop_reason="tool_stopped" if ends else None,
+            is_void=all(isinstance(call, BadCall) for call in said.calls),
+        )
+
+    async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
+        # A turn that was cut is no answer, so that `reply` has not heard of it
+        if len(conversation) > self._num_heard and conversation[-1]["role"] == "assistant":
+            self.talk.messages.append(conversation[-1])
+        return await self._whole(self._judge(self.talk))
+
+    async def close(self) -> None:
+        await self._closes()
+
+    async def _whole(self, call: Awaitable[T]) -> T:
+        """Await a call, and note where it did not come to its end."""
+        try:
+            return await call
+        except BaseException:
+            self.talk.is_broken = True
+            raise
+
+    def _message(self, answer: ToolAnswer, turn: int, place: int) -> Message:
+        if self._rules.role != "tool":
+            return {"role": self._rules.role, "content": answer.content}
+        # Nine letters and digits, which is what Mistral's template insists on.
+        call_id = f"call{turn % 1000:03}{place % 100:02}"
+        return {"role": "tool", "name": answer.name[:80], "content": answer.content, "tool_call_id": call_id}
+
+
+def _counts(said: Said, answers: Sequence[ToolAnswer]) -> dict[str, float]:
+    """Return numbers to log, means over turns."""
+    return {
+        "tool_calls": float(len(said.calls)),
+        "tool_errors": float(sum(answer.is_error for answer in answers)),
+        "parse_errors": float(sum(isinstance(call, BadCall) for call in said.calls)),
+    }

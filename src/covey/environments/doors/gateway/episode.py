@@ -1,0 +1,209 @@
+"""An episode that an agent program leads: its calls are the environment's words, the policy's turns their answers."""
+
+import asyncio
+import logging
+import numbers
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.environments.conversations.tools.calls import Call, Reader
+from covey.environments.doors.gateway.door import Door
+from covey.environments.doors.gateway.messages import continuation
+from covey.environments.doors.gateway.program import Program, ProgramFailed, Running
+from covey.environments.doors.gateway.refused import Refused
+from covey.environments.doors.gateway.server import Gateway
+from covey.environments.doors.gateway.wire import ChatRequest, Spoken
+from covey.environments.episode import Answer, Episode, Observation
+from covey.types import Failure, Message, Reward, RunStopped
+
+LOGGER = logging.getLogger(__name__)
+MAX_LEFT_BEHIND = 64
+"""Threads of programs that did not end with their episodes, before the run ends."""
+
+
+@dataclass
+class Outcome:
+    """What is known of an attempt when it is judged."""
+
+    opening: tuple[Message, ...] = ()
+    """The messages of the first call."""
+    messages: list[Message] = field(default_factory=list)
+    """What was said since, answers with their `tool_calls`; what the program returned in their place, where it did."""
+    token_ids: list[int] = field(default_factory=list)
+    """What the policy sampled, over all turns."""
+    reward: Any = None
+    """The program's own: returned, or else posted."""
+    is_cut: bool = False
+    """Whether a limit ended the episode, so that the program could not finish."""
+
+
+Judge = Callable[[Outcome], Awaitable[Reward | Failure]]
+
+
+@dataclass
+class Agents:
+    """What the episodes of a run share."""
+
+    program: Program
+    gateway: Gateway
+    read: Reader
+    """Reads calls of tools out of what the policy says."""
+    num_left_behind: int = 0
+
+
+class AgentEpisode(Episode):
+    """Answers the calls of a program until it ends."""
+
+    is_program = True
+
+    def __init__(self, agents: Agents, row: Mapping[str, Any], judge: Judge) -> None:
+        """Keep what is needed; the program starts with `reset`."""
+        self._agents, self._row, self._judge = agents, row, judge
+        self._outcome = Outcome()
+        self._door: Door | None = None
+        self._running: Running | None = None
+        self._request = ChatRequest(())
+        self._tools: tuple[Mapping[str, Any], ...] = ()
+        self._so_far: tuple[Message, ...] = ()
+
+    async def reset(self) -> Observation:
+        if self._agents.num_left_behind >= MAX_LEFT_BEHIND:
+            raise RunStopped(f"{self._agents.num_left_behind} threads of environment.program did not end")
+        self._door = self._agents.gateway.open()
+        self._running = self._agents.program.start(self._door, self._row)
+        request = await self._next_call()
+        if request is None:
+            raise ProgramFailed(f"the program {self._agents.program.name} ended without a call to its base_url")
+        self._tools, self._outcome.opening = request.tools, request.messages
+        return self._taken(request)
+
+    async def reply(self, answer: Answer) -> Observation:
+        door = self._door
+        assert door is not None, "reset begins an episode"
+        spoken, info = self._spoken(answer)
+        self._so_far = (*self._request.messages, spoken.message)
+        self._outcome.messages = self._since_opening()
+        self._outcome.token_ids += answer.token_ids
+        door.answer(spoken)
+        # What the program does with it
+        request = await self._next_call()
+        while request is not None and not answer.is_last and request.tools != self._tools:
+            door.refuse(Refused(400, "tools must stay those of the first call of the episode", "tools"))
+            request = await self._next_call()
+        if request is None:
+            return Observation(done=True, info=info)
+        if answer.is_last:
+            self._end(door, Refused(410, "the episode is over: environment.max_turns is reached", code="episode_over"))
+            return Observation(done=True, stop_reason="max_turns", info=info)
+        return self._taken(request, info)
+
+    async def score(self, conversation: Sequence[Message]) -> Reward | Failure:
+        """Judge what was said, with what the program itself says of it."""
+        door, running = self._door, self._running
+        assert door is not None, "reset begins an episode"
+        assert running is not None, "reset begins an episode"
+        # A call that no turn will answer: the episode met a limit
+        if running.outcome.done() and not self._outcome.is_cut:
+            self._hear(running.outcome.result(), door)
+            return await self._judge(self._outcome)
+        told = "the conversation has no room for another turn (environment.max_context)"
+        self._end(door, Refused(400, told, "messages", "context_length_exceeded"))
+        returned = None
+        try:
+            returned = await asyncio.shield(running.outcome)
+        except ProgramFailed as error:  # it was told that the episode is over
+            LOGGER.debug("after the end of the episode: %s", error)
+        self._hear(returned, door)
+        return await self._judge(self._outcome)
+
+    async def close(self) -> None:
+        if self._door is not None:
+            self._agents.gateway.close_door(self._door)
+        if self._running is not None and not await self._running.stop():
+            self._agents.num_left_behind += 1
+
+    # ---- one call after the other
+
+    async def _next_call(self) -> ChatRequest | None:
+        """Return the program's next call. None where it ends without one."""
+        assert self._door is not None, "reset begins an episode"
+        assert self._running is not None, "reset begins an episode"
+        call = asyncio.ensure_future(self._door.next_call())
+        try:
+            await asyncio.wait({call, self._running.outcome}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._running.outcome.done():
+                return call.result()
+            self._running.outcome.result()  # raises what the program broke on
+            return None
+        finally:
+            call.cancel()
+
+    def _taken(self, request: ChatRequest, info: Mapping[str, Any] | None = None) -> Observation:
+        """Return what a call says: what is new in it, or a conversation that was rewritten."""
+        new = continuation(self._so_far, request.messages) if self._so_far else None
+        self._request = request
+        return Observation(
+            new or (),
+            conversation=request.messages if new is None else None,
+            tools=request.tools,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            info=info or {},
+        )
+
+    def _spoken(self, answer: Answer) -> tuple[Spoken, dict[str, Any]]:
+        """Return the policy's turn as the program gets it, and numbers to log."""
+        said = self._agents.read(answer, self._tools) if self._tools else None
+        calls = [call for call in said.calls if isinstance(call, Call)] if said is not None else []
+        message: dict[str, Any] = {"role": "assistant", "content": _without_stop(answer.text, self._request.stop)}
+        if said is not None and calls:
+            # Nine letters and digits, which is what Mistral's template insists on.
+            message["content"] = said.text
+            message["tool_calls"] = [
+                {
+                    "id": f"call{answer.turn % 1000:03}{place % 100:02}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": dict(call.arguments)},
+                }
+                for place, call in enumerate(calls)
+            ]
+        reason = "tool_calls" if calls and answer.finish_reason == "stop" else answer.finish_reason
+        errors = 0 if said is None else len(said.calls) - len(calls)
+        info = {"tool_calls": float(len(calls)), "parse_errors": float(errors)}
+        return Spoken(message, reason, answer.turn, answer.prompt_ids, answer.token_ids), info
+
+    def _since_opening(self) -> list[Message]:
+        """Return what was said since the first call, or since the policy's first turn where that was rewritten."""
+        if continuation(self._outcome.opening, self._so_far) is not None:
+            return list(self._so_far[len(self._outcome.opening) :])
+        spoke = (i for i, message in enumerate(self._so_far) if message["role"] == "assistant")
+        return list(self._so_far[next(spoke) :])
+
+    # ---- the end
+
+    def _end(self, door: Door, refused: Refused) -> None:
+        """Tell a program that still calls why no turn follows. It may still say what the episode is worth."""
+        self._outcome.is_cut = True
+        door.end(refused, takes_rewards=True)
+
+    def _hear(self, returned: Any, door: Door) -> None:
+        """Take what the program returned: a reward, or messages to judge. What it posted counts where it gave none."""
+        self._outcome.reward = door.reward
+        if isinstance(returned, list | tuple):
+            if not all(isinstance(message, Mapping) for message in returned):
+                raise ProgramFailed(f"the program {self._agents.program.name} returned a list that is no messages")
+            self._outcome.messages = [dict(message) for message in returned]
+        elif isinstance(returned, numbers.Real):
+            self._outcome.reward = returned
+        elif returned is not None:
+            kind = type(returned).__name__
+            raise ProgramFailed(
+                f"the program {self._agents.program.name} must return a reward, messages or None, got {kind}"
+            )
+
+
+def _without_stop(text: str, stop: Sequence[str]) -> str:
+    """Return text without the stop string that ended it, as the API gives it."""
+    found = next((s for s in stop if text.endswith(s)), "")
+    return text.removesuffix(found) if found else text

@@ -1,0 +1,132 @@
+"""Data sources by the names data sets carry, each with the environment that judges its answers.
+
+A source is `source(settings) -> judge`, a judge `judge(ground_truth) -> (environment, prompt)`: the prompt holds what
+the environment compares with, and no question.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from covey.system.lookup import check_options, near
+
+if TYPE_CHECKING:
+    from covey.environments.base import Environment
+    from covey.types import Prompt
+
+Judge = Callable[[Any], "tuple[Environment, Prompt]"]
+
+
+def judge_of(name: str, settings: Mapping[str, Any]) -> Judge:
+    """Return the judge of a data source. Raises ValueError for a name or a setting it does not have."""
+    if name not in DATA_SOURCES:
+        raise ValueError(f"no data source {name!r}{near(name, DATA_SOURCES)}; there is {', '.join(DATA_SOURCES)}")
+    source = DATA_SOURCES[name]
+    check_options(source, settings, setting=f"settings of {name}")
+    return _made(name, tuple(sorted(settings.items())))
+
+
+@functools.cache
+def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> Judge:
+    """Make one environment for all calls with the same settings, since it may hold worker processes."""
+    return DATA_SOURCES[name](**dict(settings))
+
+
+def arithmetic() -> Judge:
+    """Judge sums. The ground truth is the integer."""
+    from covey.environments.arithmetic import Arithmetic
+    from covey.types import Prompt
+
+    environment = Arithmetic((1,), num_train=1, num_test=1)
+    return lambda truth: (environment, Prompt("arithmetic", "arithmetic", "", {"answer": int(truth)}))
+
+
+def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
+    """Judge word problems. The ground truth is the number, or a solution that ends in `#### N`."""
+    from covey.environments.math.gsm8k import GSM8K
+
+    environment = GSM8K({}, scheme, format_reward)
+
+    def judge(truth: Any) -> "tuple[Environment, Prompt]":
+        answer = str(truth) if "####" in str(truth) else f"#### {truth}"
+        return environment, GSM8K({"train": [{"question": "", "answer": answer}]}, scheme).prompts("train")[0]
+
+    return judge
+
+
+def mathematics(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
+    """Judge problems with an answer in LaTeX. The ground truth is the answer."""
+    from covey.environments.math.mathematics import Mathematics, MathSettings
+    from covey.types import Prompt
+
+    environment = Mathematics({}, MathSettings(scheme, format_reward))
+    return lambda truth: (environment, Prompt("math", "math", "", {"gold": str(truth)}))
+
+
+def countdown(*, uses: str = "exactly", answer_form: str = "tags", format_reward: float = 0.1) -> Judge:
+    """Judge expressions that reach a target. The ground truth is a mapping of `nums` (or `numbers`) and `target`."""
+    from covey.environments.math.countdown.environment import Countdown, read_rows
+    from covey.environments.math.countdown.settings import CountdownConfig
+
+    settings = CountdownConfig(uses=uses, answer_form=answer_form, format_reward=format_reward)
+    environment = Countdown({}, settings)
+
+    def judge(truth: Any) -> "tuple[Environment, Prompt]":
+        row = _mapping(truth)
+        numbers = [int(number) for number in row.get("nums", row.get("numbers", ()))]
+        rows = read_rows({"train": [{"nums": numbers, "target": int(row["target"])}]})
+        return environment, Countdown(rows, settings).prompts("train")[0]
+
+    return judge
+
+
+def code(*, partial_weight: float = 0.5) -> Judge:
+    """Judge programs in the sandbox. The ground truth is a row with tests, in any form environment=code reads."""
+    from covey.environments.code.environment import Code, CodeSettings
+    from covey.environments.code.formats import problems_of
+    from covey.sandbox import Sandbox
+
+    settings, sandbox = CodeSettings(partial_weight), Sandbox()
+    environment = Code({}, sandbox, settings)
+
+    def judge(truth: Any) -> "tuple[Environment, Prompt]":
+        problems = problems_of({"train": [_mapping(truth)]})
+        return environment, Code(problems, sandbox, settings).prompts("train")[0]
+
+    return judge
+
+
+def ifeval(*, scheme: str = "strict_share") -> Judge:
+    """Judge answers to instructions. The ground truth is a mapping of `instruction_id_list` and `kwargs`."""
+    from covey.environments.ifeval.environment import IFEval
+    from covey.environments.ifeval.prompts import from_rows
+    from covey.environments.ifeval.rewards import Scheme
+
+    environment = IFEval({}, Scheme(scheme))
+    return lambda truth: (environment, from_rows([{"prompt": "", **_mapping(truth)}], "train")[0])
+
+
+def _mapping(truth: Any) -> Mapping[str, Any]:
+    """Return a mapping, read from JSON where it is text, as data sets often hold it."""
+    found = json.loads(truth) if isinstance(truth, str) else truth
+    if not isinstance(found, Mapping):
+        raise ValueError(f"the ground truth must be a mapping, or one as JSON, got {truth!r:.80}")
+    return found
+
+
+DATA_SOURCES: dict[str, Callable[..., Judge]] = {
+    "arithmetic": arithmetic,
+    "gsm8k": gsm8k,
+    "openai/gsm8k": gsm8k,
+    "math": mathematics,
+    "lighteval/MATH": mathematics,
+    "DigitalLearningGmbH/MATH-lighteval": mathematics,
+    "HuggingFaceH4/MATH-500": mathematics,
+    "countdown": countdown,
+    "code": code,
+    "openai/openai_humaneval": code,
+    "google-research-datasets/mbpp": code,
+    "ifeval": ifeval,
+    "google/IFEval": ifeval,
+}

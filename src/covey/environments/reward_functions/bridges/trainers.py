@@ -1,0 +1,151 @@
+"""covey's environments as judges inside other trainers: TRL's GRPOTrainer and verl.
+
+    GRPOTrainer(model, reward_funcs=for_trl(environment), train_dataset=Dataset.from_list(trl_rows(environment)))
+
+    custom_reward_function.path=my_file.py custom_reward_function.name=compute_score      # verl; my_file imports it
+
+What the system could not judge is None in TRL, which leaves it out; verl has no word for it, so it is an error there.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from covey.environments.reward_functions.bridges.data_sources import judge_of
+from covey.environments.reward_functions.texts import Completion, final_text
+
+if TYPE_CHECKING:
+    from covey.environments.base import Environment, EnvironmentLike, Split
+    from covey.types import Failure, Prompt, Reward
+
+_log = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
+
+
+def trl_rows(environment: "EnvironmentLike", split: "Split" = "train") -> list[dict[str, Any]]:
+    """Return the prompts of an environment as rows of a data set for `GRPOTrainer`. `prompt_id` leads `for_trl` back to
+    them.
+
+    >>> trl_rows(Arithmetic(levels=(3,)))[0]
+    {'prompt': '60+48=', 'prompt_id': 'train-0'}
+    """
+    return [{"prompt": _data(prompt.text), "prompt_id": prompt.id} for prompt in environment.prompts(split)]
+
+
+def for_trl(judge: "EnvironmentLike | str", *, gold: str = "answer", **settings: Any) -> "TrlReward":
+    """Return a reward function for `GRPOTrainer(reward_funcs=...)`.
+
+    `judge` is an environment, whose rows `trl_rows` makes, or the name of a data source as in `compute_score`, for rows
+    of your own whose column `gold` holds the right answer; `settings` are those of the source. Raises ValueError for an
+    unknown source.
+    """
+    from covey.environments.base import adapt
+
+    # A data source by name
+    if isinstance(judge, str):
+        judge_of(judge, settings)  # say now what is wrong; the name, unlike its judge, can be sent to a process
+        return TrlReward(judge.rpartition("/")[2], functools.partial(_by_gold, judge, settings, gold))
+    if settings:
+        raise ValueError(f"for_trl takes settings beside the name of a data source, got {', '.join(settings)}")
+    # An environment, whose prompts carry the gold
+    environment = adapt(judge)
+    prompts = {prompt.id: prompt for prompt in (*judge.prompts("train"), *judge.prompts("test"))}
+    name = next((prompt.environment for prompt in prompts.values()), "environment")
+    return TrlReward(name, functools.partial(_by_id, environment, prompts))
+
+
+class TrlReward:
+    """TRL's signature around an environment. Completions of one prompt are judged together, as covey judges them."""
+
+    def __init__(self, name: str, find: "Callable[[Row], tuple[Environment, Prompt]]") -> None:
+        """Take `find`, which gives the judge of a row and the prompt it knows."""
+        self.__name__ = name
+        self._find = find
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Completion],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """Return one float for each completion, None where the environment could not judge it. The columns lead to
+        prompts."""
+        # Columns that TRL hands over, a list per column
+        lists = {name: values for name, values in columns.items() if isinstance(values, list)}
+        rows = [{name: values[i] for name, values in lists.items()} for i in range(len(prompts))]
+        texts = [final_text(completion) for completion in completions]
+        # Judge them
+        values = _run(_values([self._find(row) for row in rows], texts, completion_ids))
+        # Report what could not be judged; TRL takes None for it
+        problems = [value for value in values if isinstance(value, str)]
+        for problem in problems:
+            _log.warning("%s could not judge a completion: %s", self.__name__, problem)
+        if log_metric is not None:
+            log_metric(f"{self.__name__}/unscored", float(len(problems)))
+        return [None if isinstance(value, str) else value for value in values]
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Row | None = None, **settings: Any
+) -> float:
+    """Return the reward of one completion, in verl's signature. `settings` come from
+    custom_reward_function.reward_kwargs.
+
+    Raises ValueError for an unknown data source, and RuntimeError where the system could not judge the completion.
+    """
+    environment, prompt = judge_of(data_source, settings)(ground_truth)
+    (value,) = _run(_values([(environment, prompt)], [solution_str], None))
+    if isinstance(value, str):
+        raise RuntimeError(f"{data_source} could not judge a completion: {value}")
+    return value
+
+
+def _by_id(environment: "Environment", prompts: "Mapping[str, Prompt]", row: Row) -> "tuple[Environment, Prompt]":
+    if row.get("prompt_id") not in prompts:
+        raise ValueError(f"rows need a prompt_id of the environment (trl_rows makes them), got {row.get('prompt_id')}")
+    return environment, prompts[row["prompt_id"]]
+
+
+def _by_gold(source: str, settings: Row, gold: str, row: Row) -> "tuple[Environment, Prompt]":
+    if gold not in row:
+        raise ValueError(f"rows have no column {gold!r} with the right answer (has: {', '.join(row)})")
+    return judge_of(source, settings)(row[gold])
+
+
+async def _values(
+    found: "Sequence[tuple[Environment, Prompt]]", texts: Sequence[str], token_ids: Sequence[Sequence[int]] | None
+) -> list[float | str]:
+    """Return rewards, and reasons why there is none. Neighbours with the same prompt are judged in one call."""
+    values: list[float | str] = []
+    for (environment, prompt), members in groupby(range(len(found)), key=found.__getitem__):
+        group = list(members)
+        written = [texts[i] for i in group]
+        if token_ids is None:
+            verdicts = await environment.score(prompt, written)
+        else:
+            verdicts = await environment.score_tokens(prompt, written, [token_ids[i] for i in group])
+        values += [_value(verdict) for verdict in verdicts]
+    return values
+
+
+def _value(verdict: "Reward | Failure") -> float | str:
+    from covey.types import Failure
+
+    return verdict.reason if isinstance(verdict, Failure) else verdict.value
+
+
+def _run(coroutine: "Coroutine[Any, Any, list[float | str]]") -> list[float | str]:
+    """Run it in a thread of its own, since the caller may be inside an event loop, as in a notebook."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, coroutine).result()
+
+
+def _data(text: Any) -> Any:
+    return text if isinstance(text, str) else [dict(message) for message in text]

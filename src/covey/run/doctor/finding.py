@@ -1,0 +1,85 @@
+"""What the doctor says: evidence of one rule, and the finding that it makes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from covey.run.doctor.log import RunLog
+
+
+class Level(IntEnum):
+    """How much it matters: something to know, to watch, to act on now."""
+
+    NOTE = 1
+    WATCH = 2
+    SICK = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+    def milder(self) -> "Level":
+        return Level(max(Level.NOTE, self - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a rule has seen in a run."""
+
+    level: Level
+    seen: str
+    """The numbers, in a sentence."""
+    since: int | None
+    """First step of it, None where it is about the run as a whole."""
+    until: int | None = None
+    """Last step of it where it is over, else None."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    prompts: tuple[str, ...] = ()
+    """Of which groups it is seen best, by prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One sickness: how it is found, why it matters, what helps."""
+
+    id: str
+    name: str
+    why: str
+    source: str
+    advice: tuple[str, ...]
+    """Settings by name and what to do with them, most likely first."""
+    refuted: str
+    """What would prove it wrong."""
+    look: Callable[[RunLog], Evidence | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that holds."""
+
+    rule: Rule
+    evidence: Evidence
+
+    @property
+    def level(self) -> Level:
+        return self.evidence.level
+
+    @property
+    def title(self) -> str:
+        """Return one line: when, what, by which numbers."""
+        evidence = self.evidence
+        when = "" if evidence.since is None else f" since step {evidence.since}"
+        if evidence.until is not None:
+            when = f" from step {evidence.since} to {evidence.until}, over now"
+        return f"{self.rule.id} {self.rule.name}{when}: {evidence.seen}"
+
+    def as_row(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        rule, evidence = self.rule, self.evidence
+        return {
+            **{"id": rule.id, "name": rule.name, "level": self.level.word, "title": self.title, "why": rule.why},
+            **{"source": rule.source, "advice": list(rule.advice), "refuted": rule.refuted},
+            **{name: value for name, value in asdict(evidence).items() if name != "level"},
+            "prompts": list(evidence.prompts),
+        }

@@ -1,0 +1,85 @@
+"""Looks at a run with the doctor's rules while it trains: says each finding once, ends the run where that is asked."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.config.schema import Config
+from covey.run.doctor.diagnose import diagnose
+from covey.run.doctor.finding import Finding, Level
+from covey.run.doctor.log import RunLog, flat
+from covey.run.folder import METRICS
+from covey.run.records.callbacks import Callback, StopTraining
+from covey.system.jsonl import read_rows
+
+if TYPE_CHECKING:
+    from covey.run.build import Run
+    from covey.run.evaluate import Evaluation
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Doctor(Callback):
+    """Looks whenever a window of steps is full, and after each evaluation. Never changes what is trained."""
+
+    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
+        self._stop_on = frozenset(config.doctor.stop_on)
+        self._say = say
+        self._log = RunLog(settings=flat(asdict(config)))
+        self._answers: list[dict[str, Any]] = []
+        self._log.answers = self._answers
+        self._said: dict[str, Level] = {}
+        self._folder: Path | None = None
+
+    def on_start(self, run: "Run", folder: Path) -> None:
+        self._folder = folder
+
+    def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
+        self._take_up(step, step)
+        self._log.add_row({"step": step, **metrics})
+        if len(self._log.steps) % self._log.width == 0 or len(self._log.steps) == 3:
+            self._look()
+
+    def on_evaluation(self, step: int, evaluation: "Evaluation") -> None:
+        self._take_up(step + 1, step)
+        row: dict[str, Any] = {"accuracy": evaluation.accuracy.value, "reward_mean": evaluation.reward_mean.value}
+        row |= {f"pass_at_{k}": estimate.value for k, estimate in evaluation.pass_at_k.items()}
+        self._log.add_row({"step": step, **row}, is_look=True)
+        self._answers += [
+            {"step": step, "prompt_id": place, "greedy": True, "correct": correct == 1.0}
+            for place, correct in enumerate(evaluation.correct_greedy)
+        ]
+        self._look()
+
+    def _take_up(self, step: int, look: int) -> None:
+        """Read steps before `step` and evaluations before `look` of a resumed run, and say nothing of them again."""
+        if self._folder is None:
+            return
+        rows, self._folder = list(read_rows(self._folder / METRICS)), None
+        for row in rows:
+            is_look = row.get("kind") == "evaluate"
+            if row["step"] < (look if is_look else step):
+                self._log.add_row(row, is_look=is_look)
+        if self._log.steps:
+            self._said = {finding.rule.id: finding.level for finding in diagnose(self._log)}
+
+    def _look(self) -> None:
+        """Say what is new, or has got worse, and raise StopTraining for what the run is to stop on."""
+        new = [one for one in diagnose(self._log) if one.level > self._said.get(one.rule.id, Level.NOTE)]
+        for finding in new:
+            self._said[finding.rule.id] = finding.level
+            self._say(f"doctor, {finding.level.word}: {finding.title} (turn {finding.rule.advice[0]})")
+            LOGGER.warning("doctor: %s", finding.title)
+        for finding in new:
+            if self._stops(finding):
+                raise StopTraining(f"doctor.stop_on has {finding.rule.id}: {finding.title}")
+
+    def _stops(self, finding: Finding) -> bool:
+        return finding.rule.id in self._stop_on or ("sick" in self._stop_on and finding.level is Level.SICK)
+
+
+def watching(config: Config, say: Callable[[str], None]) -> tuple[Doctor, ...]:
+    """Return the doctor of a run that has one."""
+    return (Doctor(config, say),) if config.doctor.enabled else ()

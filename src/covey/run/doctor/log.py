@@ -1,0 +1,199 @@
+"""The columns of a run as rules read them: numbers by step, windows of steps, the first of which is the baseline."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from covey.run.doctor.measures import standard_error
+
+Row = Mapping[str, Any]
+MIN_WINDOW, SHARE = 10, 0.05
+"""Steps of a window: so many, or this share of the run if that is more."""
+HUGE = 1e100
+"""What is larger in a log is taken as this: its square is still a number."""
+SKIPPED_ROWS = 2
+"""At the start, before the baseline: the optimiser's state is not yet one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Neighbouring steps of one column."""
+
+    first: int
+    last: int
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+    @property
+    def error(self) -> float:
+        return standard_error(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Two or more windows in a row of which something holds."""
+
+    windows: tuple[Window, ...]
+    is_over: bool
+    """Whether a later window is free of it."""
+
+    @property
+    def since(self) -> int:
+        return self.windows[0].first
+
+    @property
+    def until(self) -> int | None:
+        return self.windows[-1].last if self.is_over else None
+
+    @property
+    def mean(self) -> float:
+        return fmean(window.mean for window in self.windows)
+
+
+@dataclass(slots=True)
+class RunLog:
+    """What a run has logged so far. What another tool did not log is missing, and rules about it say nothing."""
+
+    steps: list[int] = field(default_factory=list)
+    columns: dict[str, list[float | None]] = field(default_factory=dict)
+    """Of training rows, by name; as long as `steps`, None where a row has no number."""
+    look_steps: list[int] = field(default_factory=list)
+    looks: dict[str, list[float | None]] = field(default_factory=dict)
+    """Of evaluations, likewise."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted name -> value."""
+    updates: Sequence[Row] = ()
+    """Rows of updates.jsonl."""
+    answers: Sequence[Row] = ()
+    """Of evaluations, and of training: rows with step, prompt_id, completion, reward."""
+    rollouts: Sequence[Row] = ()
+    summary: Row = field(default_factory=dict)
+    error: str | None = None
+    """Why the run ended early."""
+    control: "RunLog | None" = None
+    """The same run with shuffled rewards."""
+    is_foreign: bool = False
+    """Whether another tool wrote it, of whose settings little is known."""
+
+    def add_row(self, row: Row, *, is_look: bool = False) -> None:
+        """Take a row of numbers in."""
+        steps, columns = (self.look_steps, self.looks) if is_look else (self.steps, self.columns)
+        for name, value in row.items():
+            if name in ("step", "kind", "time"):
+                continue
+            column = columns.setdefault(name, [None] * len(steps))
+            column.append(as_number(value))
+        steps.append(int(row["step"]))
+        for column in columns.values():
+            column.extend([None] * (len(steps) - len(column)))
+
+    @property
+    def width(self) -> int:
+        """Return the rows of a window."""
+        planned = self.settings.get("num_steps")
+        rows = max(len(self.steps), planned if isinstance(planned, int) and not self.is_foreign else 0)
+        return max(MIN_WINDOW, int(SHARE * rows))
+
+    def known(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, number) of a column where there is a finite one."""
+        column = self.columns.get(name, ())
+        return [
+            (step, value)
+            for step, value in zip(self.steps, column, strict=bool(column))
+            if value is not None and math.isfinite(value)
+        ]
+
+    def values(self, name: str) -> list[float]:
+        return [value for _, value in self.known(name)]
+
+    def windows(self, name: str) -> list[Window]:
+        """Return the windows of a column, counted back from its last number; what is left at the start is in none."""
+        points, width = self.known(name), self.width
+        found = []
+        for end in range(len(points), width - 1, -width):
+            part = points[end - width : end]
+            found.append(Window(part[0][0], part[-1][0], tuple(value for _, value in part)))
+        return found[::-1]
+
+    def baseline(self, name: str) -> Window | None:
+        """Return the window that others are compared with: the first after the first rows, None while it is short."""
+        part = self.known(name)[SKIPPED_ROWS : SKIPPED_ROWS + self.width]
+        if len(part) < self.width:
+            return None
+        return Window(part[0][0], part[-1][0], tuple(value for _, value in part))
+
+    def usual(self, name: str) -> float | None:
+        """Return the median of the baseline."""
+        base = self.baseline(name)
+        return None if base is None else float(median(base.values))
+
+    def at_first(self, name: str, pick: Callable[..., float]) -> float | None:
+        """Return the median of the baseline or of the rows before and in it, whichever `pick`, such as max, picks.
+
+        What goes wrong within the first steps is in the baseline already.
+        """
+        usual, early = self.usual(name), self.values(name)[: SKIPPED_ROWS + 1]
+        return None if usual is None else pick(usual, float(median(early)))
+
+    def lasting(self, name: str, holds: Callable[[Window], bool]) -> Span | None:
+        """Return the latest two or more windows in a row of which something holds."""
+        windows, runs = self.windows(name), [[]]  # type: tuple[list[Window], list[list[Window]]]
+        for window in windows:
+            if holds(window):
+                runs[-1].append(window)
+            elif runs[-1]:
+                runs.append([])
+        found = [run for run in runs if len(run) >= 2]
+        return Span(tuple(found[-1]), is_over=found[-1][-1] is not windows[-1]) if found else None
+
+    def looks_at(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, number) of the evaluations that have it."""
+        column = self.looks.get(name, ())
+        pairs = zip(self.look_steps, column, strict=bool(column))
+        return [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        return self.settings.get(name, default)
+
+
+def log_of(steps: Sequence[Row], looks: Sequence[Row] = (), **rest: Any) -> RunLog:
+    """Return the log of rows of training and of evaluations."""
+    log = RunLog(**rest)
+    for row in steps:
+        log.add_row(row)
+    for row in looks:
+        log.add_row(row, is_look=True)
+    return log
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number, also of the words that stand for it where JSON has none.
+
+    >>> as_number("-inf")
+    -inf
+    """
+    if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return max(-HUGE, min(HUGE, float(value))) if math.isfinite(value) else float(value)
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings by their dotted names.
+
+    >>> flat({"seed": 0, "model": {"name": "nano"}})
+    {'seed': 0, 'model.name': 'nano'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

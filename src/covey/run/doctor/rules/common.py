@@ -1,0 +1,128 @@
+"""What several rules ask of a run: how its reward went, how its held-out accuracy went, how a column changed."""
+
+from collections.abc import Callable
+from math import sqrt
+from typing import NamedTuple
+
+from covey.run.doctor.finding import Evidence, Level
+from covey.run.doctor.log import RunLog, Span, Window, as_number
+
+REWARDS = ("sampled_reward_mean", "reward_mean")
+USUAL_PROMPTS = 128
+"""Of an evaluation that does not say how many it had."""
+
+
+class Change(NamedTuple):
+    """From a first number to a last one."""
+
+    first: float
+    last: float
+    error: float
+    """Standard error of the difference."""
+    step: int
+    """Of the last number."""
+
+    @property
+    def gain(self) -> float:
+        return self.last - self.first
+
+    @property
+    def z(self) -> float:
+        """Return the gain in standard errors."""
+        return (
+            self.gain / self.error
+            if self.error > 0
+            else (0.0 if self.gain == 0 else 1e9 * (1 if self.gain > 0 else -1))
+        )
+
+
+def reward_name(log: RunLog) -> str:
+    return next((name for name in REWARDS if log.known(name)), REWARDS[0])
+
+
+def change_of(log: RunLog, name: str) -> Change | None:
+    """Return how a column went from its baseline to its last window."""
+    base, windows = log.baseline(name), log.windows(name)
+    if base is None or not windows or windows[-1].first <= base.last:
+        return None
+    last = windows[-1]
+    return Change(base.mean, last.mean, sqrt(base.error**2 + last.error**2), last.last)
+
+
+def reward_change(log: RunLog) -> Change | None:
+    return change_of(log, reward_name(log))
+
+
+def accuracy_change(log: RunLog) -> Change | None:
+    """Return how the held-out accuracy went from the first evaluation to the last.
+
+    Where the summary has the interval of the gain, which is paired over prompts, the error is from there.
+    """
+    looks = log.looks_at("accuracy")
+    if len(looks) < 2:
+        return None
+    (_, first), (step, last) = looks[0], looks[-1]
+    found = (log.summary.get("gain") or {}).get("accuracy") or {}
+    low, high, value = (as_number(found.get(name)) for name in ("low", "high", "value"))
+    if low is not None and high is not None and value is not None and abs(value - (last - first)) < 1e-6:
+        return Change(first, last, (high - low) / 3.92, step)
+    prompts = num_prompts(log)
+    variance = first * (1 - first) + last * (1 - last)
+    return Change(first, last, sqrt(max(variance, 1 / prompts) / prompts), step)
+
+
+def num_prompts(log: RunLog) -> int:
+    """Return how many held-out prompts an evaluation looks at."""
+    after = log.summary.get("after") or {}
+    found = after.get("num_prompts") or log.setting("evaluation.num_prompts")
+    return found if isinstance(found, int) and found > 0 else USUAL_PROMPTS
+
+
+def has_curriculum(log: RunLog) -> bool:
+    """Tell whether prompts get harder on purpose, so that falling rewards mean nothing."""
+    return log.setting("curriculum.name", "none") not in (None, "none")
+
+
+def is_falling(log: RunLog, errors: float = 2.0) -> bool:
+    """Tell whether the run gets worse by what can be trusted most: evaluations, else the reward of training."""
+    change = accuracy_change(log)
+    if change is not None:
+        return change.z < -errors
+    found = None if has_curriculum(log) else reward_change(log)
+    return found is not None and found.z < -errors
+
+
+def is_rising(log: RunLog, errors: float = 2.0) -> bool:
+    """Tell whether the run gets better by what can be trusted most."""
+    change = accuracy_change(log) or reward_change(log)
+    return change is not None and change.z > errors
+
+
+def above(
+    log: RunLog, name: str, watch: float, sick: float, seen: Callable[[Span], str], *, strict: bool = False
+) -> Evidence | None:
+    """Return evidence of windows above a bound: sick above the higher one, else to watch."""
+
+    def over(bound: float) -> Callable[[Window], bool]:
+        return lambda window: window.mean > bound if strict else window.mean >= bound
+
+    for bound, level in ((sick, Level.SICK), (watch, Level.WATCH)):
+        span = log.lasting(name, over(bound))
+        if span is not None:
+            return evidence_of(level, span, seen(span))
+    return None
+
+
+def evidence_of(level: Level, span: Span, seen: str, **values: float) -> Evidence:
+    """Return the evidence of a span; what is over is milder."""
+    level = level.milder() if span.is_over else level
+    return Evidence(level, seen, span.since, span.until, {"mean": span.mean, **values})
+
+
+def percent(value: float) -> str:
+    """Say a share.
+
+    >>> percent(0.256)
+    '25.6 %'
+    """
+    return f"{100 * value:.3g} %"

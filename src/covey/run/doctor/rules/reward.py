@@ -1,0 +1,209 @@
+"""Is the reward what one wants: against held-out accuracy, its parts, repeated answers, a control."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from covey.run.doctor.finding import Evidence, Level
+from covey.run.doctor.log import RunLog
+from covey.run.doctor.measures import binomial_tail, mann_kendall
+from covey.run.doctor.rules.common import (
+    Change,
+    above,
+    accuracy_change,
+    change_of,
+    evidence_of,
+    has_curriculum,
+    num_prompts,
+    percent,
+    reward_change,
+    reward_name,
+)
+
+OWN_PARTS = ("correct", "accuracy", "answer", "solved", "passed", "score", "tests", "exact")
+"""How the part of a reward is called that is about the task itself."""
+FEW_HELD_OUT = 200
+"""Prompts; with fewer an interval is wider than most gains."""
+ONE_ANSWER = 0.3
+"""Of the prompts won by one and the same text."""
+
+
+def hacking(log: RunLog) -> Evidence | None:
+    """Find a reward that rises while held-out accuracy does not."""
+    reward, accuracy = reward_change(log), accuracy_change(log)
+    if reward is None or accuracy is None or reward.z < 3 or reward.gain < 0.02 or accuracy.z > 1:
+        return None
+    if has_curriculum(log) and accuracy.z > -2:
+        return None
+    fell = accuracy.z < -2
+    if not fell and accuracy.first > 0.9:
+        return None
+    level = Level.SICK if fell or (reward.z > 8 and accuracy.gain < 0.1 * reward.gain) else Level.WATCH
+    text = f"the training reward rose from {reward.first:.3g} to {reward.last:.3g}, held-out accuracy went"
+    values = {"reward_z": reward.z, "accuracy_z": accuracy.z}
+    return Evidence(
+        level, f"{text} from {percent(accuracy.first)} to {percent(accuracy.last)}", accuracy.step, None, values
+    )
+
+
+def format_only(log: RunLog) -> Evidence | None:
+    """Find a gain that comes from the form of answers, not from their being right."""
+    parts = {
+        name[7:]: change for name in log.columns if name.startswith("reward/") and (change := change_of(log, name))
+    }
+    own = _own_part(list(parts))
+    weights = _weights(log, list(parts))
+    total = sum(weights[name] * max(0.0, change.gain) for name, change in parts.items())
+    if own is None or len(parts) < 2 or total < 0.02:
+        return None
+    rest = total - weights[own] * max(0.0, parts[own].gain)
+    largest = max((name for name in parts if name != own), key=lambda name: weights[name] * parts[name].gain)
+    if rest < 0.8 * total or parts[largest].z < 3:
+        return None
+    shown = f"{percent(rest / total)} of the gain is not of the part {own}"
+    other = parts[largest]
+    text = f"{shown}: {largest} rose from {other.first:.3g} to {other.last:.3g}, {own} went from {parts[own].first:.3g}"
+    level = Level.SICK if parts[own].z < -2 else Level.WATCH
+    return Evidence(level, f"{text} to {parts[own].last:.3g}", log.steps[0], values={"share": rest / total})
+
+
+def _own_part(names: Sequence[str]) -> str | None:
+    return next((name for wanted in OWN_PARTS for name in names if wanted in name.lower()), None)
+
+
+def _weights(log: RunLog, names: Sequence[str]) -> dict[str, float]:
+    given = log.setting("reward_weights") or []
+    if len(given) != len(names):
+        given = [1.0] * len(names)
+    return dict(zip(names, map(float, given), strict=True))
+
+
+def forged(log: RunLog) -> Evidence | None:
+    """Find rewards that a second look takes back, or that one text wins everywhere."""
+    for name in ("environment/recheck_disagreements", *_ends_with(log, "/recheck_disagreements")):
+        caught = [(step, value) for step, value in log.known(name) if value > 0]
+        if caught:
+            total = sum(value for _, value in caught)
+            return Evidence(Level.SICK, f"{total:.0f} programs of full score failed other tests", caught[0][0])
+    wins: dict[str, set[str]] = {}
+    right = [row for row in (*log.answers, *log.rollouts) if _is_right(log, row)]
+    late = [row for row in right if row["step"] > log.steps[-1] // 2] if log.steps else []
+    for row in late:
+        wins.setdefault(str(row.get("completion")), set()).add(str(row.get("prompt_id")))
+    prompts = {name for names in wins.values() for name in names}
+    if len(prompts) < 20:
+        return None
+    text, names = max(wins.items(), key=lambda one: len(one[1]))
+    share = len(names) / len(prompts)
+    if share < ONE_ANSWER:
+        return None
+    said = f"one answer ({text[:40]!r}) is right for {percent(share)} of {len(prompts)} prompts"
+    return Evidence(Level.WATCH, said, late[0]["step"], values={"share": share}, prompts=tuple(sorted(names)[:4]))
+
+
+def _ends_with(log: RunLog, end: str) -> list[str]:
+    return [name for name in log.columns if name.startswith("environment/") and name.endswith(end)]
+
+
+def _is_right(log: RunLog, row: Any) -> bool:
+    reward = row.get("reward")
+    return isinstance(reward, int | float) and reward >= log.setting("evaluation.correct_above", 1.0) and reward > 0
+
+
+def train_eval_gap(log: RunLog) -> Evidence | None:
+    """Find a training reward that leaves the same reward of held-out prompts behind."""
+    name, looks = reward_name(log), log.looks_at("reward_mean")
+    windows = log.windows(name)
+    if len(looks) < 2 or len(windows) < 2 or has_curriculum(log) or log.setting("algorithm.group_filter"):
+        return None
+    rewards = log.values(name)
+    scale = max(max(rewards) - min(rewards), abs(looks[-1][1]), 1e-9) if max(map(abs, rewards)) > 1 else 1.0
+    first, last = windows[0].mean - looks[0][1], windows[-1].mean - looks[-1][1]
+    error = (windows[-1].error ** 2 + 0.25 * scale**2 / num_prompts(log)) ** 0.5
+    if last < 0.15 * scale or last - 2 * error < 0.05 * scale or last <= first + 0.05 * scale:
+        return None
+    text = f"training reward is {last:.3g} above that of held-out prompts, {first:.3g} at first"
+    return Evidence(Level.WATCH, text, looks[-1][0], values={"gap": last, "first": first})
+
+
+def forgetting(log: RunLog) -> Evidence | None:
+    """Find held-out prompts that were solved at an evaluation and are not any more, more than chance explains."""
+    greedy = [row for row in log.answers if row.get("greedy")]
+    steps = sorted({row["step"] for row in greedy})
+    if len(steps) < 2:
+        return None
+    of_step = {
+        step: {str(r["prompt_id"]): bool(r.get("correct")) for r in greedy if r["step"] == step} for step in steps
+    }
+    last = of_step[steps[-1]]
+    worst: tuple[float, int, int, int, list[str]] | None = None
+    for step in steps[:-1]:
+        shared = [name for name in of_step[step] if name in last]
+        lost = [name for name in shared if of_step[step][name] and not last[name]]
+        gained = sum(last[name] and not of_step[step][name] for name in shared)
+        solved = sum(of_step[step][name] for name in shared)
+        p = binomial_tail(len(lost), len(lost) + gained)
+        if solved and len(lost) > 0.05 * solved and p < 0.01 and (worst is None or p < worst[0]):
+            worst = (p, step, solved, gained, lost)
+    if worst is None:
+        return None
+    p, step, solved, gained, lost = worst
+    text = (
+        f"of {solved} held-out prompts solved after step {step}, {len(lost)} are lost; {gained} were gained (p {p:.1g})"
+    )
+    return Evidence(Level.SICK, text, step, values={"lost": len(lost), "p": p}, prompts=tuple(lost[:4]))
+
+
+def noisy_verifier(log: RunLog) -> Evidence | None:
+    """Find the same answer judged twice, differently."""
+    text = "{} of the answers have a twin in their group, word for word, with another reward"
+    return above(log, "disagreement_fraction", 0.01, 0.05, lambda span: text.format(percent(span.mean)), strict=True)
+
+
+def without_signal(log: RunLog) -> Evidence | None:
+    """Find a gain that shuffled rewards bring as well."""
+    if log.control is None:
+        return None
+    own, other = _gain(log), _gain(log.control)
+    if own is None or other is None or own.gain <= 0 or other.gain < 0.5 * own.gain or other.z < 2:
+        return None
+    text = f"the control with shuffled rewards gained {other.gain:+.3g}, the run itself {own.gain:+.3g}"
+    return Evidence(Level.SICK, text, None, values={"own": own.gain, "control": other.gain})
+
+
+def _gain(log: RunLog) -> Change | None:
+    return accuracy_change(log) or reward_change(log)
+
+
+def not_shown(log: RunLog) -> Evidence | None:
+    """Find a result that chance may have made."""
+    change = accuracy_change(log)
+    if change is None or log.summary.get("status") != "completed":
+        return None
+    text = f"accuracy went from {percent(change.first)} to {percent(change.last)} on {num_prompts(log)} prompts"
+    if abs(change.z) < 1.96:
+        return Evidence(Level.NOTE, f"{text}: the interval of the gain holds 0", None, values={"z": change.z})
+    if num_prompts(log) < FEW_HELD_OUT and abs(change.z) < 3.3:
+        return Evidence(Level.NOTE, f"{text}: few, for a gain of this size", None, values={"z": change.z})
+    return None
+
+
+def got_worse(log: RunLog) -> Evidence | None:
+    """Find a run that ends, or has been for two evaluations, below where it began."""
+    change = accuracy_change(log)
+    if change is not None and change.z < -3:
+        looks = log.looks_at("accuracy")
+        best = max(looks, key=lambda one: one[1])
+        text = (
+            f"held-out accuracy fell from {percent(change.first)} to {percent(change.last)}, best after step {best[0]}"
+        )
+        return Evidence(Level.SICK, text, best[0], values={"z": change.z})
+    if change is not None or has_curriculum(log):
+        return None
+    reward = reward_change(log)
+    values = log.windows(reward_name(log))
+    if reward is None or reward.z > -4 or mann_kendall([window.mean for window in values]) > 0.2:
+        return None
+    span = log.lasting(reward_name(log), lambda window: window.mean < reward.first - 3 * reward.error)
+    if span is None:
+        return None
+    return evidence_of(Level.SICK, span, f"the reward fell from {reward.first:.3g} to {reward.last:.3g}")

@@ -1,0 +1,100 @@
+"""Is what is sampled what is trained: the gap between engine and trainer, and the age of what is trained."""
+
+from typing import NamedTuple
+
+from covey.run.doctor.finding import Evidence, Level
+from covey.run.doctor.log import RunLog
+from covey.run.doctor.measures import mann_kendall, theil_sen, thinned
+from covey.run.doctor.rules.common import above, change_of, evidence_of, percent
+
+FAR_TOKEN = 5.0
+"""Nats by which one token may differ."""
+
+
+class Bounds(NamedTuple):
+    """What rounding explains, by the precision of the policy."""
+
+    watch: float
+    """Of `mismatch_kl`, nats."""
+    sick: float
+    floor: float
+    """Of `mismatch`, nats: below it growth means nothing."""
+
+
+def bounds_of(log: RunLog) -> Bounds:
+    precision = log.setting("model.precision")
+    if precision in ("float32", "float64") and log.setting("engine.name", "native") != "vllm":
+        return Bounds(1e-6, 1e-6, 1e-4)
+    return Bounds(1e-3, 1e-2, 0.02)
+
+
+def _is_fresh(log: RunLog) -> bool:
+    """Tell whether what is trained was sampled with the weights of the step, so that a gap is a defect."""
+    ages = [value for name in ("staleness_max", "staleness/max") for value in log.values(name)]
+    return max(ages, default=0.0) == 0 and not log.setting("max_staleness", 0)
+
+
+def not_the_trainer(log: RunLog) -> Evidence | None:
+    """Find an engine that computes something else than the trainer."""
+    bounds = bounds_of(log)
+    if not _is_fresh(log):
+        bounds = Bounds(0.05, 0.5, 1.0)
+
+    name, watch, sick = "mismatch_kl", bounds.watch, bounds.sick
+    if not log.known(name):  # TRL and verl log a mean difference of log-probs or of probabilities
+        name, watch, sick = "mismatch", 0.05, 0.2
+    found = above(log, name, watch, sick, lambda span: _gap_seen(log, name, span.mean), strict=True)
+    if found is not None:
+        return found
+    span = log.lasting("mismatch_max", lambda window: min(window.values) > FAR_TOKEN)
+    text = "in every step a token differs by {:.3g} nats or more between engine and trainer"
+    return evidence_of(Level.WATCH, span, text.format(min(span.windows[-1].values))) if span else None
+
+
+def _gap_seen(log: RunLog, name: str, mean: float) -> str:
+    precision = log.setting("model.precision")
+    where = f", in {precision}" if precision else ""
+    what = "KL of sampler to trainer" if name == "mismatch_kl" else "difference of sampler and trainer"
+    return f"{what} is {mean:.3g} nats a token{where}"
+
+
+def gap_grows(log: RunLog) -> Evidence | None:
+    """Find a gap that grows as training goes on."""
+    change = change_of(log, "mismatch")
+    usual = log.usual("mismatch")
+    if change is None or usual is None or change.last < max(2 * usual, bounds_of(log).floor):
+        return None
+    # What training has changed since a token was sampled grows with the rate and the age alone
+    if mann_kendall(thinned(log.values("mismatch"))) >= 0.01:
+        return None
+    span = log.lasting("mismatch", lambda window: window.mean > 2 * usual)
+    if span is None or span.is_over:
+        return None
+    level = Level.SICK if change.last > 0.1 else Level.WATCH
+    text = f"sampler and trainer differ by {change.last:.3g} nats a token, by {usual:.3g} at first"
+    return evidence_of(level, span, text)
+
+
+def old_weights(log: RunLog) -> Evidence | None:
+    """Find an engine that keeps its first weights: exact in the first step, further off in each."""
+    points = log.known("mismatch")
+    if len(points) < 2 * log.width or log.setting("max_staleness", 0):
+        return None
+    first, last, floor = points[0][1], log.windows("mismatch")[-1].mean, bounds_of(log).floor
+    values = thinned([value for _, value in points])
+    if first > floor or last < 5 * max(floor, first) or theil_sen(values) <= 0 or mann_kendall(values) > 0.05:
+        return None
+    text = f"engine and trainer agreed in the first step ({first:.1g} nats) and are {last:.3g} nats apart now"
+    return Evidence(Level.SICK, text, points[1][0], values={"first": first, "last": last})
+
+
+def stale_data(log: RunLog) -> Evidence | None:
+    """Find data so old that few of its tokens still count."""
+    text = "the effective sample size is {} of the tokens (staleness up to {:.0f})"
+    ages = "staleness_max" if log.known("staleness_max") else "staleness/max"
+    for bound, level in ((0.5, Level.SICK), (0.8, Level.WATCH)):
+        span = log.lasting("ess_fraction", lambda window, bound=bound: window.mean < bound)  # type: ignore[misc]
+        if span is not None:
+            return evidence_of(level, span, text.format(percent(span.mean), max(log.values(ages), default=0.0)))
+    span = log.lasting(ages, lambda window: window.mean > 8)
+    return evidence_of(Level.WATCH, span, f"what is trained is {span.mean:.1f} versions old") if span else None

@@ -1,0 +1,130 @@
+"""Is there anything to learn from: differences within groups, prompts, few answers that count for all."""
+
+from statistics import fmean
+
+from covey.run.doctor.finding import Evidence, Level
+from covey.run.doctor.log import RunLog, Span, Window
+from covey.run.doctor.rules.common import above, accuracy_change, evidence_of, percent
+
+NO_SIGNAL_WATCH, NO_SIGNAL_SICK = 0.6, 0.9
+SOLVED = 0.95
+"""Held-out accuracy above which little is left to learn."""
+FEW_PROMPTS, MANY_PASSES = 4, 20
+"""Different prompts in steps' worth of them; how often each was seen."""
+TOP_SHARES = 0.3, 0.4
+"""To watch, and sick; centred within its group one answer holds half of the group's advantages at most."""
+LONG_ANSWER = 8
+"""Tokens; shorter answers repeat in every group of a trained policy."""
+
+
+def no_signal(log: RunLog) -> Evidence | None:
+    """Find groups whose rewards are all equal, unless that is because they are solved."""
+    right, wrong = _shares(log)
+    if right > wrong:
+        return None
+
+    def seen(span: Span) -> str:
+        return f"the rewards of {percent(span.mean)} of the groups are all equal, so nothing follows from them"
+
+    return above(log, "zero_std_fraction", NO_SIGNAL_WATCH, NO_SIGNAL_SICK, seen)
+
+
+def too_hard(log: RunLog) -> Evidence | None:
+    """Find groups without signal that are wrong throughout."""
+    right, wrong = _shares(log)
+    span = log.lasting("all_wrong_fraction", lambda window: window.mean >= NO_SIGNAL_WATCH)
+    if span is None or wrong <= 4 * right:
+        return None
+    level = Level.SICK if span.mean >= NO_SIGNAL_SICK else Level.WATCH
+    return evidence_of(
+        level, span, f"every answer is wrong in {percent(wrong)} of the groups, right in {percent(right)}"
+    )
+
+
+def too_easy(log: RunLog) -> Evidence | None:
+    """Find groups without signal that are right throughout, or a task that is solved."""
+    right, wrong = _shares(log)
+    span = log.lasting("zero_std_fraction", lambda window: window.mean >= NO_SIGNAL_WATCH)
+    if span is None or right <= wrong:
+        return None
+    change = accuracy_change(log)
+    if change is not None and change.last < 0.5:  # the reward is won, the task is not
+        return None
+    is_solved = change is not None and change.last > SOLVED
+    began_solved = change is not None and change.first > SOLVED
+    level = Level.NOTE if is_solved and not began_solved else Level.WATCH
+    end = f"; held-out accuracy is {percent(change.last)}" if change else ""
+    return evidence_of(level, span, f"every answer is right in {percent(right)} of the groups{end}")
+
+
+def _shares(log: RunLog) -> tuple[float, float]:
+    """Return the shares of groups that are right throughout and wrong throughout, of the last two windows."""
+    found = []
+    for name in ("all_correct_fraction", "all_wrong_fraction"):
+        windows = log.windows(name)[-2:]
+        found.append(fmean(window.mean for window in windows) if windows else 0.0)
+    return found[0], found[1]
+
+
+def duplicates(log: RunLog) -> Evidence | None:
+    """Find groups whose answers, of more than a few tokens, are nearly all the same."""
+    lengths = log.usual("completion_length_mean")
+    if lengths is None or lengths <= LONG_ANSWER:
+        return None
+    span = log.lasting("unique_fraction", lambda window: window.mean < 0.25)
+    if span is None:
+        return None
+    level = Level.SICK if span.mean < 0.15 else Level.WATCH
+    return evidence_of(level, span, f"only {percent(span.mean)} of a group's answers differ from each other")
+
+
+def few_carry(log: RunLog) -> Evidence | None:
+    """Find updates that hang on a hundredth of the answers."""
+    rollouts = log.usual("num_rollouts_trained")
+    silent = log.windows("zero_std_fraction")
+    # One of few is no hundredth, and of one group with a signal the best answer always holds much
+    if (rollouts is not None and rollouts < 32) or (silent and silent[-1].mean > NO_SIGNAL_WATCH):
+        return None
+    text = "the hundredth of the answers with the largest advantages holds {} of their sum"
+    return above(log, "advantage_top_share", *TOP_SHARES, lambda span: text.format(percent(span.mean)))
+
+
+def few_prompts(log: RunLog) -> Evidence | None:
+    """Find runs that go over few prompts again and again."""
+    seen: dict[str, int] = {}
+    for row in log.updates:
+        groups = row.get("groups") or []
+        if row.get("num_groups") != len(groups):  # the file had no room for all
+            return None
+        for group in groups:
+            seen[str(group.get("prompt_id"))] = seen.get(str(group.get("prompt_id")), 0) + 1
+    if len(log.updates) < 2 * log.width:
+        return None
+    per_step = fmean(row["num_groups"] for row in log.updates)
+    passes = fmean(seen.values()) if seen else 0.0
+    if passes <= MANY_PASSES and len(seen) >= FEW_PROMPTS * per_step:
+        return None
+    text = f"{len(seen)} different prompts in all, each seen {passes:.0f} times"
+    few = passes > MANY_PASSES and len(seen) < FEW_PROMPTS * per_step
+    return Evidence(Level.WATCH if few else Level.NOTE, text, None, values={"prompts": len(seen), "passes": passes})
+
+
+def much_dropped(log: RunLog) -> Evidence | None:
+    """Find runs that throw most of what they sample away."""
+    sampled = dict(log.known("num_groups_sampled"))
+    trained = dict(log.known("num_groups"))
+    shares = RunLog(settings=log.settings)
+    for step, number in sampled.items():
+        if number > 0 and step in trained:
+            shares.add_row({"step": step, "dropped": 1 - trained[step] / number})
+    span = shares.lasting("dropped", _more_than_half)
+    if span is None:
+        return None
+    reasons = [(sum(log.values(name)), name[8:]) for name in log.columns if name.startswith("dropped/")]
+    most = f", most of them as {max(reasons)[1].replace('_', ' ')}" if reasons else ""
+    level = Level.SICK if span.mean > 0.9 else Level.WATCH
+    return evidence_of(level, span, f"{percent(span.mean)} of the sampled groups were not trained{most}")
+
+
+def _more_than_half(window: Window) -> bool:
+    return window.mean > 0.5

@@ -1,0 +1,114 @@
+"""Does the machinery work: cut answers, lost verdicts, turns, time, numbers that are none."""
+
+import math
+
+from covey.run.doctor.finding import Evidence, Level
+from covey.run.doctor.log import RunLog
+from covey.run.doctor.measures import mann_kendall, theil_sen, thinned
+from covey.run.doctor.rules.common import above, evidence_of, percent
+
+TOOL_ERRORS = ("tools/failure_frequency", "tool_error_fraction", "tool_errors")
+"""How logs call the share of tool calls that failed."""
+TURNS = ("num_turns/mean", "turns_mean")
+FLOAT16_SEARCH = 20
+"""Steps in which float16 may skip updates while it looks for its loss scale."""
+
+
+def cut_answers(log: RunLog) -> Evidence | None:
+    """Find answers that the token limit cuts."""
+    values = log.known("truncated_fraction")
+    if len(values) >= 3 and all(value > 0.9 for _, value in values[-3:]):
+        since = next(step for place, (step, _) in enumerate(values) if all(v > 0.9 for _, v in values[place:]))
+        return Evidence(Level.SICK, f"{percent(values[-1][1])} of the answers are cut by the token limit", since)
+    text = "the token limit cuts {} of the answers"
+    found = above(log, "truncated_fraction", 0.05, 0.2, lambda span: text.format(percent(span.mean)), strict=True)
+    shaped = log.setting("algorithm.mask_truncated") or "soft_overlong" in (log.setting("algorithm.shaping") or {})
+    if found is None or not (shaped and found.level is Level.SICK):
+        return found
+    return Evidence(Level.WATCH, found.seen, found.since, found.until, found.values)
+
+
+def never_stops(log: RunLog) -> Evidence | None:
+    """Find a policy that has not ended one answer from the first step on."""
+    values = log.known("truncated_fraction")[:3]
+    if log.setting("model.kind") == "masked" or len(values) < 1 or any(value < 0.999 for _, value in values):
+        return None
+    longest = log.setting("sampling.max_tokens")
+    within = f" within {longest} tokens" if longest else ""
+    ended = any(value < 0.5 for value in log.values("truncated_fraction")[-3:])
+    level = Level.NOTE if ended else Level.SICK
+    return Evidence(level, f"no answer of the first {len(values)} steps ended by itself{within}", values[0][0])
+
+
+def verifier_fails(log: RunLog) -> Evidence | None:
+    """Find answers that the system failed to judge."""
+    shares = RunLog(settings=log.settings)
+    lost, size = dict(log.known("dropped/unscored_rollouts")), log.setting("group_size")
+    sampled = dict(log.known("num_groups_sampled"))
+    for step, value in log.known("unscored_fraction"):
+        number = sampled.get(step, 0.0) * (size if isinstance(size, int) else 8)
+        dropped = lost.get(step, 0.0) / number if number else 0.0
+        shares.add_row({"step": step, "unscored": max(value, min(1.0, dropped))})
+    text = "{} of the answers could not be judged"
+    return above(shares, "unscored", 0.01, 0.05, lambda span: text.format(percent(span.mean)), strict=True)
+
+
+def turns_go_wrong(log: RunLog) -> Evidence | None:
+    """Find conversations whose tools fail, or that never reach a second turn, or always the last."""
+    for name in [name for name in log.columns if name.endswith(TOOL_ERRORS)]:
+        found = above(log, name, 0.2, 0.5, lambda span: f"{percent(span.mean)} of the tool calls fail", strict=True)
+        if found is not None:
+            return found
+    for name in [name for name in log.columns if name.endswith(TURNS)]:
+        span = log.lasting(name, lambda window: window.mean < 1.2)
+        if span is not None and (log.usual(name) or 0) > 1.5:
+            return evidence_of(
+                Level.WATCH, span, f"conversations have {span.mean:.2g} turns, {log.usual(name):.2g} at first"
+            )
+    return None
+
+
+def slower(log: RunLog) -> Evidence | None:
+    """Find steps that take longer and longer for as many tokens."""
+    speed = [(step, value) for step, value in log.known("tokens_per_second") if value > 0]
+    if len(speed) < 4 * log.width:
+        return None
+    costs = RunLog(settings=log.settings)
+    for step, value in speed:
+        costs.add_row({"step": step, "cost": 1 / value})
+    windows, usual = costs.windows("cost"), costs.usual("cost")
+    values = thinned([window.mean for window in windows])
+    slope, p = theil_sen(values), mann_kendall(values)
+    if usual is None or slope <= 0 or p > 0.001 or windows[-1].mean < 1.5 * usual:
+        return None
+    span = costs.lasting("cost", lambda window: window.mean > 1.2 * usual)
+    if span is None or span.is_over:
+        return None
+    text = f"a token takes {windows[-1].mean / usual:.2g} times as long as at first, more with every window"
+    return evidence_of(Level.WATCH, span, text, p=p)
+
+
+def numbers_break(log: RunLog) -> Evidence | None:
+    """Find losses or rewards that are no numbers, and updates skipped for it."""
+    for name in ("loss", "grad_norm", "sampled_reward_mean", "reward_mean", "reward_std", "kl"):
+        column = log.columns.get(name, ())
+        bad = [
+            step for step, v in zip(log.steps, column, strict=bool(column)) if v is not None and not math.isfinite(v)
+        ]
+        if bad:
+            return Evidence(Level.SICK, f"{name} was no number in {len(bad)} steps, first in step {bad[0]}", bad[0])
+    patience = FLOAT16_SEARCH if log.setting("model.precision") == "float16" else 0
+    skipped = [(step, value) for step, value in log.known("skipped") if value > 0 and step > patience]
+    if not skipped:
+        return None
+    share = len(skipped) / len(log.steps)
+    level = Level.SICK if share > 0.01 and len(skipped) > 1 else Level.WATCH
+    text = f"{len(skipped)} of {len(log.steps)} updates were skipped, as loss or gradient was not finite"
+    return Evidence(level, text, skipped[0][0], values={"share": share})
+
+
+def ended_early(log: RunLog) -> Evidence | None:
+    """Find a run that failed."""
+    if log.error is not None and log.summary.get("status") == "failed":
+        return Evidence(Level.SICK, f"the run ended early: {log.error[:200]}", log.steps[-1] if log.steps else None)
+    return None

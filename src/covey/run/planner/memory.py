@@ -1,0 +1,155 @@
+"""How much memory of each GPU a run will take, from the shape of its model alone: what `covey config` says beforehand.
+
+It counts what is large; `covey check` measures on the machine itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+from covey.config.compose import to_yaml
+from covey.config.schema import Config
+from covey.policy.settings import ModelConfig
+from covey.rollouts.settings import group_sizes
+from covey.run.planner.model_shapes import shape_of
+from covey.run.preflight.memory_model import Workload, kept_bytes, memory_of, training_bytes
+from covey.system import ranks
+from covey.system.text.format import memory
+
+ROOM = 0.9
+"""Of what is free, before a model is loaded: an allocator does not fill all of it."""
+
+
+def plan(config: Config, num_ranks: int) -> dict[str, int]:
+    """Return the bytes of one GPU by what they are for, none for an unknown model shape.
+
+    Training and sampling take turns, and so does a cold start with all that follows: the sum is of what is there at
+    the same time at most.
+    """
+    shape = shape_of(config.model)
+    if shape is None:
+        return {}
+    parts = memory_of(shape, workload(config, num_ranks))
+    if config.cold_start.enabled:
+        parts["cold_start"] = memory_of(shape, workload(_as_cold_start(config), num_ranks))["in_all"]
+        parts["in_all"] = max(parts.pop("in_all"), parts["cold_start"])
+    return parts
+
+
+def weights(model: ModelConfig) -> tuple[int, int] | None:
+    """Return how many weights are trained and how many there are, adapters included.
+
+    None for an unknown shape.
+    """
+    shape = shape_of(model)
+    if shape is None:
+        return None
+    adapters = shape.adapter_weights(model.lora_rank, model.lora_targets)
+    return adapters if model.lora_rank else shape.weights, shape.weights + adapters
+
+
+def with_checkpointing(config: Config, num_ranks: int, free: int) -> Config:
+    """Return the settings with `model.gradient_checkpointing` decided, where they leave it open, for `free` bytes.
+
+    Activations are kept where what stays and training fit, and where the shape of the model is not known.
+    """
+    if config.model.gradient_checkpointing is not None:
+        return config
+    kept = replace(config, model=replace(config.model, gradient_checkpointing=False))
+    shape = shape_of(config.model)
+    if shape is None:
+        return kept
+    load = workload(kept, num_ranks)
+    needed = sum(kept_bytes(shape, load).values()) + training_bytes(shape, load)
+    return replace(config, model=replace(config.model, gradient_checkpointing=needed > ROOM * free))
+
+
+def workload(config: Config, num_ranks: int) -> Workload:
+    """Return what the settings ask of each of so many GPUs.
+
+    Prompts are not counted: nobody has read them. Where it is open whether activations are kept, they are not: the
+    least that a run takes.
+    """
+    model, algorithm = config.model, config.algorithm
+    num_groups = -(-config.groups_per_step // num_ranks)
+    group_size = max(group_sizes(config.group_size, config.group_size_schedule))
+    num_rows = min(config.engine.max_rows, num_groups * group_size)
+    return Workload(
+        precision=model.precision,
+        lora_rank=model.lora_rank,
+        lora_targets=tuple(model.lora_targets),
+        load_in_4bit=model.load_in_4bit,
+        gradient_checkpointing=model.gradient_checkpointing is not False,
+        activation_offload=model.activation_offload,
+        optimizer=config.optimizer.name,
+        micro_batch_tokens=config.micro_batch_tokens,
+        logprob_chunk=config.logprob_chunk,
+        num_shards=num_ranks if config.parallel.strategy == "fsdp" else 1,
+        has_reference=algorithm.kl_coef > 0 or algorithm.ratio_denominator == "reference",
+        keeps_gradients=config.streaming,
+        engine=config.engine.name,
+        num_rows=num_rows,
+        num_cached=num_rows * config.sampling.max_tokens,
+        cache_bytes=config.engine.cache_bytes,
+    )
+
+
+def _as_cold_start(config: Config) -> Config:
+    """Return the configuration as the cold start trains: all weights, unquantised, AdamW, no reference."""
+    return replace(
+        config,
+        model=replace(config.model, lora_rank=0, load_in_4bit=False),
+        optimizer=replace(config.optimizer, name="adamw"),
+        algorithm=replace(config.algorithm, kl_coef=0.0, ratio_denominator="old"),
+    )
+
+
+def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
+    """Compute the numbers that follow from the settings and are only shown, never set.
+
+    `num_ranks` None reads WORLD_SIZE, else 1.
+
+    Evaluations are smaller where the held-out split has fewer prompts. Micro-batches are counted as if every completion
+    had its full length, without prompts.
+    """
+    num_ranks = num_ranks or ranks.world_size()
+    # Count over the schedule of group sizes
+    sizes = group_sizes(config.group_size, config.group_size_schedule)
+    changes = [0, *(entry.step for entry in config.group_size_schedule), config.num_steps]
+    completions = sum(size * (end - start) for size, (start, end) in zip(sizes, pairwise(changes), strict=True))
+    # Count for the largest step
+    rollouts = config.groups_per_step * max(sizes)
+    of_rank = -(-config.groups_per_step // num_ranks) * max(sizes)
+    evaluations = 2 + (max(0, config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 0)
+    return {
+        "rollouts_per_step": rollouts,
+        "rollouts_in_all": config.groups_per_step * completions,
+        "groups_per_rank": -(-config.groups_per_step // num_ranks),
+        "rollouts_per_rank": of_rank,
+        "micro_batches_per_rank": -(-of_rank // max(1, config.micro_batch_tokens // config.sampling.max_tokens)),
+        "optimizer_steps": config.num_steps * config.updates_per_batch,
+        "buffer_groups": (config.max_staleness + 1) * config.groups_per_step,
+        "most_completion_tokens_per_step": rollouts * config.sampling.max_tokens,
+        "tokens_per_micro_batch": config.micro_batch_tokens,
+        "evaluations": evaluations,
+        "completions_per_evaluation": config.evaluation.num_prompts * (config.evaluation.num_samples + 1),
+    }
+
+
+def report(config: Config) -> str:
+    """Return what `covey config` prints.
+
+    It is YAML, and as comments at its end the derived numbers and what memory a GPU needs.
+    """
+    parts: list[tuple[str, Mapping[str, int | str]]] = [("derived", derived(config))]
+    # Count weights, adapters included
+    if counts := weights(config.model):
+        trained, total = counts
+        share = {"weights": f"{total:,}", "trained": f"{trained:,} ({trained / total:.2%})"}
+        parts.append(("weights of the model, adapters included", share))
+    # Add the memory of each GPU where the model's shape is known
+    if planned := plan(config, ranks.world_size()):
+        sizes = {name: memory(count) for name, count in planned.items()}
+        parts.append(("memory of each GPU, estimated from the shape of the model; `covey check` measures", sizes))
+    lines = [line for title, found in parts for line in (f"# {title}:", *(f"#   {k}: {v}" for k, v in found.items()))]
+    return f"{to_yaml(config)}{chr(10).join(lines)}\n"

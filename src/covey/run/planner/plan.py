@@ -1,0 +1,259 @@
+"""The plan of a run on one kind of machine: memory by part, seconds by phase, hours, cost, and what moves them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from covey.config.schema import Config
+from covey.rollouts.settings import group_sizes
+from covey.run.planner.hardware import Hardware
+from covey.run.planner.memory import derived, with_checkpointing, workload
+from covey.run.planner.model_shapes import Shape
+from covey.run.planner.seconds import ON_CPU, ON_GPU, PHASES, Work, step_seconds
+from covey.run.preflight.memory_model import Workload, memory_of
+
+Change = tuple[str, Callable[[Config], Config]]
+CONTEXT, FRAGMENTS, CACHE_SHARE = 0.5e9, 0.05, 0.8
+"""Of a GPU: bytes of its context, share between tensors, share of what is free that an unbound cache takes."""
+EXTRA = 1.4
+"""Storage and traffic on top of hours times price."""
+USUAL_PROMPT = 128
+LENGTHS = (0.25, 0.5, 1.0)
+"""Mean length of an answer over its bound where nobody has measured it: low, middle, high."""
+SPREAD_OF_PROBE = 1.1
+MIN_MICRO_BATCH = 1024
+START_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a probe, or its user, knows of a run."""
+
+    prompt_tokens: float = USUAL_PROMPT
+    completion_tokens: float | None = None
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Measured over predicted seconds, by phase."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    low: float
+    value: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is planned of a run on one kind of machine."""
+
+    on: Hardware
+    num_gpus: int
+    memory: dict[str, int]
+    """Bytes of one GPU by what they are for, `in_all` the most at once."""
+    change: tuple[str, ...]
+    """The cheapest settings that make it fit, none where it fits; ("no change",) where nothing does."""
+    phases: dict[str, float]
+    """Seconds of a step."""
+    step: Interval
+    hours: Interval
+    cost: Interval | None
+    """Dollars."""
+    bottleneck: str
+    source: str
+    """What the numbers rest on."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory["in_all"] <= self.on.memory
+
+
+def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Plan:
+    """Plan a run. `num_gpus` counts those that train; samplers of source=ray come on top."""
+    config = with_checkpointing(config, num_gpus, int(on.memory))
+    load = through_c(config, _within_a_step(config, workload(config, num_gpus), known), on)
+    load = bounded(load, shape, on)
+    low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
+    spread = SPREAD_OF_PROBE if known.factors else _spread(on)
+    step = Interval(sum(low.values()) / spread, sum(value.values()), sum(high.values()) * spread)
+    seconds = _run_seconds(config, shape, on, num_gpus, known, value)
+    hours = Interval(*(seconds * bound / step.value / 3600 for bound in (step.low, step.value, step.high)))
+    gpus = num_gpus + (config.devices.sampler if config.source == "ray" else 0)
+    memory = memory_on(shape, load, on)
+    change = () if memory["in_all"] <= on.memory else cheapest_change(config, shape, on, num_gpus)
+    return Plan(on, gpus, memory, change, value, step, hours, _cost(on, gpus, hours), bottleneck(value), known.source)
+
+
+def _within_a_step(config: Config, load: Workload, known: Measured) -> Workload:
+    """Leave out of a micro-batch what a step does not have: answers at their bound, and a prompt for each group."""
+    groups = load.num_rows / max(1, config.group_size)
+    tokens = int(load.num_rows * config.sampling.max_tokens + groups * known.prompt_tokens)
+    return replace(load, micro_batch_tokens=max(1, min(load.micro_batch_tokens, tokens)))
+
+
+def through_c(config: Config, load: Workload, on: Hardware) -> Workload:
+    """Tell the model of memory whether norms and gates compute through covey's C: in float32 decoders on a CPU."""
+    return replace(load, computes_in_c=not on.is_gpu and load.precision == "float32" and config.model.kind == "causal")
+
+
+def memory_on(shape: Shape, load: Workload, on: Hardware) -> dict[str, int]:
+    """Return the one model's bytes, and on a GPU what its context and the gaps between tensors take."""
+    parts = memory_of(shape, load)
+    if not on.is_gpu:
+        return parts
+    total = parts.pop("in_all")
+    around = {"context": int(CONTEXT), "fragments": int(FRAGMENTS * total)}
+    return parts | around | {"in_all": total + sum(around.values())}
+
+
+def bounded(load: Workload, shape: Shape, on: Hardware) -> Workload:
+    """Bound a cache that nobody has bounded, as the native engine does on a GPU."""
+    if load.cache_bytes is not None or not on.is_gpu:
+        return load
+    kept = memory_of(shape, replace(load, num_rows=0, num_cached=0, micro_batch_tokens=1))["in_all"]
+    return replace(load, cache_bytes=max(0, int(CACHE_SHARE * (on.memory - CONTEXT - kept))))
+
+
+def cheapest_change(config: Config, shape: Shape, on: Hardware, num_gpus: int) -> tuple[str, ...]:
+    """Return the first change that makes a run fit, else the first few together, without those that are not needed."""
+
+    def fits(changes: Sequence[Change], gpus: int = num_gpus, strategy: str = config.parallel.strategy) -> bool:
+        changed = replace(config, parallel=replace(config.parallel, strategy=strategy))
+        for _, change in changes:
+            changed = change(changed)
+        return memory_on(shape, bounded(workload(changed, gpus), shape, on), on)["in_all"] <= on.memory
+
+    alone = next(([one] for one in CHANGES if fits([one])), None)
+    some = alone or next((list(CHANGES[:n]) for n in range(2, len(CHANGES) + 1) if fits(CHANGES[:n])), None)
+    if some is not None:
+        for one in reversed(some[:-1]):
+            rest = [other for other in some if other is not one]
+            some = rest if fits(rest) else some
+        return tuple(words.format(tokens=_least_batch(config)) for words, _ in some)
+    for gpus in (2, 4, 8, 16, 32, 64):
+        if gpus > num_gpus and fits(CHANGES[:4], gpus, "fsdp"):
+            said = (words.format(tokens=_least_batch(config)) for words, _ in CHANGES[:4])
+            return (*said, f"parallel.strategy=fsdp on {gpus} GPUs")
+    return ("no change",)
+
+
+def _least_batch(config: Config) -> int:
+    return min(config.micro_batch_tokens, max(MIN_MICRO_BATCH, 2 * config.sampling.max_tokens))
+
+
+def _smaller_batches(config: Config) -> Config:
+    return replace(config, micro_batch_tokens=_least_batch(config))
+
+
+def _checkpointed(config: Config) -> Config:
+    return replace(config, model=replace(config.model, gradient_checkpointing=True))
+
+
+def _chunked(config: Config) -> Config:
+    return replace(config, logprob_chunk=min(config.logprob_chunk or 1024, 1024))
+
+
+def _eight_bit(config: Config) -> Config:
+    return replace(config, optimizer=replace(config.optimizer, name="adamw8bit"))
+
+
+def _fewer_rows(config: Config) -> Config:
+    return replace(config, engine=replace(config.engine, max_rows=min(config.engine.max_rows, 32)))
+
+
+def _adapters(config: Config) -> Config:
+    return replace(config, model=replace(config.model, lora_rank=config.model.lora_rank or 32))
+
+
+def _four_bit(config: Config) -> Config:
+    adapted = _adapters(config)
+    return replace(adapted, model=replace(adapted.model, load_in_4bit=True))
+
+
+CHANGES: tuple[Change, ...] = (
+    ("micro_batch_tokens={tokens}", _smaller_batches),
+    ("model.gradient_checkpointing=true", _checkpointed),
+    ("logprob_chunk=1024", _chunked),
+    ("optimizer=adamw8bit", _eight_bit),
+    ("engine.max_rows=32", _fewer_rows),
+    ("model.lora_rank=32", _adapters),
+    ("model.load_in_4bit=true", _four_bit),
+)
+"""From what changes least: the first three do not change the update at all."""
+
+
+def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_tokens: float, samplers: int = 0) -> Work:
+    """Return what one process does in a step; of samplers where there are any."""
+    algorithm = config.algorithm
+    return Work(
+        num_groups=-(-config.groups_per_step // (samplers or num_gpus)),
+        group_size=max(group_sizes(config.group_size, config.group_size_schedule)),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        max_tokens=config.sampling.max_tokens,
+        max_rows=config.engine.max_rows,
+        num_updates=config.updates_per_batch,
+        reads_old=config.updates_per_batch > 1,
+        has_reference=algorithm.kl_coef > 0 or algorithm.ratio_denominator == "reference",
+        num_ranks=num_gpus,
+        shares_prompts=config.packing == "shared",
+    )
+
+
+def _step(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured, share: float) -> dict[str, float]:
+    """Return the seconds of a step by phase, with samplers of their own beside or before training."""
+    length = known.completion_tokens or share * config.sampling.max_tokens
+    load = workload(config, num_gpus)
+    work = work_of(config, num_gpus, known.prompt_tokens, length)
+    found = step_seconds(shape, load, work, on, known.factors)
+    if config.source != "ray":
+        return found
+    apart = work_of(config, num_gpus, known.prompt_tokens, length, samplers=config.devices.sampler)
+    sampling = step_seconds(shape, load, apart, on, known.factors)["sampling"]
+    rest = sum(found.values()) - found["sampling"]
+    waits = sampling if config.max_staleness == 0 else max(0.0, sampling - rest)
+    return found | {"sampling": waits}
+
+
+def _run_seconds(
+    config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured, step: Mapping[str, float]
+) -> float:
+    """Return the seconds of a run: steps, evaluations, the cold start, loading."""
+    counts = derived(config, num_gpus)
+    rollouts = max(1, config.groups_per_step * config.group_size)
+    answers = counts["evaluations"] * counts["completions_per_evaluation"]
+    evaluating = (step["sampling"] + step["reward"]) * answers / rollouts
+    length = known.completion_tokens or LENGTHS[1] * config.sampling.max_tokens
+    cold = 0.0
+    if config.cold_start.enabled:
+        rows = Work(config.cold_start.batch_size, 1, known.prompt_tokens, length, config.sampling.max_tokens, 1)
+        cold = config.cold_start.num_steps * step_seconds(shape, workload(config, num_gpus), rows, on)["backward"]
+    return config.num_steps * sum(step.values()) + evaluating + cold + START_SECONDS
+
+
+def _cost(on: Hardware, gpus: int, hours: Interval) -> Interval | None:
+    if on.price is None:
+        return None
+    low, high = on.price
+    middle = math.sqrt(low * high)
+    return Interval(gpus * hours.low * low, EXTRA * gpus * hours.value * middle, EXTRA * gpus * hours.high * high)
+
+
+def _spread(on: Hardware) -> float:
+    return (ON_GPU if on.is_gpu else ON_CPU).spread
+
+
+def bottleneck(phases: Mapping[str, float]) -> str:
+    """Say what takes most of a step, and what would move it."""
+    name = max(PHASES, key=lambda one: phases[one])
+    return f"{name}, {100 * phases[name] / sum(phases.values()):.0f} % of a step: {REMEDIES[name]}"
+
+
+REMEDIES = {
+    "sampling": "the longest answer decides, more answers cost little; shorter sampling.max_tokens, or samplers beside",
+    "reward": "more workers (environment.num_workers), or streaming=true",
+    "logprobs": "updates_per_batch=1 and kl_coef=0 leave these passes out",
+    "backward": "larger micro_batch_tokens, packing=shared, no checkpointing where memory allows, more GPUs",
+    "optimizer": "adapters (model.lora_rank), or parallel.strategy=fsdp",
+    "other": "larger steps: this is paid by the step and by the answer",
+}

@@ -1,0 +1,188 @@
+"""The server itself: who may come in, and clients that are slow, dead, many or malformed."""
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from covey.environments.doors.gateway import server
+from covey.environments.doors.gateway.door import Door
+from covey.environments.doors.gateway.server import Gateway
+from covey.environments.doors.gateway.wire import RunSampling, Spoken
+
+from ....support.agents import send, user
+
+SPOKEN = Spoken({"role": "assistant", "content": "Hi"}, "stop", 1, (5,), (7,))
+BODY = {"messages": [user("?")]}
+
+
+@contextmanager
+def opened(num_doors: int = 1) -> Iterator[tuple[Gateway, list[Door], Any]]:
+    """A gateway with doors, and what runs coroutines in the loop of their episodes."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    gateway = Gateway(RunSampling())
+
+    def run(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+
+    async def doors() -> list[Door]:
+        return [gateway.open() for _ in range(num_doors)]
+
+    try:
+        yield gateway, run(doors()), run
+    finally:
+        gateway.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        loop.close()
+
+
+def begun(url: str, found: list[Any]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: found.append(send(f"{url}/chat/completions", BODY)))
+    thread.start()
+    return thread
+
+
+def test_every_episode_has_a_key_that_cannot_be_guessed() -> None:
+    with opened(50) as (_, doors, _):
+        keys = {door.key for door in doors}
+        assert len(keys) == 50
+        assert all(len(key) == 43 for key in keys), "256 bits"
+        assert all(
+            door.url == f"http://127.0.0.1:{door.url.split(':')[2].split('/')[0]}/e/{door.key}/v1" for door in doors
+        )
+
+
+def test_it_listens_on_the_loopback_interface_alone() -> None:
+    with opened() as (gateway, _, _):
+        assert gateway._server is not None
+        assert gateway._server.socket.getsockname()[0] == "127.0.0.1"
+
+
+def test_unknown_keys_and_paths_are_answered_alike() -> None:
+    with opened() as (gateway, (door,), _):
+        root = f"http://127.0.0.1:{gateway.port}"
+        wrong = [f"{root}/e/{door.key[:-1]}/v1/chat/completions", f"{root}/e/x/reward", f"{root}/", f"{door.url}/files"]
+        wrong += [f"{root}/v1/chat/completions", f"{root}/e//v1/models", f"{root}/e/{door.key}/../v1/x"]
+        answers = {send(url, BODY) for url in wrong}
+        assert len(answers) == 1
+        ((status, said),) = answers
+        assert status == 404
+        assert json.loads(said)["error"]["message"] == "not found"
+
+
+def test_a_call_is_answered_as_json_and_as_a_stream() -> None:
+    with opened() as (_, (door,), run):
+        for streams in (False, True):
+            found: list[Any] = []
+            body = {**BODY, "stream": streams}
+            thread = threading.Thread(target=lambda b=body, f=found: f.append(send(f"{door.url}/chat/completions", b)))
+            thread.start()
+            request = run(door.next_call())
+            assert request.streams == streams
+            door.answer(SPOKEN)
+            thread.join(10)
+            assert found[0][0] == 200
+            assert found[0][1].endswith(b"data: [DONE]\n\n") == streams
+        assert json.loads(send(f"{door.url}/models")[1])["data"][0]["id"] == "policy"
+
+
+def test_a_second_call_at_the_same_time_is_refused() -> None:
+    with opened() as (_, (door,), run):
+        found: list[Any] = []
+        thread = begun(door.url, found)
+        run(door.next_call())
+        assert send(f"{door.url}/chat/completions", BODY)[0] == 409
+        door.answer(SPOKEN)
+        thread.join(10)
+        assert found[0][0] == 200
+
+
+def test_after_the_end_every_route_says_that_it_is_gone() -> None:
+    with opened() as (gateway, (door,), run):
+        found: list[Any] = []
+        thread = begun(door.url, found)
+        run(door.next_call())
+        gateway.close_door(door)
+        thread.join(10)
+        later = [
+            send(f"{door.url}/chat/completions", BODY),
+            send(f"{door.url}/models"),
+            send(door.reward_url, {"reward": 1}),
+        ]
+        assert [status for status, _ in (*found, *later)] == [410] * 4
+
+
+def test_a_client_that_dies_while_it_waits_harms_nobody() -> None:
+    with opened(2) as (gateway, (dead, alive), run):
+        body = json.dumps(BODY).encode()
+        path = dead.url.partition(str(gateway.port))[2]
+        with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+            head = f"POST {path}/chat/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            run(dead.next_call())
+        dead.answer(SPOKEN)
+        found: list[Any] = []
+        thread = begun(alive.url, found)
+        run(alive.next_call())
+        alive.answer(SPOKEN)
+        thread.join(10)
+        assert found[0][0] == 200
+
+
+def test_a_client_that_never_finishes_its_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SECONDS", 0.2)
+    monkeypatch.setattr(server._Handler, "timeout", 0.2)
+    with opened() as (gateway, (door,), _):
+        path = door.url.partition(str(gateway.port))[2]
+        for sent in (f"POST {path}/chat/completions HTTP/1.1\r\nContent-Length: 90\r\n\r\n{{", "POST"):
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as client:
+                client.sendall(sent.encode())
+                said = b"".join(iter(lambda c=client: c.recv(4096), b""))
+            assert said == b"" if sent == "POST" else said.startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (f"Content-Length: {server.MAX_BYTES + 1}", b"413"),
+        ("Content-Length: 9999999999999999999999999", b"413"),
+        ("Content-Length: -1", b"411"),
+        ("Transfer-Encoding: chunked", b"411"),
+        ("X: y", b"411"),
+    ],
+)
+def test_the_length_of_a_request_is_said_and_bounded(head: str, status: bytes) -> None:
+    with opened() as (gateway, (door,), _):
+        path = door.url.partition(str(gateway.port))[2]
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as client:
+            client.sendall(f"POST {path}/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode())
+            said = b"".join(iter(lambda: client.recv(4096), b""))
+        assert said.split()[1] == status
+
+
+def test_closing_it_ends_every_connection_and_thread() -> None:
+    before = set(threading.enumerate())
+    with opened() as (gateway, (door,), run):
+        found: list[Any] = []
+        waiting = begun(door.url, found)
+        run(door.next_call())
+        idle = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
+        idle.request("GET", door.url.partition(str(gateway.port))[2] + "/models")
+        idle.getresponse().read()
+        gateway.close()
+        waiting.join(10)
+        assert found[0][0] == 410
+        assert idle.sock.recv(10) == b""
+        idle.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert set(threading.enumerate()) <= before

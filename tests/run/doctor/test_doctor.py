@@ -1,0 +1,225 @@
+"""The doctor names what is wrong with a run, first or second, and calls no healthy run sick."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.doctor.kept import read_kept
+from benchmarks.doctor.logs import MADE_SICK, set_column, with_settings
+from benchmarks.doctor.planted import PLANTED
+from covey.config.doctor import IDS, STOPPERS
+from covey.config.schema import setting_names
+from covey.run.doctor.catalogue import RULES
+from covey.run.doctor.diagnose import EXIT_CODES, diagnose, in_a_line, worst
+from covey.run.doctor.finding import Level
+from covey.run.doctor.log import RunLog, as_number, log_of
+from covey.run.doctor.measures import binomial_tail, mann_kendall, spread, standard_error, theil_sen, thinned
+
+KEPT = read_kept()
+PAGE = (Path(__file__).parents[3] / "docs" / "use" / "doctor.md").read_text(encoding="utf-8")
+HEALTHY = [name for name in KEPT if name not in PLANTED or not PLANTED[name].expected]
+
+
+def names(log: RunLog) -> list[str]:
+    return [finding.rule.id for finding in diagnose(log)]
+
+
+# ------------------------------------------------------------------------------------------------ real and made logs
+
+
+@pytest.mark.parametrize("name", [name for name, planted in PLANTED.items() if planted.expected])
+def test_a_run_that_was_made_sick_is_named_first_or_second(name: str) -> None:
+    assert set(PLANTED[name].expected) & set(names(KEPT[name])[:2]), names(KEPT[name])
+
+
+@pytest.mark.parametrize("name", MADE_SICK)
+def test_a_log_that_was_made_sick_is_named_first_or_second(name: str) -> None:
+    healthy = KEPT["arithmetic-0"]
+    made = MADE_SICK[name]
+    assert not set(made.expected) & set(names(healthy))
+    assert set(made.expected) & set(names(made.change(healthy))[:2]), names(made.change(healthy))
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_healthy_run_is_called_sick(name: str) -> None:
+    assert [finding.title for finding in diagnose(KEPT[name]) if finding.level is Level.SICK] == []
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_healthy_run_is_called_sick_while_it_trains(name: str) -> None:
+    log = KEPT[name]
+    for end in range(3, len(log.steps), log.width):
+        assert [finding.title for finding in diagnose(until(log, end)) if finding.level is Level.SICK] == []
+
+
+def until(log: RunLog, rows: int) -> RunLog:
+    """The log as it was after so many rows."""
+    looks = sum(step <= log.steps[rows - 1] for step in log.look_steps)
+    return replace(
+        log,
+        steps=log.steps[:rows],
+        columns={name: column[:rows] for name, column in log.columns.items()},
+        look_steps=log.look_steps[:looks],
+        looks={name: column[:looks] for name, column in log.looks.items()},
+        answers=[row for row in log.answers if row["step"] <= log.steps[rows - 1]],
+        summary={},
+    )
+
+
+def test_most_rules_are_seen_to_find_something() -> None:
+    seen = {name for planted in PLANTED.values() for name in planted.expected}
+    seen |= {name for made in MADE_SICK.values() for name in made.expected}
+    found = {one for name in PLANTED for one in names(KEPT[name])} | {
+        one for made in MADE_SICK.values() for one in names(made.change(KEPT["arithmetic-0"]))
+    }
+    assert len(PLANTED) - 1 + len(MADE_SICK) >= 40
+    assert len(seen & found) >= 28
+
+
+def test_a_log_without_any_number_says_nothing_and_that_it_is_too_early() -> None:
+    assert diagnose(RunLog()) == []
+    assert in_a_line([], RunLog()) == "too early to say, after 0 steps"
+    log = log_of([{"step": step, "reward": None} for step in range(1, 60)])
+    assert diagnose(log) == []
+    assert in_a_line([], log) == "healthy"
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), 0.0, -1e9, 1e100])
+def test_no_rule_fails_on_odd_columns(value: float | None) -> None:
+    for name, log in (("healthy", KEPT["healthy"]), ("form_pays", KEPT["form_pays"])):
+        columns = {column: [value] * len(log.steps) for column in log.columns}
+        looks = {column: [value] * len(log.look_steps) for column in log.looks}
+        for finding in diagnose(replace(log, columns=columns, looks=looks)):
+            assert finding.title, name
+
+
+# ------------------------------------------------------------------------------------------------ how it decides
+
+
+def rows_of(values: Mapping[str, list[float]]) -> RunLog:
+    count = len(next(iter(values.values())))
+    return log_of([{"step": place + 1, **{n: v[place] for n, v in values.items()}} for place in range(count)])
+
+
+def test_one_bad_window_is_no_finding_and_two_are() -> None:
+    def log(bad: int) -> RunLog:
+        return rows_of({"zero_std_fraction": [0.1] * (60 - bad) + [1.0] * bad, "all_wrong_fraction": [0.0] * 60})
+
+    assert names(log(10)) == []
+    assert names(log(20)) == ["D1"]
+    assert diagnose(log(20))[0].evidence.since == 41
+
+
+def test_what_is_over_is_milder_and_says_when_it_ended() -> None:
+    values = [0.1] * 10 + [1.0] * 20 + [0.1] * 30
+    (finding,) = diagnose(rows_of({"zero_std_fraction": values, "all_wrong_fraction": [0.0] * 60}))
+    assert (finding.level, finding.evidence.since, finding.evidence.until) == (Level.WATCH, 11, 30)
+    assert "from step 11 to 30, over now" in finding.title
+
+
+def test_windows_are_a_share_of_long_runs_and_ten_steps_of_short_ones() -> None:
+    assert RunLog(settings={"num_steps": 60}).width == 10
+    assert RunLog(settings={"num_steps": 400}).width == 20
+    log = rows_of({"entropy": [float(step) for step in range(25)]})
+    assert [(window.first, window.last) for window in log.windows("entropy")] == [(6, 15), (16, 25)]
+    base = log.baseline("entropy")
+    assert base is not None
+    assert (base.first, base.last) == (3, 12)
+
+
+def test_growing_entropy_beside_a_rising_reward_is_no_explosion() -> None:
+    entropy = [0.5] * 20 + [2.0] * 40
+    reward = [0.2 + 0.001 * (step % 3) for step in range(60)]
+    assert "D5" in names(rows_of({"entropy": entropy, "sampled_reward_mean": reward}))
+    rising = [0.2 + 0.01 * step + 0.001 * (step % 3) for step in range(60)]
+    assert "D5" not in names(rows_of({"entropy": entropy, "sampled_reward_mean": rising}))
+
+
+def test_falling_entropy_with_answers_that_still_differ_is_no_collapse() -> None:
+    log = KEPT["arithmetic-0"]
+    low = set_column(log, "entropy", lambda place, _: 0.6 if place < 0.1 else 0.05)
+    assert "D4" not in names(low)
+
+
+def test_gaps_of_rounding_depend_on_the_precision() -> None:
+    log = set_column(KEPT["healthy"], "mismatch_kl", lambda place, _: 5e-4)
+    assert "D10" in names(log)
+    assert "D10" not in names(with_settings(log, model__precision="bfloat16"))
+    assert "D10" not in names(with_settings(log, max_staleness=4))
+
+
+def test_falling_rewards_of_a_curriculum_are_no_learning_rate() -> None:
+    log = KEPT["healthy"]
+    falling = set_column(log, "sampled_reward_mean", lambda place, _: 0.9 - 0.8 * place)
+    falling = set_column(replace(falling, looks={}, look_steps=[]), "entropy", lambda place, _: 0.5 + 2 * place)
+    assert "D14" in names(falling)
+    assert "D14" not in names(with_settings(falling, curriculum__name="difficulty"))
+
+
+def test_exit_codes_follow_the_worst_finding() -> None:
+    assert [EXIT_CODES[level] for level in (None, Level.NOTE, Level.WATCH, Level.SICK)] == [0, 0, 3, 4]
+    assert EXIT_CODES[worst(diagnose(KEPT["form_pays"]))] == 4
+    assert EXIT_CODES[worst(diagnose(KEPT["arithmetic-0"]))] == 0
+
+
+def test_a_diagnosis_is_cheap_beside_a_window_of_steps() -> None:
+    log = KEPT["arithmetic-0"]
+    started = time.process_time()
+    diagnose(log)
+    # A window of this run has 17 steps of 0.2 s and more: a hundredth of it is 34 ms, as it was measured alone.
+    assert time.process_time() - started < 0.2
+
+
+# ------------------------------------------------------------------------------------------------ the table
+
+
+def test_every_rule_has_its_reasons_and_the_page_names_it() -> None:
+    assert sorted(rule.id for rule in RULES) == sorted(IDS)
+    assert set(STOPPERS) < {*IDS, "sick"}
+    for rule in RULES:
+        assert all((rule.name, rule.why, rule.source, rule.refuted, *rule.advice)), rule.id
+        assert f"| {rule.id} | {rule.name} |" in PAGE
+
+
+def test_settings_that_a_rule_advises_exist() -> None:
+    known = set(setting_names())
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    words = [word for rule in RULES for advice in rule.advice for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", advice)]
+    wrong = [
+        word
+        for word in words
+        if word.partition(".")[0] in sections and word not in known and not word.startswith("algorithm.loss_options.")
+    ]
+    assert len(words) > 40
+    assert wrong == []
+
+
+def test_a_finding_is_plain_data() -> None:
+    row: Mapping[str, Any] = diagnose(KEPT["form_pays"])[0].as_row()
+    assert json.loads(json.dumps(row)) == row
+    assert row["level"] == "sick"
+    assert row["advice"]
+
+
+# ------------------------------------------------------------------------------------------------ small statistics
+
+
+def test_trends_are_those_of_the_formulas() -> None:
+    assert theil_sen([1.0, 3.0, 5.0, 7.0]) == 2.0
+    assert theil_sen([1.0]) == 0.0
+    assert mann_kendall([1.0, 1.0, 1.0, 1.0]) == 1.0
+    assert mann_kendall([5.0, 1.0, 4.0, 2.0, 3.0]) > 0.3
+    assert mann_kendall([-float(n) for n in range(10)]) == pytest.approx(mann_kendall(list(range(10))))
+    assert binomial_tail(0, 7) == 1.0
+    assert binomial_tail(8, 10) == pytest.approx(56 / 1024)
+    assert spread([1.0, 2.0, 3.0]) == pytest.approx(1.4826)
+    assert standard_error([1.0, 3.0]) == pytest.approx(1.0)
+    assert thinned(list(range(80))) == [2 * n + 0.5 for n in range(40)]
+    assert as_number("nan") != as_number("nan")
+    assert as_number(True) is None

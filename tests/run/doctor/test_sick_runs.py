@@ -1,0 +1,27 @@
+"""Real runs: those with one thing wrong are named first or second, and the recipes are not called sick."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.doctor.__main__ import RECIPES, SEEDS, names_first, train
+from benchmarks.doctor.planted import PLANTED
+from covey.report.health import health_of, read_for_doctor
+from covey.run.doctor.finding import Level
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("name", [name for name, planted in PLANTED.items() if planted.expected])
+def test_what_is_wrong_with_a_run_is_named_first_or_second(tmp_path: Path, name: str) -> None:
+    train(tmp_path / "run", ["-m", "benchmarks.doctor.planted", name])
+    found = health_of(read_for_doctor(tmp_path / "run")).findings
+    assert names_first(PLANTED[name].expected, found), [one.title for one in found]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_recipe_is_called_sick(tmp_path: Path, recipe: str, seed: int) -> None:
+    train(tmp_path / "run", ["-m", "covey", "train", f"recipe={recipe}", f"seed={seed}"])
+    found = health_of(read_for_doctor(tmp_path / "run")).findings
+    assert [one.title for one in found if one.level is Level.SICK] == []

@@ -1,0 +1,278 @@
+"""What a plan says: memory by the one model, seconds that follow from the work, the cheapest change, dated prices."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli.main import main
+from covey.cli.plan import lines_of, read_flags
+from covey.config.schema import Config
+from covey.policy.settings import ModelConfig
+from covey.report.content import planned
+from covey.report.read import RunFiles
+from covey.run.planner.hardware import GPUS, Hardware, named
+from covey.run.planner.kept import against, keep_plan, kept_plan
+from covey.run.planner.memory import workload
+from covey.run.planner.model_shapes import Shape
+from covey.run.planner.plan import Measured, cheapest_change, memory_on, plan_of, work_of
+from covey.run.planner.probe import Watch, compared
+from covey.run.planner.seconds import PHASES, active_weights, step_seconds
+from covey.run.planner.shapes import shape_for
+from covey.run.preflight.memory_model import memory_of
+
+from ...support.small import changed
+
+H100 = GPUS["h100"]
+
+
+def config_of(**changes: Any) -> Config:
+    config = Config(num_steps=200, groups_per_step=64)
+    config.model = ModelConfig(name="Qwen/Qwen2.5-0.5B", precision="bfloat16")
+    config.sampling.max_tokens = 512
+    config.model.gradient_checkpointing = False
+    return changed(config, {name.replace("__", "."): value for name, value in changes.items()})
+
+
+@pytest.fixture(scope="module", name="small")
+def _small() -> Shape:
+    return shape_for(ModelConfig(name="Qwen/Qwen2.5-0.5B"))
+
+
+def seconds(config: Config, shape: Shape, length: float = 200, on: Hardware = H100) -> dict[str, float]:
+    return step_seconds(shape, workload(config, 1), work_of(config, 1, 100, length), on)
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def test_weights_of_models_are_counted_exactly() -> None:
+    assert shape_for(ModelConfig(name="Qwen/Qwen3-0.6B")).weights == 596_049_920
+    assert shape_for(ModelConfig(name="Qwen/Qwen2.5-0.5B")).weights == 494_032_768
+
+
+def test_any_configuration_in_a_folder_is_enough(tmp_path: Path) -> None:
+    sizes = {
+        **{"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1000, "num_experts": 8, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 48, "intermediate_size": 96, "tie_word_embeddings": True},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    shape = shape_for(ModelConfig(name=str(tmp_path)))
+    # A token goes through two of eight experts
+    attention = 2 * (64 * 4 * 32 * 2 + 64 * 2 * 32 * 2)
+    assert active_weights(shape) == attention + 2 * 2 * 3 * 64 * 48 + 64 * 1000
+
+
+def test_a_model_that_nobody_knows_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"name a folder with its config\.json"):
+        shape_for(ModelConfig(name="nobody/knows-this"))
+
+
+def test_memory_is_that_of_the_one_model_and_what_a_gpu_takes_besides(small: Shape) -> None:
+    load = replace(workload(config_of(), 1), cache_bytes=1 << 30)
+    parts, own = memory_on(small, load, H100), memory_of(small, load)
+    assert {name: parts[name] for name in own if name != "in_all"} == {n: v for n, v in own.items() if n != "in_all"}
+    assert parts["in_all"] == own["in_all"] + parts["context"] + parts["fragments"]
+    assert memory_on(small, load, replace(H100, is_gpu=False)) == own
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu", "expected"),
+    [
+        ({}, "h100", ()),
+        ({}, "rtx4090", ("micro_batch_tokens=1024",)),
+        ({"model__name": "Qwen/Qwen2.5-7B", "model__lora_rank": 32}, "h100", ("micro_batch_tokens=1024",)),
+        ({"model__name": "Qwen/Qwen2.5-7B", "groups_per_step": 8}, "l40s", ("model.lora_rank=32",)),
+    ],
+)
+def test_the_cheapest_change_that_makes_it_fit_is_named(
+    changes: dict[str, Any], gpu: str, expected: tuple[str, ...]
+) -> None:
+    config = config_of(**changes)
+    plan = plan_of(config, shape_for(config.model), GPUS[gpu], 1, Measured())
+    assert plan.fits == (not expected)
+    assert set(expected) <= set(plan.change)
+    assert len(plan.change) <= 3
+
+
+def test_no_change_is_named_that_is_not_needed() -> None:
+    config = config_of(model__name="Qwen/Qwen2.5-7B")
+    shape = shape_for(config.model)
+    found = cheapest_change(config, shape, GPUS["rtx4090"], 1)
+    assert "model.lora_rank=32" in found or "model.load_in_4bit=true" in found
+    assert "optimizer=adamw8bit" not in found
+
+
+def test_what_fits_on_no_gpu_alone_is_sharded() -> None:
+    config = config_of(model__name="meta-llama/Llama-3.3-70B-Instruct")
+    found = cheapest_change(config, shape_for(config.model), replace(H100, memory=30e9), 1)
+    assert found[-1].startswith("parallel.strategy=fsdp on ") or found == ("no change",)
+
+
+# ------------------------------------------------------------------------------------------------ time and cost
+
+
+def test_the_longest_answer_decides_not_how_many_there_are(small: Shape) -> None:
+    base = seconds(config_of(), small)["sampling"]
+    assert seconds(config_of(groups_per_step=128), small)["sampling"] < 1.4 * base
+    longer = config_of(sampling__max_tokens=1024)
+    assert seconds(longer, small, length=400)["sampling"] > 1.8 * base
+
+
+def test_training_follows_tokens_and_products(small: Shape) -> None:
+    base = seconds(config_of(), small)["backward"]
+    assert seconds(config_of(groups_per_step=128), small)["backward"] == pytest.approx(2 * base, rel=0.15)
+    assert seconds(config_of(updates_per_batch=4), small)["backward"] == pytest.approx(4 * base)
+    again = seconds(config_of(model__gradient_checkpointing=True), small)["backward"]
+    assert 1.2 * base < again < 1.4 * base
+    assert seconds(config_of(model__lora_rank=8), small)["backward"] < base
+
+
+def test_passes_without_a_gradient_are_counted_only_where_something_reads_them(small: Shape) -> None:
+    assert seconds(config_of(), small)["logprobs"] == 0.0
+    assert seconds(config_of(algorithm__kl_coef=0.1), small)["logprobs"] > 0
+    assert seconds(config_of(updates_per_batch=2), small)["logprobs"] > 0
+
+
+def test_a_published_step_lies_within_the_interval() -> None:
+    """Llama-3.1-8B on 16 H100, 2,048 answers of 1,060 tokens, at most 4,096: 97.7 s on-policy (NeMo RL v0.4)."""
+    config = config_of(
+        model__name="meta-llama/Llama-3.1-8B", groups_per_step=128, group_size=16, sampling__max_tokens=4096
+    )
+    plan = plan_of(config, shape_for(config.model), H100, 16, Measured(completion_tokens=1060))
+    assert 0.65 * 97.7 < plan.step.value < 1.35 * 97.7
+    assert plan.step.low < plan.step.value < plan.step.high
+
+
+def test_samplers_of_their_own_hide_behind_training_where_staleness_allows(small: Shape) -> None:
+    apart = config_of(source="ray", max_staleness=1, devices__sampler=2)
+    here = plan_of(config_of(), small, H100, 1, Measured())
+    beside = plan_of(apart, small, H100, 1, Measured())
+    assert beside.num_gpus == 3
+    assert beside.phases["sampling"] < here.phases["sampling"]
+
+
+def test_cost_is_gpus_times_hours_times_price_and_a_given_price_counts(small: Shape) -> None:
+    plan = plan_of(config_of(), small, H100.with_price(2.0), 4, Measured(completion_tokens=100))
+    assert plan.cost is not None
+    assert plan.cost.low == pytest.approx(4 * plan.hours.low * 2.0)
+    assert plan.cost.value == pytest.approx(1.4 * 4 * plan.hours.value * 2.0)
+    assert "as given" in "\n".join(lines_of(plan))
+
+
+def test_every_gpu_has_a_price_with_its_date() -> None:
+    for gpu in GPUS.values():
+        assert gpu.price is not None
+        assert gpu.price[0] < gpu.price[1]
+        assert gpu.source.endswith("2026")
+
+
+def test_factors_of_a_probe_correct_each_phase(small: Shape) -> None:
+    plain, factors = seconds(config_of(), small), {"sampling": 2.0, "backward": 0.5}
+    work = work_of(config_of(), 1, 100, 200)
+    found = step_seconds(small, workload(config_of(), 1), work, H100, factors)
+    assert found["sampling"] == pytest.approx(2 * plain["sampling"])
+    assert found["backward"] == pytest.approx(plain["backward"] / 2)
+    assert found["other"] == plain["other"]
+
+
+def test_a_probe_returns_what_its_steps_took(small: Shape) -> None:
+    config, watch = config_of(), Watch(lambda: 0.0)
+    watch.phases = [
+        {"sampling": 1.0, "backward": 1.0},
+        {"sampling": 3.0, "backward": 2.0},
+        {"sampling": 5.0, "backward": 3.0},
+    ]
+    watch.times, watch.lengths, watch.prompt_tokens = [2.0, 6.0, 10.0], [9.0, 100.0, 200.0], 50.0
+    found = compared(config, small, H100, watch)
+    assert (found.completion_tokens, found.prompt_tokens) == (150.0, 50.0)
+    work = work_of(config, 1, 50.0, 150.0)
+    again = step_seconds(small, workload(config, 1), work, H100, found.factors)
+    assert again["sampling"] == pytest.approx(2.0)
+    assert again["backward"] == pytest.approx(1.0)
+    assert sum(again.values()) == pytest.approx(4.0)
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_flags_are_told_from_settings_and_refused_in_one_line() -> None:
+    rest, asked = read_flags(["recipe=gsm8k", "--on", "h100,here", "--gpus=4", "--price", "2.5", "--json"])
+    assert rest == ["recipe=gsm8k"]
+    assert (asked.on, asked.num_gpus, asked.price, asked.as_json) == (("h100", "here"), 4, 2.5, True)
+    for words, line in (
+        (["--on", "h1000"], "h1000"),
+        (["--price", "cheap"], "--price must be a number above 0, got cheap"),
+        (["--gpus"], "--gpus needs a value"),
+        (["--probe", "--on", "h100"], "--probe measures this machine"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            read_flags(words)
+
+
+def test_the_command_prints_a_plan_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["model.name=Qwen/Qwen3-0.6B", "environment=arithmetic", "num_steps=50"]
+    assert main(["plan", *words, "--on", "h100"]) == 0
+    said = capsys.readouterr().out
+    assert "596,049,920 weights; 50 steps of 32 × 8 answers" in said
+    for part in (
+        "H100 SXM 80 GB: fits",
+        "memory      weights 2.2 GiB",
+        "bottleneck  ",
+        "prices: mercatus-ai.com, May 2026",
+    ):
+        assert part in said
+    assert list(tmp_path.iterdir()) == []
+    assert main(["plan", *words, "--on", "h100", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["fits"]
+    assert list(row["phases"]) == list(PHASES)
+
+
+def test_a_plan_that_was_kept_is_set_against_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVEY_CACHE", str(tmp_path))
+    settings = {"num_steps": 10, "model.name": "nano", "output.report": True, "seed": 0}
+    assert kept_plan(settings) is None
+    keep_plan(settings, {"phases": {"sampling": 2.0}, "hours": {"value": 0.01}, "source": "a probe"})
+    summary = {"steps": 10, "seconds": 40.0, "phases": {"sampling": {"seconds": 30.0, "share": 0.75}}}
+    found = planned(RunFiles(tmp_path, {**settings, "seed": 1, "output.report": False}, summary=summary))
+    assert found == {"rows": [("sampling, s a step", 2.0, 3.0), ("whole run, s", 36.0, 40.0)], "source": "a probe"}
+    assert planned(RunFiles(tmp_path, {**settings, "num_steps": 11}, summary=summary)) is None
+    assert against({}, {}) == [("whole run, s", None, None)]
+
+
+def test_this_machine_is_measured() -> None:
+    found = named("here")
+    assert found.memory > 1 << 30
+    assert found.flops > 1e9
+    assert found.bandwidth > 1e9
+
+
+def test_a_micro_batch_is_no_larger_than_a_step() -> None:
+    config = config_of(model__name="nano", groups_per_step=4, group_size=2, sampling__max_tokens=8)
+    config.model.precision = "float32"
+    cpu = Hardware("a CPU", 1e10, 1e11, 1e10, is_gpu=False)
+    few, many = (
+        plan_of(replace(config, groups_per_step=count), shape_for(config.model), cpu, 1, Measured()).memory["training"]
+        for count in (4, 8)
+    )
+    assert many == pytest.approx(2 * few, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_probe_of_a_real_run_is_kept_for_later_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "cache"))
+    words = ["environment=arithmetic", "model=nano", "num_steps=20", "groups_per_step=8", "--on", "here"]
+    assert main(["plan", *words, "--probe"]) == 0
+    assert "from        a probe of 3 steps on this CPU" in capsys.readouterr().out
+    assert main(["plan", *words]) == 0
+    assert "from        a probe of 3 steps on this CPU" in capsys.readouterr().out
