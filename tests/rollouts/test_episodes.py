@@ -208,6 +208,42 @@ def test_what_the_system_breaks_is_a_failure_and_no_reward(says: Reply, opens: A
     assert [episode.closed for episode in environment.begun] == [1, 1]
 
 
+@pytest.mark.parametrize("num_broken", [1, 3])
+def test_an_episode_that_cannot_be_made_is_a_failure_of_its_attempt_alone(num_broken: int) -> None:
+    class Full(Talks):
+        def episode(self, prompt: Prompt, seed: int) -> Episode:
+            if len(self.seeds) < num_broken:
+                self.seeds.append(seed)
+                raise ConnectionError("no seat left")
+            return super().episode(prompt, seed)
+
+    environment = Full(lambda _: Scripted(going_on))
+    group = played(environment, 3)
+    assert group.failures == (Failure("talks.episode raised ConnectionError: no seat left"),) * num_broken
+    assert [rollout.reward.value for rollout in group.rollouts] == [1.0] * (3 - num_broken)
+    assert [episode.closed for episode in environment.begun] == [1] * (3 - num_broken)
+    assert len(environment.seeds) == 3
+
+
+def test_an_environment_that_stops_the_run_where_an_episode_is_made_is_heard() -> None:
+    def make(number: int) -> Scripted:
+        raise RunStopped("enough")
+
+    with pytest.raises(RunStopped, match="enough"):
+        played(Talks(make))
+
+
+def test_tools_that_cannot_be_listed_fail_the_attempts_and_close_them() -> None:
+    class Lost(Talks):
+        def tool_schemas(self, prompt: Prompt) -> Sequence[Any]:
+            raise ConnectionError("the tool server is gone")
+
+    environment = Lost(lambda _: Scripted(going_on))
+    group = played(environment, 2)
+    assert group.failures == (Failure("talks.tool_schemas raised ConnectionError: the tool server is gone"),) * 2
+    assert [episode.closed for episode in environment.begun] == [1, 1]
+
+
 def test_a_run_that_is_stopped_closes_every_episode_once() -> None:
     def stop(answer: Answer) -> Observation:
         raise RunStopped("enough")

@@ -22,7 +22,7 @@ from covey.rollouts.attempt import Attempt, Segment, sampled
 from covey.rollouts.encoding import Tools, as_conversation, encode_prompt, extended
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.turns import observed_tokens, rendered_tokens, turn_seed
-from covey.rollouts.verdicts import asked, checked
+from covey.rollouts.verdicts import asked, checked, tried
 from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
 LOGGER = logging.getLogger(__name__)
@@ -51,10 +51,10 @@ class Opening:
 
 
 async def play_group(
-    sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode], sampling: Sampling
+    sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode | Failure], sampling: Sampling
 ) -> list[Attempt | Failure]:
-    """Play an episode for each sample. One that the system broke is a Failure."""
-    tools = sampler.environment.tool_schemas(prompt)
+    """Play an episode for each sample. One that the system broke, or that could not be made, is a Failure."""
+    tools = tried(prompt, "tool_schemas", lambda: sampler.environment.tool_schemas(prompt))
     sessions: list[Session | None] = []
     playing: list[asyncio.Future[Attempt | Failure]] = []
     # Whatever ends one of them early ends all, and leaves nothing behind
@@ -62,8 +62,7 @@ async def play_group(
         openings = await asyncio.gather(*(_begin(sampler, prompt, episode, tools) for episode in episodes))
         sessions += _open(sampler, sampler.limits_for(prompt), openings, sampling)
         for index, (opening, episode, session) in enumerate(zip(openings, episodes, sessions, strict=True)):
-            player = _Player(sampler, opening, episode, sampling, index)
-            playing.append(asyncio.ensure_future(player.play(session)))
+            playing.append(asyncio.ensure_future(_play(sampler, opening, episode, session, sampling, index)))
         return list(await asyncio.gather(*playing))
     finally:
         for task in playing:
@@ -71,10 +70,14 @@ async def play_group(
         await asyncio.gather(*playing, return_exceptions=True)
         for session in filter(None, sessions):
             session.close()
-        await asyncio.gather(*(_close(episode, prompt) for episode in episodes))
+        await asyncio.gather(*(_close(episode, prompt) for episode in episodes if not isinstance(episode, Failure)))
 
 
-async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode, tools: Tools) -> Opening:
+async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, tools: Tools | Failure) -> Opening:
+    if isinstance(episode, Failure):
+        return Opening(prompt, (), failure=episode)
+    if isinstance(tools, Failure):
+        return Opening(prompt, (), failure=tools)
     said = await observed(sampler, prompt, "reset", episode.reset)
     if isinstance(said, Failure):
         return Opening(prompt, (), failure=said)
@@ -126,6 +129,20 @@ def _bounded(sampling: Sampling, said: Observation) -> Sampling:
     """Return the sampling of a turn, with the bounds that the environment sets to it."""
     most = sampling.max_tokens if said.max_tokens is None else min(sampling.max_tokens, said.max_tokens)
     return replace(sampling, max_tokens=most, stop=tuple(dict.fromkeys((*sampling.stop, *said.stop))))
+
+
+async def _play(
+    sampler: Sampler,
+    opening: Opening,
+    episode: Episode | Failure,
+    session: Session | None,
+    sampling: Sampling,
+    index: int,
+) -> Attempt | Failure:
+    """Play one episode, unless it could not begin."""
+    if isinstance(episode, Failure):
+        return episode
+    return await _Player(sampler, opening, episode, sampling, index).play(session)
 
 
 class _Player:

@@ -12,7 +12,7 @@ from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.episodes import decoded, play_group
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.turns import turn_seed
-from covey.rollouts.verdicts import judged
+from covey.rollouts.verdicts import judged, tried
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout, Sampling
 
 LOGGER = logging.getLogger(__name__)
@@ -24,11 +24,14 @@ async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling:
     A completion that the system could not score becomes a Failure of the group: it is no rollout and no reward of 0.
     """
     if sampler.mask_id is None:
-        seeds = (turn_seed(sampling.seed, index, 0) for index in range(num_samples))
-        episodes = [sampler.environment.episode(prompt, seed) for seed in seeds]
+        episodes = [_new_episode(sampler, prompt, turn_seed(sampling.seed, i, 0)) for i in range(num_samples)]
         if all(episodes) and episodes:
             return await _roll_out_episodes(sampler, prompt, [e for e in episodes if e], sampling)
     return await _roll_out_answers(sampler, prompt, num_samples, sampling)
+
+
+def _new_episode(sampler: Sampler, prompt: Prompt, seed: int) -> Episode | Failure | None:
+    return tried(prompt, "episode", lambda: sampler.environment.episode(prompt, seed))
 
 
 async def _roll_out_answers(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Group:
@@ -54,9 +57,9 @@ async def _roll_out_answers(sampler: Sampler, prompt: Prompt, num_samples: int, 
 
 
 async def _roll_out_episodes(
-    sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode], sampling: Sampling
+    sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode | Failure], sampling: Sampling
 ) -> Group:
-    """Roll out a prompt with an episode for each sample."""
+    """Roll out a prompt with an episode for each sample, or the reason why there is none."""
     try:
         attempts = await play_group(sampler, prompt, episodes, sampling)
     except ValueError as error:

@@ -34,6 +34,16 @@ async def asked(
         return Failure(f"{name} raised {type(error).__name__}: {error}")
 
 
+def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
+    """Return what the environment says at once, or a Failure where it raises."""
+    try:
+        return call()
+    except RunStopped:
+        raise
+    except Exception as error:  # foreign code, as above
+        return Failure(f"{prompt.environment}.{method} raised {type(error).__name__}: {error}")
+
+
 async def judged(
     environment: Environment,
     stages: Stages,
