@@ -13,6 +13,7 @@ from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.policy import sharding
 from covey.rollouts.group_checks import drop_stale
+from covey.rollouts.source import STALE, Dropped
 from covey.run import stages
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
@@ -22,12 +23,14 @@ from covey.run.folder import begin_log
 from covey.run.given import NOTHING, Given
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
+from covey.run.records.step_metrics import Stepped
 from covey.run.stages import evaluate_and_log, report_interruption, report_progress, save
 from covey.system import accelerate_launch, collectives, ranks
 from covey.system.callable_module import make_callable
 from covey.system.text.cleaning import clean_handlers
 from covey.system.text.masking import secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop
+from covey.system.waits.timer import PhaseTimer
 from covey.trainer.prepare import make_measured_batch, make_training_batch, train_ahead
 from covey.types import Group
 
@@ -132,7 +135,9 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
     finished = snapshot(run, record, step=first)
     try:
         for step in range(first, config.num_steps):
-            train_step(run, config, record, step, stopper)
+            stepped = train_step(run, config, step, record.timer, stopper)
+            with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
+                record.log_step(step, stepped)
             finished = snapshot(run, record, step=step + 1)
             stopper.release()
             if is_due(step, config.evaluation.every, config.num_steps):
@@ -155,46 +160,44 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
         raise
 
 
-def train_step(run: Run, config: Config, record: RunRecorder, step: int, stopper: Stopper) -> None:
-    """Take groups, prepare their batch, step, publish the new weights, record."""
-    groups = take(run, config, record, step)
+def train_step(run: Run, config: Config, step: int, timer: PhaseTimer, stopper: Stopper) -> Stepped:
+    """Take groups, prepare their batch, step, publish the new weights. Return what is recorded."""
+    groups, dropped = take(run, config, step, timer)
     stopper.release()
-    with record.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
+    with timer.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
         batch, credit = make_training_batch(groups, run.trainer, run.credit, run.packing)
         metrics = run.trainer.step(batch, step, stopper.hold)
         run.trainer.drop_gradients()
         if metrics["num_rollouts_trained"] == 0:  # of all ranks: measured all the same, so that curves have no holes
-            left_out = [dropped.group for dropped in record.dropped]
-            batch = make_measured_batch([*groups, *left_out], run.policy, run.packing)
+            batch = make_measured_batch([*groups, *(one.group for one in dropped)], run.policy, run.packing)
             metrics |= run.trainer.measure(batch, step)
         stopper.hold()
         report_progress(run, config, step + 1)
         run.source.publish(run.trainer.weights(), version=step + 1)
-    with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
-        record.step(step, groups, credit, metrics)
+    return Stepped(groups, dropped, credit, metrics)
 
 
-def take(run: Run, config: Config, record: RunRecorder, step: int) -> list[Group]:
-    """Take this rank's share of the next groups, none older than `max_staleness`.
+def take(run: Run, config: Config, step: int, timer: PhaseTimer) -> tuple[list[Group], list[Dropped]]:
+    """Take this rank's share of the next groups, none older than `max_staleness`, and what is not trained.
 
     With `streaming`, groups that are there early are trained ahead. What scoring adds to the time of sampling is
     charged to rewards.
     """
 
     def meanwhile(groups: Sequence[Group]) -> None:
-        with record.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
+        with timer.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
             fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
             train_ahead(fresh, run.trainer, run.credit, run.packing, step)
 
-    with record.timer.phase("sampling"):
+    with timer.phase("sampling"):
         with sharding.unsharded(run.policy):
             share = collectives.local_share(config.groups_per_step)
             groups = run.source.take(share, meanwhile if config.streaming else None)
-        record.timer.charge("reward", run.source.take_scoring_seconds())
+        timer.charge("reward", run.source.take_scoring_seconds())
     fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
     kept = set(map(id, fresh))
-    record.drop_stale([group for group in groups if id(group) not in kept])
-    return fresh
+    stale = [Dropped(group, STALE) for group in groups if id(group) not in kept]
+    return fresh, [*run.source.dropped, *stale]
 
 
 def is_due(step: int, every: int, num_steps: int) -> bool:

@@ -33,6 +33,10 @@ Meanwhile = Callable[[Sequence[Group]], None]
 """Takes groups of a step that are complete before its others."""
 
 
+STALE = "stale_groups"
+"""Why the loop itself drops groups: they are older than `max_staleness`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """A group that was sampled and will not be trained.

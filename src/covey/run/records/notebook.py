@@ -7,7 +7,16 @@ from html import escape
 from types import TracebackType
 from typing import Any, Self
 
-from covey.run.records.terminal import COLUMNS, REWARD, EtaEstimator, cell, evaluation_line, time_left
+from covey.run.records.terminal import (
+    COLUMNS,
+    REWARD,
+    EtaEstimator,
+    Progress,
+    cell,
+    evaluation_line,
+    make_progress,
+    time_left,
+)
 
 MAX_MESSAGES = 50
 """Lines kept in view below the numbers."""
@@ -22,6 +31,11 @@ def is_notebook() -> bool:
     from IPython.core.getipython import get_ipython
 
     return hasattr(get_ipython(), "kernel")
+
+
+def progress_of(num_steps: int, *, shows: bool) -> Progress:
+    """Make what shows the run: an output of the cell in a notebook, else the terminal's."""
+    return NotebookProgress(num_steps) if shows and is_notebook() else make_progress(num_steps, shows)
 
 
 class NotebookProgress:

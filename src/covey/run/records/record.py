@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from covey.algorithm.metrics import MEASURED, group_metrics, value
 from covey.config.schema import Config
 from covey.policy import sharding
-from covey.rollouts.source import Dropped
+from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
@@ -26,11 +26,12 @@ from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS
 from covey.run.records.answer_text import as_text
 from covey.run.records.callbacks import Callback, Callbacks
-from covey.run.records.notebook import NotebookProgress, is_notebook
+from covey.run.records.notebook import progress_of
 from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
 from covey.run.records.samplers import SamplersTotals
 from covey.run.records.step_metrics import (
     Row,
+    Stepped,
     environment_facts,
     environment_metrics,
     fill_metrics,
@@ -47,7 +48,7 @@ from covey.run.records.summary import (
     versions,
     write_summary,
 )
-from covey.run.records.terminal import NullProgress, Progress, make_progress
+from covey.run.records.terminal import NullProgress, Progress
 from covey.run.records.trace_log import TraceLog
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.system import collectives
@@ -57,8 +58,6 @@ from covey.system.ranks import log_name
 from covey.system.text.masking import mask
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Watchdog
-from covey.trainer.credit import Credit
-from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)
 
@@ -84,12 +83,11 @@ class RunRecorder:
         self._tracker: Tracker = CompositeTracker(())
         self._progress: Progress = NullProgress()
         if collectives.is_main_process():
-            self._progress = progress_of(config)
+            self._progress = progress_of(config.num_steps, shows=config.output.progress)
             self._tracker = make_trackers(output, folder, mask(asdict(config)), config.timeouts.tracker, self.say)
         # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
         self._samplers = SamplersTotals()
-        self._stale: list[Dropped] = []
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
         self._seen: list[list[PromptKey]] = []
@@ -155,21 +153,13 @@ class RunRecorder:
         run.source.report_to(self._folder / STATUS)
         self.callbacks.start(run, self._folder)
 
-    def drop_stale(self, groups: Sequence[Group]) -> None:
-        """Keep groups of this step that are too old to train, for its row."""
-        self._stale = [Dropped(group, "stale_groups") for group in groups]
-
-    @property
-    def dropped(self) -> list[Dropped]:
-        """Return what this rank sampled for the current step and does not train."""
-        return [*self.run.source.dropped, *self._stale]
-
-    def step(self, step: int, groups: Sequence[Group], credit: Credit, metrics: Mapping[str, float]) -> None:
+    def log_step(self, step: int, stepped: Stepped) -> None:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
         self._is_as_left = False
+        groups, dropped, credit, metrics = stepped
         # Count tokens, seconds and drops over all ranks
-        drops = self._drops()
-        left_out = [dropped.group for dropped in self.dropped]
+        drops = self._drops(dropped)
+        left_out = [one.group for one in dropped]
         local_tokens = sum(rollout.num_loss_tokens for group in (*groups, *left_out) for rollout in group.rollouts)
         (num_tokens,) = collectives.all_sum_ints(local_tokens)
         seconds = time.monotonic() - self._step_started
@@ -198,9 +188,9 @@ class RunRecorder:
         self._log_schedule(step + 1)
         LOGGER.info("step %d: reward %s, loss %s", step + 1, row["sampled_reward_mean"], row["loss"])
         self._progress.update(step + 1, row)
-        self._rollouts(step + 1, groups, credit)
+        self._rollouts(step + 1, stepped)
         if self._traces is not None:
-            self._traces.step(step + 1, groups, credit, self.dropped)
+            self._traces.step(step + 1, groups, credit, dropped)
         if metrics["num_rollouts_trained"] == 0:
             reason = why_no_signal(row, credit)
             self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
@@ -212,21 +202,21 @@ class RunRecorder:
             self._schedule = self._schedule or JsonlWriter(self._folder / SCHEDULE, wait=self._goes_on)
             self._schedule.write({"step": step, **schedule})
 
-    def _rollouts(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
+    def _rollouts(self, step: int, stepped: Stepped) -> None:
         """Write some rollouts of rank 0 down, and show some where that is asked for."""
-        output = self._config.output
+        output, credit = self._config.output, stepped.credit
         advantages = [advantage for group in credit.advantages for advantage in group]
         of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]
-        found = sampled(groups, advantages, self.dropped, of_turns)
+        found = sampled(stepped.groups, advantages, stepped.dropped, of_turns)
         rows = [one.row(step) for one in spread_over(found, output.rollouts_per_step)]
         self._tracker.answers(step, rows)
         for one in best_to_worst(found, output.show_rollouts):
             self._progress.message(as_text(one.row(step)))
 
-    def _drops(self) -> Counter[str]:
+    def _drops(self, dropped: Sequence[Dropped]) -> Counter[str]:
         """Count the groups and rollouts of all ranks that were dropped since the last row, by reason."""
         own = Counter(self.run.source.take_drops())
-        own["stale_groups"] += len(self._stale)
+        own[STALE] += sum(one.reason == STALE for one in dropped)
         drops: Counter[str] = Counter()
         for of_rank in collectives.all_gather(dict(own)):
             drops.update(of_rank)
@@ -400,13 +390,6 @@ class RunRecorder:
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
         compared = comparable(before, after, self._seen) if before and after else None
         write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
-
-
-def progress_of(config: Config) -> Progress:
-    """Make what shows the run: an output of the cell in a notebook, else the terminal's."""
-    if config.output.progress and is_notebook():
-        return NotebookProgress(config.num_steps)
-    return make_progress(config.num_steps, config.output.progress)
 
 
 def make_watchdog(config: Config, folder: Path) -> Watchdog:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.records.episode_metrics import episode_metrics
 from covey.system import collectives
@@ -16,6 +17,16 @@ from covey.types import Group, Rollout
 T = TypeVar("T")
 Row = dict[str, float | None]
 """Numbers to log; None where there was nothing to average."""
+
+
+class Stepped(NamedTuple):
+    """What one step took, and what came of it."""
+
+    groups: list[Group]
+    dropped: list[Dropped]
+    """What this rank sampled and did not train."""
+    credit: Credit
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
