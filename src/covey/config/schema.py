@@ -18,7 +18,7 @@ from covey.environments.conversations.settings import CalculatorConfig, GuessCon
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
 from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
+from covey.environments.doors.settings import OpenEnvConfig, ReasoningGymConfig, StepsConfig
 from covey.environments.ifeval.settings import IfevalConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
@@ -42,6 +42,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "tools": ToolsConfig,
     "agent": AgentConfig,
     "steps": StepsConfig,
+    "openenv": OpenEnvConfig,
     "reasoning_gym": ReasoningGymConfig,
     "guess": GuessConfig,
     "lookup": LookupConfig,

@@ -13,6 +13,7 @@ from covey.config.rules.environments import (
     check_infill,
     check_kind,
     check_machines,
+    check_openenv,
     check_steps,
     check_tools,
 )
@@ -24,7 +25,7 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import NEED_ROWS, DataConfig
 from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import StepsConfig
+from covey.environments.doors.settings import OpenEnvConfig, StepsConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
 from covey.environments.math.settings import MathConfig
@@ -269,6 +270,7 @@ CURRICULA = ("none", "success", "difficulty")
 OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
     **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom},
     **{ToolsConfig: check_tools, StepsConfig: check_steps, AgentConfig: check_agent},
+    **{OpenEnvConfig: check_openenv},
 }
 RULES: tuple[Callable[[Config], None], ...] = (
     check_bounds,

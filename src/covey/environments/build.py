@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from covey.environments.conversations.tools.settings import ToolsConfig
     from covey.environments.data.rows import RowSettings
     from covey.environments.doors.gateway.settings import AgentConfig
-    from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
+    from covey.environments.doors.settings import OpenEnvConfig, ReasoningGymConfig, StepsConfig
     from covey.environments.ifeval.generator import Recipe
     from covey.environments.ifeval.rewards import Scheme
     from covey.environments.ifeval.settings import IfevalConfig
@@ -283,6 +283,26 @@ def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environmen
     return Steps(how, seed_prompts("steps", settings.instruction, counts, settings.problem_seed))
 
 
+def build_openenv(settings: "OpenEnvConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.data.rows import load_rows
+    from covey.environments.doors.openenv.environment import OpenEnv, Server, actions_of, reset_prompts
+    from covey.environments.doors.steps import seed_prompts
+
+    server = Server(
+        url=settings.url,
+        seconds=settings.server_timeout,
+        options=settings.options,
+        observation_field=settings.observation_field,
+        describes_actions=settings.describe_actions,
+    )
+    actions = actions_of(server)
+    if config.data.path is not None:
+        rows = load_rows(config.data.path, _row_settings(config, ()))
+        return OpenEnv(server, actions, reset_prompts(rows.splits, settings.instruction))
+    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+    return OpenEnv(server, actions, seed_prompts("openenv", settings.instruction, counts, settings.problem_seed))
+
+
 def build_reasoning_gym(settings: "ReasoningGymConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.doors.reasoning_gym import ReasoningGym, make_dataset
 
@@ -384,6 +404,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "tools": build_tools,
     "agent": build_agent,
     "steps": build_steps,
+    "openenv": build_openenv,
     "reasoning_gym": build_reasoning_gym,
     "guess": build_guess,
     "lookup": build_lookup,

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from covey.config.schema import Config
 from covey.environments.episode import Answer
 
+from ...support.openenv_server import PAIR, openenv_server
+from ...support.tools import play as played
 from .settings_observed import environment_of
 
 MODULE = '''
@@ -150,6 +153,12 @@ AGENT_OF_COMMAND = AGENT | {
     "environment.program": None,
     "environment.command": [sys.executable, "observed_agent.py", "Go."],
 }
+OPENENV: dict[str, Any] = {
+    "environment.name": "openenv",
+    "environment.url": "http://pairs",
+    "environment.num_train": 3,
+    "environment.num_test": 2,
+}
 REASONS: dict[str, Any] = {
     "environment.name": "reasoning_gym",
     "environment.num_train": 3,
@@ -229,3 +238,18 @@ def heard(config: Config) -> Any:
         return asyncio.run(play())
     except RuntimeError as error:
         return str(error)
+
+
+def served(config: Config) -> Any:
+    """What an episode of an OpenEnv server says, of which there are two, or that it says nothing in time."""
+    with openenv_server(schema=PAIR) as pairs, openenv_server() as words:
+        url = {"http://pairs": pairs.url, "http://words": words.url}[config.environment.url]
+        there = replace(config, environment=replace(config.environment, url=url))
+        try:
+            with environment_of(there) as environment:
+                episode = environment.episode(environment.prompts("train")[0], 0)
+                assert episode is not None
+                said = asyncio.run(played(episode, ['{"row": 1, "column": 2}']))
+                return [turn.messages for turn in said], pairs.heard[:2], words.heard[:2]
+        except (RuntimeError, ValueError):
+            return "nothing"

@@ -13,7 +13,7 @@ from covey.environments.code.families import chosen_families
 from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import StepsConfig
+from covey.environments.doors.settings import OpenEnvConfig, StepsConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.design.stages import STAGES, check_stages
 from covey.environments.machines.scores import find_score
@@ -204,6 +204,15 @@ def check_agent(config: Config) -> None:
         raise ValueError(f"environment=agent needs environment.program=module:function or command=[...], got {got}")
     if settings.program is not None and not is_function_path(settings.program):
         raise ValueError(f"environment.program must be module:function, got {settings.program}")
+
+
+def check_openenv(config: Config) -> None:
+    """Require the address of a server of environment=openenv."""
+    settings = config.environment
+    assert isinstance(settings, OpenEnvConfig), "check_environment calls this"
+    if not settings.url.startswith(("http://", "https://", "ws://", "wss://")):
+        got = settings.url or "none"
+        raise ValueError(f"environment=openenv needs environment.url=http://HOST:PORT of its server, got {got}")
 
 
 def check_steps(config: Config) -> None:

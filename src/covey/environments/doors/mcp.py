@@ -147,7 +147,7 @@ class McpSession:
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool. Raises ToolRefused for an error of the tool, ToolServerLost for one of the server."""
         found = self._asked("tools/call", {"name": name, "arguments": dict(arguments)})
-        text = _text(found)
+        text = result_text(found)
         if found.get("isError"):
             raise ToolRefused(text)
         return text
@@ -259,8 +259,8 @@ def _read(line: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _text(result: Mapping[str, Any]) -> str:
-    """Return the text of a result: its parts of text, or its structure as JSON where it has none."""
+def result_text(result: Mapping[str, Any]) -> str:
+    """Return the text of a tool's result: its parts of text, or its structure as JSON where it has none."""
     parts = [part for part in result.get("content", []) if isinstance(part, Mapping)]
     texts = [str(part["text"]) for part in parts if part.get("type") == "text" and "text" in part]
     if not texts and result.get("structuredContent") is not None:

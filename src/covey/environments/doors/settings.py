@@ -1,4 +1,4 @@
-"""Settings of environment=steps and reasoning_gym."""
+"""Settings of environment=steps, openenv and reasoning_gym."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +9,8 @@ from covey.system.setting import Requires, setting
 MADE_OF_SEEDS = Requires(
     "environment.protocol other than skyrl", ("environment.protocol",), lambda protocol: protocol != "skyrl"
 )
+
+WITHOUT_ROWS = Requires("data.path = null", ("data.path",), lambda path: path is None)
 
 
 @dataclass
@@ -31,6 +33,33 @@ class StepsConfig(EpisodesConfig):
     num_test: int = setting(512, ge=1, needs=MADE_OF_SEEDS)
     """Held-out prompts, none with a seed of a training prompt."""
     problem_seed: int = setting(0, ge=0, needs=MADE_OF_SEEDS)
+    """The first of the seeds."""
+
+
+@dataclass
+class OpenEnvConfig(EpisodesConfig):
+    """Environments that a server of OpenEnv has, each attempt with one of its own."""
+
+    name: str = "openenv"
+    max_turns: int | None = setting(16, ge=1)
+    """Steps of an episode at most; turns, where actions are calls of tools."""
+    url: str = ""
+    """Where the server is, such as http://127.0.0.1:8000."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What every `reset` gets, by name, besides the seed or the columns of the row."""
+    instruction: str = "Play."
+    """What the user says before the first observation, where a row has no `prompt`."""
+    observation_field: str | None = None
+    """The field of an observation that the policy reads; null takes the only one, or all of them as JSON."""
+    describe_actions: bool = True
+    """Whether the policy is told the JSON schema of actions, where these are more than one text."""
+    server_timeout: float = setting(60.0, gt=0)
+    """Seconds that the server may take for each answer; an attempt that waits longer is a failure."""
+    num_train: int = setting(4096, ge=1, needs=WITHOUT_ROWS)
+    """Training prompts, each a seed; with `data`, prompts are rows of what `reset` gets."""
+    num_test: int = setting(512, ge=1, needs=WITHOUT_ROWS)
+    """Held-out prompts, none with a seed of a training prompt."""
+    problem_seed: int = setting(0, ge=0, needs=WITHOUT_ROWS)
     """The first of the seeds."""
 
 

@@ -57,17 +57,7 @@ class Steps(Environment):
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         """Judge answers without an episode, as the first move of one: the reward of that step."""
-        return [await self._first_move(prompt, text) for text in completions]
-
-    async def _first_move(self, prompt: Prompt, text: str) -> Reward | Failure:
-        episode = StepEpisode(self.settings, prompt)
-        try:
-            await episode.reset()
-            said = await episode.reply(Answer(text, (), "stop", 1, ()))
-            verdict = await episode.score(())
-            return Reward(verdict.value + (said.reward or 0.0), verdict.parts)
-        finally:
-            await episode.close()
+        return [await first_move(StepEpisode(self.settings, prompt), text) for text in completions]
 
 
 class StepEpisode(Episode):
@@ -109,6 +99,18 @@ class StepEpisode(Episode):
     async def close(self) -> None:
         if self._game is not None:
             await in_thread(self._game.end)
+
+
+async def first_move(episode: Episode, text: str) -> Reward | Failure:
+    """Judge an answer as the first move of an episode, by the reward of that step."""
+    try:
+        await episode.reset()
+        said = await episode.reply(Answer(text, (), "stop", 1, ()))
+        verdict = await episode.score(())
+        assert isinstance(verdict, Reward), "these episodes judge themselves"
+        return Reward(verdict.value + (said.reward or 0.0), verdict.parts)
+    finally:
+        await episode.close()
 
 
 def seed_prompts(

@@ -1,0 +1,1 @@
+"""Environments that OpenEnv serves, over its own wire."""
