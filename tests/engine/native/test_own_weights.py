@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,11 @@ import pytest
 import torch
 
 from covey.engine.base import PushRefused, UpdateMode, WeightSet, digest_of
-from covey.engine.native.own_weights import OwnWeightsEngine
+from covey.engine.native.cache import Block
+from covey.engine.native.layouts import PrefillLayout
+from covey.engine.native.own_weights import ALONE, OwnWeightsEngine
+from covey.engine.native.rows import Request
+from covey.engine.native.runner import Runner, encode
 from covey.engine.weights import make_weight_set, trained_tensors
 from covey.policy.policy import Policy
 from covey.types import Completion, Sampling
@@ -187,3 +192,67 @@ def test_a_row_has_the_same_bits_alone_and_beside_others_that_come_and_go() -> N
     groups = asyncio.run(of(together, PROMPTS))
     for ids, group in zip(PROMPTS, groups, strict=True):
         assert asyncio.run(of(OwnWeightsEngine(policy, ROOM, 64), [ids]))[0] == group
+
+
+def many_prompts(num: int) -> list[list[int]]:
+    """Prompts of all lengths that the policy has room for, some of them twice."""
+    chance = random.Random(num)
+    lengths = [chance.choice([1, 2, 3, 3, 3, chance.randint(4, 96)]) for _ in range(num)]
+    return [[chance.randrange(250) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("num", [2, 40])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-window", "gpt2"])
+def test_what_follows_a_prompt_has_the_same_bits_whatever_was_encoded_with_it(architecture: str, num: int) -> None:
+    policy, prompts = tiny_policy(architecture), many_prompts(num)
+    # Passes of torch decode rows together: of these, what the prompt alone decides
+    max_tokens = 1 if architecture == "gpt2" else 5
+
+    engine = OwnWeightsEngine(policy, ROOM, 200)
+
+    async def of(group: Sequence[Sequence[int]]) -> list[list[Completion]]:
+        sampling = replace(SAMPLING, max_tokens=max_tokens)
+        return list(await asyncio.gather(*(engine.generate(ids, 2, sampling) for ids in group)))
+
+    alone = [asyncio.run(of([ids]))[0] for ids in prompts]
+    assert asyncio.run(of(prompts)) == alone
+    assert asyncio.run(of(prompts[::-1])) == alone[::-1]
+
+
+@pytest.mark.parametrize(("architecture", "num_passes"), [("llama", 1), ("mistral-window", 1), ("gpt2", 4)])
+def test_prompts_share_a_pass_where_none_sees_the_others(
+    architecture: str, num_passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = OwnWeightsEngine(tiny_policy(architecture), ROOM, 64)
+    passes: list[int] = []
+    encode = Runner._encode
+
+    def counted(self: Runner, prompts: Sequence[Request]) -> torch.Tensor:
+        passes.append(len(prompts))
+        return encode(self, prompts)
+
+    monkeypatch.setattr(Runner, "_encode", counted)
+
+    async def run() -> None:
+        await asyncio.gather(*(engine.generate(ids, 2, SAMPLING) for ids in PROMPTS))
+
+    asyncio.run(run())
+    assert passes == [len(PROMPTS) // num_passes] * num_passes
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_processor_on_which_companions_change_a_bit_encodes_each_prompt_alone(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rounded_otherwise(
+        policy: Policy, layout: type[PrefillLayout], block: Block, first: int, prompts: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        logits_NV = encode(policy, layout, block, first, prompts)
+        touched = (logits_NV, block.keys[-1])[place]
+        touched.copy_(torch.nextafter(touched, torch.tensor(torch.inf)) if len(prompts) > 1 else touched)
+        return logits_NV
+
+    policy = tiny_policy("llama")
+    assert OwnWeightsEngine(policy, ROOM, 64)._limits.max_prefill > ALONE
+    monkeypatch.setattr("covey.engine.native.own_weights.encode", rounded_otherwise)
+    assert OwnWeightsEngine(policy, ROOM, 64)._limits.max_prefill == ALONE

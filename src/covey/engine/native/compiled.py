@@ -1,5 +1,5 @@
-"""Decode attention as one call of C (decode.c) in place of some twenty operations of torch a layer, and the draw of
-the next tokens as another (sample.c).
+"""Attention to prompts (attention.c) and in decoding (decode.c) as one call of C each, in place of some twenty
+operations of torch a layer, and the draw of the next tokens as another (sample.c).
 
 On a CPU, keys and values in float32 or bfloat16; sums are float32. The numbers are those of `layouts.DecodeLayout` but
 for rounding, and what a row gets does not depend on the rows beside it.
@@ -8,16 +8,19 @@ Shapes: R rows, H query heads, K key/value heads, D head width.
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from covey.engine.native.cache import Cache, CacheShape
-from covey.engine.native.layouts import Grid
+from covey.engine.native.cache import Block, Cache, CacheShape
+from covey.engine.native.layouts import Grid, PrefillLayout
 from covey.engine.native.panels import has_half
 from covey.policy import sampling
 from covey.policy.attention.base import Rule
+from covey.policy.attention.compiled import compiled_layout
+from covey.policy.attention.packed import Segment
 from covey.policy.kernels.compiler import KERNELS, library
 from covey.policy.kernels.support import unsupported_reason, with_dense_heads
 from covey.policy.sampling import Distribution
@@ -40,6 +43,23 @@ class Decode(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "half", "num_threads")),
         ("scaling", ctypes.c_float),
     )
+
+
+class CompiledPrefillLayout(PrefillLayout):
+    """Prompts one after the other in the stream. Does what `layouts.PrefillLayout` does, without padding."""
+
+    def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
+        super().__init__(block, first, lengths)
+        starts = accumulate(lengths, initial=0)
+        segments = [Segment(start, length) for start, length in zip(starts, lengths, strict=False)]
+        self._stream = compiled_layout(segments, block.shape.device)
+
+    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        key_NKPD, _ = self._write(layer, key_BKTD, value_BKTD)
+        # Read what decoding will read: rounded as it is kept
+        kept = key_NKPD.dtype
+        out_BHTD = self._stream.attend(layer, query_BHTD.to(kept), key_BKTD.to(kept), value_BKTD.to(kept), rule)
+        return out_BHTD.to(query_BHTD.dtype)
 
 
 class CompiledDecodeLayout:
@@ -111,6 +131,9 @@ def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> 
     widths = [(layer.key_width, layer.value_width) for layer in shape.layers]
     is_uniform = len(set(widths)) == 1
     is_plain = all(rule.is_plain for rule in rules)
-    if not is_uniform or unsupported_reason("decode", tensors, widths, is_plain=is_plain):
+    kernels_of_prompts_and_rows = ("attention", "decode")
+    if not is_uniform or any(
+        unsupported_reason(kernel, tensors, widths, is_plain=is_plain) for kernel in kernels_of_prompts_and_rows
+    ):
         return False
     return shape.dtype != torch.bfloat16 or has_half()

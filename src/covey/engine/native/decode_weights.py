@@ -80,6 +80,13 @@ def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
     return not policy.sharded and (own_bytes(policy) > 0 or bool(_fusable(policy, rules)))
 
 
+def is_fused(decode_policy: Policy) -> bool:
+    """Return whether all linear layers of a decode policy are computed in C, where no row sees those beside it."""
+    model = decode_policy.causal_lm
+    heads = head_modules(model)
+    return isinstance(model.base_model, FusedModel) and all(isinstance(head, CompiledLinear) for head in heads)
+
+
 def own_bytes(policy: Policy) -> int:
     """Return what the decode policy's own weights take where nothing is fused."""
     held = dict(_held_layers(policy))

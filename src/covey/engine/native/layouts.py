@@ -57,19 +57,26 @@ class PrefillLayout:
         self.position_T = torch.arange(sum(lengths), device=device) - first_N[self._prompt_T]
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        # Write the prompts' keys and values into their groups' slots
-        here = slice(self._first, self._first + self._num_prompts)
-        key_NKPD = self._block.keys[layer][here, :, : self._longest]
-        value_NKPD = self._block.values[layer][here, :, : self._longest]
-        place = (self._prompt_T, slice(None), self.position_T)
-        key_NKPD[place] = key_BKTD[0].transpose(0, 1).to(key_NKPD.dtype)
-        value_NKPD[place] = value_BKTD[0].transpose(0, 1).to(value_NKPD.dtype)
+        key_NKPD, value_NKPD = self._write(layer, key_BKTD, value_BKTD)
         # Attend within each prompt, padded to the longest
         num_heads, width = query_BHTD.shape[1], query_BHTD.shape[3]
         query_NHPD = key_NKPD.new_zeros(self._num_prompts, num_heads, self._longest, width)
-        query_NHPD[place] = query_BHTD[0].transpose(0, 1).to(key_NKPD.dtype)
+        query_NHPD[self._place] = query_BHTD[0].transpose(0, 1).to(key_NKPD.dtype)
         out_NHPD = causal_attention(query_NHPD, key_NKPD, value_NKPD, rule)
-        return out_NHPD[place].transpose(0, 1)[None].to(query_BHTD.dtype)
+        return out_NHPD[self._place].transpose(0, 1)[None].to(query_BHTD.dtype)
+
+    @property
+    def _place(self) -> tuple[Tensor, slice, Tensor]:
+        """Where each token of the stream lies among prompts and positions."""
+        return self._prompt_T, slice(None), self.position_T
+
+    def _write(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> list[Tensor]:
+        """Write the prompts' keys and values into their groups' slots, and return these (N, K, P, D)."""
+        here = slice(self._first, self._first + self._num_prompts)
+        blocks = [tensors[layer][here, :, : self._longest] for tensors in (self._block.keys, self._block.values)]
+        for block_NKPD, new_BKTD in zip(blocks, (key_BKTD, value_BKTD), strict=True):
+            block_NKPD[self._place] = new_BKTD[0].transpose(0, 1).to(block_NKPD.dtype)
+        return blocks
 
 
 class ExtendLayout:

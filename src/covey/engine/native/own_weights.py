@@ -5,18 +5,27 @@ a probe proves them, and only then the version is theirs. Where the probe fails,
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from covey.engine.base import UpdateMode, WeightSet
+from covey.engine.native.cache import Block, CacheShape
+from covey.engine.native.compiled import CompiledPrefillLayout
+from covey.engine.native.decode_weights import is_fused
 from covey.engine.native.engine import NativeEngine
-from covey.engine.native.runner import Runner
+from covey.engine.native.runner import Runner, encode
 from covey.engine.native.scheduler import Scheduler
 from covey.engine.weights import check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.policy import Policy, inference
 
 ALONE = 1
-"""Padded tokens encoded in one pass: fewer than two prompts have, so each prompt is encoded alone. A prompt's numbers
-then do not depend on which others came at the same time, and a replay has the same bits."""
+"""Padded tokens encoded in one pass: fewer than two prompts have, so each is encoded alone. Its numbers then do not
+depend on which others came at the same time, and a replay has the same bits."""
+TRIED_LENGTHS = (3, 1, 40, 2, 17, 3, 70)
+"""Tokens of the prompts that are encoded together and alone, to see whether prompts may share a pass."""
 
 
 class OwnWeightsEngine(NativeEngine):
@@ -24,9 +33,11 @@ class OwnWeightsEngine(NativeEngine):
 
     def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
         super().__init__(policy, cache_bytes, max_rows, kernels)
-        self._limits = replace(self._limits, max_prefill=ALONE)
-        self._reset()
         super()._take_weights()
+        is_shared = is_fused(self._policy) and encodes_alike(self._policy, self._shape)
+        max_prefill = self._limits.max_prefill if is_shared else ALONE
+        self._limits = replace(self._limits, max_prefill=max_prefill, max_resume=ALONE)
+        self._reset()
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights, see `UpdatableEngine.update`. PushRefused leaves the old version as it was, whole."""
@@ -91,3 +102,33 @@ class OwnWeightsEngine(NativeEngine):
         except BaseException:
             self._admits = True
             raise
+
+
+def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
+    """Tell whether prompts that share a pass have the bits that each has alone: of keys, values and logits.
+
+    `policy` is one that decoding reads, through C.
+    """
+    size, longest = len(policy.tokenizer), policy.max_length - 1
+    lengths = [min(length, longest) for length in TRIED_LENGTHS]
+    prompts = [[(7919 * place + 11 * length) % size for place in range(length)] for length in lengths]
+    with inference(policy.model):
+        together = _encoded(policy, shape, prompts)
+        alone = [_encoded(policy, shape, [prompt])[0] for prompt in prompts]
+    return all(
+        torch.equal(mine, own)
+        for of_many, of_one in zip(together, alone, strict=True)
+        for mine, own in zip(of_many, of_one, strict=True)
+    )
+
+
+def _encoded(policy: Policy, shape: CacheShape, prompts: Sequence[Sequence[int]]) -> list[list[Tensor]]:
+    """Return what one pass makes of each prompt: its logits, and keys and values of its layers."""
+    block = Block(shape)
+    block.resize(len(prompts), max(map(len, prompts)))
+    logits_NV = encode(policy, CompiledPrefillLayout, block, 0, prompts)
+    cached = [*block.keys, *block.values]
+    return [
+        [logits_NV[index], *(tensor[index, :, : len(prompt)] for tensor in cached)]
+        for index, prompt in enumerate(prompts)
+    ]

@@ -1,10 +1,10 @@
 """The native engine run through a past: each token on the version that sampled it.
 
-Nothing of a row depends on the rows beside it: prompts are encoded alone, and so are the reply before a turn and a
-prefix whose weights changed. So a row that is sampled alone, with the same changes after the same tokens, has the same
-bits. A session that waited over a change of weights has read all of it again in one pass, and its next turn says so by
-its version. One that gave way without a change was read again with the passes it was read with (`Runner.repeats_bits`),
-of which nothing is to be seen here.
+Nothing of a row depends on the rows beside it: a prompt is encoded alone, or in a pass that gives each prompt the bits
+it has alone, and the reply before a turn and a prefix whose weights changed are encoded alone. So a row that is sampled
+alone, with the same changes after the same tokens, has the same bits. A session that waited over a change of weights
+has read all of it again in one pass, and its next turn says so by its version. One that gave way without a change was
+read again with the passes it was read with (`Runner.repeats_bits`), of which nothing is to be seen here.
 """
 
 from collections import deque

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from covey.engine.native import compiled
-from covey.engine.native.cache import Cache, CacheShape, Need
-from covey.engine.native.compiled import CompiledDecodeLayout
+from covey.engine.native.cache import Block, Cache, CacheShape, Need
+from covey.engine.native.compiled import CompiledDecodeLayout, CompiledPrefillLayout
 from covey.engine.native.layouts import DecodeLayout, ExtendLayout, Grid, PrefillLayout, ProbeLayout
 from covey.engine.native.rows import Request, Row
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
@@ -48,6 +48,7 @@ class Runner:
     def __init__(self, policy: Policy, cache: Cache, is_compiled: bool) -> None:
         self._policy = policy
         self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
+        self._prefill_layout = CompiledPrefillLayout if is_compiled else PrefillLayout
         self._sample_alike = compiled.sample_same_params if is_compiled else sampling.sample_same_params
         self.cache = cache
         self.repeats_bits = False
@@ -177,7 +178,7 @@ class Runner:
         sizes = [len(row.request.prompt_ids) + len(row.past) for row in rows]
         while begin < num_rows:
             end = begin + 1
-            while end < num_rows and (end + 1 - begin) * max(sizes[begin : end + 1]) <= scheduler.limits.max_prefill:
+            while end < num_rows and (end + 1 - begin) * max(sizes[begin : end + 1]) <= scheduler.limits.max_resume:
                 end += 1
             stretches = [(start, len(row.past)) for start, row in zip(known[begin:end], rows[begin:end], strict=True)]
             pieces.append(self._extend(first + begin, rows[begin:end], stretches))
@@ -223,11 +224,9 @@ class Runner:
 
     def _encode(self, prompts: Sequence[Request]) -> Tensor:
         """Write the prompts' keys and values. Logits (N, V) after each prompt."""
-        layout = PrefillLayout(self.cache.prompts, prompts[0].slot, [len(request.prompt_ids) for request in prompts])
-        stream = [token_id for request in prompts for token_id in request.prompt_ids]
-        self.num_encoded += len(stream)
-        input_ids_1T = to_device([stream], self._policy.device)
-        return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
+        self.num_encoded += sum(len(request.prompt_ids) for request in prompts)
+        token_ids = [request.prompt_ids for request in prompts]
+        return encode(self._policy, self._prefill_layout, self.cache.prompts, prompts[0].slot, token_ids)
 
     def _draw(self, logits_RV: Tensor, draws: Draws, position_R: Tensor) -> Sampled:
         token_R, logprob_R = sample(logits_RV, draws.parts, random_uniform(draws.key_R, position_R), self._sample_alike)
@@ -243,6 +242,15 @@ class Runner:
             self._draws = Draws.of(rows, device)
             self._changes_seen = scheduler.changes
         return self._grid, self._draws
+
+
+def encode(
+    policy: Policy, layout_kind: type[PrefillLayout], block: Block, first: int, prompts: Sequence[Sequence[int]]
+) -> Tensor:
+    """Write the keys and values of prompts from holder `first` on, in one pass. Logits (N, V) after each prompt."""
+    layout = layout_kind(block, first, [len(prompt) for prompt in prompts])
+    input_ids_1T = to_device([[token_id for prompt in prompts for token_id in prompt]], policy.device)
+    return policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
 
 def on_host(token_ids: list[float], logprobs: list[float]) -> Sampled:

@@ -29,6 +29,8 @@ class Limits:
     """Cached tokens, prompts and completions together, padding included."""
     max_prefill: int = 16384
     """Padded prompt tokens encoded in one pass (one prompt may be longer)."""
+    max_resume: int = 16384
+    """The same of sessions that read on."""
     rows_hold_prompts: bool = False
     """Whether each row has its prompt in its own slots, besides its group's."""
 
