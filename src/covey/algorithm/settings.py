@@ -1,4 +1,4 @@
-"""The settings of the algorithm; part of the schema in schema.py."""
+"""The settings of the algorithm. Part of the schema in schema.py."""
 
 from dataclasses import dataclass, field
 from typing import Any

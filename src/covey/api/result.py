@@ -55,12 +55,12 @@ class Result:
 
     @property
     def before(self) -> Evaluation | None:
-        """Return the evaluation before the first step, with confidence intervals; None where there was none."""
+        """Return the evaluation before the first step, with confidence intervals. None where there was none."""
         return self.evaluations[0] if self.evaluations else None
 
     @property
     def after(self) -> Evaluation | None:
-        """Return the last evaluation; None where the run was interrupted before a second one."""
+        """Return the last evaluation. None where the run was interrupted before a second one."""
         return self.evaluations[-1] if len(self.evaluations) > 1 else None
 
     @property

@@ -1,9 +1,10 @@
 """From the words of one job to checked settings: of a new run, a resumed one, a policy's run or a file."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -26,6 +27,9 @@ from covey.run.folder import run_of
 from covey.system import accelerate_launch, ranks
 from covey.system.text.escaping import escape
 from covey.trainer.settings import OptimizerConfig
+
+if TYPE_CHECKING:
+    from covey.cli.plan import Asked
 
 ROOT = Path("outputs")
 """Where resume=latest looks."""
@@ -290,3 +294,20 @@ def _task(node: DictConfig) -> Iterator[tuple[str, Any]]:
             yield from ((f"{section}.{name!s}", part) for name, part in value.items())
         else:
             yield section, value
+
+
+def print_only(job: Job, asked: "Asked | None") -> None:
+    """Print what a verb that makes no folder is asked for: a plan, or every setting of a job.
+
+    What gave way to what was typed, and what is missing, goes to stderr.
+    """
+    # Both read model shapes, for which a refused setting need not wait
+    from covey.run.planner.memory import report
+
+    if asked is not None:
+        from covey.cli.plan import print_plans
+
+        print_plans(job.config, asked)
+        return
+    print("".join(f"{line}\n" for line in (*job.changed, *job.notes)), end="", file=sys.stderr, flush=True)
+    print(report(job.config), end="", flush=True)

@@ -1,4 +1,4 @@
-"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides; report and others.
+"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides. Report and others.
 
 Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
 """
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
-    from covey.cli.job import Job
     from covey.cli.plan import Asked
     from covey.config.schema import Config
 
@@ -198,13 +197,8 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
     with ExitStack() as held:
         try:
             job = composing.compose(verb, composed, typed, given.file)
-            if verb == "config":
-                _print_settings(job)
-                return []
-            if given.asked is not None:
-                from covey.cli.plan import print_plans
-
-                print_plans(job.config, given.asked)
+            if verb in ("config", "plan"):
+                composing.print_only(job, given.asked)
                 return []
             for line in (*job.changed, *job.first_lines) if ranks.rank() == 0 else ():
                 print(line, flush=True)
@@ -228,14 +222,6 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
             print(f"job {hydra.job.num}: {' '.join(typed)}", flush=True)
         _work(verb, job.config, folder, is_new=job.old is None and not given.was_there)
     return [folder]
-
-
-def _print_settings(job: "Job") -> None:
-    """Print every setting of a job, and to stderr what gave way to what was typed and what is missing."""
-    from covey.run.planner.memory import report
-
-    print("".join(f"{line}\n" for line in (*job.changed, *job.notes)), end="", file=sys.stderr, flush=True)
-    print(report(job.config), end="", flush=True)
 
 
 def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:

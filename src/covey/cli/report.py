@@ -1,4 +1,4 @@
-"""`covey report RUN ...`: a page, text, pictures or other tools' files; `covey watch RUN`: the numbers as they come."""
+"""`covey report RUN ...`: a page, text, pictures or other tools' files. `covey watch RUN`: the numbers as they come."""
 
 import logging
 import time

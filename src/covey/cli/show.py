@@ -1,4 +1,4 @@
-"""`covey show RUN`: the result of a run, and its best and worst answers; several runs side by side."""
+"""`covey show RUN`: the result of a run, and its best and worst answers. Several runs side by side."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -59,7 +59,7 @@ class Translation:
     notes: list[str] = field(default_factory=list)
 
     def add(self, word: str) -> None:
-        """Add a word; of two that set the same the later counts."""
+        """Add a word. Of two that set the same the later counts."""
         self.words[word.partition("=")[0]] = word
 
 
@@ -99,7 +99,7 @@ def read_file(path: Path) -> list[str]:
 
 
 def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted names; keyword arguments of TRL stay whole."""
+    """Yield settings by dotted names. Keyword arguments of TRL stay whole."""
     for name, value in content.items():
         if isinstance(value, Mapping) and value and not str(name).endswith("_kwargs"):
             yield from flat(value, f"{prefix}{name}.")
@@ -127,7 +127,7 @@ def words_of_script(text: str) -> list[str]:
 
 
 def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of the settings and flags of a command; a flag alone is true."""
+    """Yield (name, value) of the settings and flags of a command. A flag alone is true."""
     rest = list(tokens)
     while rest:
         word = rest.pop(0)

@@ -1,4 +1,4 @@
-"""How tokens are sampled. `ENGINES` names the engines; each is imported when it is built."""
+"""How tokens are sampled. `ENGINES` names the engines. Each is imported when it is built."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

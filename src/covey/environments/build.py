@@ -236,7 +236,7 @@ def build_reward_functions(
 
 
 def _judged(settings: "RewardFunctionsConfig", config: "BuildSettings") -> "RewardFunctions":
-    """Build rows and reward functions; where there are none of these, something else rewards."""
+    """Build rows and reward functions. Where there are none of these, something else rewards."""
     from covey.environments.doors.trl import no_reward
 
     return cast("RewardFunctions", build_reward_functions(settings, config, None if config.rewards else [no_reward]))

@@ -78,7 +78,7 @@ class Episode(ABC):
     template refuses its messages this attempt fails and no other."""
 
     async def reset(self) -> Observation:
-        """Begin. Messages extend the prompt; text is appended to it, or to the user's last message."""
+        """Begin. Messages extend the prompt. Text is appended to it, or to the user's last message."""
         return Observation()
 
     @abstractmethod

@@ -10,7 +10,7 @@ LEVEL = 0.95
 
 
 class Band(NamedTuple):
-    """A value and the bounds of its 95 % interval; bounds are None where nothing says how sure it is."""
+    """A value and the bounds of its 95 % interval. Bounds are None where nothing says how sure it is."""
 
     value: float | None
     low: float | None

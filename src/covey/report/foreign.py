@@ -57,7 +57,7 @@ def _of_verl(folder: Path) -> Iterator[Row]:
 
 
 def _of_verifiers(folder: Path) -> Iterator[Row]:
-    """Read records of verifiers; those that say no step in their info are of step 1."""
+    """Read records of verifiers. Those that say no step in their info are of step 1."""
     path = folder / TRACES
     if not path.is_file():
         return

@@ -32,7 +32,7 @@ class Health:
 
 
 def health_of(run: RunFiles, control: RunFiles | None = None) -> Health:
-    """Return what the rules find in a run; `control` is the same run with shuffled rewards."""
+    """Return what the rules find in a run. `control` is the same run with shuffled rewards."""
     log = run_log(run, None if control is None else run_log(control))
     found = diagnose(log)
     return Health(in_a_line(found, log), found)

@@ -31,7 +31,7 @@ def make_report(folders: Sequence[Path], out: Path | None = None, refresh: int |
 
 
 def follow(folders: Sequence[Path], out: Path | None, seconds: int = FOLLOW_SECONDS) -> Path:
-    """Make the page anew every so many seconds until no run is under way; it loads itself again meanwhile."""
+    """Make the page anew every so many seconds until no run is under way. It loads itself again meanwhile."""
     while any(map(is_running, folders)):
         make_report(folders, out, refresh=seconds)
         time.sleep(seconds)

@@ -127,7 +127,7 @@ def of_verl(file: Path) -> tuple[list[Row], list[Row]]:
 
 
 def _numbers(line: str) -> Row | None:
-    """Return the numbers of a line, a JSON object or what verl prints; None for another."""
+    """Return the numbers of a line, a JSON object or what verl prints. None for another."""
     if line.startswith("{"):
         try:
             found = json.loads(line)

@@ -282,7 +282,7 @@ class _Player:
         return completion
 
     def _hear(self, said: Observation) -> None:
-        """Note what was said. A rewritten history is the begin of what follows; its new messages are recorded."""
+        """Note what was said. A rewritten history is the begin of what follows. Its new messages are recorded."""
         messages = self._attempt.messages
         if said.conversation is None:
             messages += as_messages(said.messages)

@@ -31,7 +31,7 @@ from covey.policy.reference import Reference, make_reference
 from covey.rollouts.buffer import Bound
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.source import GroupFilter, GroupSource, LocalSource
-from covey.run.build_stream import build_stream, check_graded, fitting
+from covey.run.build_stream import build_stream, check_graded, fitting, spread
 from covey.run.planner.memory import with_checkpointing
 from covey.run.preflight.room import available_bytes
 from covey.system import collectives, custom
@@ -267,7 +267,7 @@ def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -
 
 def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
     """Return the prompts that evaluations look at, the same every time."""
-    return _spread(usable_prompts(config, sampler, max_length, "test"), config.evaluation.num_prompts)
+    return spread(usable_prompts(config, sampler, max_length, "test"), config.evaluation.num_prompts)
 
 
 def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:
@@ -361,22 +361,6 @@ def training_sampling(config: Config) -> Sampling:
         likelihood=s.likelihood,
         seed=config.seed,
     )
-
-
-def _spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
-    """Choose at most n prompts, as many per environment, evenly spread over each split.
-
-    So no part of an ordered data set is favoured.
-    """
-    if len(prompts) <= n:
-        return tuple(prompts)
-    chosen: list[Prompt] = []
-    names = list(dict.fromkeys(prompt.environment for prompt in prompts))
-    for place, name in enumerate(names):
-        own = [prompt for prompt in prompts if prompt.environment == name]
-        share = min(len(own), n // len(names) + (place < n % len(names)))
-        chosen += [own[index * len(own) // share] for index in range(share)]
-    return tuple(chosen)
 
 
 def is_shared_out(strategy: str) -> bool:

@@ -129,3 +129,19 @@ def _num_tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, enough: int)
     turns = [prompt.text] if isinstance(prompt.text, str) else [str(dict(message)) for message in prompt.text]
     bound = sum(TOKENS_PER_CHARACTER * len(turn) + TEMPLATE_TOKENS for turn in turns)
     return bound if bound <= enough else len(encode_prompt(tokenizer, prompt))
+
+
+def spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
+    """Choose at most n prompts, as many per environment, evenly spread over each split.
+
+    So no part of an ordered data set is favoured.
+    """
+    if len(prompts) <= n:
+        return tuple(prompts)
+    chosen: list[Prompt] = []
+    names = list(dict.fromkeys(prompt.environment for prompt in prompts))
+    for place, name in enumerate(names):
+        own = [prompt for prompt in prompts if prompt.environment == name]
+        share = min(len(own), n // len(names) + (place < n % len(names)))
+        chosen += [own[index * len(own) // share] for index in range(share)]
+    return tuple(chosen)

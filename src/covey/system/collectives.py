@@ -1,4 +1,4 @@
-"""Functions over torch.distributed; each is the identity where the run is one process.
+"""Functions over torch.distributed. Each is the identity where the run is one process.
 
 Losses are divided by counts over all ranks, so sums are all that ever has to cross between them.
 """

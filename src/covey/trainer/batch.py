@@ -64,7 +64,7 @@ def _of_tokens(rollout: Rollout, advantage: Advantage) -> tuple[float, ...]:
 
 
 def turns_of(rollout: Rollout) -> tuple[Turn, ...]:
-    """Return the policy's turns of a rollout; the whole of it is one where nobody said of turns."""
+    """Return the policy's turns of a rollout. The whole of it is one where nobody said of turns."""
     return rollout.turns or (Turn(0, rollout.num_loss_tokens),)
 
 

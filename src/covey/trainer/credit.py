@@ -310,7 +310,7 @@ def _shaping_inputs(facts: Sequence[_Fact], groups_N: Tensor) -> ShapingInputs:
 
 
 def _turns(facts: Sequence[_Fact]) -> Turns:
-    """Return the turns of all facts; what could not be scored has none."""
+    """Return the turns of all facts. What could not be scored has none."""
     rows = [(index, turn) for index, fact in enumerate(facts) for turn in fact.turns]
     return as_turns(
         [index for index, _ in rows],

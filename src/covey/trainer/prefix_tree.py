@@ -31,7 +31,7 @@ class Node:
     children: list["Node"] = field(default_factory=list)
 
     def continued_by(self, ids: Ids) -> "tuple[Node, int] | None":
-        """Return the child to go on in, and how many of its tokens agree; None where none is worth it."""
+        """Return the child to go on in, and how many of its tokens agree. None where none is worth it."""
         for child in self.children:
             agreed = count_agreed(child.ids, ids)
             if agreed >= MIN_SHARED or (child.is_prompt and agreed == len(child.ids)):

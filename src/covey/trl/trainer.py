@@ -75,10 +75,8 @@ class GRPOTrainer:
         Raises ValueError, in one line, for an argument or a field of `args` that has no counterpart.
         """
         _refuse(rollout_func=rollout_func, reason="covey samples; an environment of your own scores and replies")
-        if tuple(optimizers) != (None, None):
-            raise ValueError(
-                "optimizers has no counterpart in covey: optim and lr_scheduler_type of GRPOConfig name one"
-            )
+        own = [one for one in optimizers if one is not None]
+        _refuse(optimizers=own, reason="optim and lr_scheduler_type of GRPOConfig name one")
         _refuse(quantization_config=quantization_config, reason="model.load_in_4bit of covey.train loads in 4 bits")
         # What is trained, on what
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
@@ -89,9 +87,8 @@ class GRPOTrainer:
         self._splits = _splits(train_dataset, eval_dataset)
         is_rewarded = reward_funcs is not None or environment_factory is None
         rewards = reward_list(reward_funcs, reward_processing_classes) if is_rewarded else []
-        self.reward_funcs = (
-            [without_columns(_function(r)) for r in rewards] if self.args.remove_unused_columns else rewards
-        )
+        is_narrow = self.args.remove_unused_columns
+        self.reward_funcs = [without_columns(_function(reward)) for reward in rewards] if is_narrow else rewards
         self.config = self._make_config(model)
         # What hears of it
         self._bridge = Bridge(self.args, callbacks or [])

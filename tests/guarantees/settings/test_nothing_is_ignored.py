@@ -19,6 +19,7 @@ from covey.config.schema import ENVIRONMENT_SETTINGS, Config, setting_names
 from covey.run.build import build_environment
 from covey.system.setting import Requires
 
+from ...support.fake_ray import fake_ray
 from ...support.small import logging_as_it_was, words
 from .settings_cases import CASES, COLD, HERE, OFF, PREFLIGHT, SECOND_READERS, Case, Observation, Refused, Settings
 from .settings_filled import filled_cases, is_quick
@@ -245,7 +246,10 @@ def unread_by(verb: str) -> list[Unread]:
 
 @pytest.mark.parametrize("verb", UNREAD)
 def test_what_a_verb_is_said_not_to_read_changes_nothing_of_it(verb: str) -> None:
-    observe = VERBS[verb][0]
+    def observe(config: Config) -> Any:
+        with fake_ray():
+            return VERBS[verb][0](config)
+
     for together in unread_by(verb):
         before = observed(observe, dict(together.usual))
         if not alike(before, observed(observe, together.changed())):

@@ -163,7 +163,7 @@ def anchored(scores: Scores, turns: Turns) -> Tensor:
 
 
 def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
-    """Name what each turn is compared within; a turn whose state has no name is alone."""
+    """Name what each turn is compared within. A turn whose state has no name is alone."""
     return [
         (group, state) if state else index
         for index, (group, state) in enumerate(zip(groups, turns.states, strict=True))
@@ -171,7 +171,7 @@ def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
 
 
 def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
-    """Return what an estimator is given where each turn is a row; rows without loss tokens keep none."""
+    """Return what an estimator is given where each turn is a row. Rows without loss tokens keep none."""
     of_M = turns.rollouts_M
     groups_M = scores.groups_N[of_M]
     return Scores(

@@ -251,7 +251,7 @@ def _events(text: str) -> list[str]:
 
 
 def _read(line: str) -> Mapping[str, Any]:
-    """Return a message; an empty one for what is none, such as a line of a log."""
+    """Return a message. An empty one for what is none, such as a line of a log."""
     try:
         found = json.loads(line)
     except ValueError:

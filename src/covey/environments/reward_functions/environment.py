@@ -34,7 +34,7 @@ from covey.environments.reward_functions.call import (
     name_of,
     problem_with,
 )
-from covey.environments.reward_functions.rows import PromptFormat, Row
+from covey.environments.reward_functions.rows import PromptFormat, Row, prompts_of, warn_of_silent_users
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.reward_functions.texts import final_text
 from covey.system.waits.watchdog import Watchdog
@@ -141,8 +141,8 @@ class RewardFunctions(Environment):
         columns = list(dict.fromkeys(name for of_split in rows.values() for row in of_split for name in row))
         _check_columns(self._functions, columns, prompt_column)
         how = PromptFormat(prompt_column, prefill=prefill)
-        self._prompts = {split: _prompts(split, rows[split], columns, how) for split in rows}
-        _warn_of_silent_users(self._prompts)
+        self._prompts = {split: prompts_of(split, rows[split], columns, how) for split in rows}
+        warn_of_silent_users(self._prompts)
         # Start what calls the functions: worker processes, or this one.
         self._calls = [RewardCall(reward.function) for reward in self._functions]
         self._pool: WorkerPool | None = None
@@ -391,34 +391,3 @@ def _check_columns(functions: Sequence[RewardFunction], columns: Sequence[str], 
         both = sorted(set(function.keywords).intersection(columns)) if isinstance(function, functools.partial) else []
         if both:
             raise ValueError(f"rows have the column {both[0]!r}, which args of {reward.name} set too; rename one")
-
-
-def _prompts(split: Split, rows: Sequence[Row], columns: Sequence[str], how: PromptFormat) -> tuple[Prompt, ...]:
-    """Return a prompt for each row. Rows of both splits have the same columns, with None where a row lacks one."""
-    others = [name for name in columns if name != how.column]
-    return tuple(
-        Prompt(
-            id=f"{split}-{index}",
-            environment="reward_functions",
-            text=_text(row, how, f"{split} row {index}"),
-            columns={name: row.get(name) for name in others},
-        )
-        for index, row in enumerate(rows)
-    )
-
-
-def _warn_of_silent_users(prompts: Mapping[Split, Sequence[Prompt]]) -> None:
-    """Name conversations that end with an instruction: chat models are made to answer a user or a tool."""
-    spoken = [p for of_split in prompts.values() for p in of_split if not isinstance(p.text, str)]
-    instructed = [p for p in spoken if p.text[-1]["role"] in ("system", "developer")]  # type: ignore[index]
-    if instructed:
-        text = "prompts that end with a system message, so that no user asks anything: %d, first: %s"
-        LOGGER.warning(text, len(instructed), instructed[0].id)
-
-
-def _text(row: Row, how: PromptFormat, place: str) -> str | tuple[Message, ...]:
-    try:
-        prompt = how.read(row)[how.column]
-    except ValueError as error:
-        raise ValueError(f"{place} {error}") from error
-    return prompt if isinstance(prompt, str) else tuple(prompt)

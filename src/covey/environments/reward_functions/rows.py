@@ -1,11 +1,15 @@
 """Prompts of a user's rows: text or a conversation, what is wrong with one, and what its last message means."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import ends_with_assistant, text_of
+from covey.environments.base import Split, ends_with_assistant, text_of
+from covey.types import Message, Prompt
+
+LOGGER = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
@@ -121,3 +125,34 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
         what = "has no content" if content is None else f"has content that is no text: {content!r:.60}"
         raise ValueError(f"has a prompt in which the {role}'s message {what}")
     return message
+
+
+def prompts_of(split: Split, rows: Sequence[Row], columns: Sequence[str], how: PromptFormat) -> tuple[Prompt, ...]:
+    """Return a prompt for each row. Rows of both splits have the same columns, with None where a row lacks one."""
+    others = [name for name in columns if name != how.column]
+    return tuple(
+        Prompt(
+            id=f"{split}-{index}",
+            environment="reward_functions",
+            text=_text(row, how, f"{split} row {index}"),
+            columns={name: row.get(name) for name in others},
+        )
+        for index, row in enumerate(rows)
+    )
+
+
+def _text(row: Row, how: PromptFormat, place: str) -> str | tuple[Message, ...]:
+    try:
+        prompt = how.read(row)[how.column]
+    except ValueError as error:
+        raise ValueError(f"{place} {error}") from error
+    return prompt if isinstance(prompt, str) else tuple(prompt)
+
+
+def warn_of_silent_users(prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+    """Name conversations that end with an instruction: chat models are made to answer a user or a tool."""
+    spoken = [p for of_split in prompts.values() for p in of_split if not isinstance(p.text, str)]
+    instructed = [p for p in spoken if p.text[-1]["role"] in ("system", "developer")]  # type: ignore[index]
+    if instructed:
+        text = "prompts that end with a system message, so that no user asks anything: %d, first: %s"
+        LOGGER.warning(text, len(instructed), instructed[0].id)

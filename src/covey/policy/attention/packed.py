@@ -41,7 +41,7 @@ class Segment:
 
 
 def star(start: int, length: int, branch_lengths: Sequence[int] = ()) -> Iterator[Segment]:
-    """Yield a segment and, behind it in the stream, those that continue it; none has no token.
+    """Yield a segment and, behind it in the stream, those that continue it. None has no token.
 
     >>> [(each.start, each.length, each.parent is None) for each in star(0, 3, (2, 1))]
     [(0, 3, True), (3, 2, False), (5, 1, False)]

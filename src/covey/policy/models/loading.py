@@ -88,7 +88,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
 def policy_in_memory(
     given: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, *, seed: int
 ) -> Policy:
-    """Make a policy of a model in memory, peft's wrapper around one included; it is trained in place.
+    """Make a policy of a model in memory, peft's wrapper around one included. It is trained in place.
 
     `model.lora_rank` adds adapters. Weights move to `model.device` and become float32, or float64 with that precision,
     unless new adapters are trained. Dropout is removed, and attention is covey's from now on.

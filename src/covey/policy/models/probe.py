@@ -1,4 +1,4 @@
-"""What an architecture can do, found out by running it on a few tokens; what a layout would get wrong is refused."""
+"""What an architecture can do, found out by running it on a few tokens. What a layout would get wrong is refused."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext

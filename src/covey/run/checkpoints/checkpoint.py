@@ -1,4 +1,4 @@
-"""Checkpoints: everything stateful, written aside, synced, sealed with a manifest, renamed; found again by verifying.
+"""Checkpoints: everything stateful, written aside, synced, sealed with a manifest, renamed. Found again by verifying.
 
     checkpoints/step-000100/
       policy/          the weights (or the adapter) and the tokenizer; `from_pretrained` loads it

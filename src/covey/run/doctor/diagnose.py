@@ -11,7 +11,7 @@ EXIT_CODES = {None: 0, Level.NOTE: 0, Level.WATCH: 3, Level.SICK: 4}
 
 
 def diagnose(log: RunLog) -> list[Finding]:
-    """Return what is found, the most severe first; of equal severity a cause before what follows from it."""
+    """Return what is found, the most severe first. Of equal severity a cause before what follows from it."""
     found = [Finding(rule, evidence) for rule in RULES if (evidence := rule.look(log)) is not None]
     return sorted(found, key=lambda finding: -finding.level)
 

@@ -112,7 +112,7 @@ class RunLog:
         return [value for _, value in self.known(name)]
 
     def windows(self, name: str) -> list[Window]:
-        """Return the windows of a column, counted back from its last number; what is left at the start is in none."""
+        """Return the windows of a column, counted back from its last number. What is left at the start is in none."""
         points, width = self.known(name), self.width
         found = []
         for end in range(len(points), width - 1, -width):

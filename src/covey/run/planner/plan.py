@@ -69,7 +69,7 @@ class Plan:
 
 
 def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Plan:
-    """Plan a run. `num_gpus` counts those that train; samplers of source=ray come on top."""
+    """Plan a run. `num_gpus` counts those that train. Samplers of source=ray come on top."""
     config = with_checkpointing(config, num_gpus, int(on.memory))
     load = through_c(config, _within_a_step(config, workload(config, num_gpus), known), on)
     load = bounded(load, shape, on)
@@ -183,7 +183,7 @@ CHANGES: tuple[Change, ...] = (
 
 
 def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_tokens: float, samplers: int = 0) -> Work:
-    """Return what one process does in a step; of samplers where there are any."""
+    """Return what one process does in a step. Of samplers where there are any."""
     algorithm = config.algorithm
     return Work(
         num_groups=-(-config.groups_per_step // (samplers or num_gpus)),

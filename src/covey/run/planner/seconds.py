@@ -47,7 +47,7 @@ class Work:
 
     @property
     def read_tokens(self) -> float:
-        """Tokens of a pass over the batch; a shared prompt is read once a group."""
+        """Tokens of a pass over the batch. A shared prompt is read once a group."""
         prompts = self.num_groups * (1 if self.shares_prompts else self.group_size) * self.prompt_tokens
         return prompts + self.sampled_tokens
 
@@ -119,7 +119,7 @@ def _constants(on: Hardware) -> Constants:
 
 
 def _sampling(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
-    """Decode steps of the longest answer, or of all answers in turn where rows are fewer; prompts first."""
+    """Decode steps of the longest answer, or of all answers in turn where rows are fewer. Prompts first."""
     own, active, each = _constants(on), active_weights(shape), VALUE_BYTES[load.precision]
     steps = max(work.longest, work.sampled_tokens / max(1, work.max_rows))
     rows = work.sampled_tokens / max(1.0, steps)

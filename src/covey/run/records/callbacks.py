@@ -17,7 +17,7 @@ class StopTraining(Exception):
 
 
 class Callback:
-    """Hear of a run as it goes. Override what you need; of several processes the first alone calls.
+    """Hear of a run as it goes. Override what you need. Of several processes the first alone calls.
 
     >>> class Patience(Callback):
     ...     def on_evaluation(self, step, evaluation):
@@ -29,7 +29,7 @@ class Callback:
         """Receive the parts of the run and its folder, before the first evaluation."""
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
-        """Receive the metrics of a finished step, counted from 1; what is added to them is logged with them."""
+        """Receive the metrics of a finished step, counted from 1. What is added to them is logged with them."""
 
     def on_evaluation(self, step: int, evaluation: "Evaluation") -> None:
         """Receive what an evaluation after `step` steps measured."""

@@ -22,7 +22,7 @@ class EpisodeFact:
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
-    """Describe the episodes of all ranks; nothing where there are none."""
+    """Describe the episodes of all ranks. Nothing where there are none."""
     own = [_fact(rollout, rollout.stop_reason) for group in groups for rollout in group.rollouts if rollout.stop_reason]
     facts = [fact for of_rank in collectives.all_gather(own) for fact in of_rank]
     if not facts:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics, rollouts, checkpoints, the summary; and what it shows meanwhile."""
+"""What a run leaves behind: metrics, rollouts, checkpoints, the summary. And what it shows meanwhile."""
 
 import logging
 import math
@@ -158,14 +158,13 @@ class RunRecorder:
         self._is_as_left = False
         groups, dropped, credit, metrics = stepped
         # Count tokens, seconds and drops over all ranks
-        drops = self._drops(dropped)
-        left_out = [one.group for one in dropped]
+        drops, left_out = self._drops(dropped), [one.group for one in dropped]
         local_tokens = sum(rollout.num_loss_tokens for group in (*groups, *left_out) for rollout in group.rollouts)
         (num_tokens,) = collectives.all_sum_ints(local_tokens)
         seconds = time.monotonic() - self._step_started
         self._step_seconds += seconds
-        self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]))
-        self._totals.update(dropped=sum(n for reason, n in drops.items() if reason != "unscored_rollouts"))
+        num_dropped = sum(n for reason, n in drops.items() if reason != "unscored_rollouts")
+        self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]), dropped=num_dropped)
         # Gather the numbers of the step
         row: Row = {
             **rollout_metrics(groups, left_out, credit, step),
@@ -208,8 +207,7 @@ class RunRecorder:
         advantages = [advantage for group in credit.advantages for advantage in group]
         of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]
         found = sampled(stepped.groups, advantages, stepped.dropped, of_turns)
-        rows = [one.row(step) for one in spread_over(found, output.rollouts_per_step)]
-        self._tracker.answers(step, rows)
+        self._tracker.answers(step, [one.row(step) for one in spread_over(found, output.rollouts_per_step)])
         for one in best_to_worst(found, output.show_rollouts):
             self._progress.message(as_text(one.row(step)))
 

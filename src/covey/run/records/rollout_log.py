@@ -149,7 +149,7 @@ def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
-    """Describe a turn of an episode; what was said stands in `completion`."""
+    """Describe a turn of an episode. What was said stands in `completion`."""
     own = {"num_tokens": turn.end - turn.start, "reward": turn.reward, "state": turn.state, "is_void": turn.is_void}
     return own | ({"info": bounded(turn.info)} if turn.info else {})
 

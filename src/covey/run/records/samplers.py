@@ -47,7 +47,7 @@ class SamplersTotals:
 
 
 def samplers_line(row: Row) -> str:
-    """Say how old what was trained is, how full the buffer, who waited, and how fast samplers are; "" without samplers.
+    """Say how old what was trained is, how full the buffer, who waited, and how fast samplers are, "" without samplers.
 
     >>> samplers_line({"samplers/alive": 2.0, "staleness/mean": 0.75, "staleness/max": 1.0, ...})
     'age 0.8 max 1  buffer 3/8  waited 0.2 s, samplers 0.0 s, 3,412 tokens/s'

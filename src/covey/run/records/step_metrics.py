@@ -113,7 +113,7 @@ def _credit_metrics(credit: Credit) -> Row:
 
 
 def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
-    """Describe the turns of episodes: what each earned and what it was trained with; nothing where there are none."""
+    """Describe the turns of episodes: what each earned and what it was trained with. Nothing where there are none."""
     pairs = [
         (rollout, advantages)
         for group, of_group in zip(groups, credit.of_each_turn(groups), strict=True)

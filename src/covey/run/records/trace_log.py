@@ -24,7 +24,7 @@ ABOUT = 20
 
 
 class TraceLog:
-    """Writes what the report reads besides the other logs. Every rank has one; that of rank 0 writes."""
+    """Writes what the report reads besides the other logs. Every rank has one. That of rank 0 writes."""
 
     def __init__(self, config: Config, folder: Path, run: Run) -> None:
         """Attach it to the trainer."""

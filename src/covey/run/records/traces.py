@@ -193,7 +193,7 @@ class Pieces:
         self._known: dict[tuple[int, int], str] = {}
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """Return the text that each token adds; a character of several tokens stands at the last of them."""
+        """Return the text that each token adds. A character of several tokens stands at the last of them."""
         found = [self._after(before, token_id) for before, token_id in zip([*ids[:1], *ids], ids, strict=False)]
         start = 0
         while start < len(found):

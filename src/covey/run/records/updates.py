@@ -33,7 +33,7 @@ HISTOGRAM_BYTES = 2500
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one rank has seen of a step; small, so that ranks can exchange it."""
+    """What one rank has seen of a step. Small, so that ranks can exchange it."""
 
     groups: list[tuple[str, list[float]]]
     advantages: list[float]
@@ -44,7 +44,7 @@ class _Share:
 def update_row(
     step: int, groups: Sequence[Group], credit: Credit, scores: StepScores, max_tokens: int
 ) -> dict[str, Any]:
-    """Describe a step of all ranks; `max_tokens` is the longest completion there can be. Collective."""
+    """Describe a step of all ranks. `max_tokens` is the longest completion there can be. Collective."""
     shares = collectives.all_gather(_own_share(groups, credit, scores))
     all_groups = [group for share in shares for group in share.groups]
     rewards = [reward for _, of_group in all_groups for reward in of_group]
@@ -93,7 +93,7 @@ def _own_share(groups: Sequence[Group], credit: Credit, scores: StepScores) -> _
 
 
 def count_in_bins(values_L: Tensor, edges: Sequence[float]) -> list[int]:
-    """Count values between consecutive edges; what lies outside counts in the first or last bin, NaN nowhere.
+    """Count values between consecutive edges. What lies outside counts in the first or last bin, NaN nowhere.
 
     >>> count_in_bins(torch.tensor([-1.0, 0.5, 0.5, 7.0]), (0.0, 1.0, 2.0))
     [3, 1]

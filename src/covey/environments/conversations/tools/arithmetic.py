@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*")
 
 
 def problems() -> dict[Split, list[Mapping[str, Any]]]:
-    """Generate sums of two products, each with four-digit numbers; no problem is in both splits.
+    """Generate sums of two products, each with four-digit numbers. No problem is in both splits.
 
     >>> problems()["train"][0]
     {'prompt': 'What is 6311 * 7424 + 6890 * 1858? ...', 'answer': 59654484}

@@ -51,7 +51,7 @@ class Door:
         return pending.result()
 
     def take_reward(self, reward: float) -> None:
-        """Note the program's own reward; the last one counts."""
+        """Note the program's own reward. The last one counts."""
         with self._lock:
             if not self._takes_rewards:
                 raise Refused(410, OVER, code="episode_over")
@@ -74,7 +74,7 @@ class Door:
             pending.set_result(spoken)
 
     def refuse(self, refused: Refused) -> None:
-        """Refuse the call that waits; the program may call again."""
+        """Refuse the call that waits. The program may call again."""
         if (pending := self._taken()) is not None:
             pending.set_exception(refused)
 

@@ -58,7 +58,7 @@ class AgentEpisode(Episode):
     is_program = True
 
     def __init__(self, agents: Agents, row: Mapping[str, Any], judge: Judge) -> None:
-        """Keep what is needed; the program starts with `reset`."""
+        """Keep what is needed. The program starts with `reset`."""
         self._agents, self._row, self._judge = agents, row, judge
         self._outcome = Outcome()
         self._door: Door | None = None

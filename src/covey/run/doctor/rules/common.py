@@ -114,7 +114,7 @@ def above(
 
 
 def evidence_of(level: Level, span: Span, seen: str, **values: float) -> Evidence:
-    """Return the evidence of a span; what is over is milder."""
+    """Return the evidence of a span. What is over is milder."""
     level = level.milder() if span.is_over else level
     return Evidence(level, seen, span.since, span.until, {"mean": span.mean, **values})
 
