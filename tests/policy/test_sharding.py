@@ -18,6 +18,7 @@ from covey.types import Sampling
 from ..support.builders import ADAMW, ADVANTAGES, logprobs, make, make_trainer, nano, random_groups
 from ..support.pretend_gpu import PretendGpu
 from ..support.processes import on_two_ranks
+from ..support.storage_bytes import StorageBytes
 
 LAYERS = 6
 
@@ -104,3 +105,19 @@ def test_half_precision_is_gathered_in_two_bytes_a_weight_and_trained_in_four(tm
         assert found["kept"] == {"torch.float32"}
         assert found["skipped"] == 0.0
         assert float((found["scored"] - expected).abs().max()) < 0.1
+
+
+def test_sampling_gathers_layer_by_layer_into_one_copy_in_half_precision(tmp_path: Path) -> None:
+    def work() -> dict[str, int]:
+        policy, _ = distributed(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")
+        number = sum(parameter.numel() for parameter in policy.model.parameters())
+        layer = sum(parameter.numel() for parameter in policy.causal_lm.model.layers[0].parameters())
+        with StorageBytes() as live, sharding.unsharded(policy):
+            pass
+        half, full = live.peak_by_type[torch.bfloat16], live.peak_by_type[torch.float32]
+        return {"number": number, "unit": max(layer, number - LAYERS * layer), "half": half, "full": full}
+
+    for found in on_two_ranks(work, tmp_path):
+        # One copy, and what one unit comes through: the shard that is cast, and the buffer it is gathered in
+        assert 2 * found["number"] <= found["half"] <= 2 * (found["number"] + 2 * found["unit"])
+        assert 1.9 * found["number"] < found["full"] < 2.2 * found["number"], "shards of two ranks, 4 bytes a weight"

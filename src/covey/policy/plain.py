@@ -3,7 +3,8 @@
 Own attention, layouts, kernels, compiled parts, head and cache have no part in it: a skeleton of the same class is made
 afresh from the configuration, with transformers' eager attention, and reads the policy's weights where they lie. It
 computes one sequence at a time, without padding, in float32 at least, so that what it says is the reference for every
-precision. Weights that are held otherwise (bfloat16, 4 bits, under adapters) become plain numbers layer by layer.
+precision. Weights that are held otherwise (bfloat16, 4 bits, under adapters, in shards) become plain numbers layer by
+layer.
 
 Shapes: T tokens, K positions whose logits are asked for, V vocabulary, L loss tokens, O x I a linear layer's weight.
 """
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from covey.policy import sharding
 from covey.policy.policy import Policy
 from covey.policy.sampling import allowed_with
 from covey.types import Rollout, Sampling
@@ -57,7 +59,8 @@ def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype =
     """Return the policy's weights, as they are now or moved by `shift`, in a model of transformers' own.
 
     It computes in `dtype`, or in float64 where the policy does. Gradients flow to the policy's parameters. Sharded
-    weights must be gathered around making and using it.
+    weights are either gathered around making and using it, or put away (`sharding.reshard`) around both: its passes
+    are then collective.
     """
     dtype = torch.promote_types(policy.precision, dtype)
     with MAKING, init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
@@ -135,11 +138,11 @@ def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tu
     assert isinstance(weight, nn.Parameter), f"{type(base).__name__} has no {key}"
     adapters = _adapters(source) if base is not source and key == "weight" else []
     moved = any(part in shift for part in (weight, *(part for a, b, _ in adapters for part in (a, b))))
-    if weight.dtype == empty.dtype and not adapters and not moved:
+    if weight.dtype == empty.dtype and not adapters and not moved and not sharding.is_shard(weight):
         return weight, None
 
     def shifted(part: Tensor) -> Tensor:
-        plain = _dequantised(part).to(empty.dtype)
+        plain = _dequantised(sharding.whole(part)).to(empty.dtype)
         return plain + shift[part].to(plain.dtype) if part in shift else plain
 
     def make() -> Tensor:
@@ -157,6 +160,8 @@ def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tu
 
 def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
     """(A, B, scaling) of the adapters that are in use on a layer: it computes with W + scaling * B A."""
+    if source.disable_adapters:
+        return []
     names = [name for name in source.active_adapters if name in source.lora_A]
     return [(source.lora_A[name].weight, source.lora_B[name].weight, source.scaling[name]) for name in names]
 

@@ -45,6 +45,8 @@ class Policy:
     """How packed streams attend: a name in `layouts.ATTENTIONS`."""
     deterministic: bool = False
     """Trained with kernels that repeat bit for bit (`repeating`)."""
+    complete: "Callable[[Policy], Policy] | None" = None
+    """What is left to do once the weights, which have no storage yet, are shared out: `sharding.shard` calls it."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:

@@ -28,8 +28,9 @@ T = TypeVar("T")
 def shard(policy: Policy, device: torch.device | None = None) -> Policy:
     """Share the weights out over all ranks, in place. On `device` where they were loaded elsewhere.
 
-    Weights are moved layer by layer, so that `device` never holds more than one whole layer beside the shards. From
-    here on passes through the policy are collective: every rank makes equally many, or `unsharded` is around them.
+    Weights are moved layer by layer, so that `device` never holds more than one whole layer beside the shards. Those
+    without storage get that of the shards alone, and the policy is completed. From here on passes through the policy
+    are collective: every rank makes equally many, or `unsharded` is around them.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -49,7 +50,10 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
         module.set_force_sum_reduction_for_comms(True)
     root.covey_pass = _run  # type: ignore[assignment]
     register_fsdp_forward_method(root, "covey_pass")
-    return replace(policy, sharded=True)
+    place = device or policy.device
+    policy.model._apply(lambda tensor: torch.empty_like(tensor, device=place) if tensor.is_meta else tensor)
+    sharded = replace(policy, sharded=True, complete=None)
+    return sharded if policy.complete is None else policy.complete(sharded)
 
 
 def without_storage(policy: Policy) -> Policy:
@@ -57,19 +61,17 @@ def without_storage(policy: Policy) -> Policy:
     named = policy.model.named_parameters()
     empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for _, p in named}
     # deepcopy takes what it finds here for copied, tied weights once.
-    return replace(policy, model=copy.deepcopy(policy.model, dict(empty)))
+    return replace(policy, model=copy.deepcopy(policy.model, dict(empty)), complete=None)
 
 
 def shard_like(empty: Policy, example: Policy) -> Policy:
     """Give a policy `without_storage` the shards of `example`, which is sharded. No weight is whole on the way."""
-    device = example.device
-    sharded = shard(empty, device)
-    sharded.model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    model = shard(empty, example.device).model
     reshard(example)
     with torch.no_grad():
-        for mine, theirs in zip(sharded.model.parameters(), example.model.parameters(), strict=True):
+        for mine, theirs in zip(model.parameters(), example.model.parameters(), strict=True):
             mine.to_local().copy_(theirs.to_local())  # type: ignore[attr-defined] # both are DTensors
-    return sharded
+    return replace(example, model=model)
 
 
 @contextmanager
@@ -94,11 +96,18 @@ def reshard(*policies: Policy) -> None:
             module.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor itself, gathered where it is shared out. Then every rank must ask."""
+def is_shard(tensor: Tensor) -> bool:
+    """Tell whether a tensor is shared out over the ranks."""
+    if not collectives.is_distributed():
+        return False
     from torch.distributed.tensor import DTensor
 
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return isinstance(tensor, DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor itself, gathered where it is shared out. Then every rank must ask."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined] # a DTensor's
 
 
 def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
@@ -108,6 +117,12 @@ def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
     if not isinstance(example, DTensor):
         return tensor
     return distribute_tensor(tensor.to(example.device), example.device_mesh, example.placements)
+
+
+def own_rows(num_rows: int) -> tuple[int, int]:
+    """Return (first, end) of the rows of a weight that this rank holds, as `fully_shard` shares them out."""
+    share = -(-num_rows // collectives.world_size())
+    return min(collectives.rank() * share, num_rows), min((collectives.rank() + 1) * share, num_rows)
 
 
 def on_rank0(tensor: Tensor) -> Tensor:

@@ -386,6 +386,6 @@ def distributed(
         return sharded, reference
     if reference.policy.model is policy.model:
         return sharded, replace(reference, policy=sharded)
-    is_empty = any(parameter.is_meta for parameter in reference.policy.model.parameters())
+    is_empty = all(parameter.is_meta for parameter in reference.policy.model.parameters())
     own = sharding.shard_like(reference.policy, sharded) if is_empty else sharding.shard(reference.policy, device)
     return sharded, replace(reference, policy=own)

@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.policy.models.loading import load_policy, set_template_defaults
+from covey.policy.models.chat_template import set_template_defaults
+from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.turns import observed_tokens

@@ -2,17 +2,15 @@
 
 import logging
 import os
-import re
 import warnings
-from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from jinja2 import Environment, meta
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -30,22 +28,24 @@ from covey.policy.kernels import linear
 from covey.policy.kernels.layers import choose_kernels
 from covey.policy.kernels.liger import use_liger
 from covey.policy.models.adapters import add_adapters, load_adapters, saved_adapters
+from covey.policy.models.chat_template import set_template_defaults
 from covey.policy.models.naming import check_device, check_name
 from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.models.probe import LISTED, detect_capabilities, remove_dropout
+from covey.policy.models.unread import Unread, find_unread
 from covey.policy.plain import MAKING
-from covey.policy.policy import DTYPES, Policy
+from covey.policy.policy import DTYPES, Policy, is_adapted
 from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
-from covey.system.lookup import near
 
 
 def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True, on_host: bool = False) -> Policy:
     """Build the policy that `settings` describe. `seed` decides random weights (nano, adapters).
 
-    With `on_host` it lies in the host's memory, ready to be shared out over devices (`sharding.shard`), of which none
-    need then hold it whole.
+    With `on_host` it is there to be shared out over devices (`sharding.shard`), of which none need then hold it whole.
+    Where its files allow, neither does a process: weights have no storage before, and each rank reads its own rows.
+    Else it lies in the host's memory.
 
     Raises ValueError where a setting cannot be met: no such model, no bitsandbytes, unsupported attention.
     """
@@ -67,22 +67,47 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     check_name(settings.name)
     saved = saved_adapters(settings)
     base = settings.name if saved is None else str(saved.base_model_name_or_path)
-    place = torch.device("cpu") if on_host else device
-    model, tokenizer = _load_model(replace(settings, name=base), place, seed)
+    based = replace(settings, name=base)
+    unread = _unread(based) if on_host else None
+    if unread is None:
+        model, tokenizer = _load_model(based, torch.device("cpu") if on_host else device, seed)
+    else:
+        model, tokenizer = _typed(unread.model, _storage_type(settings)), _padding(_load_tokenizer(based))
     set_template_defaults(tokenizer, settings.chat_template_kwargs, base)
-    bare = _prepared(model, tokenizer, settings, device)
+    bare = _equipped(model, tokenizer, settings, device)
+    bare = detect_capabilities(bare) if unread is None else bare
     with warnings.catch_warnings():  # peft and older transformers know checkpointing by this name only
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         wrapped: nn.Module = model
-        if saved is not None:
-            wrapped = load_adapters(model, settings, saved)
-        elif settings.lora_rank > 0 and trainable:
-            wrapped = add_adapters(model, settings, seed)
+        with nullcontext() if unread is None else unread.on_host():
+            if saved is not None:
+                wrapped = load_adapters(model, settings, saved)
+            elif settings.lora_rank > 0 and trainable:
+                wrapped = add_adapters(model, settings, seed)
     if not trainable:
         wrapped.requires_grad_(False)
+    if unread is not None:
+        return replace(bare, model=wrapped, complete=partial(_completed, unread, settings, device, trainable))
     return _finished(bare, wrapped, settings, device, trainable)
+
+
+def _unread(settings: ModelConfig) -> Unread | None:
+    """Return the saved model without its weights, None where there is none or it must be loaded whole."""
+    if settings.name in NANO_TOKENIZERS or settings.load_in_4bit:
+        return None
+    how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
+    return find_unread(KINDS[settings.kind], settings.name, settings.revision, how)
+
+
+def _completed(unread: Unread, settings: ModelConfig, device: torch.device, trainable: bool, policy: Policy) -> Policy:
+    """Read the weights of a policy that is shared out, and detect what it can. Collective."""
+    unread.read()
+    without = policy.model.disable_adapter() if is_adapted(policy.model) else nullcontext()  # type: ignore[operator]
+    with MAKING, without:
+        bare = detect_capabilities(policy)
+    return _finished(bare, policy.model, settings, device, trainable)
 
 
 def policy_in_memory(
@@ -97,13 +122,12 @@ def policy_in_memory(
         register()
         device = choose_device(settings.device)
         set_template_defaults(tokenizer, settings.chat_template_kwargs, settings.name)
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
+        _padding(tokenizer)
         model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else _adapted_model(given, settings)
         model.set_attn_implementation(ATTENTION)
         _move(model, device, _storage_type(settings))
         with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
-            bare = _prepared(model, tokenizer, settings, device)
+            bare = detect_capabilities(_equipped(model, tokenizer, settings, device))
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         wrapped = add_adapters(model, settings, seed) if settings.lora_rank > 0 else given
@@ -129,10 +153,10 @@ def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def _prepared(
+def _equipped(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, device: torch.device
 ) -> Policy:
-    """Choose what computes the layers of a model, and detect what it can."""
+    """Choose what computes the layers of a model."""
     remove_dropout(model)
     if device.type == "cpu":
         linear.choose_library(model, settings.kernels)
@@ -142,9 +166,7 @@ def _prepared(
     if settings.kernels == "liger":
         use_liger(model, device)
     choose_kernels(model, settings.kernels, precision, device)
-    return detect_capabilities(
-        Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
-    )
+    return Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
 
 
 def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
@@ -222,7 +244,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         silence()
     try:
         model = KINDS[settings.kind].from_pretrained(settings.name, **keywords)
-        tokenizer = _load_tokenizer(settings)
+        tokenizer = _padding(_load_tokenizer(settings))
     except UNREADABLE as error:
         if error.args == (ATTENTION,):
             raise ValueError(
@@ -236,9 +258,6 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         raise ValueError(
             f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
         ) from error
-    # Make it ready to train
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     if settings.load_in_4bit:
         _keep_differentiable(model)
         return model, tokenizer
@@ -258,13 +277,25 @@ def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def _padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Give a tokenizer a padding token where it has none."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def _move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Move all to the device and weights to the type.
+    """Move all to the device and weights to the type."""
+    nn.Module.to(model, device=device)
+    return _typed(model, dtype)
+
+
+def _typed(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Give weights the type.
 
     Other tensors keep theirs, as transformers keep them: frequencies of rotary positions in half precision would turn a
     token by another angle, a whole radian after 500 tokens.
     """
-    nn.Module.to(model, device=device)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
@@ -318,57 +349,3 @@ NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 KINDS = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
 NANO_TOKENIZERS = {NANO: nano_tokenizer, NANO_MASKED: nano_masked_tokenizer}
 """The embedded policies, which are built from nothing."""
-
-
-GIVEN = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "tojson"}
-    | {"range", "dict", "lipsum", "cycler", "joiner", "namespace"}
-)
-"""What transformers and Jinja give to every template."""
-GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-"""A tag of transformers' own, which marks the assistant's words."""
-
-
-def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], model_name: str) -> None:
-    """Make `values` the defaults of the tokenizer's chat template.
-
-    ValueError for one that the template never reads.
-    """
-    if not values:
-        return
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            f"model.chat_template_kwargs={dict(values)} needs a chat template, the tokenizer of {model_name} has none"
-        )
-    # Refuse values that no template reads
-    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
-    readable = sorted({name for template in named.values() for name in _read_by(template)})
-    for name in values:
-        if name not in readable:
-            what = f"it reads {', '.join(readable)}" if readable else "it reads none"
-            raise ValueError(
-                f"model.chat_template_kwargs.{name} is set, but the chat template of {model_name} never reads it"
-                f"{near(name, readable)}; {what}"
-            )
-    # Set the defaults inside the template, where every renderer finds them
-    changed = {key: _with_defaults(template, values) for key, template in named.items()}
-    tokenizer.chat_template = changed if isinstance(tokenizer.chat_template, dict) else changed[""]
-
-
-def _read_by(template: str) -> Iterator[str]:
-    """Yield the variables that a template reads and that its caller may set."""
-    parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAG.sub("", template))
-    for name in meta.find_undeclared_variables(parsed):
-        if name not in GIVEN and not name.endswith("_token"):
-            yield name
-
-
-def _with_defaults(template: str, values: Mapping[str, Any]) -> str:
-    """Return the template with values for what its caller does not set. A template that has them stays as it is."""
-    read = set(_read_by(template))
-    defaults = "".join(
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif +%}}"
-        for name, value in values.items()
-        if name in read
-    )
-    return template if template.startswith(defaults) else defaults + template

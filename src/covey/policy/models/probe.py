@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from covey.policy import sharding
 from covey.policy.attention.base import DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.attention.packed import packed_layout, star
@@ -94,7 +95,7 @@ def detect_capabilities(policy: Policy) -> Policy:
             _check_against_plain(found, recorder)
             assert found.max_length > 0, "there are positions"  # ValueError where a configuration does not say
             logits_TV = _logits(found, layout)
-            hidden_TC = found.hidden(*_probe(policy), layout)[0]
+            hidden_TC = found.run_forward(lambda: found.hidden(*_probe(policy), layout)[0])
         except ValueError:
             raise
         except Exception as error:  # foreign code, which may trip over the layout in any way
@@ -108,7 +109,9 @@ def detect_capabilities(policy: Policy) -> Policy:
         is_near = torch.allclose(trained_TV, logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std()))
         if draws.made or not is_near:
             raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
-        return replace(found, head_is_linear=_is_plain(found, hidden_TC, logits_TV), heads=frozenset(recorder.heads))
+        is_plain = _is_plain(found, hidden_TC, logits_TV)
+        sharding.reshard(policy)
+        return replace(found, head_is_linear=is_plain, heads=frozenset(recorder.heads))
 
 
 def _check_layers(policy: Policy, recorder: Recorder) -> None:
@@ -143,6 +146,7 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> None:
     with nullcontext() if policy.mask_id is not None else seeing_masks(model):
         found_NV = policy.logits(ids_BT, positions_BT, recorder)
     _check_layers(policy, recorder)
+    sharding.reshard(policy)
     plain = plain_model(policy)
     expected_NV = torch.cat([plain.logits(text, range(len(text))) for text in texts])
     _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
@@ -214,7 +218,7 @@ def _leaves_room(model: nn.Module) -> bool:
 
 def _is_plain(policy: Policy, hidden_TC: Tensor, logits_TV: Tensor) -> bool:
     try:
-        found_TV = policy.head(hidden_TC)
+        found_TV = policy.run_forward(lambda: policy.head(hidden_TC))
     except (TypeError, RuntimeError):  # modules that take something else, or stand in another order
         return False
     # A library may take another algorithm for the same product; a head that does more differs by far more.

@@ -1,0 +1,63 @@
+"""Defaults of a run for what a tokenizer's chat template reads."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jinja2 import Environment, meta
+from transformers import PreTrainedTokenizerBase
+
+from covey.system.lookup import near
+
+GIVEN = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "tojson"}
+    | {"range", "dict", "lipsum", "cycler", "joiner", "namespace"}
+)
+"""What transformers and Jinja give to every template."""
+GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""A tag of transformers' own, which marks the assistant's words."""
+
+
+def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], model_name: str) -> None:
+    """Make `values` the defaults of the tokenizer's chat template.
+
+    ValueError for one that the template never reads.
+    """
+    if not values:
+        return
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"model.chat_template_kwargs={dict(values)} needs a chat template, the tokenizer of {model_name} has none"
+        )
+    # Refuse values that no template reads
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
+    readable = sorted({name for template in named.values() for name in _read_by(template)})
+    for name in values:
+        if name not in readable:
+            what = f"it reads {', '.join(readable)}" if readable else "it reads none"
+            raise ValueError(
+                f"model.chat_template_kwargs.{name} is set, but the chat template of {model_name} never reads it"
+                f"{near(name, readable)}; {what}"
+            )
+    # Set the defaults inside the template, where every renderer finds them
+    changed = {key: _with_defaults(template, values) for key, template in named.items()}
+    tokenizer.chat_template = changed if isinstance(tokenizer.chat_template, dict) else changed[""]
+
+
+def _read_by(template: str) -> Iterator[str]:
+    """Yield the variables that a template reads and that its caller may set."""
+    parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAG.sub("", template))
+    for name in meta.find_undeclared_variables(parsed):
+        if name not in GIVEN and not name.endswith("_token"):
+            yield name
+
+
+def _with_defaults(template: str, values: Mapping[str, Any]) -> str:
+    """Return the template with values for what its caller does not set. A template that has them stays as it is."""
+    read = set(_read_by(template))
+    defaults = "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif +%}}"
+        for name, value in values.items()
+        if name in read
+    )
+    return template if template.startswith(defaults) else defaults + template

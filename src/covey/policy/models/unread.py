@@ -1,0 +1,190 @@
+"""A saved model without its weights, which each rank reads for itself once they are shared out: its own rows, tensor by
+tensor, so that no process ever holds the model whole.
+
+It takes files of safetensors whose tensors are the model's own, by name and shape. What transformers would convert on
+the way (experts saved one by one, other formats, quantised weights) is left to transformers.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.utils.hub import cached_file
+
+from covey.policy import sharding
+
+LOGGER = logging.getLogger(__name__)
+WHOLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor on disk."""
+
+    file: str
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A model whose weights have no storage, and where each of them is saved."""
+
+    model: PreTrainedModel
+    tensors: Mapping[str, SavedTensor]
+    """By name in the model, adapters left out; tied names lead to the same tensor."""
+
+    def read(self) -> None:
+        """Read the rows of this rank. The weights must be sharded (`sharding.shard`). Buffers are read whole."""
+        by_file: dict[str, list[tuple[Tensor, SavedTensor]]] = {}
+        for name, tensor in _held(self.model):
+            saved = self.tensors.get(name.replace(".base_layer.", "."))
+            if saved is not None:
+                by_file.setdefault(saved.file, []).append((tensor, saved))
+        for file, wanted in by_file.items():
+            with safe_open(file, framework="pt") as opened:
+                for tensor, saved in wanted:
+                    _fill(tensor, opened.get_slice(saved.name))
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Let the weights look as if they lay in the host's memory: adapters go to where those below them are."""
+        empty = {id(tensor): tensor for tensor in self.model.parameters()}
+        seeming = {key: nn.Parameter(_without_room(tensor)) for key, tensor in empty.items()}
+        _exchange(self.model, seeming)
+        yield
+        for key, parameter in seeming.items():
+            empty[key].requires_grad_(parameter.requires_grad)
+        _exchange(self.model, {id(parameter): empty[key] for key, parameter in seeming.items()})
+
+
+def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, Any]) -> Unread | None:
+    """Return the saved model `name` of an Auto class without its weights.
+
+    `how` are the keywords of `from_config`. None where its files are not simply its weights, or cannot be read: then
+    transformers loads it whole, or says what is wrong.
+    """
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        saved = None if _is_quantised(config) else _saved_tensors(name, revision)
+        if saved is None:
+            return None
+        model = _without_weights(kind, config, how)
+        if model.can_generate():
+            with suppress(OSError):  # it need not have one
+                model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
+        tensors = _matched(model, saved)
+    except Exception as error:  # of foreign code and files: loaded whole, they tell what is wrong in their own words
+        LOGGER.debug("%s is loaded whole: %r", name, error)
+        return None
+    if tensors is None:
+        LOGGER.info("model.name=%s is loaded whole on each rank first: its files are in another form", name)
+        return None
+    return Unread(model, tensors)
+
+
+def _is_quantised(config: PreTrainedConfig) -> bool:
+    return getattr(config, "quantization_config", None) is not None
+
+
+def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel:
+    """Build the model with its buffers, and parameters on `meta`."""
+    with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
+        model: PreTrainedModel = kind.from_config(config, **how)
+    model.tie_weights()  # each parameter was made anew as it was put into its module
+    return model.eval()
+
+
+def _saved_tensors(name: str, revision: str | None) -> list[SavedTensor] | None:
+    """List what the safetensors files of a folder or a hub name hold, None where there are none."""
+
+    def find(file: str) -> str | None:
+        found: str | None = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        return found
+
+    whole = find(WHOLE_FILE)
+    files: list[str | None] = [whole]
+    if whole is None:
+        index = find(INDEX)
+        if index is None:
+            return None
+        parts = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
+        files = [find(Path(part).name) for part in parts]
+    return [tensor for file in files for tensor in _tensors_in(file or "")]
+
+
+def _tensors_in(file: str) -> Iterator[SavedTensor]:
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 # no mapping
+            yield SavedTensor(file, name, tuple(opened.get_slice(name).get_shape()))
+
+
+def _matched(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, SavedTensor] | None:
+    """Say where each weight of the model is saved, None where that is not one tensor of the same shape for each."""
+    own = {name: tensor for name, tensor in _held(model) if name in model.state_dict()}
+    found = {_own_name(model, tensor.name, own): tensor for tensor in saved}
+    if _is_converted(model, saved) or len(found) != len(saved) or not found.keys() <= own.keys():
+        return None
+    # Tied weights are saved once
+    by_identity: dict[int, SavedTensor] = {}
+    for name, tensor in found.items():
+        if id(own[name]) in by_identity or tensor.shape != tuple(own[name].shape):
+            return None
+        by_identity[id(own[name])] = tensor
+    if any(id(tensor) not in by_identity for tensor in own.values()):
+        return None
+    return {name: by_identity[id(tensor)] for name, tensor in own.items()}
+
+
+def _own_name(model: PreTrainedModel, saved: str, own: Mapping[str, Tensor]) -> str:
+    """Return a saved tensor's name in the model: the base model may have been saved alone, or within another."""
+    prefix = f"{model.base_model_prefix}."
+    names = (saved, prefix + saved, saved.removeprefix(prefix))
+    return next((name for name in names if name in own), saved)
+
+
+def _is_converted(model: PreTrainedModel, saved: list[SavedTensor]) -> bool:
+    """Tell whether transformers computes weights of this model from the saved ones."""
+    steps = [step for step in get_model_conversion_mapping(model) if getattr(step, "operations", None)]
+    return any(step.rename_source_key(tensor.name)[1] is not None for step in steps for tensor in saved)
+
+
+def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield all parameters and buffers by name, tied ones under each of theirs."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _without_room(tensor: Tensor) -> Tensor:
+    """Return zeros of the same shape and type that are all one number in memory."""
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+
+
+def _exchange(model: nn.Module, others: Mapping[int, nn.Parameter]) -> None:
+    """Put other parameters in the place of those with these identities."""
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if id(parameter) in others:
+                module._parameters[key] = others[id(parameter)]
+
+
+@torch.no_grad()
+def _fill(tensor: Tensor, rows: Any) -> None:
+    """Copy the rows of this rank from disk, all of them where the tensor is not shared out."""
+    if not sharding.is_shard(tensor):
+        tensor.copy_(rows[...])
+        return
+    first, end = sharding.own_rows(tensor.shape[0])
+    local = tensor.to_local()  # type: ignore[attr-defined] # a DTensor's
+    if end > first:
+        local.copy_(rows[first:end])
