@@ -15,6 +15,7 @@ from typing import Any
 
 from covey.config import compose
 from covey.config.checks import walk
+from covey.config.engine_choice import this_machine
 from covey.config.giving_way import give_way
 from covey.config.schema import CONF, Config, group_choices, unknown_setting
 from covey.system.lookup import near
@@ -45,7 +46,8 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
         raise ValueError(f"{name}={value} is a preset, for which config=Config(...) leaves no room; give one of both")
     config = copy.deepcopy(base) if base is not None else _composed(chosen)
     names = frozenset(put(config, name, value) for name, value in flat.items() if name not in chosen)
-    return Composed(config, names, tuple(give_way(config, {*names, *chosen} - {"recipe"})))
+    machine = this_machine if base is None else None
+    return Composed(config, names, tuple(give_way(config, {*names, *chosen} - {"recipe"}, machine)))
 
 
 def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

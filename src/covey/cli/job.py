@@ -15,6 +15,7 @@ from covey.config import compose as settings
 from covey.config.checks import format_value, read
 from covey.config.compose import to_yaml
 from covey.config.early import check_early
+from covey.config.engine_choice import this_machine
 from covey.config.giving_way import give_way, overruled
 from covey.config.schema import ColdStartConfig, Config
 from covey.config.validate import validate
@@ -94,7 +95,8 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     config = settings.to_unchecked(composed)
     names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"}
     # What a resumed run was begun with may not change behind its back.
-    changed = [*give_way(config, names), *overruled(config, typed)] if resume is None else []
+    machine = this_machine if verb == "train" and source is None else None
+    changed = [*give_way(config, names, machine), *overruled(config, typed)] if resume is None else []
     validate(config, look)
     if verb != "config":  # which may be asked about WORLD_SIZE processes
         ranks.check_ranks()

@@ -9,8 +9,10 @@ from typing import Any
 import yaml
 
 from covey.config.checks import format_value, read, unmet
+from covey.config.engine_choice import Machine, obstacle_to_vllm
 from covey.config.rules.options import unread_options
 from covey.config.schema import CONF, Config
+from covey.engine.settings import EngineConfig
 from covey.system.lookup import option_names, resolve
 
 NARROW_CLIP = 0.01
@@ -45,13 +47,16 @@ class _Change:
         self.notices[name] = f"{name}={format_value(value)} in place of {format_value(before)}: {reason}"
 
 
-def give_way(config: Config, typed: Collection[str]) -> list[str]:
+def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine] | None = None) -> list[str]:
     """Change settings that nobody typed and that do not go with what was typed.
 
-    `typed` holds dotted names and groups, such as {"algorithm.kl_coef", "environment"}. Changes `config` and returns a
-    line for each change. What contradicts itself with nothing typed stays as it is, for `validate` to refuse.
+    `typed` holds dotted names and groups, such as {"algorithm.kl_coef", "environment"}. `look`, of a new run, tells
+    what the machine has: nobody's engine is then the one that suits it. Changes `config` and returns a line for each
+    change. What contradicts itself with nothing typed stays as it is, for `validate` to refuse.
     """
     change = _Change(config, typed)
+    if look is not None:
+        _choose_engine(change, look)
     # Fit numbers to those that were typed
     _fit_numbers(change)
     # Reset settings whose condition no longer holds; each reset may void another
@@ -99,6 +104,13 @@ def overruled(config: Config, typed: Sequence[str]) -> list[str]:
             )
             lines.append(f"{group}={choice} has no effect: {instead}")
     return lines
+
+
+def _choose_engine(change: _Change, look: Callable[[], Machine]) -> None:
+    """Sample by vLLM on a machine that has it and a GPU, where no engine was typed and no preset has one of its own."""
+    is_open = change.config.engine.name == EngineConfig().name and not {"engine", "engine.name"} & set(change.typed)
+    if is_open and obstacle_to_vllm(change.config, look()) is None:
+        change.put("engine.name", "vllm", "vLLM is installed and there is a GPU; engine=native takes covey's own")
 
 
 def _fit_numbers(change: _Change) -> None:

@@ -55,7 +55,8 @@ class EngineConfig(Section):
 
     name: str = setting("native", choices=("native", "fill", "fake", "vllm"), needs=OF_VLLM)
     """native or fill (in process, on the trainer's weights; fill is for model.kind=masked), vllm (on weights of its
-    own, pushed after each update) or fake (scripted)."""
+    own, pushed after each update) or fake (scripted). Not set, a new run takes vllm where it is installed beside a
+    GPU."""
     cache_bytes: int | None = setting(None, gt=0, needs=(SAMPLES, CAUSAL, OWN_CACHE))
     """Bytes of memory for cached keys and values; admission of prompts waits for room, and episodes that wait for their
     environment give way. null: with native on a GPU four fifths of what is free when sampling begins, else 1 GiB."""

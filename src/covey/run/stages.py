@@ -4,11 +4,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from covey.cluster.source import RaySource
+from covey.config.engine_choice import obstacle_to_vllm, this_machine
 from covey.config.schema import Config
 from covey.environments.base import Environment
 from covey.environments.infill.settings import InfillConfig
@@ -176,8 +176,7 @@ def computing(policy: Policy, config: Config) -> str:
     'sampling: native, a graph of each step (vLLM is not installed); attention: varlen; activations: kept, for they fit'
     """
     # Engine
-    has_vllm = find_spec("vllm") is not None
-    reason = "vLLM is installed too: engine=vllm" if has_vllm else "vLLM is not installed"
+    reason = obstacle_to_vllm(config, this_machine()) or "vLLM is installed too: engine=vllm"
     sampling = f"native, a graph of each step ({reason})" if config.engine.name == "native" else config.engine.name
     # Attention
     obstacle = varlen_obstacle(policy.heads)
