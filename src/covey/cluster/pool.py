@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import count
@@ -23,9 +23,8 @@ from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import Call, Limits, SamplerLost, Slot, last_line
 from covey.cluster.start import ClusterLost, check_store, import_ray, watch_cluster, worker_environment
-from covey.cluster.wire import Job, Result, pack
+from covey.cluster.wire import Result, pack
 from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
-from covey.rollouts.buffer import Ticket
 from covey.rollouts.sampler import Sampler
 from covey.types import RunStopped
 
@@ -58,7 +57,7 @@ class SamplerPool:
         self._on_progress = on_progress
         self._places = Allotment(self._ray, devices, role_of(devices, "sampler"))
         self._slots = [Slot(index) for index in range(devices.sampler)]
-        self._queue: list[tuple[int, int, asyncio.Future[Slot]]] = []
+        self._queue: list[tuple[int, int, Call]] = []
         self._numbers = count()
         self._weights: tuple[int, Any] | None = None
         self._follow: tuple[int, int, float] | None = None
@@ -84,9 +83,9 @@ class SamplerPool:
         """Return whether a sampler is there."""
         return any(slot.is_alive for slot in self._slots)
 
-    def submit(self, call: Call) -> None:
-        """Have the group of a ticket sampled. Lower numbers first."""
-        self._soon(self._serve, call)
+    def submit(self, calls: Sequence[Call]) -> None:
+        """Have the groups of tickets sampled. Lower numbers first."""
+        self._loop.call_soon_threadsafe(self._enqueue, calls)
 
     def push(self, weights: WeightSet) -> None:
         """Give every sampler new weights, without waiting for any of them."""
@@ -152,7 +151,7 @@ class SamplerPool:
                 "pid": slot.pid,
                 "state": "sampling" if slot.under_way else "waiting" if slot.is_alive else "starting",
                 "version": slot.version,
-                "groups_under_way": slot.under_way,
+                "groups_under_way": len(slot.under_way),
                 "tokens": slot.tokens,
                 "restarts": slot.incarnation - 1,
             }
@@ -210,69 +209,54 @@ class SamplerPool:
         self.error = self.error or error
         self._on_progress()
 
-    async def _serve(self, call: Call) -> None:
-        """Send a ticket out, again to another sampler where one is lost, until its group is there."""
-        ticket = call.ticket
-        while True:
-            slot = await self._place(ticket)
-            incarnation = slot.incarnation
-            started = time.monotonic()
-            try:
-                result = await slot.call("roll_out", Job(ticket, incarnation))
-            except SamplerLost as lost:
-                self._lose(slot, incarnation, str(lost))
-                ticket = call.give_up(ticket)
-                self._counts["groups_sent_again"] += 1
-                if ticket.attempt >= MOST_ATTEMPTS:
-                    raise RunStopped(
-                        f"prompt {ticket.prompt.id} was lost with its sampler {ticket.attempt} times: {lost}"
-                    ) from lost
-                continue
-            finally:
-                self._leave(slot, incarnation)
-            if result.incarnation != slot.incarnation:
-                slot.late_results += 1
-                ticket = call.give_up(ticket)
-                continue
-            self._learn_speed(slot, result, time.monotonic() - started)
-            call.settle(result)
-            return
-
-    async def _place(self, ticket: Ticket) -> Slot:
-        """Wait for a free place. Tickets get places in their order."""
-        turn: asyncio.Future[Slot] = self._loop.create_future()
-        heapq.heappush(self._queue, (ticket.number, next(self._numbers), turn))
+    def _enqueue(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            heapq.heappush(self._queue, (call.ticket.number, next(self._numbers), call))
         self._assign()
-        return await turn
 
     def _assign(self) -> None:
-        """Give free places to those who wait, where the end is expected first."""
-        while self._queue:
-            free = [s for s in self._slots if s.is_alive and s.under_way < self._devices.groups_per_sampler]
-            if not free:
-                return
-            slot = min(free, key=lambda s: ((s.under_way + 1) * max(s.seconds_per_group, 1e-3), s.under_way, s.index))
-            _, _, turn = heapq.heappop(self._queue)
-            if turn.done():
-                continue
-            if slot.under_way == 0:
+        """Give free places to those who wait, in their order, where the end is expected first."""
+        most = self._devices.groups_per_sampler
+        while self._queue and (free := [s for s in self._slots if s.is_alive and len(s.under_way) < most]):
+            slot = min(free, key=_expected_end)
+            if not slot.under_way:
                 self._idle_seconds += time.monotonic() - slot.idle_since
-            slot.under_way += 1
-            turn.set_result(slot)
+            slot.begin(heapq.heappop(self._queue)[-1])
+        for slot in self._slots:
+            if slot.unsent:
+                self._soon(self._send, slot)
 
-    def _leave(self, slot: Slot, incarnation: int) -> None:
+    async def _send(self, slot: Slot) -> None:
+        """Tell a sampler what it is to sample, all that it has not been told yet in one call."""
+        incarnation = slot.incarnation
+        if not slot.unsent:
+            return
+        if not slot.is_collecting:
+            slot.is_collecting = True
+            self._soon(self._collect, slot)
+        try:
+            await slot.call("begin", slot.take_unsent())
+        except SamplerLost as lost:
+            self._lose(slot, incarnation, str(lost))
+
+    async def _collect(self, slot: Slot) -> None:
+        """Take what one incarnation of a sampler has finished, for as long as it has anything under way."""
+        incarnation = slot.incarnation
+        while slot.incarnation == incarnation and slot.under_way:
+            try:
+                batch = await slot.call("collect")
+            except SamplerLost as lost:
+                self._lose(slot, incarnation, str(lost))
+                return
+            self._counts["tokens"] += batch.stats.sampled_tokens
+            settled: dict[Callable[[Sequence[Result]], None], list[Result]] = {}
+            for call, result in slot.finish(batch):
+                settled.setdefault(call.settle, []).append(result)
+            self._assign()
+            for settle, results in settled.items():
+                settle(results)
         if slot.incarnation == incarnation:
-            slot.under_way -= 1
-            if slot.under_way == 0:
-                slot.idle_since = time.monotonic()
-        self._assign()
-
-    def _learn_speed(self, slot: Slot, result: Result, seconds: float) -> None:
-        share = seconds / max(1, slot.under_way + 1)
-        slot.seconds_per_group = share if slot.seconds_per_group == 0 else 0.8 * slot.seconds_per_group + 0.2 * share
-        slot.losses = 0
-        slot.tokens += result.stats.sampled_tokens
-        self._counts["tokens"] += result.stats.sampled_tokens
+            slot.is_collecting = False
 
     async def _tell(self, slot: Slot) -> None:
         """Tell a sampler's environment how far training is."""
@@ -288,7 +272,7 @@ class SamplerPool:
         """Start a sampler in a slot and bring it up to date."""
         slot.incarnation += 1
         incarnation = slot.incarnation
-        slot.lost, slot.version, slot.under_way = self._loop.create_future(), -1, 0
+        slot.lost, slot.version, slot.is_collecting = self._loop.create_future(), -1, False
         actor = self._ray.remote(SamplerActor)
         slot.actor = actor.options(
             **self._places.options(slot.index),
@@ -370,11 +354,22 @@ class SamplerPool:
         slot.losses += 1
         self._counts["lost"] += 1
         self._kill(slot.actor)
+        self._send_again(slot.give_up(), why)
         if slot.losses >= MOST_LOSSES:
             self._fail(RunStopped(f"sampler {slot.index} was lost {slot.losses} times in a row: {why}"))
             return
         LOGGER.warning("sampler %d is lost and replaced: %s", slot.index, why)
         self._soon(self._start, slot)
+
+    def _send_again(self, calls: Sequence[Call], why: str) -> None:
+        """Give what a lost sampler had to others."""
+        again = [call.once_more() for call in calls]
+        self._counts["groups_sent_again"] += len(again)
+        for ticket in (call.ticket for call in again):
+            if ticket.attempt >= MOST_ATTEMPTS:
+                name = ticket.prompt.id
+                self._fail(RunStopped(f"prompt {name} was lost with its sampler {ticket.attempt} times: {why}"))
+        self._enqueue(again)
 
     def _kill(self, actor: Any) -> None:
         with suppress(Exception):
@@ -391,7 +386,13 @@ class SamplerPool:
         """Return the seconds that samplers have been idle until now, counted once."""
         now, idle = time.monotonic(), 0.0
         for slot in self._slots:
-            if slot.is_alive and slot.under_way == 0:
+            if slot.is_alive and not slot.under_way:
                 idle += now - slot.idle_since
                 slot.idle_since = now
         return idle
+
+
+def _expected_end(slot: Slot) -> tuple[float, int, int]:
+    """Return when a further group would be finished, and what decides between equals."""
+    num = len(slot.under_way)
+    return (num + 1) * max(slot.seconds_per_group, 1e-3), num, slot.index

@@ -6,13 +6,15 @@ completions under way.
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from covey.cluster.wire import Job, PackedWeights, Result, unpack
+from covey.cluster.wire import Batch, Jobs, PackedWeights, Sampled, unpack
 from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
+from covey.rollouts.buffer import Ticket
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
-from covey.types import Group
 
 
 class SamplerActor:
@@ -25,6 +27,14 @@ class SamplerActor:
         self._updating = asyncio.Lock()
         self._updated = asyncio.Event()
         self._tokens = 0
+        self._incarnation = 0
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._done: list[Sampled] = []
+        """What nobody has collected yet."""
+        self._longest = 0.0
+        """Seconds that one of these took, at most."""
+        self._error: EngineLost | None = None
+        self._some_done, self._all_done = asyncio.Event(), asyncio.Event()
 
     async def ping(self) -> tuple[int, int, int]:
         """Return process number, version and tokens sampled so far: a sign of life."""
@@ -48,23 +58,52 @@ class SamplerActor:
         """Tell the environment how far training is."""
         self._sampler.environment.follow(step, num_steps, epochs)
 
-    async def roll_out(self, job: Job) -> Result:
+    async def begin(self, jobs: Jobs) -> None:
+        """Begin the groups of some tickets, without waiting for them."""
+        self._incarnation = jobs.incarnation
+        self._all_done.clear()
+        for ticket in jobs.tickets:
+            task = asyncio.get_running_loop().create_task(self._roll_out(ticket))
+            self._under_way.add(task)
+            task.add_done_callback(self._end)
+
+    async def collect(self) -> Batch:
+        """Return groups that are finished, once there are any. EngineLost where one lost the engine."""
+        await self._some_done.wait()
+        # Others may be finished at about the same time, and each answer has its price
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience(self._longest)):
+                await self._all_done.wait()
+        if self._error is not None:
+            raise self._error
+        done, self._done, self._longest = self._done, [], 0.0
+        self._some_done.clear()
+        stats = self._engine.take_stats()
+        self._tokens += stats.sampled_tokens
+        return Batch(self._incarnation, tuple(done), stats)
+
+    async def _roll_out(self, ticket: Ticket) -> None:
         """Sample and score the group of a ticket, once the weights it demands are here."""
-        ticket = job.ticket
         while self._version < ticket.least_version:
             self._updated.clear()
             await self._updated.wait()
-        group: Group | None = None
-        error: tuple[str, str] | None = None
+        started = time.monotonic()
         try:
             group = await roll_out(self._sampler, ticket.prompt, ticket.group_size, ticket.sampling)
-        except EngineLost:
-            raise
+        except EngineLost as lost:
+            self._error = lost
         except (Exception, SystemExit) as raised:  # Ray never answers a call that raised SystemExit
             error = (type(raised).__name__, str(raised))
-        stats = self._engine.take_stats()
-        self._tokens += stats.sampled_tokens
-        return Result(ticket, job.incarnation, group, error, stats)
+            self._done.append(Sampled(ticket.number, ticket.attempt, error=error))
+        else:
+            self._done.append(Sampled(ticket.number, ticket.attempt, group.rollouts, group.failures))
+        self._longest = max(self._longest, time.monotonic() - started)
+        self._some_done.set()
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        self._under_way.discard(task)
+        if not self._under_way:
+            self._all_done.set()
 
     async def environment_metrics(self) -> dict[str, float]:
         """Return what the environment logs itself, since this was last asked."""
@@ -87,3 +126,8 @@ class SamplerActor:
     @property
     def _version(self) -> int:
         return self._engine.version
+
+
+def patience(seconds: float) -> float:
+    """Return how long a finished group that took so many seconds waits for others: little beside these."""
+    return min(0.1, 0.05 * seconds)

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from covey.cluster.wire import Result
+from covey.cluster.wire import Batch, Jobs, Result
 from covey.rollouts.buffer import Ticket
 from covey.types import RunStopped
 
@@ -30,9 +30,21 @@ class Call:
     """A ticket and who is told what became of it. Both functions are called in the pool's thread."""
 
     ticket: Ticket
-    settle: Callable[[Result], None]
+    settle: Callable[[Sequence[Result]], None]
     give_up: Callable[[Ticket], Ticket]
     """Returns the ticket of the next attempt."""
+
+    def once_more(self) -> "Call":
+        """Return the call of the next attempt."""
+        return replace(self, ticket=self.give_up(self.ticket))
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A call that a sampler has, and since when."""
+
+    call: Call
+    since: float
 
 
 @dataclass(eq=False)
@@ -45,7 +57,11 @@ class Slot:
     is_alive: bool = False
     version: int = -1
     """Of the weights it was proved to sample on."""
-    under_way: int = 0
+    under_way: dict[int, UnderWay] = field(default_factory=dict)
+    """By number of the ticket."""
+    unsent: list[Call] = field(default_factory=list)
+    """Of these, what the sampler has not been told yet."""
+    is_collecting: bool = False
     seconds_per_group: float = 0.0
     losses: int = 0
     """Since it last finished a group."""
@@ -78,6 +94,43 @@ class Slot:
             raise SamplerLost(f"its answer to {method} was cancelled")
         return answer.result()
 
+    def begin(self, call: Call) -> None:
+        """Take a call on."""
+        self.under_way[call.ticket.number] = UnderWay(call, time.monotonic())
+        self.unsent.append(call)
+
+    def take_unsent(self) -> Jobs:
+        """Return what the sampler is to be told."""
+        calls, self.unsent = self.unsent, []
+        return Jobs(tuple(call.ticket for call in calls), self.incarnation)
+
+    def finish(self, batch: Batch) -> list[tuple[Call, Result]]:
+        """Return what became of calls, those left out that were given up meanwhile."""
+        self.tokens += batch.stats.sampled_tokens
+        found = []
+        for sampled in batch.sampled:
+            known = self.under_way.get(sampled.number)
+            if known is None or batch.incarnation != self.incarnation or known.call.ticket.attempt != sampled.attempt:
+                self.late_results += 1
+                continue
+            self._learn_speed(time.monotonic() - known.since)
+            del self.under_way[sampled.number]
+            found.append((known.call, Result.of(known.call.ticket, sampled)))
+        if not self.under_way:
+            self.idle_since = time.monotonic()
+        return found
+
+    def give_up(self) -> list[Call]:
+        """Let go of all calls: the process that had them is lost."""
+        calls = [known.call for known in self.under_way.values()]
+        self.under_way, self.unsent = {}, []
+        return calls
+
+    def _learn_speed(self, seconds: float) -> None:
+        share = seconds / len(self.under_way)
+        self.seconds_per_group = share if self.seconds_per_group == 0 else 0.8 * self.seconds_per_group + 0.2 * share
+        self.losses = 0
+
     async def environment_metrics(self) -> dict[str, float]:
         """Return what the sampler's environment logged since it was last asked. Nothing where nobody answers."""
         if not self.is_alive:
@@ -88,8 +141,8 @@ class Slot:
             return {}
 
     def _refuse(self, answer: "asyncio.Task[Any]") -> None:
-        if not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), Result):
-            self.late_results += 1
+        if not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), Batch):
+            self.late_results += len(answer.result().sampled)
 
 
 async def _answer(ref: Any) -> Any:

@@ -156,8 +156,7 @@ class RaySource:
             if self._buffer.admitted == 0:  # a new run, or one that had another source before
                 self._buffer.step = version
             self._buffer.publish(version)
-        for ticket in self._unsent:
-            self._submit(ticket)
+        self._submit(self._unsent)
         self._unsent = []
         self._admit()
 
@@ -259,19 +258,19 @@ class RaySource:
                 sampling = replace(self.sampling, seed=rollout_seed(self.stream.seed, prompt.id, epoch))
                 size = self.local.size_at(self._buffer.next_step())
                 tickets.append(self._buffer.admit(prompt, sampling, size))
-        for ticket in tickets:
-            self._submit(ticket)
+        self._submit(tickets)
 
-    def _submit(self, ticket: Ticket) -> None:
+    def _submit(self, tickets: Sequence[Ticket]) -> None:
         assert self._pool is not None
-        self._pool.submit(Call(ticket, self._settle, self._give_up))
+        self._pool.submit([Call(ticket, self._settle, self._give_up) for ticket in tickets])
 
-    def _settle(self, result: Result) -> None:
-        """Take a result of a training prompt, in the pool's thread."""
+    def _settle(self, results: Sequence[Result]) -> None:
+        """Take results of training prompts, in the pool's thread."""
         with self._wait.changed:
-            self._wait.note(result)
-            if result.group is not None:
-                self._buffer.finish(result.ticket, result.group)
+            for result in results:
+                self._wait.note(result)
+                if result.group is not None:
+                    self._buffer.finish(result.ticket, result.group)
             self._wait.changed.notify_all()
 
     def _give_up(self, ticket: Ticket) -> Ticket:
@@ -369,19 +368,22 @@ class RaySource:
     def _evaluate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         groups: dict[int, Group] = {}
 
-        def settle(result: Result) -> None:
+        def settle(results: Sequence[Result]) -> None:
             with self._wait.changed:
-                self._wait.note(result)
-                if result.group is not None:
-                    groups[result.ticket.number] = result.group
+                for result in results:
+                    self._wait.note(result)
+                    if result.group is not None:
+                        groups[result.ticket.number] = result.group
                 self._wait.changed.notify_all()
 
         assert self._pool is not None
         # Numbers below 0 go before what is sampled for training.
         first = -len(prompts)
-        for place, prompt in enumerate(prompts):
-            drawn = replace(sampling, seed=rollout_seed(sampling.seed, prompt.id, 0))
-            ticket = Ticket(first + place, prompt, drawn, group_size, self._pushed)
-            self._pool.submit(Call(ticket, settle, Ticket.next_attempt))
+        drawn = [replace(sampling, seed=rollout_seed(sampling.seed, prompt.id, 0)) for prompt in prompts]
+        tickets = [
+            Ticket(first + place, prompt, own, group_size, self._pushed)
+            for place, (prompt, own) in enumerate(zip(prompts, drawn, strict=True))
+        ]
+        self._pool.submit([Call(ticket, settle, Ticket.next_attempt) for ticket in tickets])
         self._wait_until(lambda: len(groups) == len(prompts), f"samplers to answer {len(prompts)} held-out prompts")
         return [groups[first + place] for place in range(len(prompts))]

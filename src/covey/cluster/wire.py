@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,33 +12,60 @@ from torch import Tensor
 from covey.engine.base import EngineStats, Probe, WeightSet
 from covey.rollouts.buffer import Ticket
 from covey.system import collectives
-from covey.types import Group, RunStopped
+from covey.types import Failure, Group, Rollout, RunStopped
 
 Array = tuple[str, tuple[int, ...], np.ndarray]
 """Name of the type, shape, bytes: NumPy knows no bfloat16, and maps arrays of other processes without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A prompt on its way to a sampler."""
+class Jobs:
+    """Prompts on their way to a sampler."""
 
-    ticket: Ticket
+    tickets: tuple[Ticket, ...]
     incarnation: int
-    """Of the sampler it is sent to. A result of an older one is not believed: a node declared dead may still work."""
+    """Of the sampler they are sent to. A result of an older one is not believed: a node declared dead may still
+    work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a sampler made of a job. The prompt stays where it is: the trainer has it."""
+
+    number: int
+    attempt: int
+    """Of the job's ticket."""
+    rollouts: tuple[Rollout, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    error: tuple[str, str] | None = None
+    """Where it raised: name of the exception's class and its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a sampler has finished since it last said so."""
+
+    incarnation: int
+    sampled: tuple[Sampled, ...]
+    stats: EngineStats
+    """What its engine did meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a sampler made of a job."""
+    """What became of a ticket."""
 
     ticket: Ticket
-    incarnation: int
     group: Group | None
     """None where it raised."""
     error: tuple[str, str] | None = None
-    """Name of the exception's class and its message."""
-    stats: EngineStats = field(default_factory=EngineStats)
-    """What the sampler's engine did since its last result."""
+    """As in `Sampled`."""
+
+    @staticmethod
+    def of(ticket: Ticket, sampled: Sampled) -> "Result":
+        if sampled.error is not None:
+            return Result(ticket, None, sampled.error)
+        return Result(ticket, Group(ticket.prompt, sampled.rollouts, sampled.failures))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def most_under_way(config: Config) -> int:
             def noted() -> None:
                 nonlocal most
                 assign()
-                most = max(most, place.under_way)
+                most = max(most, len(place.under_way))
 
             run.source._pool._assign = noted  # type: ignore[attr-defined]
             run.source.take(config.groups_per_step)

@@ -1,0 +1,140 @@
+"""Prompts go out and groups come back in as few calls as they can, and no group waits long for another."""
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from covey.cluster.sampler import SamplerActor, patience
+from covey.cluster.slot import Call, Slot
+from covey.cluster.wire import Batch, Jobs, Sampled
+from covey.engine.base import EngineLost, EngineStats
+from covey.policy.policy import Policy
+from covey.rollouts.buffer import Bound, Ticket
+from covey.types import Prompt, Sampling
+
+from ..support.fake_ray import Actor
+from .faulty import Engine, Plan, make_sampler, training
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each method of an actor is called."""
+    found: Counter[str] = Counter()
+    call = Actor.call
+
+    def counted(self: Actor, name: str, given: tuple[Any, ...]) -> "asyncio.Future[Any]":
+        found[name] += 1
+        return call(self, name, given)
+
+    monkeypatch.setattr(Actor, "call", counted)
+    return found
+
+
+def test_the_prompts_of_a_step_go_out_in_one_call_and_come_back_in_one(policy: Policy, calls: Counter[str]) -> None:
+    with training(policy, Plan(seconds=0.5), Bound(4, 0), samplers=1) as run:
+        run.take()
+        assert (calls["begin"], calls["collect"]) == (1, 1)
+
+
+def test_a_place_that_falls_free_is_taken_while_other_groups_are_under_way(policy: Policy) -> None:
+    """Four places and eight prompts: a straggler holds one place, and the others go on without it."""
+    begun: list[int] = []
+    straggler = asyncio.Event()
+
+    async def hook(engine: Engine) -> None:
+        begun.append(engine.calls)
+        if engine.calls == 1:
+            await straggler.wait()
+
+    with training(policy, Plan(on_generate=hook), Bound(8, 0), samplers=1) as run:
+        run.source.publish((), version=0)
+        run.wait_until(lambda: len(begun) == 8)
+        run.wait_until(lambda: len(run.source._buffer.finished) == 7)
+        run.in_pool(straggler.set)
+        run.advance(1)
+
+
+def tickets(num: int) -> tuple[Ticket, ...]:
+    return tuple(Ticket(number, Prompt(f"p{number}", "scripted", "a:", {}), Sampling(), 2, -1) for number in range(num))
+
+
+def collected(plan: Plan, num: int) -> tuple[Batch, float]:
+    """What a sampler answers first of so many tickets, and after how many seconds."""
+
+    async def run() -> tuple[Batch, float]:
+        actor = SamplerActor(lambda: make_sampler(plan), "keep")
+        started = time.monotonic()
+        await actor.begin(Jobs(tickets(num), incarnation=3))
+        batch = await actor.collect()
+        seconds = time.monotonic() - started
+        for task in actor._under_way:
+            task.cancel()
+        return batch, seconds
+
+    return asyncio.run(run())
+
+
+def test_groups_that_end_at_about_the_same_time_come_in_one_batch_with_what_the_engine_did() -> None:
+    async def hook(engine: Engine) -> None:
+        await asyncio.sleep(0.001 * engine.calls)
+
+    batch, _ = collected(Plan(on_generate=hook, seconds=0.5), 4)
+    assert [sampled.number for sampled in batch.sampled] == [0, 1, 2, 3]
+    assert batch.incarnation == 3
+    assert batch.stats.sampled_tokens == 8
+    assert all(len(sampled.rollouts) == 2 for sampled in batch.sampled)
+
+
+def test_a_group_does_not_wait_for_one_that_takes_long() -> None:
+    async def hook(engine: Engine) -> None:
+        await asyncio.sleep(60 if engine.calls > 1 else 0)
+
+    batch, seconds = collected(Plan(on_generate=hook), 2)
+    assert [sampled.number for sampled in batch.sampled] == [0]
+    assert seconds < 5
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0.0), (0.2, 0.01), (2.0, 0.1), (3600.0, 0.1)])
+def test_a_group_waits_for_others_a_part_of_what_it_took_and_a_tenth_of_a_second_at_most(
+    seconds: float, expected: float
+) -> None:
+    assert patience(seconds) == pytest.approx(expected)
+
+
+def test_what_was_raised_comes_beside_what_was_not() -> None:
+    async def hook(engine: Engine) -> None:
+        if engine.calls == 1:
+            raise ValueError("too long")
+
+    batch, _ = collected(Plan(on_generate=hook, seconds=0.0), 2)
+    failed, fine = sorted(batch.sampled, key=lambda sampled: sampled.number)
+    assert failed == Sampled(0, 0, error=("ValueError", "prompt p0: too long"))
+    assert (fine.number, fine.error, len(fine.rollouts)) == (1, None, 2)
+
+
+def test_a_lost_engine_is_told_instead_of_a_batch() -> None:
+    async def hook(engine: Engine) -> None:
+        raise EngineLost("half of the weights are new")
+
+    with pytest.raises(EngineLost, match="half of the weights"):
+        collected(Plan(on_generate=hook), 1)
+
+
+def test_a_successor_is_told_nothing_that_its_predecessor_had_not_been_told() -> None:
+    slot = Slot(0)
+    slot.begin(Call(tickets(1)[0], lambda results: None, Ticket.next_attempt))
+    assert [call.ticket.number for call in slot.give_up()] == [0]
+    assert slot.take_unsent().tickets == ()
+
+
+@pytest.mark.parametrize(("attempt", "incarnation"), [(0, 2), (1, 1)])
+def test_what_another_incarnation_or_attempt_made_is_refused_and_counted(attempt: int, incarnation: int) -> None:
+    slot = Slot(0, incarnation=2)
+    slot.begin(Call(tickets(1)[0].next_attempt(), lambda results: None, Ticket.next_attempt))
+    assert slot.finish(Batch(incarnation, (Sampled(0, attempt),), EngineStats())) == []
+    assert slot.late_results == 1
+    [(call, result)] = slot.finish(Batch(2, (Sampled(0, 1),), EngineStats(sampled_tokens=5)))
+    assert (call.ticket.attempt, result.ticket.attempt, slot.under_way) == (1, 1, {})
