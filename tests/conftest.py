@@ -2,7 +2,9 @@
 
 import gc
 import os
+import re
 import tempfile
+import tomllib
 
 # Before torch is imported: many small tests are faster on one thread, and threads that spin slow their neighbours.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -62,12 +64,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+def mark_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what `long_cases.toml` moves to `make test-slow`.
+
+    UsageError where it names what there is not, once all is collected.
+    """
+    moved = tomllib.loads(Path(__file__).with_name("long_cases.toml").read_text(encoding="utf-8"))
+    unseen = {(test, kept) for test, of_test in moved.items() for kept in (of_test or [""])}
+    for item in items:
+        test, _, case = item.nodeid.partition("[")
+        if test not in moved:
+            continue
+        found = [kept for kept in moved[test] if case and re.search(kept, case.removesuffix("]"))]
+        unseen -= {(test, kept) for kept in (found or [""])}
+        if not found:
+            item.add_marker(pytest.mark.slow)
+    if unseen and not config.option.file_or_dir and not config.option.keyword:
+        raise pytest.UsageError(f"tests/long_cases.toml names what no test has: {sorted(unseen)}")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run long files first; processes take a file at a time, in this order.
 
     What needs vLLM or other people's environments, which live apart from covey, or a cluster is left out unless it is
     asked for.
     """
+    mark_long(config, items)
     for name in ("vllm", "cluster", "doors"):
         if name not in config.option.markexpr:
             left_out = [item for item in items if item.get_closest_marker(name)]

@@ -134,14 +134,13 @@ def test_updates_stay_on_the_device_whatever_the_layout(model: str) -> None:
         assert not gpu.mixed
 
 
-def test_every_objective_stays_on_the_device() -> None:
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_stays_on_the_device(name: str) -> None:
     with PretendGpu() as gpu:
         policy = policy_of()
-        batch = batch_of(policy)
-        for name, algorithm in OBJECTIVES.items():
-            metrics = trainer_of(policy, **algorithm).step(batch, 0)
-            assert metrics["skipped"] == 0, name
-            assert not gpu.mixed, name
+        metrics = trainer_of(policy, **OBJECTIVES[name]).step(batch_of(policy), 0)
+        assert metrics["skipped"] == 0
+        assert not gpu.mixed
 
 
 def test_filters_of_the_sampler_stay_on_the_device_in_training() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
@@ -285,10 +286,15 @@ def peak_memory_bytes(device: str = "cpu") -> int:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, platform, packages and the C compiler.
+    """Return the versions of Python, platform, packages and the C compiler, as they were at the first call.
 
     In a checkout the commit, too ("+" where files differ from it).
     """
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     # Versions of packages and of the compiler
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
