@@ -15,6 +15,11 @@ DOORS_VENV := .venv-doors
 DOORS_STAMP := $(DOORS_VENV)/.installed
 DOORS := 'reasoning-gym>=0.1.25' 'textarena>=0.7.4' 'skyrl-gym>=0.4' 'gymnasium[toy-text]>=1.4' 'openai>=2' \
 	pytest pytest-timeout pytest-xdist
+# Those that are played by a process of their own, each with an interpreter of its own: their pins contradict one another.
+OPENENV_VENV := .venv-openenv
+VERIFIERS_VENV := .venv-verifiers
+VERIFIERS0_VENV := .venv-verifiers0
+SERVED_STAMPS := $(OPENENV_VENV)/.installed $(VERIFIERS_VENV)/.installed $(VERIFIERS0_VENV)/.installed
 SEED ?= 0
 # Options of the benchmarks: --quick, --only CASE, --repetitions N.
 BENCH ?=
@@ -73,8 +78,8 @@ test-cluster: $(STAMP)  ## samplers on a real Ray, killed, frozen and resumed (f
 test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
 
-test-doors: $(DOORS_STAMP)  ## other people's environments for real, in an environment of their own (five minutes)
-	HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/environments
+test-doors: $(DOORS_STAMP) $(SERVED_STAMPS)  ## other people's environments for real, in environments of their own (ten minutes)
+	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/environments
 
 mutants: $(STAMP)  ## make wrong edits one at a time and see that the tests find each (part of test-slow; MUTANTS=--only=kl)
 	$(BIN)/python -m tests.mutants.run $(MUTANTS)
@@ -94,7 +99,15 @@ $(BENCH_STAMP): $(STAMP)
 
 $(DOORS_STAMP): pyproject.toml constraints.txt
 	test -x $(DOORS_VENV)/bin/python || $(PYTHON) -m venv $(DOORS_VENV)
-	$(DOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . $(DOORS)
+	$(DOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[openenv]' $(DOORS)
+	touch $@
+
+$(OPENENV_VENV)/.installed: PACKAGE := openenv==0.10.0
+$(VERIFIERS_VENV)/.installed: PACKAGE := verifiers==0.4.0
+$(VERIFIERS0_VENV)/.installed: PACKAGE := verifiers==0.3.1
+$(SERVED_STAMPS):
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGE)
 	touch $@
 
 # Its wheel asks for torch packages it does not need here and that do not load beside a CPU build of torch.
@@ -122,4 +135,4 @@ format: $(STAMP)  ## fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean:  ## remove what set-up and tools made (runs under outputs/ stay)
-	rm -rf $(VENV) $(VLLM_VENV) $(DOORS_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(DOORS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(VERIFIERS0_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -18,7 +18,7 @@ from covey.environments.conversations.settings import CalculatorConfig, GuessCon
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
 from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import OpenEnvConfig, ReasoningGymConfig, StepsConfig
+from covey.environments.doors.settings import OpenEnvConfig, ReasoningGymConfig, StepsConfig, VerifiersConfig
 from covey.environments.ifeval.settings import IfevalConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
@@ -43,6 +43,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "agent": AgentConfig,
     "steps": StepsConfig,
     "openenv": OpenEnvConfig,
+    "verifiers": VerifiersConfig,
     "reasoning_gym": ReasoningGymConfig,
     "guess": GuessConfig,
     "lookup": LookupConfig,

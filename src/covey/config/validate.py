@@ -16,6 +16,7 @@ from covey.config.rules.environments import (
     check_openenv,
     check_steps,
     check_tools,
+    check_verifiers,
 )
 from covey.config.rules.options import check_option_needs, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
@@ -25,7 +26,7 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import NEED_ROWS, DataConfig
 from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import OpenEnvConfig, StepsConfig
+from covey.environments.doors.settings import OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
 from covey.environments.math.settings import MathConfig
@@ -270,7 +271,7 @@ CURRICULA = ("none", "success", "difficulty")
 OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
     **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom},
     **{ToolsConfig: check_tools, StepsConfig: check_steps, AgentConfig: check_agent},
-    **{OpenEnvConfig: check_openenv},
+    **{OpenEnvConfig: check_openenv, VerifiersConfig: check_verifiers},
 }
 RULES: tuple[Callable[[Config], None], ...] = (
     check_bounds,

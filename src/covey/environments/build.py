@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from covey.environments.conversations.tools.settings import ToolsConfig
     from covey.environments.data.rows import RowSettings
     from covey.environments.doors.gateway.settings import AgentConfig
-    from covey.environments.doors.settings import OpenEnvConfig, ReasoningGymConfig, StepsConfig
+    from covey.environments.doors.settings import OpenEnvConfig, ReasoningGymConfig, StepsConfig, VerifiersConfig
     from covey.environments.ifeval.generator import Recipe
     from covey.environments.ifeval.rewards import Scheme
     from covey.environments.ifeval.settings import IfevalConfig
@@ -303,6 +303,24 @@ def build_openenv(settings: "OpenEnvConfig", config: "BuildSettings") -> "Enviro
     return OpenEnv(server, actions, seed_prompts("openenv", settings.instruction, counts, settings.problem_seed))
 
 
+def build_verifiers(settings: "VerifiersConfig", config: "BuildSettings") -> "Environment":
+    import sys
+
+    from covey.environments.doors.gateway.environment import run_sampling
+    from covey.environments.doors.verifiers.environment import Verifiers
+    from covey.environments.doors.verifiers.process import WorkerProgram, WorkerSettings
+
+    how = WorkerSettings(
+        id=settings.id,
+        python=settings.python or sys.executable,
+        options=settings.options,
+        counts={"train": settings.num_train, "test": settings.num_test},
+        seconds=settings.load_timeout,
+    )
+    run = run_sampling(config.sampling, settings.max_context, settings.program_sampling)
+    return Verifiers(WorkerProgram(how), run)
+
+
 def build_reasoning_gym(settings: "ReasoningGymConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.doors.reasoning_gym import ReasoningGym, make_dataset
 
@@ -405,6 +423,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "agent": build_agent,
     "steps": build_steps,
     "openenv": build_openenv,
+    "verifiers": build_verifiers,
     "reasoning_gym": build_reasoning_gym,
     "guess": build_guess,
     "lookup": build_lookup,

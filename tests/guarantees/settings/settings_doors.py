@@ -10,6 +10,7 @@ from typing import Any
 from covey.config.schema import Config
 from covey.environments.episode import Answer
 
+from ...support.fake_verifiers import write_verifiers
 from ...support.openenv_server import PAIR, openenv_server
 from ...support.tools import play as played
 from .settings_observed import environment_of
@@ -159,6 +160,12 @@ OPENENV: dict[str, Any] = {
     "environment.num_train": 3,
     "environment.num_test": 2,
 }
+VERIFIERS: dict[str, Any] = {
+    "environment.name": "verifiers",
+    "environment.id": "sums",
+    "environment.num_train": 3,
+    "environment.num_test": 2,
+}
 REASONS: dict[str, Any] = {
     "environment.name": "reasoning_gym",
     "environment.num_train": 3,
@@ -172,6 +179,7 @@ def make_doors(folder: Path) -> None:
     (folder / "observed_tools.py").write_text(MODULE)
     (folder / "observed_server.py").write_text(SERVER)
     (folder / "observed_agent.py").write_text(AGENT_COMMAND)
+    write_verifiers(folder)
     (folder / "reasoning_gym").mkdir()
     for name, text in REASONING.items():
         (folder / "reasoning_gym" / f"{name}.py").write_text(text)
@@ -253,3 +261,12 @@ def served(config: Config) -> Any:
                 return [turn.messages for turn in said], pairs.heard[:2], words.heard[:2]
         except (RuntimeError, ValueError):
             return "nothing"
+
+
+def loaded(config: Config) -> Any:
+    """What an environment of verifiers asks, or why it cannot be loaded."""
+    try:
+        with environment_of(config) as environment:
+            return [prompt.text for split in ("train", "test") for prompt in environment.prompts(split)]
+    except ValueError as error:
+        return str(error)

@@ -13,7 +13,7 @@ from covey.environments.code.families import chosen_families
 from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import OpenEnvConfig, StepsConfig
+from covey.environments.doors.settings import OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.design.stages import STAGES, check_stages
 from covey.environments.machines.scores import find_score
@@ -213,6 +213,14 @@ def check_openenv(config: Config) -> None:
     if not settings.url.startswith(("http://", "https://", "ws://", "wss://")):
         got = settings.url or "none"
         raise ValueError(f"environment=openenv needs environment.url=http://HOST:PORT of its server, got {got}")
+
+
+def check_verifiers(config: Config) -> None:
+    """Require the name of an environment of environment=verifiers."""
+    settings = config.environment
+    assert isinstance(settings, VerifiersConfig), "check_environment calls this"
+    if not settings.id:
+        raise ValueError("environment=verifiers needs environment.id=NAME of an installed environment, got none")
 
 
 def check_steps(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Settings of environment=steps, openenv and reasoning_gym."""
+"""Settings of environment=steps, openenv, verifiers and reasoning_gym."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +61,29 @@ class OpenEnvConfig(EpisodesConfig):
     """Held-out prompts, none with a seed of a training prompt."""
     problem_seed: int = setting(0, ge=0, needs=WITHOUT_ROWS)
     """The first of the seeds."""
+
+
+@dataclass
+class VerifiersConfig(EpisodesConfig):
+    """An environment of verifiers: a taskset of v1, or what load_environment of v0 returns."""
+
+    name: str = "verifiers"
+    max_turns: int | None = setting(16, ge=1)
+    """Calls of the policy in an episode at most, besides the environment's own limit."""
+    id: str = ""
+    """Its name, as verifiers takes it: an installed package, or a module of the current folder."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of the taskset (v1), or arguments of load_environment (v0), by name."""
+    python: str | None = None
+    """The interpreter that has verifiers and the environment; null takes covey's own."""
+    num_train: int = setting(4096, ge=1)
+    """Training tasks at most."""
+    num_test: int = setting(512, ge=1)
+    """Held-out tasks at most; a tenth of the tasks where the environment has none of its own for tests."""
+    load_timeout: float = setting(300.0, gt=0)
+    """Seconds that loading it may take."""
+    program_sampling: str = setting("refuse", choices=("refuse", "override"))
+    """What becomes of sampling settings of its calls that differ from the run's: refuse or override."""
 
 
 @dataclass

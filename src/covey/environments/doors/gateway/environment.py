@@ -93,13 +93,18 @@ def agent_environment(
 ) -> AgentEnvironment:
     """Build it of its settings and those of `sampling`, which a call must not change."""
     program = Command(settings.command) if settings.program is None else Function(resolve(settings.program, {}))
-    run = RunSampling(
+    run = run_sampling(sampling, settings.max_context, settings.program_sampling)
+    return AgentEnvironment(judged, program, run, has_rewards=has_rewards)
+
+
+def run_sampling(sampling: Any, max_context: int | None, program_sampling: str) -> RunSampling:
+    """Return how a run samples, of the settings `sampling`, for calls that may not change it."""
+    return RunSampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         max_tokens=sampling.max_tokens,
-        max_model_len=settings.max_context,
-        overrides=settings.program_sampling == "override",
+        max_model_len=max_context,
+        overrides=program_sampling == "override",
     )
-    return AgentEnvironment(judged, program, run, has_rewards=has_rewards)
