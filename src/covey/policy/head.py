@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from covey.policy.kernels.linear import OneDnnLinear, product, product_of_transposed
+from covey.policy.kernels.softmax import fused_gradient_, fused_scores_
 from covey.policy.policy import Policy, head_modules
 
 PLAIN = (nn.Linear, OneDnnLinear)
@@ -46,6 +47,8 @@ class Head:
     """Loss tokens whose logits live at the same time."""
     entropy_gradient: bool = False
     """Let gradients flow through the entropy."""
+    fused: bool = False
+    """Compute the softmax in few passes (`kernels.softmax`)."""
 
     def product(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """x @ w.T + b, in the type and through the library that the layer computes with."""
@@ -199,6 +202,8 @@ def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tensor, Te
 
 
 def _score_slice_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tensor, Tensor]:
+    if head.fused:
+        return fused_scores_(logits_LV, target_L, head.temperature)
     tempered_LV = logits_LV if head.temperature == 1.0 else logits_LV.div_(head.temperature)
     all_LV = tempered_LV.log_softmax(dim=-1)
     logprob_L = all_LV.gather(1, target_L[:, None])[:, 0]
@@ -218,7 +223,7 @@ def _gradient_(
         coefficient_L = probability_LV.new_ones(len(target_L))
     of_entropy_L = None if of_entropy_L is None else of_entropy_L / head.temperature
     for slices in _slices(probability_LV, target_L, coefficient_L / head.temperature, of_entropy_L):
-        _gradient_slice_(*slices)
+        (fused_gradient_ if head.fused else _gradient_slice_)(*slices)
     return probability_LV
 
 

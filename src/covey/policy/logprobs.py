@@ -125,7 +125,8 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
     if layer is None:
         return None
     chunk = scoring.chunk or max(len(batch.target_L), 1)
-    return Head(layer, policy.precision, scoring.sampling.temperature or 1.0, chunk, scoring.entropy_gradient)
+    temperature = scoring.sampling.temperature or 1.0
+    return Head(layer, policy.precision, temperature, chunk, scoring.entropy_gradient, policy.fused_head)
 
 
 def _score(

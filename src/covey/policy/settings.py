@@ -67,8 +67,8 @@ class ModelConfig(Section):
     (FlashAttention over all lengths at once, in half precision on a GPU), or auto (varlen where it can be, a kernel
     on a CPU where `kernels` allows one, else sdpa)."""
     kernels: str = setting("auto", choices=("auto", "torch", "liger"), packages={"liger": ("liger_kernel", "liger")})
-    """What computes in training and sampling: auto (on a CPU C and oneDNN where they can and pay), torch alone, or
-    liger (on a GPU Liger's kernels for norms, gates and rotary positions of the Llama family)."""
+    """What computes in training and sampling: auto (on a CPU C and oneDNN where they can and pay, on a GPU a compiled
+    softmax of the head), torch alone, or liger (auto, and Liger's norms, gates and rotary positions on a GPU)."""
     device: str = "auto"
     """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
     deterministic: bool = setting(

@@ -27,6 +27,7 @@ from covey.policy.attention.choice import choose_attention
 from covey.policy.kernels import linear
 from covey.policy.kernels.layers import choose_kernels
 from covey.policy.kernels.liger import use_liger
+from covey.policy.kernels.softmax import is_fused
 from covey.policy.models.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.models.chat_template import set_template_defaults
 from covey.policy.models.naming import check_device, check_name
@@ -184,6 +185,7 @@ def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: t
         model=wrapped,
         offload=settings.activation_offload and trainable,
         attention=attention,
+        fused_head=is_fused(settings.kernels, device),
         deterministic=settings.deterministic,
     )
 
