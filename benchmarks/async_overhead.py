@@ -43,9 +43,12 @@ ROWS = (
     *("data.path=rows.jsonl", "sampling.max_tokens=32", "groups_per_step=16", "group_size=8"),
 )
 RAY = ("source=ray", "max_staleness=0", "devices.sampler=1")
+LARGER = (*SUMS, "model.nano_hidden_size=256", "model.nano_num_layers=6")
 CASES: dict[str, tuple[str, ...]] = {
     "local": SUMS,
     "ray": (*SUMS, *RAY),
+    "local, larger": LARGER,
+    "ray, larger": (*LARGER, *RAY),
     "local, waiting": ROWS,
     "local, waiting, streaming": (*ROWS, "streaming=true"),
     "ray, waiting": (*ROWS, *RAY),
@@ -53,6 +56,7 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 PAIRS = (
     ("local", "ray"),
+    ("local, larger", "ray, larger"),
     ("local, waiting", "local, waiting, streaming"),
     ("ray, waiting", "ray, waiting, streaming"),
 )

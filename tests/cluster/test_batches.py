@@ -1,8 +1,10 @@
 """Prompts go out and groups come back in as few calls as they can, and no group waits long for another."""
 
 import asyncio
+import pickle
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from covey.cluster.wire import Batch, Jobs, Sampled
 from covey.engine.base import EngineLost, EngineStats
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound, Ticket
-from covey.types import Prompt, Sampling
+from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
 
 from ..support.fake_ray import Actor
 from .faulty import Engine, Plan, make_sampler, training
@@ -138,3 +140,27 @@ def test_what_another_incarnation_or_attempt_made_is_refused_and_counted(attempt
     assert slot.late_results == 1
     [(call, result)] = slot.finish(Batch(2, (Sampled(0, 1),), EngineStats(sampled_tokens=5)))
     assert (call.ticket.attempt, result.ticket.attempt, slot.under_way) == (1, 1, {})
+
+
+def test_a_group_is_the_same_after_its_way_through_plain_values() -> None:
+    long = Rollout(
+        input_ids=(5, 6, 8),
+        target_ids=(6, 8, 2),
+        loss_mask=(False, True, True),
+        sampler_logprobs=(0.0, -0.1, -0.7),
+        reward=Reward(0.5, {"format": 0.25, "right": 0.25}, {"seconds": "2"}),
+        text="8",
+        finish_reason="stop",
+        policy_version=3,
+        messages=({"role": "user", "content": "more"},),
+        spans=(Span(3, 0, 1), Span(4, 1, 2)),
+        turns=(Turn(0, 2),),
+        stop_reason="completed",
+        branches=(0,),
+        re_encoded_tokens=7,
+    )
+    (ticket,) = tickets(1)
+    group = Group(ticket.prompt, (long, replace(long, input_length=3, branches=())), (Failure("judge timed out"),))
+    sent = pickle.loads(pickle.dumps(Sampled.of(ticket, group)))
+    assert sent.group(ticket.prompt) == group
+    assert [rollout.re_encoded_tokens for rollout in sent.group(ticket.prompt).rollouts] == [7, 7]

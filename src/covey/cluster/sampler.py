@@ -23,6 +23,9 @@ class SamplerActor:
     def __init__(self, make_sampler: Callable[[], Sampler], how: UpdateMode) -> None:
         """`make_sampler` loads model and environment. `how` says what a push does to completions under way."""
         self._sampler = make_sampler()
+        engine = self._sampler.engine
+        assert isinstance(engine, UpdatableEngine), f"{type(engine).__name__} has no weights of its own"
+        self._engine: UpdatableEngine = engine
         self._how: UpdateMode = how
         self._updating = asyncio.Lock()
         self._updated = asyncio.Event()
@@ -96,7 +99,7 @@ class SamplerActor:
             error = (type(raised).__name__, str(raised))
             self._done.append(Sampled(ticket.number, ticket.attempt, error=error))
         else:
-            self._done.append(Sampled(ticket.number, ticket.attempt, group.rollouts, group.failures))
+            self._done.append(Sampled.of(ticket, group))
         self._longest = max(self._longest, time.monotonic() - started)
         self._some_done.set()
 
@@ -116,12 +119,6 @@ class SamplerActor:
                 self._engine.close()
         finally:
             self._sampler.environment.close()
-
-    @property
-    def _engine(self) -> UpdatableEngine:
-        engine = self._sampler.engine
-        assert isinstance(engine, UpdatableEngine), f"{type(engine).__name__} has no weights of its own"
-        return engine
 
     @property
     def _version(self) -> int:

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from covey.engine.base import EngineStats, Probe, WeightSet
 from covey.rollouts.buffer import Ticket
 from covey.system import collectives
-from covey.types import Failure, Group, Rollout, RunStopped
+from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped
 
 Array = tuple[str, tuple[int, ...], np.ndarray]
 """Name of the type, shape, bytes: NumPy knows no bfloat16, and maps arrays of other processes without a copy."""
@@ -28,6 +29,25 @@ class Jobs:
     work."""
 
 
+Plain = tuple[Any, ...]
+"""Values of a rollout's fields in their order, those of its reward among them: pickled faster than the objects."""
+_values_of_rollout = attrgetter(*(field.name for field in fields(Rollout)))
+_values_of_reward = attrgetter(*(field.name for field in fields(Reward)))
+_PLACE = [field.name for field in fields(Rollout)].index("reward")
+
+
+def plain(rollout: Rollout) -> Plain:
+    """Return a rollout as plain values."""
+    values = _values_of_rollout(rollout)
+    return (*values[:_PLACE], _values_of_reward(rollout.reward), *values[_PLACE + 1 :])
+
+
+def rollout_of(values: Plain) -> Rollout:
+    """Return the rollout again."""
+    restored: Plain = (*values[:_PLACE], Reward(*values[_PLACE]), *values[_PLACE + 1 :])
+    return Rollout(*restored)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """What a sampler made of a job. The prompt stays where it is: the trainer has it."""
@@ -35,10 +55,19 @@ class Sampled:
     number: int
     attempt: int
     """Of the job's ticket."""
-    rollouts: tuple[Rollout, ...] = ()
+    rollouts: tuple[Plain, ...] = ()
+    """As `plain` makes them."""
     failures: tuple[Failure, ...] = ()
     error: tuple[str, str] | None = None
     """Where it raised: name of the exception's class and its message."""
+
+    @staticmethod
+    def of(ticket: Ticket, group: Group) -> "Sampled":
+        return Sampled(ticket.number, ticket.attempt, tuple(map(plain, group.rollouts)), group.failures)
+
+    def group(self, prompt: Prompt) -> Group:
+        """Return the group again."""
+        return Group(prompt, tuple(map(rollout_of, self.rollouts)), self.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +94,7 @@ class Result:
     def of(ticket: Ticket, sampled: Sampled) -> "Result":
         if sampled.error is not None:
             return Result(ticket, None, sampled.error)
-        return Result(ticket, Group(ticket.prompt, sampled.rollouts, sampled.failures))
+        return Result(ticket, sampled.group(ticket.prompt))
 
 
 @dataclass(frozen=True, slots=True)

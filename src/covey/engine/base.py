@@ -19,6 +19,8 @@ MOST_LOSSES = 5
 """So often in a row an engine may be lost before the run ends: what kills it would kill the next one too."""
 MOST_THREADS = 8
 """That hash weights: more would wait for memory."""
+THREADED_BYTES = 2**24
+"""Weights from which on several threads hash them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,16 @@ class Resting(Protocol):
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash over names, types, shapes and bytes, in the order of the names."""
     names = sorted(tensors)
+    ordered = [tensors[name] for name in names]
+    # Threads are worth their start for much alone
+    if sum(tensor.nbytes for tensor in ordered) < THREADED_BYTES:
+        of_tensors = [_digest_of_bytes(tensor) for tensor in ordered]
+    else:
+        with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
+            of_tensors = list(threads.map(_digest_of_bytes, ordered))
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
-        for name, of_bytes in zip(names, threads.map(_digest_of_bytes, map(tensors.__getitem__, names)), strict=True):
-            digest.update(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)};".encode() + of_bytes)
+    for name, tensor, of_bytes in zip(names, ordered, of_tensors, strict=True):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode() + of_bytes)
     return digest.hexdigest()[:32]
 
 

@@ -256,3 +256,12 @@ def test_a_processor_on_which_companions_change_a_bit_encodes_each_prompt_alone(
     assert OwnWeightsEngine(policy, ROOM, 64)._limits.max_prefill > ALONE
     monkeypatch.setattr("covey.engine.native.own_weights.encode", rounded_otherwise)
     assert OwnWeightsEngine(policy, ROOM, 64)._limits.max_prefill == ALONE
+
+
+def test_a_digest_is_the_same_with_threads_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = trained_tensors(tiny_policy("llama"))
+    alone = digest_of(tensors)
+    monkeypatch.setattr("covey.engine.base.THREADED_BYTES", 0)
+    assert digest_of(tensors) == alone
+    name = next(iter(tensors))
+    assert digest_of({**tensors, name: tensors[name] + 1}) != alone
