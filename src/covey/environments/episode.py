@@ -30,6 +30,8 @@ class Answer:
     """Decoded with special tokens, in which many models write their tool calls."""
     prompt_ids: tuple[int, ...] = ()
     """What the policy read before it."""
+    logprobs: tuple[float, ...] = ()
+    """Of each token, as it was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,9 @@ class Observation:
     conversation: tuple[Message, ...] | None = None
     """Replaces all that was said, in the stead of `messages`: from `reset` it is the prompt, from `reply` a rewritten
     history, with which a branch begins. None of its words makes a mark of the chat template."""
+    token_ids: tuple[int, ...] | None = None
+    """All that the policy reads next, in the stead of words, of a program that writes its own prompts. Tokens that do
+    not begin with those so far begin a branch."""
     tools: tuple[Mapping[str, Any], ...] | None = None
     """From `reset`: JSON schemas that are shown in place of the environment's own."""
     max_tokens: int | None = None

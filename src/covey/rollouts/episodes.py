@@ -11,8 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from transformers import PreTrainedTokenizerBase
-
 from covey.engine.base import Session
 from covey.engine.sessions import open_sessions
 from covey.environments.base import split_prefill, text_of
@@ -21,7 +19,7 @@ from covey.environments.reward_functions.call import problem_with
 from covey.rollouts.attempt import Attempt, Segment, sampled
 from covey.rollouts.encoding import Tools, as_conversation, encode_prompt, extended
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.rollouts.turns import observed_tokens, rendered_tokens, turn_seed
+from covey.rollouts.turns import decoded, known_ids, observed_tokens, rendered_tokens, turn_seed
 from covey.rollouts.verdicts import asked, checked, tried
 from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
@@ -82,6 +80,8 @@ async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, t
     if isinstance(said, Failure):
         return Opening(prompt, (), failure=said)
     tools = tools if said.tools is None else said.tools
+    if said.token_ids is not None:
+        return _begun_by_tokens(sampler, prompt, said, said.token_ids)
     if said.conversation is None:
         whole = extended(prompt, said.messages)
         return Opening(whole, tuple(encode_prompt(sampler.tokenizer, whole, tools)), tools, said)
@@ -90,6 +90,15 @@ async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, t
     except ValueError as error:
         return Opening(prompt, (), failure=Failure(f"{prompt.environment}: {error}"))
     return Opening(replace(prompt, text=said.conversation), ids, tools, said)
+
+
+def _begun_by_tokens(sampler: Sampler, prompt: Prompt, said: Observation, ids: tuple[int, ...]) -> Opening:
+    """Begin with the tokens of a program. What they say stands in the record as the user's words."""
+    try:
+        words = as_messages(decoded(sampler.tokenizer, known_ids(sampler.tokenizer, ids)))
+    except ValueError as error:
+        return Opening(prompt, (), failure=Failure(f"{prompt.environment}: {error}"))
+    return Opening(replace(prompt, text=words), ids, (), replace(said, conversation=words))
 
 
 def _open(
@@ -230,6 +239,7 @@ class _Player:
             is_last=turn == self._limits.max_turns,
             marked=decoded(sampler.tokenizer, completion.token_ids, with_special=True),
             prompt_ids=read,
+            logprobs=tuple(completion.logprobs),
         )
         said = await observed(sampler, self._prompt, "reply", lambda: self._episode.reply(answer))
         if isinstance(said, Observation):
@@ -262,6 +272,7 @@ class _Player:
         bounded = _bounded(sampling, said)
         try:
             new, is_branch = self._encoded(said)
+            said = said if said.token_ids is None else self._in_words(said, new, is_branch)
         except ValueError as error:
             if not self._episode.is_program:
                 raise
@@ -281,6 +292,11 @@ class _Player:
         self._hear(said)
         return completion
 
+    def _in_words(self, said: Observation, new: tuple[int, ...], is_branch: bool) -> Observation:
+        """Return what a program says by tokens, with the user's words for the record."""
+        words = as_messages(decoded(self._sampler.tokenizer, new))
+        return replace(said, conversation=words) if is_branch else replace(said, messages=words)
+
     def _hear(self, said: Observation) -> None:
         """Note what was said. A rewritten history is the begin of what follows. Its new messages are recorded."""
         messages = self._attempt.messages
@@ -297,7 +313,8 @@ class _Player:
         """Return the tokens that come next and False, or those of a rewritten history and True."""
         attempt, tokenizer = self._attempt, self._sampler.tokenizer
         is_text = isinstance(self._prompt.text, str)
-        if said.conversation is not None or (self._limits.history == "template" and not is_text):
+        is_whole = said.conversation is not None or said.token_ids is not None
+        if is_whole or (self._limits.history == "template" and not is_text):
             whole = self._rendered(said)
             so_far = tuple(attempt.token_ids)
             breaks = whole[: len(so_far)] != so_far
@@ -307,7 +324,9 @@ class _Player:
         return observed_tokens(tokenizer, conversation, said.messages, last, self._tools), False
 
     def _rendered(self, said: Observation) -> tuple[int, ...]:
-        """Return the tokens of the conversation as the template writes it now."""
+        """Return the tokens of the conversation as the template writes it now, or as a program wrote it."""
+        if said.token_ids is not None:
+            return known_ids(self._sampler.tokenizer, said.token_ids)
         if said.conversation is not None:
             return rendered_tokens(self._sampler.tokenizer, said.conversation, self._tools, num_given=0)
         whole = (*self._conversation(), *as_messages(said.messages))
@@ -317,7 +336,8 @@ class _Player:
     async def _extend(self, ids: tuple[int, ...], said: Observation, sampling: Sampling) -> Completion:
         """Go on after the tokens so far."""
         completion = await self._session.extend(ids, sampling)
-        role = _role_of(said.conversation or as_messages(said.messages))
+        told = said.conversation or as_messages(said.messages)
+        role = str(told[-1]["role"]) if told else "user"
         self._attempt.branches[-1].append(Segment(ids, role, len(self._attempt.turns)))
         return completion
 
@@ -364,18 +384,9 @@ def as_messages(said: str | Sequence[Message]) -> tuple[Message, ...]:
     return tuple(said)
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], with_special: bool = False) -> str:
-    """Return the text of tokens, without special tokens unless asked for."""
-    return str(tokenizer.decode(list(token_ids), skip_special_tokens=not with_special))
-
-
 def _name_of(token_ids: Sequence[int]) -> str:
     """Name the state that these tokens lead to: equal ones have equal names."""
     return hashlib.blake2b(repr(tuple(token_ids)).encode(), digest_size=8).hexdigest()
-
-
-def _role_of(messages: Sequence[Message]) -> str:
-    return str(messages[-1]["role"]) if messages else "user"
 
 
 async def _close(episode: Episode, prompt: Prompt) -> None:

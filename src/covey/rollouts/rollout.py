@@ -9,9 +9,9 @@ from dataclasses import replace
 from covey.environments.episode import Episode
 from covey.rollouts.attempt import Attempt, Segment, joined, rollout_of, sampled
 from covey.rollouts.encoding import encode_prompt
-from covey.rollouts.episodes import decoded, play_group
+from covey.rollouts.episodes import play_group
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.turns import turn_seed
+from covey.rollouts.turns import decoded, turn_seed
 from covey.rollouts.verdicts import judged, tried
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout, Sampling
 

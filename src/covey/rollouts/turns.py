@@ -195,3 +195,16 @@ def turn_seed(seed: int, sample_index: int, turn: int) -> int:
     """Return the seed of a sample's turn (2, 3, ...), a pure function of the first turns' seed and these numbers."""
     digest = hashlib.blake2b(f"{seed}/turn {turn}/{sample_index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def known_ids(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return tokens of a program. ValueError where one of them is none of the tokenizer's."""
+    wrong = next((token for token in ids if token >= len(tokenizer)), None)
+    if wrong is not None:
+        raise ValueError(f"token {wrong} is none of the {len(tokenizer)} of the tokenizer")
+    return ids
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], with_special: bool = False) -> str:
+    """Return the text of tokens, without special tokens unless asked for."""
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=not with_special))

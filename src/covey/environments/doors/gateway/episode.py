@@ -81,15 +81,18 @@ class AgentEpisode(Episode):
     async def reply(self, answer: Answer) -> Observation:
         door = self._door
         assert door is not None, "reset begins an episode"
+        early = set(answer.token_ids[:-1]) & set(self._request.stop_ids)
+        if early:
+            name = self._agents.program.name
+            raise ProgramFailed(f"the program {name} stops at token {min(early)}, at which the run does not")
         spoken, info = self._spoken(answer)
-        self._so_far = (*self._request.messages, spoken.message)
-        self._outcome.messages = self._since_opening()
+        self._note(spoken.message)
         self._outcome.token_ids += answer.token_ids
         door.answer(spoken)
         # What the program does with it
         request = await self._next_call()
-        while request is not None and not answer.is_last and request.tools != self._tools:
-            door.refuse(Refused(400, "tools must stay those of the first call of the episode", "tools"))
+        while request is not None and not answer.is_last and (refused := self._change(request)) is not None:
+            door.refuse(refused)
             request = await self._next_call()
         if request is None:
             return Observation(done=True, info=info)
@@ -139,10 +142,22 @@ class AgentEpisode(Episode):
         finally:
             call.cancel()
 
+    def _change(self, request: ChatRequest) -> Refused | None:
+        """Return why a call cannot follow the ones before it, where it cannot."""
+        if (request.token_ids is None) != (self._request.token_ids is None):
+            return Refused(400, "an episode is led by messages or by tokens, not by both")
+        if request.tools != self._tools:
+            return Refused(400, "tools must stay those of the first call of the episode", "tools")
+        return None
+
     def _taken(self, request: ChatRequest, info: Mapping[str, Any] | None = None) -> Observation:
         """Return what a call says: what is new in it, or a conversation that was rewritten."""
         new = continuation(self._so_far, request.messages) if self._so_far else None
         self._request = request
+        if request.token_ids is not None:
+            return Observation(
+                token_ids=request.token_ids, max_tokens=request.max_tokens, stop=request.stop, info=info or {}
+            )
         return Observation(
             new or (),
             conversation=request.messages if new is None else None,
@@ -171,7 +186,15 @@ class AgentEpisode(Episode):
         reason = "tool_calls" if calls and answer.finish_reason == "stop" else answer.finish_reason
         errors = 0 if said is None else len(said.calls) - len(calls)
         info = {"tool_calls": float(len(calls)), "parse_errors": float(errors)}
-        return Spoken(message, reason, answer.turn, answer.prompt_ids, answer.token_ids), info
+        return Spoken(message, reason, answer.turn, answer.prompt_ids, answer.token_ids, answer.logprobs), info
+
+    def _note(self, message: Message) -> None:
+        """Keep what was said. Of programs that bring tokens that is what the policy said."""
+        if self._request.token_ids is not None:
+            self._outcome.messages.append(message)
+            return
+        self._so_far = (*self._request.messages, message)
+        self._outcome.messages = self._since_opening()
 
     def _since_opening(self) -> list[Message]:
         """Return what was said since the first call, or since the policy's first turn where that was rewritten."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from covey.environments.doors.gateway.door import OVER, Door
 from covey.environments.doors.gateway.refused import Refused
+from covey.environments.doors.gateway.tokens import generate_request, generation_of
 from covey.environments.doors.gateway.wire import (
     RunSampling,
     body_of,
@@ -164,11 +165,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _door(self) -> tuple[Door, str]:
-        """Return the door of the path, and what follows its key."""
-        parts = self.path.partition("?")[0].split("/", 3)
-        if len(parts) != 4 or parts[:2] != ["", "e"]:
+        """Return the door of the path, or of X-Session-ID where the path has no key, and the route."""
+        path = self.path.partition("?")[0]
+        parts = path.split("/", 3)
+        if len(parts) == 4 and parts[:2] == ["", "e"]:
+            return self.server.gateway.door(parts[2]), parts[3]
+        session = self.headers.get("X-Session-ID")
+        if session is None:
             raise Refused(404, NOT_FOUND)
-        return self.server.gateway.door(parts[2]), parts[3]
+        return self.server.gateway.door(session), path[1:]
 
     def _get(self) -> tuple[int, str, bytes]:
         door, route = self._door()
@@ -181,6 +186,9 @@ class _Handler(BaseHTTPRequestHandler):
         if route == "reward":
             door.take_reward(reward_of(body_of(self._body())))
             return 200, "application/json", b"{}"
+        if route == "inference/v1/generate":
+            request = generate_request(body_of(self._body()), door.run)
+            return 200, "application/json", json.dumps(generation_of(door.ask(request), request)).encode()
         if route != "v1/chat/completions":
             raise Refused(404, NOT_FOUND)
         request = chat_request(body_of(self._body()), door.run)

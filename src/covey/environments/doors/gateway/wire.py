@@ -78,6 +78,10 @@ class ChatRequest:
     """Whether the stream ends with the usage."""
     with_ids: bool = False
     """Whether tokens are returned too (return_token_ids, as in vLLM)."""
+    token_ids: tuple[int, ...] | None = None
+    """What the policy reads, where the program brings tokens in the stead of messages."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens at which the program expects the turn to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class Spoken:
     turn: int
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    """Of each token, as it was sampled."""
 
 
 def body_of(raw: bytes) -> dict[str, Any]:
@@ -116,6 +122,12 @@ def chat_request(body: Mapping[str, Any], run: RunSampling) -> ChatRequest:
         with_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
         with_ids=_flag(body, "return_token_ids"),
     )
+
+
+def checked_sampling(parameters: Mapping[str, Any], run: RunSampling) -> tuple[int | None, tuple[str, ...]]:
+    """Return how long a turn may be and its stop strings. Raises Refused where it would be sampled otherwise."""
+    _check_settings(parameters, run)
+    return _max_tokens(parameters, run), _stops(parameters.get("stop"))
 
 
 def reward_of(body: Mapping[str, Any]) -> float:
