@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
 # All of one GPU in three turns, for machines that are lent by the call.
 #
-#   bash benchmarks/gpu_check.sh right|fast|compared [WHEELS]
+#   bash benchmarks/gpu_check.sh right|fast|compared|tiny [WHEELS]
 #
 # WHEELS: a folder of wheels that the machine lacks, installed beside the repository without a network. What is found
 # goes to $OUT (else the working folder) as gpu_check-TURN/gpu_check.jsonl and .md. Exit code 1: a result was wrong.
+# The turn tiny runs every part on a model of nothing, without a GPU. $PYTHON: another python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-turn=${1:?right, fast or compared}
-wheels=${2:-}
+turn=${1:?right, fast, compared or tiny}
+wheels=${2:-} python=${PYTHON:-python3}
 if [ -n "$wheels" ]; then
-  python3 -m pip install --quiet --no-index --no-deps --no-compile --target .site "$wheels"/*.whl
+  "$python" -m pip install --quiet --no-index --no-deps --no-compile --target .site "$wheels"/*.whl
 fi
 export PYTHONPATH=.site:src:. PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 case $turn in
-  right) parts=(facts exact waits crashes quantised learns) ;;
+  right) parts=(facts exact waits guarantees crashes quantised learns) ;;
   fast) parts=(facts decode training "training without cuDNN" memory) ;;
   compared) parts=(step "against TRL") ;;
-  *) echo "right, fast or compared, got $turn" >&2; exit 2 ;;
+  tiny) parts=() tiny=--tiny ;;
+  *) echo "right, fast, compared or tiny, got $turn" >&2; exit 2 ;;
 esac
-exec python3 -m benchmarks.gpu_check --out "${OUT:-.}/gpu_check-$turn" "${parts[@]}"
+exec "$python" -m benchmarks.gpu_check ${tiny:-} --out "${OUT:-.}/gpu_check-$turn" "${parts[@]}"

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from covey.algorithm.build import build_objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.engine.base import EngineStats
 from covey.engine.native.engine import NativeEngine
+from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.models.loading import load_policy, policy_in_memory
-from covey.policy.policy import Policy
+from covey.policy.policy import Policy, inference
 from covey.policy.reference import make_reference
 from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import causal_rollout
@@ -108,6 +109,7 @@ def batch_of(
     completions: Sequence[Sequence[Completion]],
     packing: str = "shared",
     micro_batch_tokens: int = 16384,
+    attention: str | None = None,
 ) -> Batch:
     """Lay rollouts out; advantages are 1 and -1 by turns."""
     groups = [
@@ -122,8 +124,30 @@ def batch_of(
         micro_batch_tokens=micro_batch_tokens,
         totals=(tokens, sequences, sequences),
         device=policy.device,
-        attention=policy.attention,
+        attention=attention or policy.attention,
     )
+
+
+def mismatch(policy: Policy, batch: Batch, how: Sampling | None = None) -> float:
+    """Return the largest difference of log-probs between sampler and trainer, in nats."""
+    scoring = Scoring(how or Sampling(), 0)
+    with inference(policy.model):
+        gaps = [
+            (score_tokens(policy, part, scoring).logprob_L.double() - part.sampler_logprob_L).abs()
+            for part in batch.micro_batches
+        ]
+    return max(float(gap.max()) for gap in gaps)
+
+
+def branching(drawn: Sampled) -> list[list[Completion]]:
+    """Return completions of which each begins as another of its group does: with half of that, and then of its own."""
+
+    def joined(first: Completion, other: Completion) -> Completion:
+        half = len(first.token_ids) // 2
+        ids, logprobs = first.token_ids[:half] + other.token_ids[half:], first.logprobs[:half] + other.logprobs[half:]
+        return replace(other, token_ids=ids, logprobs=logprobs)
+
+    return [[joined(group[0], other) for other in group] for group in drawn.completions]
 
 
 def make_trainer(

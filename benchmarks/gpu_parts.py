@@ -13,33 +13,36 @@ from typing import Any
 import torch
 
 from benchmarks import floor
+from benchmarks.gpu_guarantees import guarantees as guarantees
 from benchmarks.gpu_models import (
     Sampled,
     batch_of,
+    branching,
     device_here,
     given_completions,
     gradient,
     make_loaded_policy,
     make_policy,
     make_trainer,
+    mismatch,
     sample,
     synchronize,
 )
 from benchmarks.workloads import Workload
 from covey.config.schema import Config
 from covey.environments.settings import ArithmeticConfig
-from covey.policy.logprobs import Scoring, score_tokens
-from covey.policy.policy import Policy, inference
+from covey.policy.attention.choice import varlen_obstacle
+from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.run.planner.model_shapes import shape_of
 from covey.run.preflight.memory_model import Workload as Load
 from covey.run.preflight.memory_model import kept_bytes, training_bytes
 from covey.train import train
-from covey.types import Batch, Sampling
+from covey.types import Sampling
 
 Figures = dict[str, Any]
 EXACT = {"float32": 1e-4, "bfloat16": 0.1}
-"""Nats between engine and trainer, and the relative distance of gradients of two layouts."""
+"""Nats between engine and trainer, and the relative distance of gradients of two layouts, or of trees and rows."""
 AGAINST_CPU = 1e-3
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 MODELS = {"tiny": "tiny", "0.5B": "Qwen2.5-0.5B", "1.5B": "Qwen2.5-1.5B"}
@@ -71,23 +74,17 @@ def exact(tiny: bool) -> Figures:
             gradient(policy, batch_of(policy, drawn.prompts, drawn.completions, packing, 64))
             for packing in ("shared", "packed", "padded")
         ]
-        row = {"mismatch": mismatch(policy, batch), "layouts": max(_distance(g, layouts[0]) for g in layouts[1:])}
+        row = {
+            "mismatch": mismatch(policy, batch),
+            "layouts": max(_distance(g, layouts[0]) for g in layouts[1:]),
+            "trees": _of_trees(policy, drawn),
+        }
         found["right"] &= max(row.values()) < limit and policy.head_is_linear
         if precision == "float32":
             row["against the CPU"] = _distance(layouts[0], _gradient_on_cpu(policy, drawn))
             found["right"] &= row["against the CPU"] < AGAINST_CPU
         found[f"{precision}, rank {rank}, {policy.attention}"] = row
     return found
-
-
-def mismatch(policy: Policy, batch: Batch) -> float:
-    """Return the largest difference of log-probs between sampler and trainer, in nats."""
-    with inference(policy.model):
-        gaps = [
-            (score_tokens(policy, part, Scoring(Sampling(), 0)).logprob_L.double() - part.sampler_logprob_L).abs()
-            for part in batch.micro_batches
-        ]
-    return max(float(gap.max()) for gap in gaps)
 
 
 def waits(tiny: bool) -> Figures:
@@ -282,6 +279,21 @@ def against_trl(tiny: bool) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         row = gpu.full_step(machine, "0.5B", 1, Path(folder))
     return {"covey": row["figure"], "trl": row["bound"], "good": row["ratio"]["median"] >= 5}
+
+
+def _of_trees(policy: Policy, drawn: Sampled) -> float:
+    """Return how far the gradient of branching completions as trees of prefixes is from that of padded rows.
+
+    Through varlen where it computes this policy: on a GPU in half precision, on a CPU by its reference.
+    """
+    attention = policy.attention if varlen_obstacle(policy.heads) else "varlen"
+    made = branching(drawn)
+    trees, rows = (
+        batch_of(policy, drawn.prompts, made, packing, attention=attention) for packing in ("shared", "padded")
+    )
+    counts = [sum(part.input_ids_BT.numel() for part in batch.micro_batches) for batch in (trees, rows)]
+    assert counts[0] < counts[1], "what they share is there once"
+    return _distance(gradient(policy, trees), gradient(policy, rows))
 
 
 def _gradient_on_cpu(policy: Policy, drawn: Sampled) -> torch.Tensor:

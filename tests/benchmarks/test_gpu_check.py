@@ -1,15 +1,23 @@
 """The check of one GPU, tried on a model of nothing: what it writes, and what ends it."""
 
+import itertools
 import json
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import gpu_check, gpu_parts
+from benchmarks import gpu_check, gpu_guarantees, gpu_parts
 from benchmarks.contest import ROOT
+from benchmarks.gpu_models import make_policy
+from covey.engine.native import rows
+
+from ..support.pretend_gpu import PretendGpu
 
 PARTS = (
     gpu_check.Part("first", "facts", 5, "nothing"),
@@ -73,6 +81,38 @@ def test_a_slow_figure_does_not_end_it_and_a_part_past_its_deadline_is_killed(
     assert gpu_check.verdict(rows[2]) == "not as predicted"
 
 
+@pytest.mark.parametrize("promise", ["update_gap", "sampled_gap", "has_same_rollouts"])
+def test_a_promise_that_is_not_kept_is_a_wrong_result(promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"update_gap": 1e-12, "sampled_gap": 1e-6, "has_same_rollouts": True}
+    monkeypatch.setattr(gpu_guarantees, "make_policy", lambda **settings: None)
+    for name, value in kept.items():
+        monkeypatch.setattr(gpu_guarantees, name, lambda *given, value=value, **how: value)
+    assert gpu_guarantees.guarantees(False)["right"]
+    broken = {"update_gap": 1e-3, "sampled_gap": 0.2, "has_same_rollouts": False}[promise]
+    monkeypatch.setattr(gpu_guarantees, promise, lambda *given, **how: broken)
+    assert not gpu_guarantees.guarantees(False)["right"]
+
+
+def test_rollouts_that_depend_on_their_neighbours_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy(precision="float64")
+    assert gpu_guarantees.has_same_rollouts(policy)
+    numbers = itertools.count(1)
+    monkeypatch.setattr(rows, "row_key", lambda seed, index: next(numbers))
+    assert not gpu_guarantees.has_same_rollouts(policy)
+
+
+@pytest.mark.slow
+def test_the_promises_hold_on_the_pretend_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_guarantees, "device_here", lambda: "cuda")
+    with PretendGpu() as gpu:
+        assert gpu_guarantees.update_gap("gpt2", torch.float64, few=True) < 1e-9
+        assert gpu.kernels
+        policy = make_policy(device="auto", precision="float32", lora_rank=4)
+        assert str(policy.device) == "cuda:0"
+        assert gpu_guarantees.sampled_gap(policy, gpu_guarantees.SAMPLINGS["filters"]) < 1e-4
+        assert not gpu.mixed
+
+
 def test_turns_of_the_script_name_parts_that_there_are() -> None:
     script = (ROOT / "benchmarks" / "gpu_check.sh").read_text()
     turns = [line.split("parts=(")[1].split(")")[0] for line in script.splitlines() if "parts=(" in line]
@@ -81,6 +121,18 @@ def test_turns_of_the_script_name_parts_that_there_are() -> None:
     seconds = {part.name: part.seconds for part in gpu_check.PARTS}
     assert all(sum(seconds[name] for name in gpu_check_words(turn)) <= 700 for turn in turns)
     assert subprocess.run(["bash", "-n", str(ROOT / "benchmarks" / "gpu_check.sh")]).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_script_runs_to_its_end_without_a_gpu(tmp_path: Path) -> None:
+    variables = os.environ | {"OUT": str(tmp_path), "PYTHON": sys.executable}
+    words = ["bash", str(ROOT / "benchmarks" / "gpu_check.sh")]
+    ran = subprocess.run([*words, "tiny"], env=variables, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert [line.partition(":")[0] for line in ran.stdout.splitlines()] == [part.name for part in gpu_check.PARTS]
+    assert len((tmp_path / "gpu_check-tiny" / "gpu_check.jsonl").read_text().splitlines()) == len(gpu_check.PARTS)
+    wrong = subprocess.run([*words, "all"], env=variables, capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stderr) == (2, "right, fast, compared or tiny, got all\n")
 
 
 def gpu_check_words(turn: str) -> list[str]:

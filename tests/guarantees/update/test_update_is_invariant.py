@@ -20,6 +20,8 @@ from covey.types import Batch, Group, MicroBatch, Rollout
 from ...support.builders import copied, gradient, random_groups
 from .updates import (
     EVERY_LOSS,
+    EVERYTHING_ON,
+    WAYS,
     WHOLE,
     Distance,
     How,
@@ -63,15 +65,6 @@ EVERYWHERE = pytest.mark.parametrize(
         for lora_rank in (0, 4)
     ],
 )
-WAYS = {
-    "a rollout at a time": [How("padded", budget=1), How("shared", budget=1)],
-    "several in a micro-batch": [How("padded", 40), How("packed", 25), How("shared", 20)],
-    "all in one": [How("packed"), How("shared")],
-    "logits in chunks": [How("shared", chunk=1), How("packed", 25, chunk=7), How("padded", chunk=10_000)],
-    "groups in another order": [How("shared", 20, order=(2, 0, 1)), How(order=(1, 2, 0))],
-    "activations recomputed": [How("shared", 20, checkpointing=True), How(chunk=7, checkpointing=True)],
-}
-EVERYTHING_ON = AlgorithmConfig(kl_coef=0.1, entropy_coef=0.01, correction="truncate", correction_max=1.5)
 
 
 def holds(found: Distance, tolerance: float) -> None:

@@ -18,8 +18,9 @@ from covey.types import Rollout
 
 from ...support.builders import copied, logprobs, make
 from .episodes import advantages_of_turns, as_branches, changed, episode_groups, rewritten
-from .test_update_is_invariant import EVERYTHING_ON, EXACT, FLOAT32, holds
+from .test_update_is_invariant import EXACT, FLOAT32, holds
 from .updates import (
+    EVERYTHING_ON,
     SAMPLING,
     WHOLE,
     Distance,

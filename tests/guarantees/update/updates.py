@@ -29,7 +29,6 @@ from covey.types import Batch, Group, Prompt, Reward, Rollout, Sampling
 
 from ...support.builders import (
     ADVANTAGES,
-    CPU,
     MASKED,
     as_fills,
     copied,
@@ -83,10 +82,22 @@ class How:
     share: tuple[int, int] = (0, 1)
     """(i, n): only every n-th group from the i-th on, what rank i of n gets; the counts are still those of all."""
     attention: str = "sdpa"
+    device: str = "cpu"
 
 
 WHOLE = How()
 """Everything in one padded micro-batch: the plainest way there is."""
+WAYS = {
+    "a rollout at a time": [How("padded", budget=1), How("shared", budget=1)],
+    "several in a micro-batch": [How("padded", 40), How("packed", 25), How("shared", 20)],
+    "all in one": [How("packed"), How("shared")],
+    "logits in chunks": [How("shared", chunk=1), How("packed", 25, chunk=7), How("padded", chunk=10_000)],
+    "groups in another order": [How("shared", 20, order=(2, 0, 1)), How(order=(1, 2, 0))],
+    "activations recomputed": [How("shared", 20, checkpointing=True), How(chunk=7, checkpointing=True)],
+}
+"""One update, computed in every way that must not matter."""
+EVERYTHING_ON = AlgorithmConfig(kl_coef=0.1, entropy_coef=0.01, correction="truncate", correction_max=1.5)
+"""Each penalty and correction has a part in the loss."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +156,15 @@ def algorithm_of(loss: str, **settings: Any) -> AlgorithmConfig:
 
 def one_update(case: UpdateCase, how: How = WHOLE, tamper: Tamper = lambda batch: batch) -> Update:
     """The last update on the case's batch, always from the same weights."""
-    policy = copied(policy_of(case.architecture, case.dtype, case.lora_rank))
+    policy = _on(how, copied(policy_of(case.architecture, case.dtype, case.lora_rank)))
     trainer = trainer_of(case, policy, how)
     metrics = trainer.step(tamper(batch_of(case, how)), 0)
-    return Update(gradient(policy), metrics)
+    return Update(gradient(policy).cpu(), metrics)
+
+
+def _on(how: How, policy: Policy) -> Policy:
+    """Move a policy that nobody else has."""
+    return replace(policy, model=policy.model.to(how.device))
 
 
 def trainer_of(case: UpdateCase, policy: Policy, how: How) -> Trainer:
@@ -159,7 +175,7 @@ def trainer_of(case: UpdateCase, policy: Policy, how: How) -> Trainer:
         policy,
         case.algorithm,
         MOVING,
-        reference_of(case, policy),
+        reference_on(case, policy, how),
         updates_per_batch=case.num_updates,
         sampling=case.sampling,
         logprob_chunk=how.chunk,
@@ -179,7 +195,7 @@ def batch_of(case: UpdateCase, how: How) -> Batch:
         packing=how.packing,
         micro_batch_tokens=how.budget,
         totals=(tokens, sequences, sum(len(group.rollouts) for group in groups)),
-        device=CPU,
+        device=torch.device(how.device),
         attention=how.attention,
     )
 
@@ -212,6 +228,13 @@ def reference_of(case: UpdateCase, policy: Policy) -> Reference:
     return Reference(_other_policy(case.architecture, case.dtype), None)
 
 
+def reference_on(case: UpdateCase, policy: Policy, how: How) -> Reference:
+    """The same where the update is computed."""
+    reference = reference_of(case, policy)
+    is_elsewhere = reference.policy.device != policy.device
+    return replace(reference, policy=_on(how, copied(reference.policy))) if is_elsewhere else reference
+
+
 @cache
 def _other_policy(architecture: str, dtype: torch.dtype) -> Policy:
     made = make_policy(architecture, dtype, seed=4)
@@ -235,9 +258,11 @@ def distance(got: Update, expected: Update) -> Distance:
     return Distance(float((got.gradient - expected.gradient).norm()) / norm, gaps[worst], worst)
 
 
-def farthest(case: UpdateCase, ways: Sequence[How], tamper: Tamper = lambda batch: batch) -> Distance:
+def farthest(
+    case: UpdateCase, ways: Sequence[How], tamper: Tamper = lambda batch: batch, plainest: How = WHOLE
+) -> Distance:
     """The checker of promise 1: the largest distances from the plainest way."""
-    expected = one_update(case, WHOLE, tamper)
+    expected = one_update(case, plainest, tamper)
     found = [distance(one_update(case, how, tamper), expected) for how in ways]
     worst = max(found, key=lambda each: math.inf if math.isnan(each.metric) else each.metric)
     return Distance(max(each.gradient for each in found), worst.metric, worst.name)
