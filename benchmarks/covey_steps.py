@@ -14,7 +14,7 @@ from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import causal_rollout
 from covey.run.build import Run, build_run
 from covey.system.waits.timer import PhaseTimer
-from covey.trainer.prepare import make_training_batch
+from covey.trainer.prepare import make_training_batches
 from covey.trainer.settings import OptimizerConfig
 from covey.types import Completion, Group, Prompt, Reward, Rollout
 from tests.support.scripted import Scripted
@@ -80,7 +80,7 @@ def one_step(run: Run, config: Config, job: Job, step: int, meter: Meter) -> int
             groups = run.source.take(config.groups_per_step)
     num_tokens = sum(rollout.num_loss_tokens for group in groups for rollout in group.rollouts)
     if job.phase != "sampling":
-        batch, _ = make_training_batch(groups, run.trainer, run.credit, run.packing)
+        (batch,), _ = make_training_batches(groups, run.trainer, run.credit, run.packing, 0)
         run.trainer.step(batch, step, meter.mark_peak)
     run.source.publish(run.trainer.weights(), version=step + 1)
     return num_tokens

@@ -16,7 +16,7 @@ from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
 from covey.trainer.batch import make_rows, mask_left_out
-from covey.trainer.prepare import make_training_batch, pack_rows, reward_penalty
+from covey.trainer.prepare import make_training_batches, pack_rows, reward_penalty
 from covey.types import Batch, Failure, Group, MicroBatch, Prompt, Rollout
 
 from .support.builders import normal
@@ -44,7 +44,7 @@ def step_of(
     run.source.sampler = replace(run.source.sampler, engine=engine)
     groups = run.source.take(config.groups_per_step)
     run.source.close()
-    batch, _ = make_training_batch(groups, run.trainer, run.credit, run.packing)
+    (batch,), _ = make_training_batches(groups, run.trainer, run.credit, run.packing, 0)
     return run, groups, batch
 
 
@@ -204,7 +204,7 @@ def test_every_rollout_is_penalised_by_its_own_kl(packing: str, micro_batch_toke
     assert found == [pytest.approx(values, abs=1e-5) for values in expected]
     flat = sorted(value for values in expected for value in values)
     assert min(b - a for a, b in pairwise(flat)) > 1e-3  # no two can be taken for each other
-    _, credit = make_training_batch(groups, run.trainer, run.credit, run.packing)
+    _, credit = make_training_batches(groups, run.trainer, run.credit, run.packing, 0)
     rewards = [
         [reward - kl for reward, kl in zip(g.rewards, kls, strict=True)]
         for g, kls in zip(groups, expected, strict=True)
@@ -216,7 +216,7 @@ def test_a_truncated_completion_that_is_masked_is_penalised_too() -> None:
     """Its reward is in the baseline of its group, as those of the others are: with the penalty."""
     run, config, groups = penalised(sampling__max_tokens=3, algorithm__mask_truncated=True)
     assert groups[0].rollouts[3].finish_reason == "length"
-    _, credit = make_training_batch(groups, run.trainer, run.credit, run.packing)
+    _, credit = make_training_batches(groups, run.trainer, run.credit, run.packing, 0)
     for group, advantages in zip(groups, credit.advantages, strict=True):
         expected = [r.reward.value - 0.5 * kl_alone(run, config, group, r) for r in group.rollouts]
         assert advantages == pytest.approx(expected, abs=1e-5)

@@ -31,7 +31,7 @@ from covey.system.text.cleaning import clean_handlers
 from covey.system.text.masking import secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop
 from covey.system.waits.timer import PhaseTimer
-from covey.trainer.prepare import make_measured_batch, make_training_batch, train_ahead
+from covey.trainer.prepare import make_measured_batch, make_training_batches, train_ahead
 from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)
@@ -165,8 +165,8 @@ def train_step(run: Run, config: Config, step: int, timer: PhaseTimer, stopper: 
     groups, dropped = take(run, config, step, timer)
     stopper.release()
     with timer.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
-        batch, credit = make_training_batch(groups, run.trainer, run.credit, run.packing)
-        metrics = run.trainer.step(batch, step, stopper.hold)
+        batches, credit = make_training_batches(groups, run.trainer, run.credit, run.packing, step)
+        metrics = run.trainer.step(batches, step, stopper.hold)
         run.trainer.drop_gradients()
         if metrics["num_rollouts_trained"] == 0:  # of all ranks: measured all the same, so that curves have no holes
             batch = make_measured_batch([*groups, *(one.group for one in dropped)], run.policy, run.packing)

@@ -32,7 +32,8 @@ from covey.rollouts.rollout import filled_rollout
 from covey.trainer.batch import count, make_batch, make_rows
 from covey.trainer.layouts import Row
 from covey.trainer.settings import OptimizerConfig
-from covey.trainer.trainer import Trainer, TrainerSettings
+from covey.trainer.trainer import Trainer
+from covey.trainer.updates import TrainerSettings
 from covey.types import Batch, Completion, Group, MicroBatch, Prompt, Reward, Rollout, Sampling
 
 VOCABULARY = 40

@@ -16,7 +16,7 @@ from covey.rollouts.rollout import causal_rollout
 from covey.run.build import build_reference, build_trainer
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.credit import CreditAssigner
-from covey.trainer.prepare import Packing, make_training_batch
+from covey.trainer.prepare import Packing, make_training_batches
 from covey.trl import GRPOConfig
 from covey.trl.mapping import settings_of
 from covey.types import Completion, Group, Prompt, Reward
@@ -92,7 +92,7 @@ def update_of_covey(model: torch.nn.Module, given: Mapping[str, Any], rewards: l
     weights = dict(zip([f.__name__ for f in rewards], given.get("reward_weights") or [1.0] * len(rewards), strict=True))
     groups = [group_of(prompt, rewards, weights) for prompt in PROMPTS]
     packing = Packing(config.packing, config.micro_batch_tokens)
-    batch, _ = make_training_batch(groups, trainer, CreditAssigner(config.algorithm, weights), packing)
+    (batch,), _ = make_training_batches(groups, trainer, CreditAssigner(config.algorithm, weights), packing, 0)
     trainer.step(batch, 0)
     return {name: weight - before[name] for name, weight in weights_of(model).items()}
 

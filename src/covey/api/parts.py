@@ -29,7 +29,7 @@ from covey.run.records.step_metrics import rollout_metrics
 from covey.run.stages import report_progress
 from covey.system import accelerate_launch, collectives, machine
 from covey.system.waits.timer import PhaseTimer
-from covey.trainer.prepare import make_training_batch
+from covey.trainer.prepare import make_training_batches
 from covey.trainer.trainer import Trainer
 from covey.types import Group
 
@@ -76,8 +76,9 @@ class Parts:
 
     def step(self, groups: Sequence[Group]) -> dict[str, float | None]:
         """Train on groups: advantages, batch, update, new version of the weights. Return what to log of it."""
-        batch, credit = make_training_batch(groups, self.trainer, self.run.credit, self.run.packing)
-        metrics = self.trainer.step(batch, self.num_steps_done)
+        step = self.num_steps_done
+        batches, credit = make_training_batches(groups, self.trainer, self.run.credit, self.run.packing, step)
+        metrics = self.trainer.step(batches, step)
         self.num_steps_done += 1
         report_progress(self.run, self.config, self.num_steps_done)
         self.source.publish(self.trainer.weights(), version=self.num_steps_done)

@@ -90,7 +90,7 @@ def _loggers(value: str, _: Mapping[str, str]) -> Words:
 
 LORA = "model.lora_rank=0"
 MICRO = "micro_batch_tokens bounds the memory of a pass, and never changes the update"
-MINI = "a step is one update on all its groups; take fewer groups_per_step, or micro_batch_tokens for less memory"
+MINI = "of an optimiser step, a multiple of group_size; micro_batch_tokens bounds the memory of a pass"
 SAMPLES_AS_TRAINED = "what samples has the weights, precision and attention of what is trained"
 REFERENCE = "the reference is the policy as it began (with LoRA: its base), in model.precision"
 NEEDS_RAY = "with source=ray"
@@ -119,7 +119,7 @@ TORCHRL: dict[str, Counterpart] = {
     "train.buffer_size": _none("with source=ray (max_staleness + 1) x groups_per_step groups are held, none otherwise"),
     "train.empty_replay_buffer": _switch("", note="a group is trained on in its step, and in no other"),
     "train.epochs": _is("updates_per_batch={}"),
-    "train.optim_batch_size": _none(MINI),
+    "train.optim_batch_size": _is("mini_batch_rollouts={}", note=MINI),
     "train.gradient_accumulation_steps": _none(MICRO),
     "train.checkpoint_frequency": _is("output.save_every={}"),
     "train.logging_frequency": _none("every step is logged"),
@@ -185,7 +185,7 @@ VERL: dict[str, Counterpart] = {
     f"{ACTOR}.optim.weight_decay": _is("optimizer.weight_decay={}"),
     f"{ACTOR}.optim.warmup_style": _choice(constant="optimizer.schedule=constant", cosine="optimizer.schedule=cosine"),
     f"{ACTOR}.grad_clip": _is("optimizer.max_grad_norm={}"),
-    f"{ACTOR}.ppo_mini_batch_size": _none(MINI),
+    f"{ACTOR}.ppo_mini_batch_size": _is("mini_batch_groups={}"),
     f"{ACTOR}.ppo_micro_batch_size": _none(MICRO),
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": _none(MICRO),
     f"{ACTOR}.ppo_max_token_len_per_gpu": _is("micro_batch_tokens={}"),
@@ -284,7 +284,7 @@ DOCUMENTS: dict[str, Counterpart] = {
     "max_seq_length": _is("sampling.max_tokens={}", note="covey limits completions; prompts are never cut"),
     "kl_beta": _is("algorithm.kl_coef={}"),
     "generations": _is("group_size={}"),
-    "mini_batch_size": _none(MINI),
+    "mini_batch_size": _is("mini_batch_rollouts={}", note=MINI),
     "clip_range": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
     "clip_epsilon": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
     "reward_fn": _is("environment=reward_functions", "rewards=[{}]", note="as MODULE:FUNCTION"),

@@ -164,7 +164,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "num_iterations": ("updates_per_batch",),
     "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens"),
     "ppo_epochs": ("updates_per_batch",),
-    "ppo_mini_batch_size": ("updates_per_batch",),
+    "ppo_mini_batch_size": ("mini_batch_groups",),
     "report_to": ("output.trackers",),
     "reward_funcs": ("rewards",),
     "save_freq": ("output.save_every",),

@@ -221,7 +221,18 @@ class Config(Section):
     group_size_schedule: list[GroupSizeStep] = field(default_factory=list)
     """Other group sizes later on: [{step: 100, group_size: 4}] takes 4 once 100 steps are finished."""
     updates_per_batch: int = setting(1, ge=1)
-    """Optimiser steps on each batch; above 1 the ratio is against the log-probs before the first."""
+    """Passes over each batch; with several updates the ratio is against the log-probs before the first."""
+    mini_batch_groups: int | None = setting(None, ge=1)
+    """Groups of all ranks to an optimiser step, shuffled; null takes the whole batch at once."""
+    mini_batch_rollouts: int | None = setting(
+        None,
+        ge=1,
+        needs=(
+            Requires("mini_batch_groups = null", ("mini_batch_groups",), lambda groups: groups is None),
+            Requires("group_size_schedule = []", ("group_size_schedule",), lambda schedule: not schedule),
+        ),
+    )
+    """The same in rollouts, a multiple of group_size: a group is never split."""
     streaming: bool = setting(False, needs=PER_GROUP)
     """Train on groups as they are complete, while the slowest of the step are still sampled or scored. The same update,
     but for the order in which floats are added."""
@@ -266,6 +277,12 @@ class Config(Section):
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Return the optimiser steps of a pass over a batch."""
+        groups = self.mini_batch_groups or (self.mini_batch_rollouts or 0) // max(1, self.group_size)
+        return -(-self.groups_per_step // groups) if groups else 1
 
 
 GROUPS: dict[str, list[str]] = {

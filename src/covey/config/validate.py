@@ -151,6 +151,7 @@ def check_schedule(config: Config) -> None:
             f"micro_batch_tokens={config.micro_batch_tokens} needs sampling.max_tokens <= that, "
             f"got sampling.max_tokens={config.sampling.max_tokens}"
         )
+    _check_mini_batches(config)
     too_large = [k for k in config.evaluation.k if k > config.evaluation.num_samples]
     if too_large:
         raise ValueError(
@@ -159,6 +160,20 @@ def check_schedule(config: Config) -> None:
         )
     if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
+
+
+def _check_mini_batches(config: Config) -> None:
+    groups, rollouts = config.mini_batch_groups, config.mini_batch_rollouts
+    if groups is not None and groups > config.groups_per_step:
+        raise ValueError(f"mini_batch_groups={groups} needs groups_per_step >= that, got {config.groups_per_step}")
+    if rollouts is not None and rollouts % config.group_size:
+        raise ValueError(
+            f"mini_batch_rollouts={rollouts} must be a multiple of group_size={config.group_size}: a group is never "
+            "split"
+        )
+    if rollouts is not None and rollouts > config.groups_per_step * config.group_size:
+        all_of_step = config.groups_per_step * config.group_size
+        raise ValueError(f"mini_batch_rollouts={rollouts} needs a step of as many rollouts, got {all_of_step}")
 
 
 def check_curriculum_class(config: Config) -> None:

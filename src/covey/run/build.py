@@ -39,7 +39,8 @@ from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Stages, Watchable, Watchdog
 from covey.trainer.credit import CreditAssigner
 from covey.trainer.prepare import Packing
-from covey.trainer.trainer import Trainer, TrainerSettings
+from covey.trainer.trainer import Trainer
+from covey.trainer.updates import TrainerSettings
 from covey.types import Prompt, Sampling
 
 LOGGER = logging.getLogger(__name__)
@@ -223,6 +224,7 @@ def trainer_settings(config: Config) -> TrainerSettings:
         max_staleness=config.max_staleness,
         logprob_chunk=config.logprob_chunk,
         updates_per_batch=config.updates_per_batch,
+        num_mini_batches=config.num_mini_batches,
         streaming=config.streaming,
         seed=config.seed,
     )

@@ -36,7 +36,8 @@ from covey.system import collectives
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors
 from covey.trainer.batch import count, make_batch, make_rows, pad_micro_batches
 from covey.trainer.settings import OptimizerConfig
-from covey.trainer.trainer import Trainer, TrainerSettings
+from covey.trainer.trainer import Trainer
+from covey.trainer.updates import TrainerSettings
 from covey.types import Batch, Completion, Group, Message, Prompt, Reward, Sampling
 
 

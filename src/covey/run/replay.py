@@ -26,7 +26,7 @@ from covey.run.build import Run, training_sampling
 from covey.run.folder import SCHEDULE
 from covey.run.records.record import RunRecorder
 from covey.system.waits.watchdog import Stages
-from covey.trainer.prepare import make_training_batch, train_ahead
+from covey.trainer.prepare import make_training_batches, train_ahead
 from covey.types import Group, Prompt, Span
 
 
@@ -169,8 +169,8 @@ def _train(run: Run, groups: Sequence[Group], step: PastStep, record: RunRecorde
     with record.watchdog.deadline(f"the update of step {step.step}", "timeouts.update"):
         for part in step.ahead:
             train_ahead([groups[place] for place in part], run.trainer, run.credit, run.packing, step.step - 1)
-        batch, _ = make_training_batch(groups, run.trainer, run.credit, run.packing)
-        run.trainer.step(batch, step.step - 1)
+        batches, _ = make_training_batches(groups, run.trainer, run.credit, run.packing, step.step - 1)
+        run.trainer.step(batches, step.step - 1)
     digest = make_weight_set(run.policy, step.step).digest
     if step.digest is not None and digest != step.digest:
         raise ValueError(

@@ -1,5 +1,6 @@
-"""Turn the groups of a step into what the trainer takes: one batch, with the counts of all ranks."""
+"""Turn the groups of a step into what the trainer takes: a batch for each update, with the counts of all ranks."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,25 +32,46 @@ class Packing:
     """Most tokens of one forward/backward pass."""
 
 
-def make_training_batch(
-    groups: Sequence[Group], trainer: Trainer, assigner: CreditAssigner, packing: Packing
-) -> tuple[Batch, Credit]:
-    """Make the batch that this rank trains on, and the advantages that are in it.
+def make_training_batches(
+    groups: Sequence[Group], trainer: Trainer, assigner: CreditAssigner, packing: Packing, step: int
+) -> tuple[list[Batch], Credit]:
+    """Make what this rank trains on, a batch for each mini-batch of the step, and the advantages that are in them.
 
-    Rollouts whose gradient is certainly 0 are left out of the work, never out of the counts. Collective.
+    Advantages are of the whole step, denominators of each mini-batch. Rollouts whose gradient is certainly 0 are left
+    out of the work, never out of the counts. Collective.
     """
     # Advantages are of all rollouts: a masked one keeps its reward in its group.
     credit = assigner.assign(groups, reward_penalty(groups, trainer, packing))
     trainer.ahead.check(groups, credit.numbers)
     rows = _rows_in_loss(groups, credit, trainer)
 
-    # The denominators of the loss, counted once over all ranks.
-    num_loss_tokens, num_sequences = count(rows)
-    totals = collectives.all_sum_ints(num_loss_tokens, num_sequences, sum(map(sum, credit.keep)))
+    batches = []
+    for members in mini_batches(groups, trainer.num_mini_batches, f"{trainer.seed}/mini-batches/{step}"):
+        # The denominators of the loss, counted once over all ranks.
+        num_loss_tokens, num_sequences = count([rows[index] for index in members])
+        num_rollouts = sum(sum(credit.keep[index]) for index in members)
+        totals = collectives.all_sum_ints(num_loss_tokens, num_sequences, num_rollouts)
 
-    # Groups that were trained ahead cost no pass, nor do rows without gradient.
-    rows = [own for group, own in zip(groups, rows, strict=True) if id(group) not in trainer.ahead.trained]
-    return pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), credit
+        # Groups that were trained ahead cost no pass, nor do rows without gradient.
+        own = [rows[index] for index in members if id(groups[index]) not in trainer.ahead.trained]
+        batches.append(pack_rows(_rows_with_gradient(own, trainer), trainer.policy, packing, totals))
+    return batches, credit
+
+
+def mini_batches(groups: Sequence[Group], count: int, seed: str) -> list[list[int]]:
+    """Share the groups of all ranks out to `count` mini-batches of equal size, give or take one, shuffled by `seed`.
+
+    Returns the places of this rank's groups in each. A group stays whole. Which groups are together depends on what
+    they are and not on the rank that has them: any number of ranks makes the same mini-batches. Collective.
+    """
+    if count == 1:
+        return [list(range(len(groups)))]
+    # A prompt that was drawn twice has other answers
+    names = [f"{group.prompt.id}/{[rollout.target_ids for rollout in group.rollouts[:1]]}" for group in groups]
+    keys = [hashlib.sha256(f"{seed}/{name}".encode()).hexdigest() for name in names]
+    order = sorted(key for of_rank in collectives.all_gather(keys) for key in of_rank)
+    places = {key: place * count // len(order) for place, key in enumerate(order)}
+    return [[index for index, key in enumerate(keys) if places[key] == number] for number in range(count)]
 
 
 def train_ahead(

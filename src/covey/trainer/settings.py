@@ -11,6 +11,11 @@ ADAM = Requires("optimizer.name = adamw or adamw8bit", ("optimizer.name",), lamb
 
 PER_GROUP = (
     Requires("updates_per_batch = 1", ("updates_per_batch",), lambda updates: updates == 1),
+    Requires(
+        "mini_batch_groups = null and mini_batch_rollouts = null",
+        ("mini_batch_groups", "mini_batch_rollouts"),
+        lambda groups, rollouts: groups is None and rollouts is None,
+    ),
     Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp"),
     Requires("model.lora_dropout = 0", ("model.lora_dropout",), lambda share: share == 0),
     Requires(

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,30 +40,8 @@ from covey.trainer.forward import (
 )
 from covey.trainer.mismatch import MismatchWatch
 from covey.trainer.optimizer import build_optimizer, clipped_step, learning_rate
-from covey.trainer.settings import OptimizerConfig
-from covey.types import Batch, RunStopped, Sampling
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """Say how to train, in plain values and pure functions."""
-
-    objective: Objective
-    algorithm: AlgorithmConfig
-    optimizer: OptimizerConfig
-    num_steps: int
-    """Length of the learning-rate schedule."""
-    sampling: Sampling
-    """The distribution rollouts were drawn from: log-probs are taken under it."""
-    logprob_chunk: int
-    updates_per_batch: int = 1
-    seed: int = 0
-    max_staleness: int = 0
-    """Versions that tokens may be older than what is trained."""
-    streaming: bool = False
-    """Whether groups may be trained before the others of their step are there (`accumulate`)."""
-    are_sampled: bool = True
-    """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
+from covey.trainer.updates import TrainerSettings, order_of_updates
+from covey.types import Batch, RunStopped
 
 
 class Trainer:
@@ -115,36 +93,45 @@ class Trainer:
         ahead.sums += sums
         ahead.maxima += maxima
 
-    def step(self, batch: Batch, step: int, on_before_update: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Make all updates on one batch and return what to log of them (`over_updates`).
+    def step(
+        self, batch: Batch | Sequence[Batch], step: int, on_before_update: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """Make all updates on one batch, or on its mini-batches, and return what to log of them (`over_updates`).
 
-        A batch without rows changes nothing. `on_before_update` is called just before weights or optimiser change for
-        the first time.
+        Each pass takes the mini-batches in an order of its own. A batch without rows changes nothing.
+        `on_before_update` is called just before weights or optimiser change.
 
         Raises RunStopped, naming prompts, when too many updates in a row were not finite.
         """
         rate = learning_rate(step, self._settings.num_steps, self._settings.optimizer)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        batches = [batch] if isinstance(batch, Batch) else list(batch)
         with self.timer.phase("logprobs"):
-            prepared = self._prepare(batch)
-        seeds = range(step * self._settings.updates_per_batch, (step + 1) * self._settings.updates_per_batch)
-        updates = []
+            prepared = [self._prepare(own) for own in batches]
+        updates: list[dict[str, float]] = []
+        ahead: Ahead | None
         ahead, self.ahead = self.ahead, Ahead()
         early = [part.batch for part in ahead.prepared]
-        counts = count_work([*early, *batch.micro_batches])
+        counts = count_work([*early, *(part for own in batches for part in own.micro_batches)])
         if self._settings.streaming:
             (trained_early,) = collectives.all_sum_ints(sum(part.num_rows for part in early))
             counts["streamed_fraction"] = trained_early / max(1.0, counts["num_rollouts_trained"])
-        for seed in seeds:
-            updates.append(self._update(prepared, batch, seed, on_before_update, ahead))
-            ahead = Ahead()
-            prepared = [replace(part, is_current=False) for part in prepared]
+        num_updates = self._settings.updates_per_batch * len(batches)
+        for place in order_of_updates(self._settings, step, len(batches)):
+            seed = step * num_updates + len(updates)
+            updates.append(self._update(prepared[place], batches[place], seed, on_before_update, ahead))
+            if ahead is not None:
+                ahead = None
+                prepared = [[replace(part, is_current=False) for part in own] for own in prepared]
         metrics = over_updates(updates)
-        self._update_controllers({**updates[-1], "skipped": metrics["skipped"]}, batch, step)
+        last_pass = over_updates(updates[-len(batches) :])
+        num_sequences = sum(own.num_sequences for own in batches)
+        self._update_controllers({**last_pass, "skipped": metrics["skipped"]}, num_sequences, step)
         steered = {"kl_coef": self.controller.coef, "entropy_coef": self.entropy.applied}
         # Rows without gradient may have been left out of the work: where that are all, the loss of the batch is 0.
-        unmeasured = {"loss": 0.0, "policy_loss": 0.0} if batch.num_loss_tokens > 0 else {}
+        has_tokens = any(own.num_loss_tokens > 0 for own in batches)
+        unmeasured = {"loss": 0.0, "policy_loss": 0.0} if has_tokens else {}
         return {**unmeasured, **metrics, "learning_rate": rate, **steered, **counts}
 
     def drop_gradients(self) -> None:
@@ -176,6 +163,14 @@ class Trainer:
     @property
     def algorithm(self) -> AlgorithmConfig:
         return self._settings.algorithm
+
+    @property
+    def seed(self) -> int:
+        return self._settings.seed
+
+    @property
+    def num_mini_batches(self) -> int:
+        return self._settings.num_mini_batches
 
     @property
     def loss_scale(self) -> float:
@@ -234,7 +229,7 @@ class Trainer:
 
     def _prepare(self, batch: Batch) -> list[FrozenScores]:
         objective = self.objective
-        several = self._settings.updates_per_batch > 1
+        several = self._settings.updates_per_batch * self._settings.num_mini_batches > 1
         keep_old = several and objective.needs_old
         return [score_frozen(self._forward, m, several=several, keep_old=keep_old) for m in batch.micro_batches]
 
@@ -244,9 +239,13 @@ class Trainer:
         batch: Batch,
         seed: int,
         on_before_update: Callable[[], None],
-        ahead: Ahead,
+        ahead: Ahead | None,
     ) -> dict[str, float]:
-        """Run backward over all micro-batches, then one optimiser step unless something is not finite."""
+        """Run backward over all micro-batches, then one optimiser step unless something is not finite.
+
+        `ahead` is what was trained ahead of a step's first update, None for later ones.
+        """
+        is_first, ahead = ahead is not None, ahead or Ahead()
         statistics = self._batch_statistics(prepared, seed)
         # Gradients: those that were accumulated ahead, and the rest.
         if ahead.totals is None:
@@ -262,7 +261,7 @@ class Trainer:
         with self.timer.phase("optimizer"):
             metrics = summarise(combine(collectives.all_sum_pairs(sums)))
             # Later updates on a batch have moved away themselves.
-            if self._settings.are_sampled and seed % self._settings.updates_per_batch == 0:
+            if self._settings.are_sampled and is_first:
                 self._mismatch.look(metrics.get("mismatch", 0.0))
             metrics |= collectives.all_max(largest(maxima)) | self._optimizer_step(metrics)
         if metrics["skipped"] and not self._is_overflow(metrics):
@@ -377,7 +376,7 @@ class Trainer:
             found = found or names
         return list(dict.fromkeys(found))[:4]
 
-    def _update_controllers(self, metrics: Mapping[str, float], batch: Batch, step: int) -> None:
+    def _update_controllers(self, metrics: Mapping[str, float], num_sequences: int, step: int) -> None:
         """Move coefficients and reference, once per batch."""
         algorithm = self._settings.algorithm
         measured = metrics["skipped"] == 0
@@ -388,7 +387,7 @@ class Trainer:
                 "raise algorithm.kl_coef or lower optimizer.lr"
             )
         if measured and kl is not None:
-            self.controller = controllers.update_kl_controller(self.controller, kl, batch.num_sequences)
+            self.controller = controllers.update_kl_controller(self.controller, kl, num_sequences)
         if measured and algorithm.target_entropy is not None and "entropy" in metrics:
             seen, target = metrics["entropy"], algorithm.target_entropy
             self.entropy = controllers.update_entropy_control(self.entropy, entropy=seen, target=target)

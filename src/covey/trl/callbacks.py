@@ -75,7 +75,7 @@ class Bridge(Callback):
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         assert self._run is not None
-        self.state.global_step = step * self.args.num_iterations
+        self.state.global_step = step * self.args.steps_per_batch
         self.state.epoch = self._run.source.stream.position / len(self._run.source.stream.prompts)
         self._tell("on_step_end")
         self._since.append(metrics)
@@ -117,8 +117,8 @@ class Bridge(Callback):
             return False
         given = self.args.logging_steps
         every = math.ceil(given * self.state.max_steps) if 0 < given < 1 else int(given)
-        done = step * self.args.num_iterations
-        return (step == 1 and self.args.logging_first_step) or (every > 0 and done % every < self.args.num_iterations)
+        done = step * self.args.steps_per_batch
+        return (step == 1 and self.args.logging_first_step) or (every > 0 and done % every < self.args.steps_per_batch)
 
     def _tell(self, event: str, **keywords: Any) -> None:
         for callback in self.callbacks:

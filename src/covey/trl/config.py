@@ -118,6 +118,11 @@ class GRPOConfig(TrainingArguments):
         """Return how many processes train together."""
         return ranks.world_size()
 
+    @property
+    def steps_per_batch(self) -> int:
+        """Return the optimiser steps on what is sampled at once."""
+        return self.num_iterations * (self.steps_per_generation or 1) // self.gradient_accumulation_steps
+
     def _derive_batches(self) -> None:
         """Derive generation_batch_size or steps_per_generation from the other. ValueError where they do not fit."""
         per_step = self.per_device_train_batch_size * self.world_size

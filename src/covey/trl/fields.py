@@ -3,16 +3,16 @@
 MAPPED: dict[str, str] = {
     # Batches and length of the run
     "output_dir": "the run folder; where it holds a run already, the next free name (`output_dir-2`)",
-    "per_device_train_batch_size": "`groups_per_step` = per_device_train_batch_size x processes x "
-    "gradient_accumulation_steps / num_generations; `engine.max_rows` = what a process samples at a time",
+    "per_device_train_batch_size": "`groups_per_step` = generation_batch_size / num_generations; `engine.max_rows` = "
+    "what a process samples at a time",
     "gradient_accumulation_steps": "as per_device_train_batch_size; how a batch is split is `micro_batch_tokens`, and "
     "never changes the update",
-    "steps_per_generation": "must equal gradient_accumulation_steps: a batch is sampled for one optimiser step (and "
-    "num_iterations)",
-    "generation_batch_size": "must equal per_device_train_batch_size x processes x gradient_accumulation_steps",
+    "steps_per_generation": "`mini_batch_groups`, where it is a multiple of gradient_accumulation_steps: that many "
+    "optimiser steps on what is sampled at once, of whole groups, at the learning rate of the first",
+    "generation_batch_size": "`groups_per_step` x `group_size`",
     "num_generations": "`group_size`",
     "num_iterations": "`updates_per_batch`; the learning rate is that of the batch's first update",
-    "max_steps": "`num_steps` = max_steps / num_iterations",
+    "max_steps": "`num_steps` = max_steps / optimiser steps on a batch",
     "num_train_epochs": "`num_steps` = epochs x (rows // groups_per_step), where max_steps is not set",
     "shuffle_dataset": "`shuffle`",
     "seed": "`seed`: rollouts are a pure function of it",

@@ -55,12 +55,19 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
     """Return the settings that a GRPOConfig means, by dotted name. ValueError for what has no counterpart."""
     refuse_unknown(args)
     num_batches, groups = batches(args, num_rows)
+    num_mini = _num_mini_batches(args)
+    if groups % num_mini:
+        raise ValueError(
+            f"{groups} prompts of a batch cannot be shared out to {num_mini} optimiser steps (steps_per_generation / "
+            "gradient_accumulation_steps): covey never splits the completions of a prompt"
+        )
     found = {
         "seed": args.seed,
         "num_steps": num_batches,
         "groups_per_step": groups,
         "group_size": args.num_generations,
         "updates_per_batch": args.num_iterations,
+        **({"mini_batch_groups": groups // num_mini} if num_mini > 1 else {}),
         "shuffle": bool(args.shuffle_dataset),
         "timeouts.ranks": float(args.ddp_timeout),
         "parallel.strategy": _strategy(args),
@@ -77,22 +84,30 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
 
 
 def batches(args: GRPOConfig, num_rows: int) -> tuple[int, int]:
-    """Return the batches of the run and the prompts of each. ValueError where a batch is not one optimiser step."""
-    per_step = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
-    if args.generation_batch_size != per_step:
-        raise ValueError(
-            f"steps_per_generation={args.steps_per_generation} needs gradient_accumulation_steps="
-            f"{args.steps_per_generation}, got {args.gradient_accumulation_steps}: covey samples a batch for each step "
-            "(num_iterations=N makes N steps of a batch)"
-        )
-    groups = per_step // (args.num_generations or 1)
+    """Return the batches of the run and the prompts of each. ValueError where the run ends within a batch."""
+    groups = (args.generation_batch_size or 1) // (args.num_generations or 1)
     if args.max_steps > 0:
-        if args.max_steps % args.num_iterations:
-            raise ValueError(f"max_steps={args.max_steps} must be a multiple of num_iterations={args.num_iterations}")
-        return args.max_steps // args.num_iterations, groups
+        steps = args.steps_per_batch
+        if args.max_steps % steps:
+            raise ValueError(
+                f"max_steps={args.max_steps} must be a multiple of the {steps} optimiser steps on a batch "
+                "(num_iterations * steps_per_generation / gradient_accumulation_steps)"
+            )
+        return args.max_steps // steps, groups
     if num_rows < groups:
         raise ValueError(f"train_dataset has {num_rows} rows, and a step takes {groups} prompts; lower the batch size")
     return math.ceil(args.num_train_epochs * (num_rows // groups)), groups
+
+
+def _num_mini_batches(args: GRPOConfig) -> int:
+    """Return the optimiser steps of a pass over what was sampled at once. ValueError where that is part of a step."""
+    steps, accumulated = args.steps_per_generation or 1, args.gradient_accumulation_steps
+    if steps % accumulated:
+        raise ValueError(
+            f"steps_per_generation={steps} must be a multiple of gradient_accumulation_steps={accumulated}: covey "
+            "makes whole optimiser steps of what is sampled at once"
+        )
+    return steps // accumulated
 
 
 def _strategy(args: GRPOConfig) -> str:
@@ -251,7 +266,7 @@ def _optimizer(args: GRPOConfig, num_batches: int) -> dict[str, Any]:
             raise ValueError(f"{field}={value!r} has no counterpart in covey: there is {', '.join(known)}")
     is_adam = OPTIMIZERS[optimizer] != "sgd"
     adam = {"optimizer.betas": [args.adam_beta1, args.adam_beta2], "optimizer.eps": args.adam_epsilon}
-    warmup = math.ceil(steps_of(args.warmup_steps, num_batches * args.num_iterations) / args.num_iterations)
+    warmup = math.ceil(steps_of(args.warmup_steps, num_batches * args.steps_per_batch) / args.steps_per_batch)
     # A run that ends within its warm-up has no schedule after it.
     falls = SCHEDULES[schedule] if warmup < num_batches else "constant"
     return {

@@ -92,7 +92,7 @@ class GRPOTrainer:
         self.config = self._make_config(model)
         # What hears of it
         self._bridge = Bridge(self.args, callbacks or [])
-        self._bridge.num_steps = self.config.num_steps * self.args.num_iterations
+        self._bridge.num_steps = self.config.num_steps * self.args.steps_per_batch
         self._bridge.is_evaluated = "test" in self._splits
         self._bridge._tell("on_init_end")
         self._result: Result | None = None
@@ -130,7 +130,7 @@ class GRPOTrainer:
         model, tokenizer = self._given
         given = Given(model, tokenizer, self._make_environment)
         self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
-        self.state.global_step = len(self._result.rows) * self.args.num_iterations
+        self.state.global_step = len(self._result.rows) * self.args.steps_per_batch
         self._bridge.end()
         if self.args.push_to_hub and ranks.rank() == 0:
             self.push_to_hub()

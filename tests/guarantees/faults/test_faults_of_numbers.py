@@ -29,7 +29,7 @@ from covey.run.records.summary import read_summary
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
 from covey.trainer.credit import CreditAssigner
-from covey.trainer.prepare import make_training_batch
+from covey.trainer.prepare import make_training_batches
 from covey.types import Completion, Group, Prompt, RunStopped, Sampling
 
 from ...support.small import (
@@ -272,7 +272,7 @@ def update(monkeypatch: pytest.MonkeyPatch, groups: list[Group], **algorithm: An
     run = build_run(config, scripted(), PhaseTimer())
     before = {name: tensor.clone() for name, tensor in run.policy.model.state_dict().items()}
     try:
-        batch, _ = make_training_batch(groups, run.trainer, run.credit, run.packing)
+        (batch,), _ = make_training_batches(groups, run.trainer, run.credit, run.packing, 0)
         metrics = run.trainer.step(batch, 0)
         return metrics, not equal(dict(run.policy.model.state_dict()), before)
     finally:

@@ -113,6 +113,8 @@ CASES: dict[str, Case | Refused] = {
     "group_size": Case(see.rollouts, 3),
     "group_size_schedule": Case(see.run_folder, [GroupSizeStep(step=1, group_size=3)]),
     "updates_per_batch": trains(2),
+    "mini_batch_groups": trains(1),
+    "mini_batch_rollouts": trains(2, group_size=2, groups_per_step=2),
     "streaming": Case(see.streams, True, keeps=see.update),
     "micro_batch_tokens": Case(see.work, 12, keeps=see.update),
     "packing": Case(see.work, "padded", keeps=see.update),
@@ -451,6 +453,9 @@ SECOND_READERS: dict[str, Case] = {
 OFF: dict[str, Settings] = {
     "parallel.strategy = ddp": {"parallel.strategy": "fsdp", "model.name": "policy", **LORA},
     "updates_per_batch = 1": {"updates_per_batch": 2},
+    "mini_batch_groups = null and mini_batch_rollouts = null": {"mini_batch_groups": 1},
+    "mini_batch_groups = null": {"mini_batch_groups": 1},
+    "group_size_schedule = []": {"group_size_schedule": [GroupSizeStep(step=1, group_size=3)]},
     "model.lora_dropout = 0": {**LORA, "model.lora_dropout": 0.1},
     "an algorithm.advantage of a group alone": {"algorithm.advantage": "reinforce_plus_plus"},
     "algorithm.length_normalizer = null": {"algorithm.length_normalizer": 0.5},

@@ -6,7 +6,7 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.environments.infill.environment import Infill
-from covey.trainer.prepare import make_training_batch
+from covey.trainer.prepare import make_training_batches
 from covey.types import RunStopped
 
 from .settings_observed import built, environment_of, fixed_groups, prompts, rollouts
@@ -92,7 +92,7 @@ def ending(config: Config) -> str:
         groups = fixed_groups(run)
         try:
             for step in range(config.num_steps):
-                run.trainer.step(make_training_batch(groups, run.trainer, run.credit, run.packing)[0], step)
+                run.trainer.step(make_training_batches(groups, run.trainer, run.credit, run.packing, step)[0], step)
         except RunStopped as error:
             return str(error)
         return ""

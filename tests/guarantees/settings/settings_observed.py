@@ -42,7 +42,7 @@ from covey.run.records.callbacks import Callbacks
 from covey.run.saved_settings import settings_of
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
-from covey.trainer.prepare import make_training_batch
+from covey.trainer.prepare import make_training_batches
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
 
 from ...support.builders import as_fills, probe_logits, rollout_of, sampled_by
@@ -131,7 +131,7 @@ def update(config: Config, change: Callable[[Group], Group] = lambda group: grou
     with built(config) as run:
         groups, before = [change(group) for group in fixed_groups(run)], trained_weights(run)
         for step in range(config.num_steps):
-            run.trainer.step(make_training_batch(groups, run.trainer, run.credit, run.packing)[0], step)
+            run.trainer.step(make_training_batches(groups, run.trainer, run.credit, run.packing, step)[0], step)
         return trained_weights(run) - before
 
 
@@ -140,21 +140,21 @@ def coefficients(config: Config) -> list[float]:
     with built(config) as run:
         groups = fixed_groups(run)
         for step in range(config.num_steps):
-            run.trainer.step(make_training_batch(groups, run.trainer, run.credit, run.packing)[0], step)
+            run.trainer.step(make_training_batches(groups, run.trainer, run.credit, run.packing, step)[0], step)
         return [run.trainer.controller.coef, run.trainer.entropy.applied]
 
 
 def streams(config: Config) -> bool:
     """Whether a step says how much of it was trained before its other groups were there."""
     with built(config) as run:
-        batch, _ = make_training_batch(fixed_groups(run), run.trainer, run.credit, run.packing)
+        (batch,), _ = make_training_batches(fixed_groups(run), run.trainer, run.credit, run.packing, 0)
         return "streamed_fraction" in run.trainer.step(batch, 0)
 
 
 def work(config: Config) -> dict[str, list[Any]]:
     """What one step asks of the model: the shape of each pass, the tokens of each run of the head, runs of a layer."""
     with built(config) as run:
-        batch, _ = make_training_batch(fixed_groups(run), run.trainer, run.credit, run.packing)
+        (batch,), _ = make_training_batches(fixed_groups(run), run.trainer, run.credit, run.packing, 0)
         seen: dict[str, list[Any]] = {"passes": [], "head": [], "layer": []}
         inner = run.policy.causal_lm
         body: Any = inner.base_model
@@ -194,7 +194,7 @@ def attention(config: Config) -> str:
 def steps_until_stopped(config: Config) -> int:
     """Steps of a policy that is no number."""
     with built(config) as run:
-        batch, _ = make_training_batch(fixed_groups(run), run.trainer, run.credit, run.packing)
+        (batch,), _ = make_training_batches(fixed_groups(run), run.trainer, run.credit, run.packing, 0)
         with torch.no_grad():
             next(run.policy.model.parameters()).fill_(torch.nan)
         for step in range(100):

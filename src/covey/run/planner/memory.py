@@ -127,7 +127,7 @@ def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
         "groups_per_rank": -(-config.groups_per_step // num_ranks),
         "rollouts_per_rank": of_rank,
         "micro_batches_per_rank": -(-of_rank // max(1, config.micro_batch_tokens // config.sampling.max_tokens)),
-        "optimizer_steps": config.num_steps * config.updates_per_batch,
+        "optimizer_steps": config.num_steps * config.updates_per_batch * config.num_mini_batches,
         "buffer_groups": (config.max_staleness + 1) * config.groups_per_step,
         "most_completion_tokens_per_step": rollouts * config.sampling.max_tokens,
         "tokens_per_micro_batch": config.micro_batch_tokens,

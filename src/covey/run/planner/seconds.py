@@ -31,6 +31,8 @@ class Work:
     """Its bound."""
     max_rows: int
     num_updates: int = 1
+    """Passes over the batch."""
+    num_mini_batches: int = 1
     reads_old: bool = False
     """Whether log-probs are computed before the update."""
     has_reference: bool = False
@@ -108,7 +110,7 @@ def step_seconds(
         "reward": 0.3 * own.rollout * work.num_rollouts + 0.7 * own.text * work.sampled_tokens,
         "logprobs": _passes(shape, load, work, on, forwards=work.reads_old + work.has_reference),
         "backward": work.num_updates * _update(shape, load, work, on),
-        "optimizer": work.num_updates * _optimizer(shape, load, on),
+        "optimizer": work.num_updates * work.num_mini_batches * _optimizer(shape, load, on),
         "other": 0.7 * own.rollout * work.num_rollouts + 0.3 * own.text * work.sampled_tokens + own.base,
     }
     return {name: seconds * (factors or {}).get(name, 1.0) for name, seconds in found.items()}

@@ -85,23 +85,21 @@ class TokenScores:
     """Collects what the trainer computes anyway: it makes no pass, and changes nothing."""
 
     def __init__(self) -> None:
-        self._first: list[Seen] = []
-        self._later: list[Seen] = []
+        self._first: dict[int, Seen] = {}
+        """By the `id` of the micro-batch, which `Seen` holds on to."""
+        self._last: dict[int, Seen] = {}
 
     def see(self, part: FrozenScores, inputs: ObjectiveInputs) -> None:
-        """Take a micro-batch that was scored. Of several updates on a batch the first and the last are kept."""
+        """Take a micro-batch that was scored. Of several updates on it the first and the last are kept."""
         seen = Seen(part.batch, _detached(inputs))
-        if part.is_current:
-            self._first.append(seen)
-            return
-        self._later.append(seen)
-        del self._later[: -len(self._first)]
+        self._first.setdefault(id(part.batch), seen)
+        self._last[id(part.batch)] = seen
 
     def take(self) -> StepScores:
         """Return what was seen since the last call."""
-        first, later = tuple(self._first), tuple(self._later)
-        self._first, self._later = [], []
-        return StepScores(first, later if len(later) == len(first) else first)
+        found = StepScores(tuple(self._first.values()), tuple(self._last[name] for name in self._first))
+        self._first, self._last = {}, {}
+        return found
 
 
 def _row_scores(first: ObjectiveInputs, last: ObjectiveInputs, row: int) -> RowScores:

@@ -1,0 +1,161 @@
+"""Mini-batches: several optimiser steps on what was sampled at once, each on whole groups and with its own counts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.algorithm.settings import AlgorithmConfig
+from covey.system import collectives
+from covey.trainer.prepare import mini_batches
+from covey.trainer.updates import order_of_updates
+from covey.types import Batch, Group, Prompt
+
+from ..support.builders import copied, make, make_policy, make_trainer, random_groups, rollout_of
+from ..support.processes import on_two_ranks
+from ..support.small import rows, scripted, small_config, use
+
+ADVANTAGES = [[1.0, -0.5, -0.5], [0.7, -0.7], [1.5, -0.5, -0.5, -0.5]]
+
+
+def eleven() -> list[Group]:
+    return [
+        Group(Prompt(f"p{number % 9}", "test", "", {}), (rollout_of((1, 2), (3 + number,)),), ())
+        for number in range(11)
+    ]
+
+
+def shared_out(groups: list[Group], count: int, seed: str) -> list[list[int]]:
+    return mini_batches(groups, count, seed)
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(1, [11]), (2, [5, 6]), (4, [2, 3, 3, 3]), (11, [1] * 11)])
+def test_each_group_is_in_one_mini_batch_and_their_sizes_differ_by_one_at_most(count: int, sizes: list[int]) -> None:
+    found = shared_out(eleven(), count, "0/mini-batches/0")
+    assert sorted(place for members in found for place in members) == list(range(11))
+    assert sorted(map(len, found)) == sizes
+
+
+def test_each_step_and_each_seed_shuffles_anew_and_repeats() -> None:
+    found = {seed: shared_out(eleven(), 3, seed) for seed in ("0/0", "0/1", "1/0")}
+    assert len({str(members) for members in found.values()}) == 3
+    assert shared_out(eleven(), 3, "0/1") == found["0/1"]
+
+
+def test_the_order_of_groups_does_not_decide_who_is_together() -> None:
+    groups = eleven()
+    back = groups[::-1]
+    of_each = [{id(groups[place]) for place in members} for members in shared_out(groups, 4, "s")]
+    assert [{id(back[place]) for place in members} for members in shared_out(back, 4, "s")] == of_each
+
+
+def test_two_ranks_make_the_mini_batches_of_one(tmp_path: Path) -> None:
+    groups = eleven()
+
+    def work() -> list[list[int]]:
+        start, end = ((0, 4), (4, 11))[collectives.rank()]
+        return [[start + place for place in members] for members in shared_out(groups[start:end], 4, "s")]
+
+    first, second = on_two_ranks(work, tmp_path)
+    assert [[*own, *other] for own, other in zip(first, second, strict=True)] == shared_out(groups, 4, "s")
+
+
+def test_a_step_without_groups_has_empty_mini_batches() -> None:
+    assert shared_out([], 3, "s") == [[], [], []]
+
+
+def test_every_pass_takes_every_mini_batch_in_an_order_of_its_own() -> None:
+    trainer = make_trainer(make_policy("gpt2"), updates_per_batch=3, num_mini_batches=5)
+    order = order_of_updates(trainer._settings, step=2, count=5)
+    passes = [order[start : start + 5] for start in (0, 5, 10)]
+    assert all(sorted(own) == list(range(5)) for own in passes)
+    assert len({str(own) for own in passes}) > 1
+    assert order_of_updates(trainer._settings, step=2, count=5) == order
+
+
+def parts() -> list[Batch]:
+    groups = random_groups()
+    return [make(groups[:2], advantages=ADVANTAGES[:2]), make(groups[2:], advantages=ADVANTAGES[2:])]
+
+
+def flat(policy: Any) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in policy.model.parameters()]).double()
+
+
+def test_updates_without_a_ratio_are_those_of_one_batch_after_the_other() -> None:
+    policy = make_policy("gpt2", torch.float64)
+    apart, together = copied(policy), copied(policy)
+    trainer = make_trainer(together, num_mini_batches=2)
+    trainer.step(parts(), 0)
+    for place in order_of_updates(trainer._settings, 0, 2):
+        make_trainer(apart).step(parts()[place], 0)
+    moved = flat(together) - flat(policy)
+    assert float((flat(together) - flat(apart)).norm() / moved.norm()) < 1e-12
+
+
+def test_the_ratio_is_against_the_policy_before_the_first_of_them() -> None:
+    policy = make_policy("gpt2", torch.float64)
+    trainer = make_trainer(policy, AlgorithmConfig(loss="clip"), num_mini_batches=2)
+    metrics = trainer.step(parts(), 0)
+    assert metrics["first_update/approx_kl"] == 0.0
+    assert metrics["last_update/approx_kl"] > 1e-6
+    assert metrics["num_rollouts_trained"] == 9
+
+
+def test_an_empty_mini_batch_makes_no_step() -> None:
+    policy = make_policy("gpt2", torch.float64)
+    alone, beside = copied(policy), copied(policy)
+    make_trainer(alone).step(parts()[0], 0)
+    metrics = make_trainer(beside, num_mini_batches=2).step([make([]), parts()[0]], 0)
+    assert metrics["skipped"] == 0
+    assert torch.equal(flat(alone), flat(beside))
+
+
+def trained(folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], bytes]:
+    from covey.train import train
+
+    config = small_config(preflight__enabled=False, groups_per_step=4, num_steps=3, optimizer__lr=0.01, **changes)
+    train(config, folder)
+    [saved] = (folder / "checkpoints").glob("step-000003/policy/model.safetensors")
+    return rows(folder / "metrics.jsonl", "train"), saved.read_bytes()
+
+
+def test_a_run_takes_them_by_groups_or_rollouts_and_a_mini_batch_of_all_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    _, whole = trained(tmp_path / "whole")
+    _, all_of_it = trained(tmp_path / "all", mini_batch_groups=4)
+    by_groups, halves = trained(tmp_path / "halves", mini_batch_groups=2)
+    size = small_config().group_size
+    _, by_rollouts = trained(tmp_path / "rollouts", mini_batch_rollouts=2 * size)
+    assert all_of_it == whole
+    assert by_rollouts == halves != whole
+    assert all("last_update/grad_norm" in row or "last_update/approx_kl" in row for row in by_groups)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from covey.train import train
+
+    use(monkeypatch, scripted())
+    _, whole = trained(tmp_path / "whole", mini_batch_groups=2, updates_per_batch=2, output__save_every=1)
+    folder = tmp_path / "parts"
+    (tmp_path / "whole").rename(folder)
+    for name in ("step-000002", "step-000003"):
+        for path in sorted((folder / "checkpoints" / name).rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        (folder / "checkpoints" / name).rmdir()
+    again = small_config(
+        preflight__enabled=False,
+        groups_per_step=4,
+        num_steps=3,
+        optimizer__lr=0.01,
+        mini_batch_groups=2,
+        updates_per_batch=2,
+        output__save_every=1,
+        resume=str(folder),
+    )
+    train(again, folder)
+    assert (folder / "checkpoints" / "step-000003" / "policy" / "model.safetensors").read_bytes() == whole
