@@ -1,5 +1,6 @@
 """Mini-batches: several optimiser steps on what was sampled at once, each on whole groups and with its own counts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.system import collectives
-from covey.trainer.prepare import mini_batches
+from covey.trainer.credit import CreditAssigner
+from covey.trainer.prepare import Packing, make_training_batches, mini_batches
 from covey.trainer.updates import order_of_updates
-from covey.types import Batch, Group, Prompt
+from covey.types import Batch, Group, Prompt, Reward, Rollout
 
 from ..support.builders import copied, make, make_policy, make_trainer, random_groups, rollout_of
 from ..support.processes import on_two_ranks
@@ -78,6 +80,28 @@ def test_every_pass_takes_every_mini_batch_in_an_order_of_its_own() -> None:
 def parts() -> list[Batch]:
     groups = random_groups()
     return [make(groups[:2], advantages=ADVANTAGES[:2]), make(groups[2:], advantages=ADVANTAGES[2:])]
+
+
+def test_each_mini_batch_has_its_own_counts_and_the_advantages_of_the_whole_batch() -> None:
+    groups = [replace(group, rollouts=rewarded(group)) for group in random_groups()]
+    algorithm, packing = AlgorithmConfig(loss="reinforce", advantage="group_center"), Packing("shared", 10_000)
+    found = {}
+    for count in (1, 3):
+        trainer = make_trainer(make_policy("gpt2"), algorithm, num_mini_batches=count)
+        found[count] = make_training_batches(groups, trainer, CreditAssigner(algorithm, {}), packing, step=0)
+    (whole,), credit = found[1]
+    parts, same_credit = found[3]
+    assert same_credit.advantages == credit.advantages
+    assert (whole.num_loss_tokens, whole.num_sequences, whole.num_rollouts) == (43, 9, 9)
+    assert sorted((part.num_loss_tokens, part.num_sequences, part.num_rollouts) for part in parts) == [
+        (10, 2, 2),
+        (13, 3, 3),
+        (20, 4, 4),
+    ]
+
+
+def rewarded(group: Group) -> tuple[Rollout, ...]:
+    return tuple(replace(one, reward=Reward(float(place))) for place, one in enumerate(group.rollouts))
 
 
 def flat(policy: Any) -> Tensor:

@@ -114,7 +114,7 @@ CASES: dict[str, Case | Refused] = {
     "group_size_schedule": Case(see.run_folder, [GroupSizeStep(step=1, group_size=3)]),
     "updates_per_batch": trains(2),
     "mini_batch_groups": trains(1),
-    "mini_batch_rollouts": trains(2, group_size=2, groups_per_step=2),
+    "mini_batch_rollouts": trains(4),
     "streaming": Case(see.streams, True, keeps=see.update),
     "micro_batch_tokens": Case(see.work, 12, keeps=see.update),
     "packing": Case(see.work, "padded", keeps=see.update),
