@@ -1,6 +1,9 @@
 """Layouts, micro-batches and counts."""
 
+import sys
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -163,3 +166,30 @@ def test_rollouts_of_one_group_that_begin_otherwise_are_each_read_whole(packing:
     flat = micro.input_ids_BT.flatten().tolist()
     assert [flat[place] for place in micro.source_L.tolist()] == [7, 8, 1, 8, 1, 9]
     assert len(flat) == {"shared": 4 + 3 + 2}.get(packing, 12)
+
+
+def lines_run(packing: str, num_tokens: int) -> int:
+    """How many lines of covey's own run to lay out two groups whose completions have so many tokens."""
+    completions = [tuple(range(start, start + num_tokens)) for start in (10, 510)]
+    groups = [group(name, *map(rollout, completions)) for name in "ab"]
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal seen
+        if "covey" not in frame.f_globals.get("__name__", ""):
+            return None
+        seen += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        batch(groups, packing, budget=10_000)
+    finally:
+        sys.settrace(before)
+    return seen
+
+
+@pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
+def test_no_line_of_python_runs_for_each_token(packing: str) -> None:
+    assert 0 < lines_run(packing, 400) == lines_run(packing, 100)

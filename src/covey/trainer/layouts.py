@@ -6,7 +6,7 @@ Layouts change speed and memory, never the update: every loss token is predicted
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,8 @@ def shared_layout(part: Part) -> Stream:
         tree = PrefixTree()
         ends = [add_to_tree(tree, row) for row in group]
         order, own = tree.laid_out(len(ids))
-        ids.extend(token_id for node in order for token_id in node.ids.tolist())
+        for node in order:
+            ids.extend(node.ids.tolist())
         positions.extend(positions_of(order))
         segments.extend(own.values())
         # Where in it the tokens of each row are
@@ -98,11 +99,11 @@ def add_to_tree(tree: PrefixTree, row: Row) -> list[Node]:
 def whole_layout(part: Part) -> Stream:
     """Lay out each sequence whole, one after the other, without padding."""
     rows = [row for group in part for row in group]
-    ids = [token_id for row in rows for token_id in row.rollout.input_ids]
+    ids = list(chain.from_iterable(row.rollout.input_ids for row in rows))
     lengths = [end - start for row in rows for start, end in row.sequences]
     starts = accumulate(lengths, initial=0)
     segments = tuple(Segment(start, length) for start, length in zip(starts, lengths, strict=False))
-    positions = [position for length in lengths for position in range(length)]
+    positions = list(chain.from_iterable(map(range, lengths)))
     begins = accumulate((row.num_tokens for row in rows), initial=0)
     offsets = [_shifted(begin) for begin, _ in zip(begins, rows, strict=False)]
     return Stream([ids], [positions], partial(make_layout, segments), offsets)
