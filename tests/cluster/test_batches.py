@@ -59,6 +59,17 @@ def test_a_place_that_falls_free_is_taken_while_other_groups_are_under_way(polic
         run.advance(1)
 
 
+@pytest.mark.parametrize(("room", "is_stored"), [(0, True), (10**9, False)])
+def test_small_weights_travel_inside_of_the_call_and_do_not_need_the_store(
+    room: int, is_stored: bool, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey.cluster.pool.inline_bytes", lambda: room)
+    with training(policy) as run:
+        run.plan.ray.is_full = not is_stored
+        run.advance(3)
+        assert (run.plan.ray.puts > 0) is is_stored
+
+
 def tickets(num: int) -> tuple[Ticket, ...]:
     return tuple(Ticket(number, Prompt(f"p{number}", "scripted", "a:", {}), Sampling(), 2, -1) for number in range(num))
 

@@ -22,7 +22,7 @@ from covey.cluster.roles import Allotment, role_of
 from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import Call, Limits, SamplerLost, Slot, last_line
-from covey.cluster.start import ClusterLost, check_store, import_ray, watch_cluster, worker_environment
+from covey.cluster.start import ClusterLost, import_ray, inline_bytes, put, watch_cluster, worker_environment
 from covey.cluster.wire import Result, pack
 from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
 from covey.rollouts.sampler import Sampler
@@ -89,9 +89,9 @@ class SamplerPool:
 
     def push(self, weights: WeightSet) -> None:
         """Give every sampler new weights, without waiting for any of them."""
+        packed = pack(weights)
         try:
-            check_store()
-            latest = (weights.version, self._ray.put(pack(weights)))
+            latest = (weights.version, packed if packed.num_bytes < inline_bytes() else put(packed))
         except ClusterLost as error:
             self._fail(error)
             raise

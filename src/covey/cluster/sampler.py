@@ -43,13 +43,14 @@ class SamplerActor:
         """Return process number, version and tokens sampled so far: a sign of life."""
         return os.getpid(), self._version, self._tokens
 
-    async def update(self, weights: list[Awaitable[PackedWeights]]) -> str:
-        """Take new weights, fetched here (Ray fetches what stands in a list only where it is awaited).
+    async def update(self, weights: list[PackedWeights | Awaitable[PackedWeights]]) -> str:
+        """Take new weights, small ones as they are and others fetched here, as Ray fetches nothing inside of a list.
 
         Returns "" or why they were not taken; a failure that leaves nothing whole is raised.
         """
         async with self._updating:
-            packed = await weights[0]
+            given = weights[0]
+            packed = given if isinstance(given, PackedWeights) else await given
             try:
                 await self._engine.update(unpack(packed), self._how)
             except PushRefused as refused:

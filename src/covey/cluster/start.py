@@ -25,6 +25,9 @@ LOOPBACK = "127.0.0.2"
 STORE_BYTES = 200_000_000
 """Least memory of the object store, through which weights travel."""
 
+INLINE_BYTES = 4_000_000
+"""Most that travels inside of calls in a cluster that is started here, and not through the object store: cheaper where
+it is little, and Ray ends a process without a word whose store dies while it writes or reads."""
 LOOK_SECONDS = 2.0
 """Between two looks at whether the cluster lives."""
 CLUSTER_SECONDS = 20.0
@@ -84,6 +87,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
                 include_dashboard=False,
                 object_store_memory=_store_bytes(weight_bytes),
                 _node_ip_address=LOOPBACK,
+                _system_config={"max_direct_call_object_size": INLINE_BYTES},
                 **quiet,
             )
     show_prints(ray)
@@ -128,6 +132,20 @@ def _store_bytes(weight_bytes: int) -> int:
             wanted // 1_000_000,
         )
     return wanted
+
+
+def inline_bytes() -> int:
+    """Return the most that may travel inside of a call here; 0 where this Ray does not say."""
+    try:
+        return int(import_ray()._raylet.Config.max_direct_call_object_size())
+    except AttributeError:
+        return 0
+
+
+def put(value: object) -> Any:
+    """Put something into the object store, from where nodes fetch it. ClusterLost where the store is gone."""
+    check_store()
+    return import_ray().put(value)
 
 
 def check_store() -> None:
