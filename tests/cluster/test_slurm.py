@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from covey.run.checkpoints.checkpoint import newest_valid
 from tests.cluster.slurm_cluster import INSTALL, SlurmCluster, is_possible, slurm_cluster
 
 pytestmark = [
@@ -99,3 +100,58 @@ def test_a_program_on_one_of_several_tasks_without_srun_is_refused(slurm: SlurmC
     job = slurm.wait(number, 60, "FAILED", "COMPLETED")
     assert job["ExitCode"] == "2:0"
     assert "this is one of 2 tasks of a Slurm job" in (slurm.folder / f"slurm-{number}.out").read_text()
+
+
+def plain_srun(slurm: SlurmCluster, run: Path, words: tuple[str, ...], **variables: str) -> int:
+    """Submit a job that is one plain `srun covey train ...` over two nodes."""
+    given = {"PYTHONPATH": str(ROOT / "src"), "COVEY_CACHE": str(slurm.folder / "cache"), "OMP_NUM_THREADS": "1"}
+    command = " ".join(("srun", str(COVEY), "train", *words, f"hydra.run.dir={run}"))
+    return slurm.submit("--nodes=2", "--ntasks-per-node=1", "--wrap", command, **given, **variables)
+
+
+def test_a_plain_srun_that_is_cancelled_saves_the_last_finished_step(slurm: SlurmCluster) -> None:
+    run = slurm.folder / "runs" / "plain"
+    number = plain_srun(slurm, run, LONG, MASTER_ADDR="127.0.0.1")
+    wait_for_checkpoint(run)
+    slurm.command("scancel", str(number))
+    slurm.wait(number, 60, "CANCELLED", "COMPLETED", "FAILED")
+    until = time.monotonic() + 30
+    while json.loads((run / "summary.json").read_text())["status"] == "running":
+        assert time.monotonic() < until, slurm.output(number)
+        time.sleep(0.2)
+    steps = max(int(path.name[5:]) for path in run.glob("checkpoints/step-*"))
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == steps > 0
+    assert newest_valid(run / "checkpoints") is not None
+
+
+def test_a_first_node_without_an_address_ends_the_ranks_in_one_line(slurm: SlurmCluster) -> None:
+    """The nodes of this cluster are called node1 and node2, and nothing resolves that."""
+    number = plain_srun(slurm, slurm.folder / "runs" / "unresolved", SMALL)
+    job = slurm.wait(number, 120, "FAILED", "COMPLETED", "CANCELLED")
+    assert job["ExitCode"] == "2:0", slurm.output(number)
+    assert "covey: the ranks meet at 'node1', which has no address on this machine" in slurm.output(number)
+
+
+@pytest.mark.parametrize(
+    ("says", "line"),
+    [
+        ("exit 1", 'the name of node1 has no address there: set COVEY_NODE_IPS="IP IP ..."'),
+        ("echo 127.0.1.1", "the name of node1 is 127.0.1.1 there, where no other node finds it"),
+    ],
+)
+def test_nodes_that_do_not_know_their_address_end_the_script_in_one_line(
+    says: str, line: str, slurm: SlurmCluster
+) -> None:
+    programs = slurm.folder / "programs"
+    programs.mkdir(exist_ok=True)
+    (programs / "hostname").write_text(f"#!/bin/bash\n{says}\n")
+    (programs / "hostname").chmod(0o755)
+    venv = slurm.folder / "venv" / "bin"
+    venv.mkdir(parents=True, exist_ok=True)
+    for path in (COVEY, COVEY.parent / "ray", programs / "hostname"):
+        (venv / path.name).unlink(missing_ok=True)
+        (venv / path.name).symlink_to(path)
+    number = slurm.submit(str(ROOT / "slurm" / "async.sbatch"), *SMALL, COVEY_VENV=str(venv.parent))
+    job = slurm.wait(number, 60, "FAILED", "COMPLETED", "CANCELLED")
+    assert job["ExitCode"] == "2:0", slurm.output(number)
+    assert line in slurm.output(number)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import pytest
 
 from covey.cli.main import main
 from covey.system import accelerate_launch, ranks
-from covey.system.ranks import check_ranks, first_host, meeting_place
+from covey.system.ranks import check_address, check_ranks, first_host, meeting_place
 
 from ..support.processes import in_forks
 
@@ -274,3 +275,20 @@ def test_the_real_launcher_is_heard() -> None:
     done = subprocess.run([*command, *typed], capture_output=True, text=True, timeout=240, check=False)
     assert f"covey: {accelerate_launch.ACCUMULATION}" in done.stderr.splitlines()
     assert done.returncode != 0
+
+
+def test_a_place_to_meet_without_an_address_is_refused_before_anybody_waits_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(name: str, port: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    check_address("127.0.0.1")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ValueError, match=r"^the ranks meet at 'gpu03', .*not known\): set MASTER_ADDR"):
+        check_address("gpu03")
+
+
+def test_a_name_that_no_machine_can_have_is_refused_as_well() -> None:
+    with pytest.raises(ValueError, match="set MASTER_ADDR"):
+        check_address("a" * 70 + ".b")

@@ -46,6 +46,7 @@ def process_group(seconds: float, device: str = "auto") -> Iterator[None]:
         return
     # Meet the other ranks
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = ranks.meeting_place()
+    ranks.check_address(os.environ["MASTER_ADDR"])
     is_on_gpu = device != "cpu" and torch.cuda.is_available()
     if is_on_gpu:
         torch.cuda.set_device(own_gpu(device, ranks.local_rank(), torch.cuda.device_count()))

@@ -6,6 +6,7 @@ Imports nothing heavy: the command asks before torch is needed.
 import atexit
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
@@ -76,6 +77,17 @@ def meeting_place(environment: Mapping[str, str] = os.environ) -> tuple[str, str
         ids = (environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0"))
         port = str(FIRST_PORT + (31 * int(ids[0]) + int(ids[1])) % NUM_PORTS)
     return environment.get("MASTER_ADDR", address), environment.get("MASTER_PORT", port)
+
+
+def check_address(address: str) -> None:
+    """Refuse (ValueError) a place to meet that this machine cannot find, before anybody waits for the others there."""
+    try:
+        socket.getaddrinfo(address, None)
+    except (OSError, UnicodeError) as error:
+        raise _own(
+            f"the ranks meet at {address!r}, which has no address on this machine ({error}): set MASTER_ADDR to the "
+            "address of the first one"
+        ) from error
 
 
 def first_host(nodes: str) -> str:
