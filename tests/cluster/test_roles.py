@@ -11,8 +11,9 @@ from covey.cluster.slot import Limits
 from covey.cluster.start import connect
 from covey.cluster.trainers import trainer_ranks
 from covey.config.validate import validate
+from covey.types import RunStopped
 
-from ..support.fake_ray import fake_ray
+from ..support.fake_ray import FakeRay, fake_ray
 from ..support.small import small_config
 
 
@@ -118,3 +119,16 @@ def test_a_reference_beside_ranks_of_a_launcher_is_refused(monkeypatch: pytest.M
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match=r"^devices.reference=1 and devices.judge=0 need ranks that Ray starts"):
         validate(small_config(source="ray", devices__reference=1, algorithm__kl_coef=0.1))
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "line"), [(False, "^no node of the Ray cluster is alive$"), (True, "^lost the other ranks$")]
+)
+def test_ranks_that_are_lost_with_the_cluster_end_in_the_line_of_the_cluster(is_alive: bool, line: str) -> None:
+    def lose(ray: FakeRay) -> None:
+        with trainer_ranks(DevicesConfig(trainer=2), lambda: None):
+            ray.alive = is_alive
+            raise RunStopped("lost the other ranks")
+
+    with fake_ray() as ray, pytest.raises(RunStopped, match=line):
+        lose(ray)

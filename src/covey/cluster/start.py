@@ -161,6 +161,19 @@ def check_store() -> None:
             raise ClusterLost(f"the object store of the Ray cluster is gone ({error})") from error
 
 
+def loss_of_cluster(seconds: float) -> ClusterLost | None:
+    """Return what is wrong with the cluster, None where it answers within `seconds` and a node is alive."""
+    answer: SimpleQueue[list[dict[str, Any]]] = SimpleQueue()
+    threading.Thread(target=lambda to: to.put(import_ray().nodes()), args=(answer,), daemon=True).start()
+    try:
+        nodes = answer.get(timeout=seconds)
+    except Empty:
+        return ClusterLost(f"the Ray cluster gave no sign of life for {seconds:g} s")
+    if not any(node["Alive"] for node in nodes):
+        return ClusterLost("no node of the Ray cluster is alive")
+    return None
+
+
 def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: threading.Event) -> None:
     """Look at the cluster in a thread until it is gone, after `silence` seconds without an answer at the latest.
 
@@ -170,15 +183,8 @@ def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: 
 
     def look() -> None:
         while not is_over.wait(LOOK_SECONDS):
-            answer: SimpleQueue[list[dict[str, Any]]] = SimpleQueue()
-            threading.Thread(target=lambda to: to.put(import_ray().nodes()), args=(answer,), daemon=True).start()
-            try:
-                nodes = answer.get(timeout=seconds)
-            except Empty:
-                tell(ClusterLost(f"the Ray cluster gave no sign of life for {seconds:g} s"))
-                return
-            if not any(node["Alive"] for node in nodes):
-                tell(ClusterLost("no node of the Ray cluster is alive"))
+            if (lost := loss_of_cluster(seconds)) is not None:
+                tell(lost)
                 return
 
     threading.Thread(target=look, name="covey-cluster", daemon=True).start()

@@ -16,7 +16,7 @@ import torch
 from covey.cluster.roles import NODE_SHARE, Allotment, role_of
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import last_line
-from covey.cluster.start import ClusterLost, connect, disconnect, import_ray, worker_environment
+from covey.cluster.start import ClusterLost, connect, disconnect, import_ray, loss_of_cluster, worker_environment
 from covey.system import ranks
 from covey.types import RunStopped
 
@@ -27,6 +27,8 @@ START_SECONDS = 120.0
 END_SECONDS = 30.0
 """For the other ranks to end once this one is done."""
 
+LOOK_SECONDS = 5.0
+"""For the cluster to answer once a rank is lost."""
 WHY_SECONDS = 2.0
 """For a rank that failed to say why, once this one has lost it."""
 
@@ -97,19 +99,26 @@ def _running(
 ) -> Iterator[None]:
     """Have the other ranks run `work`. They are gone afterwards."""
     actors = [_start(ray, place, rank, own) for rank, own in zip(_others(devices), variables, strict=True)]
+    is_there = True
     try:
         _await_all(ray, [actor.ready.remote() for actor in actors])
         running = [actor.run.remote(work) for actor in actors]
         try:
             yield
-        except ClusterLost:  # nobody is left who could be asked
+        except ClusterLost:
             raise
-        except RunStopped:
+        except RunStopped as stopped:
+            # Ray's calls wait for a cluster that is gone until Ray ends this process without a word
+            if (lost := loss_of_cluster(LOOK_SECONDS)) is not None:
+                raise lost from stopped
             _say_why(ray, ray.wait(running, num_returns=len(running), timeout=WHY_SECONDS)[0])
             raise
         _end(ray, running)
+    except ClusterLost:
+        is_there = False
+        raise
     finally:
-        for actor in actors:
+        for actor in actors if is_there else ():  # else nobody is left who could be asked
             with suppress(Exception):
                 ray.kill(actor, no_restart=True)
 
