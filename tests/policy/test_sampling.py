@@ -94,6 +94,14 @@ def test_top_p_keeps_at_least_one_token_and_no_more_of_equal_ones_than_needed() 
     assert mask.tolist() == [[True] * 4 + [False] * 4]
 
 
+def test_with_top_k_no_draw_sorts_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = kept(top_k=4, top_p=0.71)
+    monkeypatch.setattr(torch.Tensor, "sort", lambda *given, **how: pytest.fail("it sorts"))
+    assert kept(top_k=4, top_p=0.71) == expected == [1, 3]
+    with pytest.raises(pytest.fail.Exception, match="it sorts"):
+        kept(top_p=0.71)
+
+
 def test_min_p_is_relative_to_the_most_likely_token() -> None:
     assert kept(min_p=0.3) == [0, 1, 3]
     assert kept(min_p=0.9) == [1]

@@ -9,12 +9,23 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import Scoring
+from covey.policy.models import probe
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import inference
 from covey.policy.settings import ModelConfig
 from covey.types import Sampling
 
-from ...support.builders import SGD, byte_batch, logprobs, make, make_trainer, probe_logits, random_groups, saved_model
+from ...support.builders import (
+    SGD,
+    byte_batch,
+    logprobs,
+    make,
+    make_trainer,
+    nano,
+    probe_logits,
+    random_groups,
+    saved_model,
+)
 
 DROPOUT = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0},
@@ -114,3 +125,12 @@ def test_an_architecture_whose_attention_a_layout_would_get_wrong_is_refused(arc
     with pytest.raises(ValueError, match=message) as caught:
         load_policy(ModelConfig(name=saved_model(tmp_path, architecture, **config)), seed=0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_head_that_rounds_otherwise_is_plain_and_one_that_does_more_is_not() -> None:
+    policy = nano()
+    hidden = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = policy.head(hidden)
+        assert probe._is_plain(policy, hidden, logits + 4 * torch.finfo(torch.float32).eps * logits.abs().max())
+        assert not probe._is_plain(policy, hidden, logits * 1.001)
