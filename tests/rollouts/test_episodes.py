@@ -244,6 +244,49 @@ def test_tools_that_cannot_be_listed_fail_the_attempts_and_close_them() -> None:
     assert [episode.closed for episode in environment.begun] == [1, 1]
 
 
+@dataclass
+class Compares(Talks):
+    """Judges the attempts of a group at once, by their place in it."""
+
+    heard: list[Any] = field(default_factory=list)
+    verdicts: Callable[[int], Any] = lambda count: [Reward(float(place), {}) for place in range(count)]
+
+    def judges_groups(self, prompt: Prompt) -> bool:
+        return True
+
+    async def score_group(self, prompt: Prompt, episodes: Any, conversations: Any) -> list[Reward | Failure]:
+        self.heard.append([(episode.closed, len(said)) for episode, said in zip(episodes, conversations, strict=True)])
+        return self.verdicts(len(episodes))  # type: ignore[no-any-return]
+
+
+def test_attempts_of_a_group_are_judged_together_before_any_is_closed() -> None:
+    environment = Compares(lambda number: Scripted(broken if number == 1 else done_after(number + 1, reward=0.25)))
+    group = played(environment, 3)
+    assert environment.heard == [[(0, 3), (0, 7)]]
+    assert [rollout.reward.value for rollout in group.rollouts] == [0.25, 1.75]
+    assert group.failures == (Failure("talks.reply raised OSError: the server is gone"),)
+    assert [episode.closed for episode in environment.begun] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "reason"),
+    [
+        (lambda count: [Reward(1.0, {})], "talks.score returned 1 verdicts for 2 completions"),
+        (lambda count: 1 / 0, "talks.score raised ZeroDivisionError: division by zero"),
+        (lambda count: None, "talks.score raised TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_a_group_that_cannot_be_judged_is_failures(verdicts: Any, reason: str) -> None:
+    group = played(Compares(lambda _: Scripted(going_on), verdicts=verdicts))
+    assert group.failures == (Failure(reason),) * 2
+
+
+def test_a_group_without_an_attempt_is_not_judged() -> None:
+    environment = Compares(lambda _: Scripted(broken))
+    assert len(played(environment).failures) == 2
+    assert environment.heard == []
+
+
 def test_a_run_that_is_stopped_closes_every_episode_once() -> None:
     def stop(answer: Answer) -> Observation:
         raise RunStopped("enough")

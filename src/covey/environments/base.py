@@ -83,6 +83,19 @@ class Environment(ABC):
         """
         return Replies(self, prompt) if self.can_reply else None
 
+    def judges_groups(self, prompt: Prompt) -> bool:
+        """Return whether `score_group` judges the finished episodes of the prompt, in the stead of `Episode.score`."""
+        return False
+
+    async def score_group(
+        self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
+    ) -> list[Reward | Failure]:
+        """Return one judgement for each finished episode of a group, in order: they may be compared.
+
+        No episode is closed yet. `conversations` are what was said in each, from its first message.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.judges_groups needs score_group")
+
     def max_turns(self, prompt: Prompt) -> int:
         """Return how many turns the policy has at most, where `environment.max_turns` is not set."""
         return DEFAULT_MAX_TURNS

@@ -74,6 +74,16 @@ class Mixture(Environment):
         part, own = self._of(prompt)
         return part.episode(own, seed)
 
+    def judges_groups(self, prompt: Prompt) -> bool:
+        part, own = self._of(prompt)
+        return part.judges_groups(own)
+
+    async def score_group(
+        self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
+    ) -> list[Reward | Failure]:
+        part, own = self._of(prompt)
+        return await part.score_group(own, episodes, conversations)
+
     def max_turns(self, prompt: Prompt) -> int:
         part, own = self._of(prompt)
         return part.max_turns(own)

@@ -43,6 +43,8 @@ class Attempt:
     re_encoded_tokens: int = 0
     verdict: Reward | Failure | None = None
     """The episode's own; None leaves it to the environment."""
+    conversation: tuple[Message, ...] = ()
+    """All that was said, from the first message of the prompt, once the episode is over."""
 
     @property
     def token_ids(self) -> list[int]:

@@ -20,7 +20,7 @@ from covey.rollouts.attempt import Attempt, Segment, sampled
 from covey.rollouts.encoding import Tools, as_conversation, encode_prompt, extended
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.turns import decoded, known_ids, observed_tokens, rendered_tokens, turn_seed
-from covey.rollouts.verdicts import asked, checked, tried
+from covey.rollouts.verdicts import asked, checked, judge_together, tried
 from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
 LOGGER = logging.getLogger(__name__)
@@ -61,7 +61,10 @@ async def play_group(
         sessions += _open(sampler, sampler.limits_for(prompt), openings, sampling)
         for index, (opening, episode, session) in enumerate(zip(openings, episodes, sessions, strict=True)):
             playing.append(asyncio.ensure_future(_play(sampler, opening, episode, session, sampling, index)))
-        return list(await asyncio.gather(*playing))
+        attempts = list(await asyncio.gather(*playing))
+        if sampler.environment.judges_groups(prompt):
+            await judge_together(sampler.environment, sampler.stages, prompt, episodes, attempts)
+        return attempts
     finally:
         for task in playing:
             task.cancel()
@@ -183,7 +186,9 @@ class _Player:
             if failure is not None:
                 return failure
         seconds = self._limits.turn_timeout
-        conversation = self._conversation()
+        self._attempt.conversation = conversation = self._conversation()
+        if self._sampler.environment.judges_groups(self._prompt):
+            return self._attempt
         verdict = await asked(
             self._sampler.stages, self._prompt, "score", lambda: self._episode.score(conversation), seconds
         )

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from covey.environments.base import Environment
+from covey.environments.episode import Episode
 from covey.environments.reward_functions.call import problem_with
+from covey.rollouts.attempt import Attempt
 from covey.system.waits.watchdog import ScoringTimeout, Stages
 from covey.types import Failure, Prompt, Reward, RunStopped
 
@@ -52,14 +54,38 @@ async def judged(
     token_ids: Sequence[Sequence[int]],
 ) -> list[Reward | Failure]:
     """Return the environment's verdicts: one for each completion, every reward a finite number."""
-    found = await asked(stages, prompt, "score", lambda: environment.score_tokens(prompt, texts, token_ids))
+    ask = lambda: environment.score_tokens(prompt, texts, token_ids)  # noqa: E731
+    return _each(prompt, await asked(stages, prompt, "score", ask), len(texts))
+
+
+async def judge_together(
+    environment: Environment,
+    stages: Stages,
+    prompt: Prompt,
+    episodes: Sequence[Episode | Failure],
+    attempts: Sequence[Attempt | Failure],
+) -> None:
+    """Have the environment judge the attempts of a group that came to an end, before any is closed."""
+    pairs = zip(episodes, attempts, strict=True)
+    left = [(e, a) for e, a in pairs if not isinstance(e, Failure) and not isinstance(a, Failure)]
+    if not left:
+        return
+    conversations = [attempt.conversation for _, attempt in left]
+    ask = lambda: environment.score_group(prompt, [episode for episode, _ in left], conversations)  # noqa: E731
+    found = _each(prompt, await asked(stages, prompt, "score", ask), len(left))
+    for (_, attempt), verdict in zip(left, found, strict=True):
+        attempt.verdict = verdict
+
+
+def _each(prompt: Prompt, found: Sequence[Reward | Failure] | Failure, count: int) -> list[Reward | Failure]:
+    """Return one verdict for each completion, Failures where there are not as many."""
+    name = f"{prompt.environment}.score"
     try:
-        verdicts = [found] * len(texts) if isinstance(found, Failure) else list(found)
+        verdicts = [found] * count if isinstance(found, Failure) else list(found)
     except TypeError as error:
-        verdicts = [Failure(f"{prompt.environment}.score raised TypeError: {error}")] * len(texts)
-    if len(verdicts) != len(texts):
-        reason = f"{prompt.environment}.score returned {len(verdicts)} verdicts for {len(texts)} completions"
-        return [Failure(reason)] * len(texts)
+        verdicts = [Failure(f"{name} raised TypeError: {error}")] * count
+    if len(verdicts) != count:
+        return [Failure(f"{name} returned {len(verdicts)} verdicts for {count} completions")] * count
     return [checked(verdict, prompt.environment) for verdict in verdicts]
 
 

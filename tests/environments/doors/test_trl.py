@@ -13,7 +13,7 @@ from covey.environments.episode import Observation
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.types import Failure, Reward
 
-from ...support.tools import call, multiply, play, run
+from ...support.tools import answer, call, multiply, play, run
 
 ROWS = [
     {"prompt": [{"role": "user", "content": "Buy a cow."}], "thing": "cow", "environment": "shop"},
@@ -129,6 +129,68 @@ def test_functions_may_change_what_they_are_given() -> None:
 
     _, verdict = played(row_tools(spoils, counts, factories=None, tools=[multiply]), call("multiply", a=1, b=2), "2")
     assert verdict == Reward(3.0, {"spoils": 0.0, "counts": 3.0})
+
+
+def grouped(environment: RowTools, *talks: Sequence[str]) -> list[Any]:
+    """The verdicts on attempts at one prompt that are judged together."""
+
+    async def whole() -> list[Any]:
+        prompt = environment.prompts("train")[0]
+        episodes = [environment.episode(prompt, seed) for seed in range(len(talks))]
+        for episode, texts in zip(episodes, talks, strict=True):
+            await episode.reset()
+            for turn, text in enumerate(texts, start=1):
+                await episode.reply(answer(text, turn))
+        found = await environment.score_group(prompt, episodes, [()] * len(episodes))
+        for episode in episodes:
+            await episode.close()
+        return found
+
+    return run(whole())
+
+
+def test_functions_compare_the_attempts_of_a_group_with_their_objects() -> None:
+    calls: list[int] = []
+
+    def rank(completions: Any, environments: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        calls.append(len(completions))
+        lengths = [len(messages[-1]["content"]) for messages in completions]
+        assert [len(shop.bought) for shop in environments] == [1, 0, 1]
+        assert [len(ids) for ids in completion_ids] == [2, 1, 2]
+        return [float(sorted(lengths).index(length)) for length in lengths]
+
+    environment = row_tools(rank)
+    assert environment.judges_groups(environment.prompts("train")[0])
+    cow = call("buy", thing="cow")
+    found = grouped(environment, [cow, "Thanks a lot."], ["No."], [cow, "Thanks."])
+    assert found == [
+        Reward(3.0, {"rank": 2.0, "Shop": 1.0}),
+        Reward(0.0, {"rank": 0.0, "Shop": 0.0}),
+        Reward(2.0, {"rank": 1.0, "Shop": 1.0}),
+    ]
+    assert calls == [3]
+
+
+def test_an_object_that_breaks_fails_its_own_attempt_and_is_used_no_more() -> None:
+    class Fragile(Shop):
+        def get_reward(self) -> float:
+            if not self.bought:
+                raise OSError("the till is gone")
+            return 1.0
+
+    def even(completions: Any, **columns: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+    environment = row_tools(even, factories=Fragile)
+    good, bad = grouped(environment, [call("buy", thing="cow"), "Thanks."], ["No."])
+    assert good == Reward(1.5, {"even": 0.5, "Fragile": 1.0})
+    assert bad == Failure("Fragile.get_reward raised OSError: the till is gone")
+    assert len(environment._pool[""]) == 1
+
+
+def test_without_functions_each_attempt_is_judged_as_it_ends() -> None:
+    environment = row_tools()
+    assert not environment.judges_groups(environment.prompts("train")[0])
 
 
 def test_instances_are_made_once_and_reset_often() -> None:

@@ -8,6 +8,7 @@
 Instances are pooled, made once and reset often, and never used by two attempts at a time.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,12 @@ from typing import Any
 from covey.environments.base import Environment, Split, text_of
 from covey.environments.conversations.tools.calling import called_in_time
 from covey.environments.conversations.tools.environment import WithTools
-from covey.environments.conversations.tools.episode import Talk
+from covey.environments.conversations.tools.episode import Talk, ToolEpisode
 from covey.environments.doors.mcp import McpServer
-from covey.environments.episode import Observation
+from covey.environments.episode import Episode, Observation
 from covey.environments.reward_functions.call import name_of, problem_with
-from covey.environments.reward_functions.environment import RewardFunctions
-from covey.types import Failure, Message, Prompt, Reward
+from covey.environments.reward_functions.environment import Conversation, RewardFunctions
+from covey.types import Failure, Message, Prompt, Reward, RunStopped
 
 Factory = Callable[[], Any]
 COLUMN = "environment"
@@ -122,17 +123,46 @@ class RowTools(WithTools):
                 server.close()
         super().close()
 
+    def judges_groups(self, prompt: Prompt) -> bool:
+        """Functions are called once for a group, as TRL calls them once for all completions: they may compare."""
+        return self._has_rewards
+
+    async def score_group(
+        self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
+    ) -> list[Reward | Failure]:
+        pairs = zip(episodes, conversations, strict=True)
+        talks = [episode.whole_talk(said) for episode, said in pairs if isinstance(episode, ToolEpisode)]
+        found = await self.judged.score_conversations(prompt, [self._said(prompt, talk) for talk in talks])
+        sums = (self._sum(talk, verdict) for talk, verdict in zip(talks, found, strict=True))
+        return list(await asyncio.gather(*sums))
+
     async def judge(self, prompt: Prompt, talk: Talk, *, counts: bool = True) -> Reward | Failure:
         found: Reward | Failure = Failure("no reward function applied", is_fault=False)
         if self._has_rewards:
-            asked = replace(prompt, text=_after_reset(prompt.text, talk.opening))
-            said = talk.messages or [{"role": "assistant", "content": ""}]  # there was no room for a turn
-            whole = asked, said, talk.token_ids, talk.state
-            found = await self.judged.score_conversation(*whole, counts=counts)
+            said = [self._said(prompt, talk)]
+            (found,) = await self.judged.score_conversations(prompt, said, counts=counts)
+        return await self._with_own(talk, found)
+
+    def _said(self, prompt: Prompt, talk: Talk) -> Conversation:
+        """Return an attempt as reward functions get it."""
+        said = talk.messages or [{"role": "assistant", "content": ""}]  # there was no room for a turn
+        return Conversation(_after_reset(prompt.text, talk.opening), said, talk.token_ids, talk.state)
+
+    async def _sum(self, talk: Talk, found: Reward | Failure) -> Reward | Failure:
+        """Add what the object of an attempt says, whose failure is its attempt's alone."""
+        try:
+            return await self._with_own(talk, found)
+        except RunStopped:
+            raise
+        except Exception as error:  # foreign code
+            talk.is_broken = True
+            return Failure(f"{type(talk.state).__name__}.get_reward raised {type(error).__name__}: {error}")
+
+    async def _with_own(self, talk: Talk, found: Reward | Failure) -> Reward | Failure:
+        """Return a verdict with what the object of the attempt says itself on top."""
         own = getattr(talk.state, "get_reward", None)
         if own is None or (isinstance(found, Failure) and found.is_fault):
             return found
-        # What the object itself says, on top
         name = type(talk.state).__name__
         value = await called_in_time(own, f"{name}.get_reward", self.tool_timeout)
         if value is None:

@@ -18,7 +18,7 @@ import copy
 import functools
 import logging
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,17 +103,17 @@ def reward_functions(
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
-    """What functions are called with in the place of, and besides, an attempt's last answer."""
+class Conversation:
+    """An attempt of several turns, as reward functions get it."""
 
-    messages: Sequence[Message] | None = None
-    """All that was said since the prompt."""
-    objects: Mapping[str, Any] = field(default_factory=dict)
-
-    def keywords(self) -> dict[str, Any]:
-        """Return the arguments, the messages anew for each function: it may change them."""
-        talk = {} if self.messages is None else {"completions": [copy.deepcopy([dict(m) for m in self.messages])]}
-        return {**talk, **self.objects}
+    asked: str | tuple[Message, ...]
+    """Its prompt, with what was added to it before the first turn."""
+    messages: Sequence[Message]
+    """All that was said since."""
+    token_ids: Sequence[int]
+    """What the policy sampled, over all turns."""
+    environment: object | None = None
+    """The attempt's own object."""
 
 
 class RewardFunctions(Environment):
@@ -198,28 +198,37 @@ class RewardFunctions(Environment):
         least 20)."""
         return await self._score(prompt, completions, _tokens(completion_ids))
 
-    async def score_conversation(
-        self,
-        prompt: Prompt,
-        messages: Sequence[Message],
-        token_ids: Sequence[int],
-        environment: object | None = None,
-        *,
-        counts: bool = True,
-    ) -> Reward | Failure:
-        """Judge one attempt of several turns by all messages since its prompt.
+    async def score_conversations(
+        self, prompt: Prompt, conversations: Sequence[Conversation], *, counts: bool = True
+    ) -> list[Reward | Failure]:
+        """Judge attempts of several turns at a prompt, each by all its messages, in one call of each function.
 
-        `environment`, its own object, comes as `environments`; not to functions in workers, which it cannot be sent to.
-        Without `counts` nothing is counted or logged, as in a dry run.
+        Their objects come as `environments`; not to functions in workers, which these cannot be sent to. Without
+        `counts` nothing is counted or logged, as in a dry run.
         """
-        said = [dict(message) for message in messages]
-        of_object = {} if environment is None or not self.settings.in_process else {"environments": [environment]}
-        talk = None if isinstance(prompt.text, str) else said
-        asked = prompt, [final_text(said)], _tokens([token_ids]), Extra(talk, of_object)
+        said = [final_text(conversation.messages) for conversation in conversations]
+        tokens = _tokens([conversation.token_ids for conversation in conversations])
+        more = lambda: self._of_conversations(conversations)  # noqa: E731
         if counts:
-            return (await self._score(*asked))[0]
-        (score,), _ = await self.judged(*asked)
-        return Reward(0.0, {}) if score is _DOES_NOT_APPLY else score
+            return await self._score(prompt, said, tokens, more)
+        scores, _ = await self.judged(prompt, said, tokens, more)
+        return [Reward(0.0, {}) if score is _DOES_NOT_APPLY else score for score in scores]
+
+    def _of_conversations(self, conversations: Sequence[Conversation]) -> dict[str, list[Any]]:
+        """Return what functions get of conversations in the place of, and besides, the last answers."""
+        found: dict[str, list[Any]] = {"prompts": [], "completions": []}
+        for conversation in conversations:
+            if isinstance(conversation.asked, str):
+                found["prompts"].append(conversation.asked)
+                found["completions"].append(final_text(conversation.messages))
+                continue
+            asked, _ = split_prefill(conversation.asked)
+            found["prompts"].append([copy.deepcopy(dict(message)) for message in asked])
+            found["completions"].append([copy.deepcopy(dict(message)) for message in conversation.messages])
+        objects = [c.environment for c in conversations]
+        if self.settings.in_process and all(made is not None for made in objects):
+            found["environments"] = objects
+        return found
 
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
         return _DryRun(self), prompt
@@ -229,9 +238,9 @@ class RewardFunctions(Environment):
         prompt: Prompt,
         completions: Sequence[str],
         tokens: Mapping[str, list[list[int]]],
-        extra: Extra | None = None,
+        more: Callable[[], Mapping[str, list[Any]]] = dict,
     ) -> list[Reward | Failure]:
-        scores, outcomes = await self.judged(prompt, completions, tokens, extra)
+        scores, outcomes = await self.judged(prompt, completions, tokens, more)
         applied = [score for score in scores if score is not _DOES_NOT_APPLY]
         self._stop_where_nothing_applies(len(scores), len(applied))
         self._note(applied)
@@ -245,14 +254,11 @@ class RewardFunctions(Environment):
         prompt: Prompt,
         completions: Sequence[str],
         tokens: Mapping[str, list[list[int]]],
-        extra: Extra | None = None,
+        more: Callable[[], Mapping[str, list[Any]]] = dict,
     ) -> tuple[list[Reward | Failure], list[Outcome]]:
         """Return the sums of the functions and what each says. Nothing is counted or logged."""
         count = len(completions)
-        more = extra or Extra()
-        keywords = [
-            {**self._keywords(prompt, completions), **copy.deepcopy(tokens), **more.keywords()} for _ in self._functions
-        ]
+        keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens), **more()} for _ in self._functions]
         calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
         outcomes = await asyncio.gather(*calls)
         return [self._reward(index, outcomes) for index in range(count)], outcomes

@@ -107,10 +107,14 @@ class ToolEpisode(Episode):
         )
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
+        return await self._whole(self._judge(self.whole_talk(conversation)))
+
+    def whole_talk(self, conversation: Sequence[Message]) -> Talk:
+        """Return all that was said once the episode is over."""
         # A turn that was cut is no answer, so that `reply` has not heard of it
         if len(conversation) > self._num_heard and conversation[-1]["role"] == "assistant":
             self.talk.messages.append(conversation[-1])
-        return await self._whole(self._judge(self.talk))
+        return self.talk
 
     async def close(self) -> None:
         await self._closes()

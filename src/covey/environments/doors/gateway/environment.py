@@ -14,7 +14,7 @@ from covey.environments.doors.gateway.settings import AgentConfig
 from covey.environments.doors.gateway.wire import RunSampling
 from covey.environments.episode import Episode
 from covey.environments.reward_functions.call import problem_with
-from covey.environments.reward_functions.environment import RewardFunctions
+from covey.environments.reward_functions.environment import Conversation, RewardFunctions
 from covey.system.lookup import resolve
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -66,11 +66,8 @@ class AgentEnvironment(Judged):
         found: Reward | Failure = Reward(0.0)
         if self._has_rewards:
             said: list[Message] = outcome.messages or [{"role": "assistant", "content": ""}]
-            found = await self.judged.score_conversation(
-                prompt if isinstance(prompt.text, str) else replace(prompt, text=outcome.opening or prompt.text),
-                said,
-                outcome.token_ids,
-            )
+            asked = prompt.text if isinstance(prompt.text, str) else outcome.opening or prompt.text
+            (found,) = await self.judged.score_conversations(prompt, [Conversation(asked, said, outcome.token_ids)])
         if own is None or (isinstance(found, Failure) and found.is_fault):
             return found
         base = found if isinstance(found, Reward) else Reward(0.0)
