@@ -10,11 +10,13 @@ from covey.api import objects
 from covey.api.settings import make_config
 from covey.config.schema import Config, group_choices
 from covey.environments.base import Environment, EnvironmentLike, adapt
-from covey.environments.build import build_reward_functions
+from covey.environments.build import build_reward_functions, build_tools
+from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import CustomConfig
+from covey.environments.settings import CustomConfig, EnvironmentConfig
 from covey.run.given import Given
+from covey.system.lookup import resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,18 @@ class Arguments:
     data: Any = None
     tokenizer: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    tools: Any = None
+
+    @property
+    def tool_list(self) -> list[Any]:
+        """Return functions, and the class of an attempt's own object, those that were named loaded."""
+        given = [] if self.tools is None else list(self.tools) if isinstance(self.tools, list | tuple) else [self.tools]
+        return [resolve(tool, {}) if isinstance(tool, str) else tool for tool in given]
+
+    @property
+    def unnamed_tools(self) -> list[str]:
+        """Return the names of tools that no other process could import."""
+        return [name_of(tool) for tool in self.tool_list if objects.importable_name(tool) is None]
 
     @property
     def model_in_memory(self) -> Any:
@@ -79,18 +93,31 @@ def _check_arguments(asked: Arguments) -> None:
     """Refuse arguments that leave each other no meaning."""
     if asked.environment is not None and asked.rewards is not None:
         raise ValueError("an environment scores its completions itself: leave rewards out, or give rows as data")
-    if asked.rows is not None and asked.rewards is None:
+    _check_tools(asked)
+    has_toolset = any(isinstance(tool, type) for tool in asked.tool_list)
+    if asked.rows is not None and asked.rewards is None and not has_toolset:
         raise ValueError("rows in memory need rewards, functions or names; an environment by name reads a path")
     if asked.tokenizer is not None and asked.model_in_memory is None:
         raise ValueError("tokenizer=... goes with a model in memory; a model by name has its own")
 
 
+def _check_tools(asked: Arguments) -> None:
+    """Refuse tools that are none, or that go with nothing."""
+    wrong = next((tool for tool in asked.tool_list if not callable(tool)), None)
+    if wrong is not None:
+        raise ValueError(f"tools must be functions, a class or their names, got {wrong!r:.80}")
+    if asked.tool_list and asked.environment is not None:
+        raise ValueError("an environment has tools of its own: leave tools out, or give rows as data")
+    if sum(isinstance(tool, type) for tool in asked.tool_list) > 1:
+        raise ValueError("tools may hold one class, of which each attempt has an object of its own")
+
+
 def _chosen_environment(asked: Arguments, base: Config | None) -> tuple[Config | None, dict[str, Any]]:
     """Return base and settings with the environment that the arguments ask for."""
     settings, base = dict(asked.settings), copy.deepcopy(base)
-    if asked.environment is None and asked.rewards is None:
+    if asked.environment is None and asked.rewards is None and not asked.tool_list:
         return base, settings
-    kind, name = (RewardFunctionsConfig, "reward_functions") if asked.environment is None else (CustomConfig, "custom")
+    kind, name = _kind(asked)
     if settings.get("environment", name) != name:
         raise ValueError(f"environment={settings['environment']} has rewards of its own: leave rewards and data out")
     if base is None:
@@ -98,6 +125,13 @@ def _chosen_environment(asked: Arguments, base: Config | None) -> tuple[Config |
     if not isinstance(base.environment, kind):
         base.environment = kind()
     return base, {key: value for key, value in settings.items() if key != "environment"}
+
+
+def _kind(asked: Arguments) -> tuple[type[EnvironmentConfig], str]:
+    """Return the settings and the name of the environment that the arguments make."""
+    if asked.environment is not None:
+        return CustomConfig, "custom"
+    return (ToolsConfig, "tools") if asked.tool_list else (RewardFunctionsConfig, "reward_functions")
 
 
 def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
@@ -122,6 +156,10 @@ def _task_settings(asked: Arguments) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if asked.rewards is not None:
         found["rewards"] = [objects.reward_entry(reward) for reward in asked.reward_list]
+    if asked.tool_list:
+        toolset = next((tool for tool in asked.tool_list if isinstance(tool, type)), None)
+        found["environment.tools"] = [objects.tool_entry(tool) for tool in asked.tool_list if tool is not toolset]
+        found["environment.toolset"] = None if toolset is None else objects.tool_entry(toolset)
     if asked.data is not None:
         found["data.path"] = f"{objects.HOME}:rows" if asked.rows is not None else str(asked.data)
     return found
@@ -134,12 +172,15 @@ def _given(asked: Arguments) -> Given:
         if asked.environment is not None:
             return adapt(asked.environment)
         rows = None if asked.rows is None else objects.splits_of(asked.rows)
+        if asked.tool_list:
+            return build_tools(config.environment, config, asked.reward_list, rows, asked.tool_list)
         return build_reward_functions(config.environment, config, asked.reward_list, rows)
 
     model, tokenizer = asked.model_in_memory, asked.tokenizer
     if model is not None and tokenizer is None:
         tokenizer = _tokenizer_of(model)
-    has_objects = asked.environment is not None or asked.rows is not None or bool(asked.unnamed_rewards)
+    unnamed = asked.unnamed_rewards + asked.unnamed_tools
+    has_objects = asked.environment is not None or asked.rows is not None or bool(unnamed)
     return Given(model, tokenizer, make_environment if has_objects else None)
 
 
@@ -183,6 +224,7 @@ def _notes(asked: Arguments, config: Config) -> list[str]:
         *(["the environment"] if asked.environment is not None else []),
         *(["the rows"] if asked.rows is not None else []),
         *unnamed,
+        *asked.unnamed_tools,
     ]
     if kept:
         verb = "is an object" if len(kept) == 1 else "are objects"

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Rows = Iterable[Mapping[str, Any]]
 Data = str | Path | Rows | Mapping[str, Rows] | EnvironmentLike
 """A path or hub name, rows (a datasets.Dataset, a list of dicts), rows by split, or an environment."""
+Tools = Callable[..., Any] | str | Sequence[Callable[..., Any] | str]
+"""Functions, one class, or their names as module:function."""
 
 
 @dataclass
@@ -51,6 +53,7 @@ def train(
     rewards: Reward | Sequence[Reward] | None = None,
     data: Data | None = None,
     *,
+    tools: "Tools | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     config: Config | None = None,
     recipe: str | None = None,
@@ -66,8 +69,10 @@ def train(
     `model` is a hub name, a folder, a preset such as "nano", or a model in memory, which is trained in place and comes
     with its `tokenizer`. `rewards` are functions `(prompts, completions, **columns) -> list[float | None]` or names of
     ready-made ones. `data` are rows with a column "prompt", a path to them, or an environment, an object with `prompts`
-    and `score`, which needs no rewards. Settings come by keyword (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`,
-    `sampling={"max_tokens": 64}`), over those of `config` or of a `recipe`.
+    and `score`, which needs no rewards. `tools` are functions with type hints and a docstring, which the policy may
+    call, or a class: each attempt has an object of it, whose public methods are tools. Settings come by keyword
+    (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`, `sampling={"max_tokens": 64}`), over those of `config` or of a
+    `recipe`.
 
     The run lies in `folder`, a new one below outputs/ where none is named; `resume` is the folder of a run to go on
     with. Under torchrun and the like every process makes the same call. Raises ValueError for what its caller can fix
@@ -76,7 +81,7 @@ def train(
     """
     machine.prepare()
     chosen = settings if recipe is None else settings | {"recipe": recipe}
-    asked = Arguments(model, rewards, data, tokenizer, chosen)
+    asked = Arguments(model, rewards, data, tokenizer, chosen, tools)
     request = make_request(asked, config) if resume is None else resumed(asked, Path(resume), config)
     return run_request(request, folder if resume is None else request.config.resume, callbacks)
 

@@ -235,23 +235,40 @@ def build_reward_functions(
     return made
 
 
-def _judged(settings: "RewardFunctionsConfig", config: "BuildSettings") -> "RewardFunctions":
-    """Build rows and reward functions. Where there are none of these, something else rewards."""
+def _judged(
+    settings: "RewardFunctionsConfig",
+    config: "BuildSettings",
+    rewards: "Sequence[RewardEntry] | None" = None,
+    rows_in_memory: "Mapping[str, Iterable[Row]] | None" = None,
+) -> "RewardFunctions":
+    """Build rows and reward functions; where there are none of these, something else rewards."""
     from covey.environments.doors.trl import no_reward
 
-    return cast("RewardFunctions", build_reward_functions(settings, config, None if config.rewards else [no_reward]))
+    functions = rewards or (None if config.rewards else [no_reward])
+    return cast("RewardFunctions", build_reward_functions(settings, config, functions, rows_in_memory))
 
 
-def build_tools(settings: "ToolsConfig", config: "BuildSettings") -> "Environment":
-    """Build rows, reward functions and tools of what the settings name."""
+def build_tools(
+    settings: "ToolsConfig",
+    config: "BuildSettings",
+    rewards: "Sequence[RewardEntry] | None" = None,
+    rows_in_memory: "Mapping[str, Iterable[Row]] | None" = None,
+    given: "Sequence[Callable[..., Any]] | None" = None,
+) -> "Environment":
+    """Build it of what the settings name, or of functions, a class and rows that a program gives in their place."""
     from covey.environments.conversations.tools.episode import ToolRules
     from covey.environments.doors.mcp import McpServer
     from covey.environments.doors.trl import RowTools
     from covey.system.lookup import resolve
 
-    functions = [resolve(name, {}) for name in settings.tools]
-    toolset = None if settings.toolset is None else resolve(settings.toolset, {})
-    made = RowTools(_judged(settings, config), functions, toolset, has_rewards=bool(config.rewards))
+    if given is None:
+        functions = [resolve(name, {}) for name in settings.tools]
+        toolset = None if settings.toolset is None else resolve(settings.toolset, {})
+    else:
+        functions = [tool for tool in given if not isinstance(tool, type)]
+        toolset = next((tool for tool in given if isinstance(tool, type)), None)
+    judged = _judged(settings, config, rewards, rows_in_memory)
+    made = RowTools(judged, functions, toolset, has_rewards=bool(config.rewards))
     made.rules = ToolRules(max_calls=settings.max_tool_calls, role=settings.tool_role)
     made.tool_timeout = settings.tool_timeout
     shared = settings.server_sessions == "shared"

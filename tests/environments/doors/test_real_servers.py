@@ -35,7 +35,9 @@ from ...support.agents import play as played_by
 from ...support.small import small_config
 from ...support.tools import call, play, run
 
-pytestmark = pytest.mark.doors
+pytestmark = [pytest.mark.doors, pytest.mark.timeout(900)]
+START_SECONDS = 300
+"""A server imports half a gigabyte of packages before it listens, for the first time without their bytecode."""
 ROOT = Path(__file__).parents[3]
 OPENENV, VERIFIERS, VERIFIERS0 = (
     str(ROOT / f".venv-{name}" / "bin" / "python") for name in ("openenv", "verifiers", "verifiers0")
@@ -307,7 +309,7 @@ def served(kind: str) -> Iterator[str]:
     process = subprocess.Popen([OPENENV, "server.py", kind, str(port)], stderr=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + START_SECONDS
         while True:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline, "the server does not begin"
@@ -324,7 +326,9 @@ def served(kind: str) -> Iterator[str]:
 
 def by_their_client(url: str, games: Sequence[tuple[int, Sequence[Any]]]) -> list[float]:
     """What their own client says that games earn."""
-    said = subprocess.run([OPENENV, "client.py", url, json.dumps(games)], capture_output=True, text=True, timeout=120)
+    said = subprocess.run(
+        [OPENENV, "client.py", url, json.dumps(games)], capture_output=True, text=True, timeout=START_SECONDS
+    )
     assert said.returncode == 0, said.stderr
     found: list[float] = json.loads(said.stdout)
     return found
