@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from covey.environments.doors import build as doors
+
 if TYPE_CHECKING:
     from covey.environments.settings import BuildSettings
 
@@ -17,9 +19,8 @@ if TYPE_CHECKING:
     from covey.environments.code.settings import CodeConfig
     from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
     from covey.environments.conversations.tools.settings import ToolsConfig
-    from covey.environments.data.rows import RowSettings
     from covey.environments.doors.gateway.settings import AgentConfig
-    from covey.environments.doors.settings import OpenEnvConfig, ReasoningGymConfig, StepsConfig, VerifiersConfig
+    from covey.environments.doors.settings import StepsConfig
     from covey.environments.ifeval.generator import Recipe
     from covey.environments.ifeval.rewards import Scheme
     from covey.environments.ifeval.settings import IfevalConfig
@@ -44,19 +45,21 @@ def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "
 
 
 def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.data.rows import load_rows
+    from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.math.gsm8k import GSM8K
 
-    rows = load_rows(config.data.path, _row_settings(config, ("question", "answer"), prompt=("question",)))
+    rows = load_rows(config.data.path, row_settings(config.data, ("question", "answer"), prompt=("question",)))
     return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
 
 
 def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.data.rows import load_rows
+    from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings
     from covey.environments.math.verifier import MathLimits
 
-    rows = load_rows(config.data.path, _row_settings(config, (settings.problem_column,), "environment.problem_column"))
+    rows = load_rows(
+        config.data.path, row_settings(config.data, (settings.problem_column,), "environment.problem_column")
+    )
     how = MathSettings(
         scheme=settings.scheme,
         format_reward=settings.format_reward,
@@ -69,12 +72,12 @@ def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment"
 
 
 def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.data.rows import load_rows
+    from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.math.countdown.environment import Countdown, generate, read_rows
 
     if config.data.path is None:
         return Countdown(generate(settings), settings)
-    rows = load_rows(config.data.path, _row_settings(config, ("nums", "target")))
+    rows = load_rows(config.data.path, row_settings(config.data, ("nums", "target")))
     return Countdown(read_rows(rows.splits), settings)
 
 
@@ -82,7 +85,7 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
     from covey.environments.code.environment import Code, CodeSettings
     from covey.environments.code.formats import problems_of
     from covey.environments.code.problems import generate_problems
-    from covey.environments.data.rows import load_rows
+    from covey.environments.data.rows import load_rows, row_settings
 
     how = CodeSettings(
         partial_weight=settings.partial_weight,
@@ -93,7 +96,9 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
     )
     # Read the problems, or generate them.
     if config.data.path is not None:
-        problems = problems_of(load_rows(config.data.path, _row_settings(config, (), prompt=("prompt", "text"))).splits)
+        problems = problems_of(
+            load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text"))).splits
+        )
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
         problems = generate_problems(settings.problem, settings.difficulty, counts, settings.problem_seed)
@@ -127,6 +132,7 @@ def code_runner(settings: "CodeConfig") -> "Runner":
 
 
 def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.data.rows import row_settings
     from covey.environments.ifeval.environment import IFEval
     from covey.environments.ifeval.generator import generate
     from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load
@@ -138,7 +144,7 @@ def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environm
         requests = generate(ifeval_recipe(settings), settings.num_train, settings.num_test)
         return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
 
-    source = Source(config.data.path, settings.benchmark, _row_settings(config, COLUMNS, prompt=("prompt",)))
+    source = Source(config.data.path, settings.benchmark, row_settings(config.data, COLUMNS, prompt=("prompt",)))
     return IFEval(load(source, generated, ask), scheme)
 
 
@@ -195,10 +201,11 @@ def machine_settings(settings: "MachinesConfig") -> "MachineSettings":
 
 
 def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
+    from covey.environments.data.rows import row_settings
     from covey.environments.infill.build import build
 
     columns = () if config.data.path is None else (settings.text_column,)
-    rows = _row_settings(config, columns, "environment.text_column")
+    rows = row_settings(config.data, columns, "environment.text_column")
     return build(settings, config.model, config.data.path, rows, config.seed, say)
 
 
@@ -209,7 +216,7 @@ def build_reward_functions(
     rows_in_memory: "Mapping[str, Iterable[Row]] | None" = None,
 ) -> "Environment":
     """Build it of what the settings name, or of functions and rows that a program gives in their place."""
-    from covey.environments.data.rows import load_rows
+    from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
     from covey.environments.reward_functions.rows import PromptFormat
     from covey.system.workers.pool import WorkerSettings
@@ -218,7 +225,7 @@ def build_reward_functions(
     functions = reward_functions(config.rewards if rewards is None else rewards, config.reward_weights)
     data = config.data
     prompts = PromptFormat(data.prompt_column, data.answer_column, data.prefill)
-    how_to_read = replace(_row_settings(config, (data.prompt_column,), "data.prompt_column"), read=prompts.read)
+    how_to_read = replace(row_settings(config.data, (data.prompt_column,), "data.prompt_column"), read=prompts.read)
     rows = load_rows(data.path if rows_in_memory is None else rows_in_memory, how_to_read)
     prompts.check_use(row for of_split in rows.splits.values() for row in of_split)
     # Say how functions are run.
@@ -286,7 +293,7 @@ def build_agent(settings: "AgentConfig", config: "BuildSettings") -> "Environmen
 def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environment":
     from functools import partial
 
-    from covey.environments.data.rows import load_rows
+    from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts
     from covey.system.lookup import resolve
 
@@ -294,56 +301,10 @@ def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environmen
     _check_arguments(function, settings, {"extras": {}} if settings.protocol == "skyrl" else {})
     how = StepSettings(partial(function, **settings.options), settings.protocol, settings.instruction)
     if settings.protocol == "skyrl":
-        rows = load_rows(config.data.path, _row_settings(config, ("prompt",)))
+        rows = load_rows(config.data.path, row_settings(config.data, ("prompt",)))
         return Steps(how, row_prompts("steps", rows.splits))
     counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
     return Steps(how, seed_prompts("steps", settings.instruction, counts, settings.problem_seed))
-
-
-def build_openenv(settings: "OpenEnvConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.data.rows import load_rows
-    from covey.environments.doors.openenv.environment import OpenEnv, Server, actions_of, reset_prompts
-    from covey.environments.doors.steps import seed_prompts
-
-    server = Server(
-        url=settings.url,
-        seconds=settings.server_timeout,
-        options=settings.options,
-        observation_field=settings.observation_field,
-        describes_actions=settings.describe_actions,
-    )
-    actions = actions_of(server)
-    if config.data.path is not None:
-        rows = load_rows(config.data.path, _row_settings(config, ()))
-        return OpenEnv(server, actions, reset_prompts(rows.splits, settings.instruction))
-    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
-    return OpenEnv(server, actions, seed_prompts("openenv", settings.instruction, counts, settings.problem_seed))
-
-
-def build_verifiers(settings: "VerifiersConfig", config: "BuildSettings") -> "Environment":
-    import sys
-
-    from covey.environments.doors.gateway.environment import run_sampling
-    from covey.environments.doors.verifiers.environment import Verifiers
-    from covey.environments.doors.verifiers.process import WorkerProgram, WorkerSettings
-
-    how = WorkerSettings(
-        id=settings.id,
-        python=settings.python or sys.executable,
-        options=settings.options,
-        counts={"train": settings.num_train, "test": settings.num_test},
-        seconds=settings.load_timeout,
-    )
-    run = run_sampling(config.sampling, settings.max_context, settings.program_sampling)
-    return Verifiers(WorkerProgram(how), run)
-
-
-def build_reasoning_gym(settings: "ReasoningGymConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.doors.reasoning_gym import ReasoningGym, make_dataset
-
-    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
-    dataset = make_dataset(settings.dataset, sum(counts.values()), settings.problem_seed, settings.options)
-    return ReasoningGym(dataset, settings.dataset, counts, settings.instruction)
 
 
 def build_guess(settings: "GuessConfig", config: "BuildSettings") -> "Environment":
@@ -404,28 +365,6 @@ def build(config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
     return adapt(ENVIRONMENTS[name](config.environment, config))
 
 
-def _row_settings(
-    config: "BuildSettings", columns: tuple[str, ...], column_setting: str | None = None, prompt: tuple[str, ...] = ()
-) -> "RowSettings":
-    """Return how rows are read. `columns` must be there, and `prompt` are those of them that make the prompt, where not
-    all do."""
-    from covey.environments.data.rows import RowSettings
-
-    data = config.data
-    return RowSettings(
-        columns=columns,
-        column_setting=column_setting,
-        prompt_columns=prompt or columns,
-        subset=data.subset,
-        train_split=data.train_split,
-        test_split=data.test_split,
-        test_fraction=data.test_fraction,
-        max_rows=data.max_rows,
-        shuffle_rows=data.shuffle_rows,
-        bad_rows=data.bad_rows,
-    )
-
-
 ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "arithmetic": build_arithmetic,
     "gsm8k": build_gsm8k,
@@ -439,9 +378,9 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "tools": build_tools,
     "agent": build_agent,
     "steps": build_steps,
-    "openenv": build_openenv,
-    "verifiers": build_verifiers,
-    "reasoning_gym": build_reasoning_gym,
+    "openenv": doors.build_openenv,
+    "verifiers": doors.build_verifiers,
+    "reasoning_gym": doors.build_reasoning_gym,
     "guess": build_guess,
     "lookup": build_lookup,
     "calculator": build_calculator,

@@ -17,6 +17,7 @@ from pathlib import Path
 from covey.environments.base import Split
 from covey.environments.data.files import Entry, Row, first_line, read_files
 from covey.environments.data.folders import Source, check_place, folder_splits, pattern_splits, rows_in_memory
+from covey.environments.data.settings import DataConfig
 from covey.system.lookup import is_function_path, resolve
 
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -57,6 +58,25 @@ class RowSettings:
             raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}; {TWO_FILES}")
         if self.max_rows is not None and self.max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {self.max_rows}")
+
+
+def row_settings(
+    data: DataConfig, columns: tuple[str, ...], column_setting: str | None = None, prompt: tuple[str, ...] = ()
+) -> RowSettings:
+    """Return how rows are read. `columns` must be there, and `prompt` are those of them that make the prompt, where not
+    all do."""
+    return RowSettings(
+        columns=columns,
+        column_setting=column_setting,
+        prompt_columns=prompt or columns,
+        subset=data.subset,
+        train_split=data.train_split,
+        test_split=data.test_split,
+        test_fraction=data.test_fraction,
+        max_rows=data.max_rows,
+        shuffle_rows=data.shuffle_rows,
+        bad_rows=data.bad_rows,
+    )
 
 
 @dataclass(frozen=True, slots=True)
