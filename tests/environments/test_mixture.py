@@ -16,9 +16,8 @@ from covey.environments.data.settings import DataConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.mixture import Mixture
 from covey.environments.settings import ArithmeticConfig, MixtureConfig
-from covey.run import build
 from covey.run.build import build_environment
-from covey.run.build_stream import build_stream
+from covey.run.build_stream import build_stream, spread
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -200,7 +199,7 @@ def test_a_mixture_is_built_from_the_settings_of_its_parts() -> None:
 
 def test_an_evaluation_looks_at_as_many_prompts_of_each_part() -> None:
     made = mixture(many=Arithmetic([1, 2, 3], 8, 60), few=scripted())
-    counts = [prompt.environment for prompt in build._spread(made.prompts("test"), 9)]
+    counts = [prompt.environment for prompt in spread(made.prompts("test"), 9)]
     assert counts == ["many"] * 5 + ["few"] * 3
 
 
