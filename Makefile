@@ -13,7 +13,7 @@ VLLM_COVEY := accelerate peft hydra-core omegaconf datasets 'math-verify[antlr4_
 # Other people's environments, whose pins fit into no environment of covey's.
 DOORS_VENV := .venv-doors
 DOORS_STAMP := $(DOORS_VENV)/.installed
-DOORS := 'reasoning-gym>=0.1.25' 'textarena>=0.7.4' 'skyrl-gym>=0.4' 'gymnasium[toy-text]>=1.4' 'openai>=2' \
+DOORS := 'reasoning-gym>=0.1.25' 'textarena>=0.7.4' 'skyrl-gym>=0.4' 'gymnasium[toy-text]>=1.4' 'openai>=2' 'mcp>=1.20,<2' \
 	pytest pytest-timeout pytest-xdist
 # Those that are played by a process of their own, each with an interpreter of its own: their pins contradict one another.
 OPENENV_VENV := .venv-openenv

@@ -10,6 +10,7 @@ import torch
 
 from covey.engine.base import EngineLost
 from covey.engine.vllm.engine import Served, VLLMEngine
+from covey.engine.vllm.loop_thread import LoopThread
 from covey.engine.vllm.restarting import RestartingEngine
 from covey.engine.vllm.wire import Wire
 from covey.types import Completion, RunStopped, Sampling
@@ -52,6 +53,34 @@ def ask(engine: RestartingEngine, num_prompts: int = 3) -> list[list[Completion]
         return list(await asyncio.gather(*calls))
 
     return asyncio.run(run())
+
+
+def test_who_waits_for_an_engine_that_is_closed_hears_of_it() -> None:
+    wire = FakeWire(hangs_in="sample")
+
+    async def open_wire() -> Wire:
+        return wire
+
+    engine = VLLMEngine(open_wire, replace(SERVED, deadline=60.0))
+
+    async def run() -> list[Any]:
+        calls = [asyncio.create_task(engine.generate((5, 6), 2, Sampling(max_tokens=8))) for _ in range(3)]
+        while len(wire.sampled) < 6:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(engine.close)
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+
+    found = asyncio.run(run())
+    assert [type(error) for error in found] == [EngineLost] * 3
+    assert {str(error) for error in found} == {"the engine was closed"}
+
+
+def test_work_for_a_thread_that_is_closed_is_refused_and_does_not_wait_for_ever() -> None:
+    thread = LoopThread("closed")
+    thread.close(5)
+    with pytest.raises(RuntimeError, match="the thread is closed"):
+        thread.submit(asyncio.sleep(0))
+    thread.close(5)
 
 
 DEAD: dict[str, Any] = {"fails_in": "sample of the second token"}

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,7 +123,7 @@ class VLLMEngine:
         if self._is_asleep:
             await asyncio.to_thread(self._wake)
         self._seen = tuple(prompt_ids)
-        return await asyncio.wrap_future(self._thread.submit(self._generate(tuple(prompt_ids), n, sampling)))
+        return await asyncio.wrap_future(self._submit(self._generate(tuple(prompt_ids), n, sampling)))
 
     async def _generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         # Each completion is a request with its own seed
@@ -158,7 +159,7 @@ class VLLMEngine:
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights as one transaction, see `UpdatableEngine.update`."""
         self._raise_if_lost()
-        await asyncio.wrap_future(self._thread.submit(self._update(weights, how)))
+        await asyncio.wrap_future(self._submit(self._update(weights, how)))
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the weights of the policy beside it as they are now. The tensors are not looked at.
@@ -168,14 +169,14 @@ class VLLMEngine:
         if self._collect is None:
             raise PushRefused(f"vLLM takes version {version} as a set with its probe, not as loose tensors")
         self._raise_if_lost()
-        self._thread.submit(self._update(self._collect(version, self._seen), self._how)).result()
+        self._submit(self._update(self._collect(version, self._seen), self._how)).result()
 
     def rest(self) -> None:
         """Give memory back to the trainer until weights are loaded, or completions asked for. See `Resting`."""
         if self._served.sleep_level == 0 or self._is_asleep:
             return
         self._raise_if_lost()
-        self._thread.submit(self._within(self._wire.sleep(self._served.sleep_level), "fall asleep")).result()
+        self._submit(self._within(self._wire.sleep(self._served.sleep_level), "fall asleep")).result()
         self._is_asleep = True
 
     def _wake(self) -> None:
@@ -187,7 +188,7 @@ class VLLMEngine:
     def prove(self, probe: Probe) -> None:
         """Check that vLLM is on the weights of the probe. EngineLost where it is not."""
         self._raise_if_lost()
-        self._thread.submit(self._prove(probe, "")).result()
+        self._submit(self._prove(probe, "")).result()
 
     async def _update(self, weights: WeightSet, how: UpdateMode) -> None:
         if self._proof is not None:
@@ -270,6 +271,22 @@ class VLLMEngine:
         finally:
             self._thread.close(CLOSE_SECONDS)
             self._on_close()
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start work in the engine's own loop. Who waits for it hears EngineLost once the engine is closed."""
+
+        async def heard() -> T:
+            try:
+                return await work
+            except asyncio.CancelledError:
+                self._raise_if_lost()
+                raise
+
+        try:
+            return self._thread.submit(heard())
+        except RuntimeError:
+            work.close()
+            raise EngineLost(self._lost) from None
 
     async def _open(self, open_wire: Callable[[], Coroutine[Any, Any, Wire]]) -> Wire:
         wire = await asyncio.wait_for(open_wire(), START_SECONDS)

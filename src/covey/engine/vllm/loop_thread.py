@@ -14,20 +14,31 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine. To cancel the future cancels it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Start a coroutine. To cancel the future cancels it. RuntimeError once the thread is closed."""
+        with self._lock:  # a loop that has stopped would take it, and never run it
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise RuntimeError("the thread is closed")
 
     def close(self, seconds: float) -> None:
         """Cancel what still runs and end the thread, waiting for it no longer than that."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop)
-            self._thread.join(seconds)
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+        if is_first:
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+        self._thread.join(seconds)
 
-    def _stop(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
+    async def _stop(self) -> None:
+        """Stop the loop once all tasks have heard that they are cancelled: who waits for them must hear of it too."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        self._loop.call_soon(self._loop.stop)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._loop.stop()
