@@ -120,8 +120,19 @@ class GRPOConfig(TrainingArguments):
 
     @property
     def steps_per_batch(self) -> int:
-        """Return the optimiser steps on what is sampled at once."""
-        return self.num_iterations * (self.steps_per_generation or 1) // self.gradient_accumulation_steps
+        """Return the optimiser steps on what is sampled at once. ValueError as `num_mini_batches` raises it."""
+        return self.num_iterations * self.num_mini_batches
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Return the optimiser steps of a pass over what is sampled at once. ValueError where that is part of one."""
+        steps, accumulated = self.steps_per_generation or 1, self.gradient_accumulation_steps
+        if steps % accumulated:
+            raise ValueError(
+                f"steps_per_generation={steps} must be a multiple of gradient_accumulation_steps={accumulated}: covey "
+                "makes whole optimiser steps of what is sampled at once"
+            )
+        return steps // accumulated
 
     def _derive_batches(self) -> None:
         """Derive generation_batch_size or steps_per_generation from the other. ValueError where they do not fit."""

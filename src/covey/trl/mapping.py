@@ -55,7 +55,7 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
     """Return the settings that a GRPOConfig means, by dotted name. ValueError for what has no counterpart."""
     refuse_unknown(args)
     num_batches, groups = batches(args, num_rows)
-    num_mini = _num_mini_batches(args)
+    num_mini = args.num_mini_batches
     if groups % num_mini:
         raise ValueError(
             f"{groups} prompts of a batch cannot be shared out to {num_mini} optimiser steps (steps_per_generation / "
@@ -97,17 +97,6 @@ def batches(args: GRPOConfig, num_rows: int) -> tuple[int, int]:
     if num_rows < groups:
         raise ValueError(f"train_dataset has {num_rows} rows, and a step takes {groups} prompts; lower the batch size")
     return math.ceil(args.num_train_epochs * (num_rows // groups)), groups
-
-
-def _num_mini_batches(args: GRPOConfig) -> int:
-    """Return the optimiser steps of a pass over what was sampled at once. ValueError where that is part of a step."""
-    steps, accumulated = args.steps_per_generation or 1, args.gradient_accumulation_steps
-    if steps % accumulated:
-        raise ValueError(
-            f"steps_per_generation={steps} must be a multiple of gradient_accumulation_steps={accumulated}: covey "
-            "makes whole optimiser steps of what is sampled at once"
-        )
-    return steps // accumulated
 
 
 def _strategy(args: GRPOConfig) -> str:

@@ -1,11 +1,9 @@
 """Two steps of training through each door, on the smallest model, with rewards as the other side gives them."""
 
 import json
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,9 +11,8 @@ from covey.environments.build import build
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.settings import StepsConfig
-from covey.environments.settings import EnvironmentConfig
-from covey.train import train
 
+from ...support.doors import trained
 from ...support.small import small_config
 
 MODULE = '''
@@ -63,18 +60,6 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("other_peoples", None)
-
-
-def trained(environment: EnvironmentConfig, **changes: Any) -> list[dict[str, Any]]:
-    """The rollouts of two steps."""
-    config = small_config(**changes)
-    config.environment = environment
-    train(config, Path("run"))
-    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "loss" in row]
-    assert len(losses) == 2
-    assert all(math.isfinite(loss) for loss in losses)
-    return [json.loads(line) for line in Path("run/rollouts.jsonl").read_text().splitlines()]
 
 
 def test_steps_of_somebody_elses_environment_train() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from covey.environments.doors.openenv.environment import OpenEnv
 from covey.environments.doors.openenv.wire import ActionRefused, Session, addresses
 from covey.environments.doors.settings import OpenEnvConfig
 from covey.environments.episode import Observation
-from covey.train import train
 from covey.types import Prompt, Reward
 
+from ...support.doors import trained
 from ...support.openenv_server import CALLS, GUESS, PAIR, OpenEnvServer, openenv_server
 from ...support.small import small_config
 from ...support.tools import call, play, run
@@ -254,14 +253,13 @@ def test_a_server_without_tools_that_takes_nothing_else_is_refused() -> None:
 def test_it_trains_and_rows_are_what_reset_gets(server: OpenEnvServer, tmp_path: Path) -> None:
     rows = [{"prompt": f"Game {n}.", "seed": n, "size": 4} for n in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = small_config(
-        data=DataConfig(str(tmp_path / "rows.jsonl")), sampling__stop=[*"aeimostx "], sampling__max_tokens=40
+    rollouts = trained(
+        OpenEnvConfig(url=server.url, max_turns=3),
+        tmp_path / "run",
+        data=DataConfig(str(tmp_path / "rows.jsonl")),
+        sampling__stop=[*"aeimostx "],
+        sampling__max_tokens=40,
     )
-    config.environment = OpenEnvConfig(url=server.url, max_turns=3)
-    train(config, tmp_path / "run")
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len([row for row in metrics if "loss" in row and math.isfinite(row["loss"])]) == 2
-    rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     finished = [rollout for rollout in rollouts if rollout["stop_reason"] == "completed"]
     assert finished
     for rollout in finished:

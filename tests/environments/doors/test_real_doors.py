@@ -10,40 +10,16 @@ from typing import Any
 
 import pytest
 
-from covey.environments.base import Environment
 from covey.environments.doors.games import TextArenaGame
 from covey.environments.doors.reasoning_gym import WITHOUT_GOLD, ReasoningGym, make_dataset
 from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
 from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts
-from covey.environments.settings import EnvironmentConfig
-from covey.train import train
-from covey.types import Prompt, Reward
+from covey.types import Reward
 
-from ...support.small import small_config
+from ...support.doors import earned, trained
 from ...support.tools import play, run
 
 pytestmark = pytest.mark.doors
-
-
-def trains(environment: EnvironmentConfig, folder: Path, **changes: Any) -> None:
-    config = small_config(**changes)
-    config.environment = environment
-    train(config, folder)
-    assert (folder / "rollouts.jsonl").read_text()
-
-
-def total(environment: Environment, prompt: Prompt, actions: list[str]) -> float:
-    """What a whole episode earns here."""
-
-    async def whole() -> float:
-        episode = environment.episode(prompt, 0)
-        assert episode is not None
-        said = await play(episode, actions)
-        verdict = await episode.score(())
-        assert isinstance(verdict, Reward)
-        return verdict.value + sum(turn.reward or 0.0 for turn in said)
-
-    return run(whole())
 
 
 # ---- reasoning_gym
@@ -84,7 +60,7 @@ def test_rewards_are_those_of_the_data_set() -> None:
 
 
 def test_reasoning_gym_trains(tmp_path: Path) -> None:
-    trains(ReasoningGymConfig(num_train=8, num_test=2), tmp_path / "run")
+    trained(ReasoningGymConfig(num_train=8, num_test=2), tmp_path / "run")
 
 
 # ---- TextArena
@@ -112,7 +88,7 @@ def test_a_game_of_textarena_earns_what_it_earns_alone(name: str) -> None:
     for prompt in environment.prompts("train"):
         random.seed(prompt.columns["seed"])  # as nobody else does between
         expected, _ = alone(prompt.columns["seed"])
-        assert total(environment, prompt, actions) == expected
+        assert earned(environment, prompt, actions) == expected
 
 
 def test_textarena_games_at_once_are_as_one_after_the_other() -> None:
@@ -141,7 +117,7 @@ def test_textarena_trains(tmp_path: Path) -> None:
         num_test=2,
         max_turns=3,
     )
-    trains(environment, tmp_path / "run", sampling__stop=[*"aeimostx "], sampling__max_tokens=40)
+    trained(environment, tmp_path / "run", sampling__stop=[*"aeimostx "], sampling__max_tokens=40)
 
 
 # ---- Gymnasium
@@ -158,20 +134,20 @@ def test_gymnasium_earns_what_it_earns_alone() -> None:
     for prompt in environment.prompts("train"):
         env = gymnasium.make("FrozenLake-v1", is_slippery=True)
         env.reset(seed=prompt.columns["seed"])
-        earned = 0.0
+        gained = 0.0
         for action in actions:
             _, reward, terminated, truncated, _ = env.step(int(action[-1]))
-            earned += float(reward)
+            gained += float(reward)
             if terminated or truncated:
                 break
-        assert total(environment, prompt, actions) == earned
+        assert earned(environment, prompt, actions) == gained
 
 
 def test_gymnasium_trains(tmp_path: Path) -> None:
     environment = StepsConfig(
         factory="gymnasium:make", options={"id": "FrozenLake-v1"}, num_train=4, num_test=2, max_turns=3
     )
-    trains(environment, tmp_path / "run", sampling__stop=[*"aeimostx "], sampling__max_tokens=40)
+    trained(environment, tmp_path / "run", sampling__stop=[*"aeimostx "], sampling__max_tokens=40)
 
 
 # ---- SkyRL-Gym
@@ -192,15 +168,15 @@ def test_skyrl_gym_earns_what_it_earns_alone() -> None:
         row = skyrl_row()
         env = skyrl_gym.make("gsm8k_multi_turn", extras={key: row[key] for key in ("reward_spec", "max_turns")})
         env.init(list(row["prompt"]))
-        earned = 0.0
+        gained = 0.0
         for action in actions:
             step = env.step(action)
-            earned += step["reward"]
+            gained += step["reward"]
             if step["done"]:
                 break
         settings = StepSettings(lambda **extras: skyrl_gym.make("gsm8k_multi_turn", **extras), "skyrl")
         environment = Steps(settings, row_prompts("steps", {"train": [row]}))
-        assert total(environment, environment.prompts("train")[0], actions) == pytest.approx(earned)
+        assert earned(environment, environment.prompts("train")[0], actions) == pytest.approx(gained)
 
 
 def test_skyrl_gym_trains(tmp_path: Path) -> None:
@@ -214,7 +190,7 @@ def test_skyrl_gym_trains(tmp_path: Path) -> None:
         factory="skyrl_gym:make", options={"id": "gsm8k_multi_turn"}, protocol="skyrl", max_turns=3
     )
     data = DataConfig(str(tmp_path / "rows.jsonl"))
-    trains(environment, tmp_path / "run", data=data, sampling__stop=[*"aeimostx "], sampling__max_tokens=40)
+    trained(environment, tmp_path / "run", data=data, sampling__stop=[*"aeimostx "], sampling__max_tokens=40)
 
 
 def test_nothing_of_theirs_waits_in_the_event_loop() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +16,8 @@ import pytest
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.mcp import McpSession, ToolRefused
-from covey.train import train
 
-from ...support.small import small_config
+from ...support.doors import free_port, trained
 
 pytestmark = pytest.mark.doors
 
@@ -94,9 +92,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "stdio":
         yield " ".join(command)
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([*command, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}/mcp"
     try:
@@ -141,14 +137,10 @@ def test_a_policy_with_tools_of_the_server_trains(server: str, tmp_path: Path, m
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = small_config(data=DataConfig("rows.jsonl"), rewards=["own_rewards:said"])
-    config.environment = ToolsConfig(servers=[server], in_process=True, server_sessions="shared")
-    train(config, tmp_path / "run")
-    found = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len([row for row in found if "loss" in row]) == 2
-    rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
-    assert rollouts
-    for rollout in rollouts:  # a single message stands there as its text
+    environment = ToolsConfig(servers=[server], in_process=True, server_sessions="shared")
+    for rollout in trained(
+        environment, data=DataConfig("rows.jsonl"), rewards=["own_rewards:said"]
+    ):  # a single message stands there as its text
         said = rollout["completion"]
         assert rollout["reward"] == (1 if isinstance(said, str) else len(said))
     sys.modules.pop("own_rewards", None)

@@ -5,10 +5,8 @@ Each trains two steps offline, and gives the reward that its own client or runne
 
 import asyncio
 import json
-import math
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +22,13 @@ from covey.environments.base import Environment
 from covey.environments.build import build
 from covey.environments.doors.gateway.program import Command
 from covey.environments.doors.settings import OpenEnvConfig, VerifiersConfig
-from covey.environments.settings import EnvironmentConfig
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.train import train
-from covey.types import Prompt, Reward, Sampling
+from covey.types import Sampling
 
 from ...support.agents import TOKENIZER, encoded
 from ...support.agents import play as played_by
+from ...support.doors import earned, free_port, trained
 from ...support.small import small_config
 from ...support.tools import call, play, run
 
@@ -285,27 +282,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-def trained(environment: EnvironmentConfig, **changes: Any) -> list[dict[str, Any]]:
-    """The rollouts of two steps."""
-    config = small_config(**changes)
-    config.environment = environment
-    train(config, Path("run"))
-    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert len([row for row in rows if "loss" in row and math.isfinite(row["loss"])]) == 2
-    rollouts = [json.loads(line) for line in Path("run/rollouts.jsonl").read_text().splitlines()]
-    assert rollouts
-    return rollouts
-
-
 # ---- OpenEnv
 
 
 @contextmanager
 def served(kind: str) -> Iterator[str]:
     """The address of a server of OpenEnv's own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([OPENENV, "server.py", kind, str(port)], stderr=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -332,18 +315,6 @@ def by_their_client(url: str, games: Sequence[tuple[int, Sequence[Any]]]) -> lis
     assert said.returncode == 0, said.stderr
     found: list[float] = json.loads(said.stdout)
     return found
-
-
-def earned(environment: Environment, prompt: Prompt, texts: Sequence[str]) -> float:
-    async def whole() -> float:
-        episode = environment.episode(prompt, 0)
-        assert episode is not None
-        said = await play(episode, texts)
-        verdict = await episode.score(())
-        assert isinstance(verdict, Reward)
-        return verdict.value + sum(turn.reward or 0.0 for turn in said)
-
-    return run(whole())
 
 
 def test_an_openenv_server_gives_what_its_own_client_gets_and_trains() -> None:

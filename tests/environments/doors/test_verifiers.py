@@ -1,8 +1,6 @@
 """Environments of verifiers by a worker process, with a package of a few lines in its stead."""
 
 import asyncio
-import json
-import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -18,10 +16,10 @@ from covey.environments.doors.settings import VerifiersConfig
 from covey.environments.doors.verifiers.environment import Verifiers, rows_of
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.train import train
 from covey.types import Group, Sampling
 
 from ...support.agents import TOKENIZER, encoded
+from ...support.doors import trained
 from ...support.fake_verifiers import write_verifiers
 from ...support.small import small_config
 
@@ -149,14 +147,8 @@ def test_an_environment_has_a_name() -> None:
 
 
 def test_it_trains_and_its_rewards_are_those_of_its_own_runner() -> None:
-    config = small_config(sampling__max_tokens=4)
-    config.environment = VerifiersConfig(id="sums", python=sys.executable, options={"num": 6})
-    train(config, Path("run"))
-    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert len([row for row in rows if "loss" in row and math.isfinite(row["loss"])]) == 2
-    rollouts = [json.loads(line) for line in Path("run/rollouts.jsonl").read_text().splitlines()]
-    assert rollouts
-    for rollout in rollouts:
+    environment = VerifiersConfig(id="sums", python=sys.executable, options={"num": 6})
+    for rollout in trained(environment, sampling__max_tokens=4):
         said = [message["content"] for message in rollout["completion"] if message["role"] == "assistant"]
         assert len(said) == 2
         assert rollout["reward"] == sum(sum(text.encode()) % 5 for text in said) / 8

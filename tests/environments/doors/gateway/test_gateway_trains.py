@@ -1,7 +1,5 @@
 """Two steps of training with an agent program, on the smallest model."""
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +7,9 @@ import pytest
 
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.gateway.settings import AgentConfig
-from covey.train import train
 
 from ....support.agents import at_work
+from ....support.doors import trained
 from ....support.small import small_config
 
 MODULE = """
@@ -44,16 +42,8 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_agent_program_trains_and_its_reward_is_the_one_it_gave() -> None:
-    config = small_config(sampling__max_tokens=4, data=DataConfig("rows.jsonl"))
-    config.environment = AgentConfig(program="my_agent:agent", in_process=True)
-    train(config, Path("run"))
-    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "loss" in row]
-    assert len(losses) == 2
-    assert all(math.isfinite(loss) for loss in losses)
-    rollouts = [json.loads(line) for line in Path("run/rollouts.jsonl").read_text().splitlines()]
-    assert rollouts
-    for rollout in rollouts:
+    environment = AgentConfig(program="my_agent:agent", in_process=True)
+    for rollout in trained(environment, sampling__max_tokens=4, data=DataConfig("rows.jsonl")):
         said = [message["content"] for message in rollout["completion"] if message["role"] == "assistant"]
         assert len(said) == 2
         assert rollout["reward"] == sum(sum(text.encode()) % 5 for text in said) / 8

@@ -1,7 +1,5 @@
 """The client of OpenAI itself: `make test-doors` installs it in an environment of its own."""
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +8,9 @@ import pytest
 
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.gateway.settings import AgentConfig
-from covey.train import train
 
 from ....support.agents import RUN, at_work, play
-from ....support.small import small_config
+from ....support.doors import trained
 from ....support.tools import call
 
 pytestmark = pytest.mark.doors
@@ -96,14 +93,7 @@ def test_the_client_hears_which_setting_differs_and_does_not_ask_again() -> None
 
 
 def test_an_agent_of_the_client_trains() -> None:
-    config = small_config(sampling__max_tokens=4, data=DataConfig("rows.jsonl"))
-    config.environment = AgentConfig(program="client_agent:runner", in_process=True)
-    train(config, Path("run"))
-    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "loss" in row]
-    assert len(losses) == 2
-    assert all(math.isfinite(loss) for loss in losses)
-    rollouts = [json.loads(line) for line in Path("run/rollouts.jsonl").read_text().splitlines()]
-    for rollout in rollouts:
+    environment = AgentConfig(program="client_agent:runner", in_process=True)
+    for rollout in trained(environment, sampling__max_tokens=4, data=DataConfig("rows.jsonl")):
         last = rollout["completion"][-1]["content"]
         assert rollout["reward"] == sum(last.encode()) % 5 / 4
