@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from covey.cluster.trainers import trainer_ranks
+from covey.config.budget import counted
 from covey.config.early import check_early
 from covey.config.giving_way import corrected
 from covey.config.schema import Config
@@ -17,9 +18,14 @@ from covey.rollouts.source import STALE, Dropped
 from covey.run import stages
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
-from covey.run.checkpoints.resume import check_same_prompts, locked_run_folder, log_setting_changes
+from covey.run.checkpoints.resume import (
+    check_same_prompts,
+    check_unfinished,
+    locked_run_folder,
+    log_setting_changes,
+)
 from covey.run.checkpoints.state import checkpoint_state, snapshot
-from covey.run.folder import begin_log
+from covey.run.folder import begin_log, write_num_steps
 from covey.run.given import NOTHING, Given
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
@@ -95,6 +101,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
     Raises ValueError for what a user can fix, RunStopped where continuing would be pointless, and StopRequested after
     Ctrl-C or SIGTERM, once the last finished step is saved.
     """
+    config = counted(config)
     checkpoint = stages.find_checkpoint(config, output_dir)
     stopper = stopper or stages.make_stopper(config)
     with (
@@ -108,11 +115,15 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         if checkpoint is not None:
             collectives.run_on_rank0(lambda: check_same_prompts(config, output_dir, checkpoint, prompts))
         run = stages.load_run(stages.run_cold_start(config, environment, record), environment, record, prompts, given)
+        config = replace(config, num_steps=run.trainer.num_steps)
         given.built(run, record)
         stages.announce(run, config, record)
         if checkpoint is None:
+            collectives.run_on_rank0(lambda: write_num_steps(output_dir, config.num_steps))
             before_training(run, config, record)
             report_progress(run, config, 0)
+        else:
+            check_unfinished(config, output_dir, checkpoint)
         first = stages.resume(run, config, record, checkpoint) if checkpoint is not None else 0
 
         # Evaluate before the first step, once there is a sampler, and where a signal came during one that was due.

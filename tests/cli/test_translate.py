@@ -51,7 +51,7 @@ def test_a_command_of_torchrl_keeps_what_is_called_alike() -> None:
     )
     assert list(translate(words).words.values()) == [
         *("source=ray", "max_staleness=2", "recipe=ifeval", "devices.sampler=2"),
-        *("optimizer.lr=2e-5", "model.name=meta-llama/Llama-2-7b-hf", "num_steps=100", "groups_per_step=4"),
+        *("optimizer.lr=2e-5", "model.name=meta-llama/Llama-2-7b-hf", "total_rollouts=6400", "groups_per_step=4"),
     ]
 
 

@@ -57,9 +57,25 @@ def test_a_setting_of_another_system_is_answered_with_words_to_type(typed: str, 
 
 def test_numbers_that_depend_on_each_other_are_computed_from_all_that_was_typed() -> None:
     line = refused("train.total_dialog_turns=100_000", "train.dialog_turns_per_batch=64", "env.repeats=8")
-    assert "is num_steps=1562 here" in line
+    assert "is total_rollouts=100000 here" in line
     assert "is groups_per_step=8 here" in line
-    assert "num_steps = completions in all / (groups_per_step x group_size)" in refused("train.total_dialog_turns=9")
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["num_train_epochs=3"], "num_epochs=3"),
+        (["num_train_epochs=3", "max_steps=-1"], "num_epochs=3"),
+        (["num_train_epochs=3", "max_steps=50"], "num_steps=50"),
+        (["trainer.total_epochs=15"], "num_epochs=15"),
+        (["trainer.total_epochs=15", "trainer.total_training_steps=null"], "num_epochs=15"),
+        (["trainer.total_epochs=15", "trainer.total_training_steps=400"], "num_steps=400"),
+    ],
+)
+def test_of_two_lengths_of_a_run_the_one_counts_that_counts_there(typed: list[str], words: str) -> None:
+    given = dict(word.split("=") for word in typed)
+    found = [foreign.answer(name, value, given) for name, value in given.items()]
+    assert [word for one in found if one is not None for word in one.words] == [words]
 
 
 def test_every_answer_names_settings_and_choices_that_there_are() -> None:

@@ -7,7 +7,7 @@ with covey.build(model, rewards, data, num_steps=50) as parts:
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,4 +132,4 @@ def build(
         run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config))
         closing.callback(run.policy.causal_lm.set_attn_implementation, attention)
         closing.callback(run.close)
-        yield Parts(config, run)
+        yield Parts(replace(config, num_steps=run.trainer.num_steps), run)

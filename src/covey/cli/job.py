@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cli import help as usage
 from covey.config import compose as settings
+from covey.config.budget import BUDGETS, counted
 from covey.config.checks import format_value, read
 from covey.config.compose import to_yaml
 from covey.config.early import check_early
@@ -19,6 +20,9 @@ from covey.config.engine_choice import this_machine
 from covey.config.giving_way import give_way, overruled
 from covey.config.schema import ColdStartConfig, Config
 from covey.config.validate import validate
+from covey.environments import build as environments
+from covey.environments.doors.settings import OpenEnvConfig, VerifiersConfig
+from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
 from covey.policy.settings import NANO
 from covey.rollouts.settings import CurriculumConfig
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
 ROOT = Path("outputs")
 """Where resume=latest looks."""
+MADE_AT_LENGTH = (InfillConfig, OpenEnvConfig, VerifiersConfig)
+"""Environments that train a judge or start programs of others before they have prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +212,8 @@ COLD_START_SETTINGS = (
 RANK_SETTINGS = ("parallel", "timeouts.ranks")
 """What a single process does not read."""
 TRAINING_SETTINGS = (
-    *("num_steps", "groups_per_step", "group_size", "group_size_schedule", "updates_per_batch", "max_staleness"),
+    *BUDGETS,
+    *("groups_per_step", "group_size", "group_size_schedule", "updates_per_batch", "max_staleness"),
     *("source", "shuffle", "curriculum"),
     *("algorithm", "optimizer", "evaluation.every"),
     *("output.save_every", "output.keep_last", "output.keep_best"),
@@ -221,14 +228,14 @@ CREDIT_SETTINGS = (
 )
 UNREAD: dict[str, tuple[str, ...]] = {
     "check": (
-        *("num_steps", "max_staleness", "engine.update", *CREDIT_SETTINGS),
+        *(*BUDGETS, "max_staleness", "engine.update", *CREDIT_SETTINGS),
         *names_of(CurriculumConfig, "curriculum", "window", "decay", "explore", "promot", "demote", "earlier"),
         *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
         *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
         *(name for name in (*TRAINING_SETTINGS, *ANSWER_SETTINGS) if name.startswith("output.")),
     ),
     "judge": (
-        *("num_steps", "groups_per_step", "group_size", "updates_per_batch"),
+        *(*BUDGETS, "groups_per_step", "group_size", "updates_per_batch"),
         *("micro_batch_tokens", "packing", "logprob_chunk", "optimizer", "preflight"),
     ),
     "evaluate": (
@@ -306,10 +313,28 @@ def print_only(job: Job, asked: "Asked | None") -> None:
     # Both read model shapes, for which a refused setting need not wait
     from covey.run.planner.memory import report
 
+    config, uncounted = with_counted_prompts(job.config)
     if asked is not None:
         from covey.cli.plan import print_plans
 
-        print_plans(job.config, asked)
+        print("".join(f"{line}\n" for line in uncounted), end="", file=sys.stderr, flush=True)
+        print_plans(config, asked)
         return
-    print("".join(f"{line}\n" for line in (*job.changed, *job.notes)), end="", file=sys.stderr, flush=True)
-    print(report(job.config), end="", flush=True)
+    print("".join(f"{line}\n" for line in (*job.changed, *job.notes, *uncounted)), end="", file=sys.stderr, flush=True)
+    print(report(config), end="", flush=True)
+
+
+def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:
+    """Return the settings with the steps that passes over the prompts are, and why they are not counted here."""
+    if config.num_epochs is None:
+        return config, ()
+    told = f"num_epochs={config.num_epochs:g} is counted when the run begins, here num_steps={config.num_steps}"
+    if isinstance(config.environment, MADE_AT_LENGTH):
+        return config, (f"{told}: environment={config.environment.name} takes long to make",)
+    try:
+        environment = environments.build(config)
+        num_prompts = len(environment.prompts("train"))
+        environment.close()
+    except ValueError as error:
+        return config, (f"{told}: {error}",)
+    return counted(config, num_prompts), ()

@@ -224,7 +224,8 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
         if not depends and defaults.get(name) != value:
             found.add(f"{name.removesuffix('.name')}={_written(value)}")
     if args.max_steps <= 0:
-        found.notes.append(f"num_train_epochs={args.num_train_epochs:g}: {foreign.EPOCHS}")
+        found.add(f"num_epochs={args.num_train_epochs:g}")
+        found.notes.append(f"num_train_epochs={args.num_train_epochs:g}: {foreign.TRL_STEPS}")
 
 
 def _written(value: Any) -> str:

@@ -72,10 +72,25 @@ def _groups_of_turns(value: str, given: Mapping[str, str]) -> Words:
     return (f"groups_per_step={max(1, int(float(value)) // int(given.get('env.repeats', '16')))}",)
 
 
-def _steps_of_turns(value: str, given: Mapping[str, str]) -> Words:
-    """Count steps: TorchRL counts completions, over the whole run."""
-    a_step = given.get("train.dialog_turns_per_batch", given.get("train.steps_per_batch", ""))
-    return (f"num_steps={max(1, int(float(value)) // int(a_step))}",)
+def _epochs(steps: str) -> Callable[[str, Mapping[str, str]], Words]:
+    """Answer a number of passes, which does not count where `steps` is a number of steps."""
+
+    def words(value: str, given: Mapping[str, str]) -> Words:
+        return () if _steps(given.get(steps, ""), given) else (f"num_epochs={float(value):g}",)
+
+    return words
+
+
+def _steps(value: str, _: Mapping[str, str]) -> Words:
+    """Answer a number of steps; nothing, or one below 1, leaves the length of the run to the passes."""
+    if value.strip().lower() in ("", "null", "none") or float(value) < 1:
+        return ()
+    return (f"num_steps={int(float(value))}",)
+
+
+def _whole(setting: str) -> Callable[[str, Mapping[str, str]], Words]:
+    """Answer a whole number that may be written 1e5 or 100_000."""
+    return lambda value, _: (f"{setting}={int(float(value))}",)
 
 
 def _off_below_1(setting: str) -> Callable[[str, Mapping[str, str]], Words]:
@@ -94,7 +109,8 @@ MINI = "of an optimiser step, a multiple of group_size; micro_batch_tokens bound
 SAMPLES_AS_TRAINED = "what samples has the weights, precision and attention of what is trained"
 REFERENCE = "the reference is the policy as it began (with LoRA: its base), in model.precision"
 NEEDS_RAY = "with source=ray"
-EPOCHS = "num_steps = passes x training prompts / groups_per_step"
+VERL_STEPS = "trainer.total_training_steps counts where it is set; verl leaves out a last batch that is not full"
+TRL_STEPS = "max_steps counts where it is above 0; TRL leaves out the last batch of a pass that is not full"
 PER_REPEATS = "completions / env.repeats (16 by default)"
 PLACES = "devices.trainer, devices.sampler and Ray's cluster (RAY_ADDRESS) say what runs where"
 NO_CRITIC = "GRPO has no critic"
@@ -111,9 +127,7 @@ TORCHRL: dict[str, Counterpart] = {
     "policy.kl_coef": _is("algorithm.kl_coef={}"),
     "train.sync": _switch("source=local", "source=ray max_staleness=2"),
     "train.sync_iter": _switch("max_staleness=0", "source=ray max_staleness=1"),
-    "train.total_dialog_turns": Counterpart(
-        computed=_steps_of_turns, note="num_steps = completions in all / (groups_per_step x group_size)"
-    ),
+    "train.total_dialog_turns": Counterpart(computed=_whole("total_rollouts")),
     "train.dialog_turns_per_batch": Counterpart(computed=_groups_of_turns, note=PER_REPEATS),
     "train.steps_per_batch": Counterpart(computed=_groups_of_turns, note=PER_REPEATS),
     "train.buffer_size": _none("with source=ray (max_staleness + 1) x groups_per_step groups are held, none otherwise"),
@@ -254,8 +268,8 @@ VERL: dict[str, Counterpart] = {
     "algorithm.kl_ctrl.type": _choice(fixed="", adaptive="", note="algorithm.target_kl adapts the coefficient"),
     "custom_reward_function.path": _none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
     "custom_reward_function.name": _none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
-    "trainer.total_epochs": _none(EPOCHS),
-    "trainer.total_training_steps": _is("num_steps={}"),
+    "trainer.total_epochs": Counterpart(computed=_epochs("trainer.total_training_steps"), note=VERL_STEPS),
+    "trainer.total_training_steps": Counterpart(computed=_steps, note="null leaves it to trainer.total_epochs"),
     "trainer.save_freq": Counterpart(computed=_off_below_1("output.save_every")),
     "trainer.test_freq": Counterpart(computed=_off_below_1("evaluation.every")),
     "trainer.val_before_train": _switch("", note="every run is evaluated before its first step"),
@@ -288,8 +302,8 @@ DOCUMENTS: dict[str, Counterpart] = {
     "clip_range": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
     "clip_epsilon": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
     "reward_fn": _is("environment=reward_functions", "rewards=[{}]", note="as MODULE:FUNCTION"),
-    "num_train_epochs": _none(EPOCHS),
-    "num_epochs": _none(EPOCHS),
+    "num_train_epochs": Counterpart(computed=_epochs("max_steps"), note=TRL_STEPS),
+    "max_steps": Counterpart(computed=_steps, note="-1 leaves it to num_train_epochs"),
 }
 """Words that scripts of other systems have without a section."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from covey.config.budget import BUDGETS, counted
 from covey.config.checks import format_value, read, unmet
 from covey.config.engine_choice import Machine, obstacle_to_vllm
 from covey.config.rules.options import unread_options
@@ -58,6 +59,7 @@ def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine]
     if look is not None:
         _choose_engine(change, look)
     # Fit numbers to those that were typed
+    _settle_budget(change)
     _fit_numbers(change)
     # Reset settings whose condition no longer holds; each reset may void another
     for _ in range(ROUNDS):
@@ -113,12 +115,27 @@ def _choose_engine(change: _Change, look: Callable[[], Machine]) -> None:
         change.put("engine.name", "vllm", "vLLM is installed and there is a GPU; engine=native takes covey's own")
 
 
+def _settle_budget(change: _Change) -> None:
+    """Let the budget that was typed take the place of the others. ValueError where two were typed."""
+    config = change.config
+    typed = [name for name in BUDGETS if change.is_typed(name) and read(config, name) is not None]
+    given = [f"{name}={format_value(read(config, name))}" for name in typed]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} say twice how long the run is: give one of {', '.join(BUDGETS)}")
+    for name in BUDGETS[1:]:
+        if typed and name not in typed and read(config, name) is not None:
+            change.put(name, None, f"the run has {given[0]}")
+    steps = counted(config).num_steps
+    if steps != config.num_steps:
+        change.put("num_steps", steps, f"the run has total_rollouts={config.total_rollouts}")
+
+
 def _fit_numbers(change: _Change) -> None:
     """Fit lengths and counts that nobody typed to the one that was."""
     config = change.config
     steps, most = config.num_steps, config.sampling.max_tokens
     # Fit schedules to the number of steps
-    if change.is_typed("num_steps"):
+    if change.is_moved(["num_steps"]):
         if config.optimizer.warmup_steps >= steps and not change.is_typed("optimizer.warmup_steps"):
             change.put("optimizer.warmup_steps", steps // 10, f"the run has num_steps={steps}")
         reached = [entry for entry in config.group_size_schedule if entry.step < steps]

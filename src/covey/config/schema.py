@@ -213,7 +213,18 @@ class Config(Section):
     seed: int = 0
     """Everything random follows from it."""
     num_steps: int = setting(100, ge=1)
-    """Optimiser phases: batches of groups taken."""
+    """Optimiser phases: batches of groups taken. Follows from total_rollouts or num_epochs where one of them is set."""
+    total_rollouts: int | None = setting(None, ge=1)
+    """Completions to train on in all; the last step is whole."""
+    num_epochs: float | None = setting(
+        None,
+        gt=0,
+        needs=(
+            Requires("total_rollouts = null", ("total_rollouts",), lambda total: total is None),
+            Requires("curriculum.name = none", ("curriculum.name",), lambda name: name == "none"),
+        ),
+    )
+    """Passes over the training prompts that fit the model; the last step is whole. A curriculum makes no passes."""
     groups_per_step: int = setting(32, ge=1)
     """Prompts of one step."""
     group_size: int = setting(8, ge=1)

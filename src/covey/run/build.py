@@ -16,7 +16,9 @@ from covey.cluster.references import ReferenceActor, RemoteReference
 from covey.cluster.serving import Answerers, Serving
 from covey.cluster.slot import Limits
 from covey.cluster.source import RaySource
+from covey.config.budget import counted
 from covey.config.schema import Config
+from covey.config.validate import validate
 from covey.engine.base import Closable, Engine, UpdateMode
 from covey.engine.build import ENGINES, OWN_WEIGHTS, sampling_engine
 from covey.engine.weights import trained_tensors
@@ -130,7 +132,6 @@ def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: P
     reference = build_reference(config, policy, servings)
     judged = build_judged(config, environment, servings)
     policy, reference = distributed(policy, reference, config.parallel.strategy, choose_device(config.model.device))
-    trainer = build_trainer(config, policy, reference, timer)
     # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
     build_engine = sampling_engine if has_samplers(config) else ENGINES[config.engine.name]
     engine = build_engine(policy, config.engine, config.model.kernels)
@@ -142,6 +143,8 @@ def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: P
     sampler = make_sampler(config, engine, environment, policy, stages)
     prompts = usable_prompts(config, sampler, policy.max_length, "train")
     check_rendering(config, policy, prompts)
+    config = with_steps(config, len(prompts))
+    trainer = build_trainer(config, policy, reference, timer)
     local = build_source(config, sampler, prompts)
     if judged is not None:
         local.sampler = replace(sampler, environment=judged)
@@ -152,6 +155,24 @@ def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: P
     credit = CreditAssigner(config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
     return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings))
+
+
+def with_steps(config: Config, num_prompts: int) -> Config:
+    """Return the settings with the number of steps that their budget comes to. ValueError where others do not fit it.
+
+    >>> with_steps(Config(num_epochs=2, groups_per_step=4), num_prompts=22).num_steps
+    11
+    """
+    found = counted(config, num_prompts)
+    if found is not config:
+        try:
+            validate(found)
+        except ValueError as error:
+            told = (
+                f"num_epochs={config.num_epochs:g}" if config.num_epochs else f"total_rollouts={config.total_rollouts}"
+            )
+            raise ValueError(f"{told} of {num_prompts} prompts is num_steps={found.num_steps}: {error}") from error
+    return found
 
 
 def has_samplers(config: Config) -> bool:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from covey.run import trust
 from covey.run.records.summary import read_summary, versions
 from covey.system import ranks
-from covey.system.disk import cannot_write, catch_write_errors, read_regular, sync
+from covey.system.disk import atomic_file, cannot_write, catch_write_errors, read_regular, sync
 from covey.system.jsonl import write_json
 from covey.system.text.cleaning import CleanRecords
 from covey.system.text.masking import without
@@ -56,6 +57,21 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
             if exact:
                 raise ValueError(f"{folder} already holds a run ({CONFIG}); name another hydra.run.dir") from None
     raise AssertionError("unreachable")
+
+
+def write_num_steps(folder: Path, num_steps: int) -> None:
+    """Put the steps that the budget of a run came to into its config.yaml, where another number stands."""
+    path = folder / CONFIG
+    if not path.is_file():  # run by a program that has the settings
+        return
+    before = path.read_text(encoding="utf-8")
+    after = re.sub(r"^num_steps: .*$", f"num_steps: {num_steps}", before, count=1, flags=re.MULTILINE)
+    if after != before:
+        is_own = trust.is_own(folder)
+        with atomic_file(path) as file:
+            file.write(after)
+        if is_own:
+            trust.seal(folder)
 
 
 def _sync_names(folder: Path) -> None:

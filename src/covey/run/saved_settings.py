@@ -1,7 +1,7 @@
 """Settings that a run, a saved policy's run or a file was left with, and what is typed over them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.config import compose as settings
+from covey.config.budget import BUDGETS
 from covey.config.names import current_name
 from covey.config.schema import Config, setting_names
 from covey.policy.settings import ModelConfig
@@ -72,6 +73,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
         if override.is_add() or override.is_delete() or is_choice(saved, key):
             raise ValueError(f'"{override.input_line}" cannot change a run; resume takes the settings of {folder}')
         OmegaConf.update(wanted, key, value, merge=False)
+    _keep_one_budget(wanted, [override.key_or_group for override in overrides])
     # Refuse changes that resume_changes does not name, masked secrets and code that is not trusted
     named = control.get("resume_changes", [])
     changes = [str(name) for name in named] if isinstance(named, list) else [str(named)]
@@ -83,13 +85,25 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
     return wanted
 
 
+def _keep_one_budget(wanted: DictConfig, typed: Collection[str]) -> None:
+    """Let a budget that was typed take the place of the run's. ValueError where two were typed."""
+    given = [name for name in BUDGETS if name in typed]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} say twice how long the run is: give one of them")
+    for name in BUDGETS[1:] if given else ():
+        if name not in given:
+            wanted[name] = None
+
+
 def refuse_changes(folder: Path, saved: DictConfig, wanted: DictConfig, changes: Sequence[str]) -> None:
     """Refuse a setting that differs from the run's, unless `changes` names it or its section."""
     unknown = sorted(set(changes) - set(setting_names()))
     if unknown:
         raise ValueError(f"resume_changes names no setting: {', '.join(unknown)}")
+    # How long the run is is one thing, whatever it is counted in
+    named = {*changes, *(BUDGETS if set(changes) & set(BUDGETS) else ())}
     for key, (then, now) in differences(saved, wanted).items():
-        if not any(key == c or key.startswith(f"{c}.") for c in changes):
+        if not any(key == c or key.startswith(f"{c}.") for c in named):
             raise ValueError(
                 f"{key}={now} differs from {key}={then} of {folder}; "
                 f"pass resume_changes=[{key}] to resume anyway (the run will not be bit-for-bit reproducible)"

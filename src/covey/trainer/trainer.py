@@ -169,6 +169,10 @@ class Trainer:
         return self._settings.seed
 
     @property
+    def num_steps(self) -> int:
+        return self._settings.num_steps
+
+    @property
     def num_mini_batches(self) -> int:
         return self._settings.num_mini_batches
 

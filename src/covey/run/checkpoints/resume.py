@@ -152,15 +152,27 @@ def resume_point(config: Config, folder: Path) -> Path | None:
         if complete_checkpoints(folder / "checkpoints"):
             raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
         raise ValueError(f"{folder} ended before its first checkpoint (output.save_every=N writes one every N steps)")
-    # Refuse to resume a finished run
-    manifest = read_manifest(checkpoint)
-    step, evaluated = int(manifest["step"]), "score" in manifest
-    if step > config.num_steps or (step == config.num_steps and evaluated):
-        raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+    # Refuse to resume a finished run; passes over the prompts are counted once these are there
+    if config.num_epochs is None:
+        check_unfinished(config, folder, checkpoint)
+    step, evaluated = _progress(checkpoint)
     # Drop rows written after that checkpoint, which the resumed run writes again
     for name in ROWS:
         truncate_jsonl(folder / name, step, evaluated=evaluated)
     return checkpoint
+
+
+def check_unfinished(config: Config, folder: Path, checkpoint: Path) -> None:
+    """Refuse (ValueError) to resume a run that has made all its steps and evaluated the last."""
+    step, evaluated = _progress(checkpoint)
+    if step > config.num_steps or (step == config.num_steps and evaluated):
+        raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+
+
+def _progress(checkpoint: Path) -> tuple[int, bool]:
+    """Return the steps behind a checkpoint, and whether it was evaluated."""
+    manifest = read_manifest(checkpoint)
+    return int(manifest["step"]), "score" in manifest
 
 
 def resume_hint(folder: Path) -> str:

@@ -35,6 +35,7 @@ class Doctor(Callback):
 
     def on_start(self, run: "Run", folder: Path) -> None:
         self._folder = folder
+        self._log.settings = {**self._log.settings, "num_steps": run.trainer.num_steps}
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         self._take_up(step, step)

@@ -42,7 +42,6 @@ class NotebookProgress:
     """Bar, numbers, the curve of the reward and the last messages, in one output of the cell."""
 
     def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
         self._pace = EtaEstimator(num_steps)
         self._step = 0
         self._metrics: dict[str, float | None] = {}
@@ -50,6 +49,9 @@ class NotebookProgress:
         self._evaluation = ""
         self._messages: deque[str] = deque(maxlen=MAX_MESSAGES)
         self._handle: Any = None
+
+    def expect(self, num_steps: int) -> None:
+        self._pace.num_steps = num_steps
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)
@@ -83,8 +85,8 @@ class NotebookProgress:
     def html(self) -> str:
         """Return what the cell shows now."""
         left = time_left(self._pace.seconds_left)
-        bar = f'<progress value="{self._step}" max="{self._num_steps}" style="width:{WIDTH}px"></progress>'
-        lines = [f"<div>step {self._step}/{self._num_steps} {bar} {left}</div>"]
+        bar = f'<progress value="{self._step}" max="{self._pace.num_steps}" style="width:{WIDTH}px"></progress>'
+        lines = [f"<div>step {self._step}/{self._pace.num_steps} {bar} {left}</div>"]
         cells = [f"{label} {cell(form, self._metrics[key])}" for label, key, form in COLUMNS if key in self._metrics]
         lines += [f"<div>{escape('   '.join(cells))}</div>"] if cells else []
         lines += [curve(self._rewards)] if len(self._rewards) > 1 else []

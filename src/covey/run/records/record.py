@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -149,6 +149,8 @@ class RunRecorder:
         """
         self._run = run
         self._prompts = prompts
+        self._config = replace(self._config, num_steps=run.trainer.num_steps)
+        self._progress.expect(self._config.num_steps)
         self._traces = TraceLog(self._config, self._folder, run) if self._config.output.traces else None
         run.source.report_to(self._folder / STATUS)
         self.callbacks.start(run, self._folder)

@@ -37,6 +37,10 @@ RATE_STEPS = 20
 class Progress(Protocol):
     """Shows how a run goes. A context manager. `close` may be called more than once."""
 
+    def expect(self, num_steps: int) -> None:
+        """Learn how many steps there will be, where that was not known before."""
+        ...
+
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Show that `step` steps are done, counted from 1, with the numbers of the last one."""
         ...
@@ -91,10 +95,12 @@ class PlainProgress:
     """One line a step, for logs and pipes."""
 
     def __init__(self, num_steps: int, console: Console, *, steps: bool = True) -> None:
-        self._num_steps = num_steps
         self._console = console
         self._steps = steps
         self._pace = EtaEstimator(num_steps)
+
+    def expect(self, num_steps: int) -> None:
+        self._pace.num_steps = num_steps
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)
@@ -102,7 +108,7 @@ class PlainProgress:
             return
         cells = [f"{label} {cell(form, metrics[key])}" for label, key, form in COLUMNS if key in metrics]
         samplers = [line] if (line := samplers_line(metrics)) else []
-        line = "  ".join([f"step {step}/{self._num_steps}", *cells, *samplers, time_left(self._pace.seconds_left)])
+        line = "  ".join([f"step {step}/{self._pace.num_steps}", *cells, *samplers, time_left(self._pace.seconds_left)])
         self.message(line.rstrip())
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -127,6 +133,9 @@ class PlainProgress:
 
 class NullProgress:
     """Says nothing: the other ranks of a run."""
+
+    def expect(self, num_steps: int) -> None:
+        return
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         return
@@ -153,7 +162,6 @@ class LiveProgress:
     """A few lines at the foot of the terminal that stay in place. Messages and warnings scroll above them."""
 
     def __init__(self, num_steps: int, console: Console) -> None:
-        self._num_steps = num_steps
         self._console = console
         self._pace = EtaEstimator(num_steps)
         self._step = 0
@@ -161,6 +169,9 @@ class LiveProgress:
         self._rewards: list[float] = []
         self._evaluation = ""
         self._live = Live(self.render(), console=console, auto_refresh=False)
+
+    def expect(self, num_steps: int) -> None:
+        self._pace.num_steps = num_steps
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)
@@ -202,8 +213,8 @@ class LiveProgress:
         bar.add_column(justify="right", no_wrap=True)
         left = time_left(self._pace.seconds_left)
         bar.add_row(
-            Text(f"step {self._step}/{self._num_steps}", "bold"),
-            ProgressBar(total=self._num_steps, completed=self._step),
+            Text(f"step {self._step}/{self._pace.num_steps}", "bold"),
+            ProgressBar(total=self._pace.num_steps, completed=self._step),
             Text(left, "dim"),
         )
         # Numbers of the last step, as far as the terminal has lines
