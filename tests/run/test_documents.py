@@ -26,6 +26,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "model.name": "Qwen/Qwen2.5-Coder-0.5B-Instruct", "group_size": 2, "groups_per_step": 1, "num_steps": 5,
         "optimizer.lr": 2e-5, "algorithm.kl_coef": 0.04, "sampling.max_tokens": 512, "model.precision": "float16",
         "environment.problem": "fizzbuzz", "environment.difficulty": 3, "environment.partial_weight": 0.5,
+        "environment.tests_per_problem": 5,
     },
     "infill": {
         "model.kind": "masked", "group_size": 8, "groups_per_step": 16, "optimizer.lr": 1e-5,

@@ -84,7 +84,7 @@ def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "En
 def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.code.environment import Code, CodeSettings
     from covey.environments.code.formats import problems_of
-    from covey.environments.code.problems import generate_problems
+    from covey.environments.code.problems import NUM_TESTS, generate_problems, with_tests
     from covey.environments.data.rows import load_rows, row_settings
 
     how = CodeSettings(
@@ -96,12 +96,12 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
     )
     # Read the problems, or generate them.
     if config.data.path is not None:
-        problems = problems_of(
-            load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text"))).splits
-        )
+        rows = load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text")))
+        problems = with_tests(problems_of(rows.splits), settings.tests_per_problem, settings.problem_seed)
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
-        problems = generate_problems(settings.problem, settings.difficulty, counts, settings.problem_seed)
+        num_tests = settings.tests_per_problem or NUM_TESTS
+        problems = generate_problems(settings.problem, settings.difficulty, counts, settings.problem_seed, num_tests)
     return Code(problems, code_runner(settings), how)
 
 

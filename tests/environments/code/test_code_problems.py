@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from covey.environments.code.families import FAMILIES, chosen_families
-from covey.environments.code.problems import NUM_TESTS, Problem, drawn, generate_problems, reference
+from covey.environments.code.problems import NUM_TESTS, Problem, drawn, generate_problems, reference, with_tests
 
 ALL = [(family, level) for family, levels in FAMILIES.items() for level in levels]
 COUNTS: Any = {"train": 30, "test": 10}
@@ -84,6 +84,33 @@ def test_a_problem_without_an_origin_has_no_other_tests() -> None:
     problem = everything("line")[0]
     own = Problem("rows", None, "?", "f", problem.tests)
     assert own.fresh_tests("a") == problem.tests
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 20])
+def test_as_many_tests_are_drawn_as_are_asked_for_and_a_constant_passes_half_of_them_at_most(count: int) -> None:
+    for problem in generate_problems("all", None, COUNTS, 0, count)["train"]:
+        answers = [shown(test.expected) for test in problem.tests]  # type: ignore[union-attr]
+        assert len(answers) == len(problem.fresh_tests("again")) == count
+        assert max(map(answers.count, answers)) <= (count + 1) // 2
+
+
+def test_more_tests_than_a_family_has_calls_are_refused_with_the_setting() -> None:
+    with pytest.raises(
+        ValueError, match=r"environment.tests_per_problem=200 is too many for .Python: .*, which has [0-9]+"
+    ):
+        generate_problems("fizzbuzz", 3, COUNTS, 0, 200)
+
+
+def test_the_tests_of_a_row_are_drawn_by_the_seed_in_their_order_whatever_rows_stand_around_it() -> None:
+    first, second = (Problem("rows", None, name, "f", everything("line")[0].tests) for name in ("a", "b"))
+    both: Any = with_tests({"train": [first, second]}, 4, seed=0)["train"]
+    (alone,) = with_tests({"train": [second]}, 4, seed=0)["train"]
+    assert both[1] == alone != with_tests({"train": [second]}, 4, seed=1)["train"][0]
+    places = [first.tests.index(test) for test in both[0].tests]
+    assert len(places) == 4
+    assert places == sorted(set(places))
+    assert with_tests({"train": [first]}, 11, seed=0)["train"] == [first]
+    assert with_tests({"train": [first]}, None, seed=0)["train"] == [first]
 
 
 def test_problems_are_a_function_of_the_seed_and_travel_between_processes() -> None:

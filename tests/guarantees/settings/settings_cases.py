@@ -252,6 +252,7 @@ CASES: dict[str, Case | Refused] = {
     "environment.problem": Case(see.prompts, "steps", code.CODE),
     "environment.difficulty": Case(see.prompts, 4, code.CODE | {"environment.problem": "fizzbuzz"}),
     "environment.partial_weight": Case(code.rewards, 1.0, code.CODE),
+    "environment.tests_per_problem": Case(code.tests, 4, code.CODE),
     "environment.isolation": Case(code.isolation, "unsafe_no_isolation", code.CODE),
     "environment.num_slots": Case(see.processes, 1, code.CODE),
     "environment.total_seconds": Case(code.slow, 1.0, code.HASTY),
@@ -539,6 +540,10 @@ OFF: dict[str, Settings] = {
     "data.path = null, so that prompts are generated": ifeval.ROWS,
     "environment.benchmark = null": {"environment.name": "ifeval", "environment.benchmark": "instructions.jsonl"},
     "problems made up, data.path = null": {"environment.name": "code", "data.path": "words.jsonl"},
+    "problems made up (data.path = null), or environment.tests_per_problem set": {
+        "environment.name": "code",
+        "data.path": "words.jsonl",
+    },
     "environment.remote_url = null": {"environment.name": "code", "environment.remote_url": code.REMOTE_URL},
     "environment.remote_url set": {"environment.name": "code"},
 }

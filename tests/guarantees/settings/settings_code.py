@@ -64,6 +64,12 @@ def rewards(config: Config) -> list[float | str]:
     return judged(config, "right", "half")
 
 
+def tests(config: Config) -> list[int]:
+    """How many tests judge each problem."""
+    with code_of(config) as code:
+        return [len(prompt.columns["problem"].tests) for prompt in code.prompts("train")]
+
+
 def slow(config: Config) -> list[float | str]:
     return judged(config, "slow")
 

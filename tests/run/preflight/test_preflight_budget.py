@@ -1,13 +1,18 @@
 """How much a check looks at where passes take long: less, never nothing, and it says how much."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from covey.environments.arithmetic import Arithmetic
 from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of
+from covey.run.preflight.policy import first_groups
 from covey.run.preflight.preflight import run_checks
+from covey.run.preflight.slope import _relative_error
 from covey.types import Group, Prompt, Reward, Rollout
 
 from .looked_at import Build, finding, slow, subjects
@@ -52,6 +57,22 @@ def test_beyond_it_the_two_shortest_groups_are_cut_but_for_prompts_and_first_tok
     assert [[r.num_loss_tokens for r in g.rollouts] for g in cut] == [[10, 10], [8, 8]]
     assert [[len(r.input_ids) for r in g.rollouts] for g in cut] == [[12, 12], [27, 27]]
     assert [len(g.rollouts) for g in shortened([long, short, middle], 48, num_rollouts=1)] == [1, 1]
+
+
+def test_groups_and_rollouts_come_first_whose_gradient_is_not_0() -> None:
+    sure, unsure = rollout(3, 10), replace(rollout(3, 20), sampler_logprobs=(*[0.0] * 21, -0.5))
+    groups = [group("a", sure, sure), group("b", sure, sure), group("c", sure, unsure)]
+    assert [g.prompt.id for g in first_groups(groups)] == ["c", "a", "b"]
+    kept = shortened(groups, 48, num_rollouts=1)
+    assert (kept[0].prompt.id, kept[0].rollouts[0].reward) == ("c", unsure.reward)
+    assert any(kept[0].rollouts[0].sampler_logprobs)
+
+
+def test_two_gradients_that_are_0_do_not_differ_and_one_beside_0_differs_without_end() -> None:
+    zero, one = torch.zeros(2), torch.ones(2)
+    assert _relative_error([(zero, zero)]) == 0
+    assert _relative_error([(one, zero)]) == math.inf
+    assert _relative_error([(zero, one)]) == pytest.approx(1)
 
 
 def test_a_sound_run_on_a_slow_machine_passes_every_check_and_the_figures_say_on_how_much(build: Build) -> None:

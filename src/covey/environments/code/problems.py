@@ -2,8 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.environments.base import Split
@@ -11,9 +11,7 @@ from covey.environments.code.families import FAMILIES, Arguments, Draft, chosen_
 from covey.sandbox.types import CallTest, Test
 
 NUM_TESTS = 10
-"""Of a drawn problem."""
-MAX_ALIKE = 5
-"""Of the tests of a problem, how many one constant, or an argument as it was given, may pass."""
+"""Of a drawn problem, where the settings say no other number."""
 MAX_DRAWS = 2000
 """Calls drawn for the tests of a problem; the least varied family needs some dozens."""
 MAX_MISSES = 200
@@ -45,7 +43,21 @@ class Problem:
         """Return tests with other inputs where the problem was drawn, else the ones there are."""
         if self.drawn_from is None or self.difficulty is None:
             return self.tests
-        return draft_tests(drawn(self.family, self.difficulty, self.drawn_from), seed)
+        return draft_tests(drawn(self.family, self.difficulty, self.drawn_from), seed, len(self.tests))
+
+
+def with_tests(problems: Mapping[Split, Sequence[Problem]], count: int | None, seed: int) -> dict[Split, list[Problem]]:
+    """Return the problems, each judged by at most so many of its tests, drawn by the seed. None leaves all."""
+    if count is None:
+        return {split: list(found) for split, found in problems.items()}
+    return {split: [_judged_by(problem, count, seed) for problem in found] for split, found in problems.items()}
+
+
+def _judged_by(problem: Problem, count: int, seed: int) -> Problem:
+    """Keep so many tests in their order; the draw is the problem's own, whatever rows stand around it."""
+    places = range(len(problem.tests))
+    drawn = random.Random(f"code tests {seed} {problem.statement}").sample(places, min(count, len(places)))
+    return replace(problem, tests=tuple(problem.tests[place] for place in sorted(drawn)))
 
 
 def drawn(family: str, difficulty: int, seed: str) -> Draft:
@@ -53,27 +65,30 @@ def drawn(family: str, difficulty: int, seed: str) -> Draft:
     return FAMILIES[family][difficulty](random.Random(seed))
 
 
-def draft_tests(draft: Draft, seed: str) -> tuple[CallTest, ...]:
-    """Draw different calls with the answers of the draft's own program, a pure function of draft and seed.
+def draft_tests(draft: Draft, seed: str, count: int = NUM_TESTS) -> tuple[CallTest, ...]:
+    """Draw different calls with the answers of the draft's own program, a pure function of the arguments.
 
-    At most `MAX_ALIKE` of them are passed by a program that returns a constant, or what it was given.
+    At most half of them, rounded up, are passed by a program that returns a constant, or what it was given.
     """
     # Draw arguments until the tests tell the solution from constant answers
     rng = random.Random(f"{draft.statement}/{seed}")
     solve = reference(draft)
     tests: dict[str, CallTest] = {}
     passed: Counter[str] = Counter()
+    most_alike = (count + 1) // 2
     for _ in range(MAX_DRAWS):
         arguments = draft.inputs(rng)
         test = CallTest(arguments, expected=solve(*arguments))
         idle = _idle_programs(arguments, test.expected)
-        if repr(arguments) in tests or any(passed[program] == MAX_ALIKE for program in idle):
+        if repr(arguments) in tests or any(passed[program] == most_alike for program in idle):
             continue
         tests[repr(arguments)] = test
         passed.update(idle)
-        if len(tests) == NUM_TESTS:
+        if len(tests) == count:
             return tuple(tests.values())
-    raise AssertionError(f"{draft.statement}: only {len(tests)} tests tell programs from constants")
+    raise ValueError(
+        f"environment.tests_per_problem={count} is too many for {draft.statement!r:.60}, which has {len(tests)}"
+    )
 
 
 def _idle_programs(arguments: Arguments, expected: Any) -> list[str]:
@@ -98,7 +113,7 @@ def reference(draft: Draft) -> Callable[..., Any]:
 
 
 def generate_problems(
-    problem: str, difficulty: int | None, counts: Mapping[Split, int], seed: int
+    problem: str, difficulty: int | None, counts: Mapping[Split, int], seed: int, num_tests: int = NUM_TESTS
 ) -> dict[Split, list[Problem]]:
     """Return different problems for each split, families round-robin. A family that has too few gives each a part.
 
@@ -112,7 +127,7 @@ def generate_problems(
     for place, (family, level) in enumerate(chosen):
         wanted = {split: number // len(chosen) + (place < number % len(chosen)) for split, number in counts.items()}
         # Hold out the first problems of each
-        made = _different(family, level, sum(wanted.values()), seed)
+        made = _different(family, level, sum(wanted.values()), seed, num_tests)
         num_test = -(-len(made) * wanted["test"] // max(1, sum(wanted.values())))
         splits["test"] += made[:num_test]
         splits["train"] += made[num_test:]
@@ -122,7 +137,7 @@ def generate_problems(
     return splits
 
 
-def _different(family: str, level: int, count: int, seed: int) -> list[Problem]:
+def _different(family: str, level: int, count: int, seed: int, num_tests: int) -> list[Problem]:
     """Draw up to `count` problems, no two of which say the same."""
     found: dict[str, Problem] = {}
     misses = number = 0
@@ -133,17 +148,17 @@ def _different(family: str, level: int, count: int, seed: int) -> list[Problem]:
         misses = misses + 1 if draft.statement in found else 0
         number += 1
         if not misses:
-            found[draft.statement] = _problem(family, level, draft, drawn_from)
+            found[draft.statement] = _problem(family, level, draft, drawn_from, num_tests)
     return list(found.values())
 
 
-def _problem(family: str, level: int, draft: Draft, drawn_from: str) -> Problem:
+def _problem(family: str, level: int, draft: Draft, drawn_from: str, num_tests: int) -> Problem:
     return Problem(
         family=family,
         difficulty=level,
         statement=draft.statement,
         entry_point=draft.entry_point,
-        tests=draft_tests(draft, "tests"),
+        tests=draft_tests(draft, "tests", num_tests),
         solution=draft.solution,
         drawn_from=drawn_from,
     )

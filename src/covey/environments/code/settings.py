@@ -6,6 +6,11 @@ from covey.environments.settings import EpisodesConfig
 from covey.system.setting import Requires, is_set, setting
 
 PROBLEMS_GENERATED = Requires("problems made up, data.path = null", ("data.path",), lambda path: path is None)
+IS_DRAWN = Requires(
+    "problems made up (data.path = null), or environment.tests_per_problem set",
+    ("data.path", "environment.tests_per_problem"),
+    lambda path, num_tests: path is None or num_tests is not None,
+)
 
 
 @dataclass
@@ -21,8 +26,11 @@ class CodeConfig(EpisodesConfig):
     """Training problems (fewer where a family has not so many)."""
     num_test: int = setting(512, ge=1, needs=PROBLEMS_GENERATED)
     """Held-out problems, none of which is in the training set."""
-    problem_seed: int = setting(0, needs=PROBLEMS_GENERATED)
-    """Which problems are drawn."""
+    problem_seed: int = setting(0, needs=IS_DRAWN)
+    """Which problems are drawn, and which tests of rows."""
+    tests_per_problem: int | None = setting(None, ge=1)
+    """Tests that judge the programs of a problem, drawn by `problem_seed`; null takes ten of a made-up problem, and all
+    of a row."""
     partial_weight: float = setting(0.5, ge=0, le=1)
     """Reward for passing some of the tests: this times their share. 0 rewards only programs that pass all."""
     max_turns: int | None = setting(1, ge=1)

@@ -28,17 +28,24 @@ def shortened(groups: Sequence[Group], num_tokens: int, num_rollouts: int = NUM_
     """Return groups of about `num_tokens` tokens in all: the given ones, or else the shortest with completions cut.
 
     Of these each has `num_rollouts`, since a pass through a large model has its price however short. Prompts stay
-    whole, and so do the fills of a masked policy, whose log-probs depend on every token.
+    whole, and so do the fills of a masked policy, whose log-probs depend on every token. Those come first in which some
+    token was uncertain: where the nucleus holds a single token everywhere, log-probs and gradients are 0.
     """
     if tokens_of(groups) <= num_tokens:
         return list(groups)
-    shortest = sorted(groups, key=lambda group: tokens_of([group]))[:MIN_GROUPS]
-    chosen = [[rollout for rollout in group.rollouts if any(rollout.loss_mask)][:num_rollouts] for group in shortest]
+    shortest = sorted(groups, key=lambda group: (not uncertain(group), tokens_of([group])))[:MIN_GROUPS]
+    trained = [[rollout for rollout in group.rollouts if any(rollout.loss_mask)] for group in shortest]
+    chosen = [sorted(own, key=lambda rollout: not any(rollout.sampler_logprobs))[:num_rollouts] for own in trained]
     share = num_tokens // max(1, sum(map(len, chosen)))
     return [
         replace(group, rollouts=tuple(_cut(rollout, share) for rollout in rollouts))
         for group, rollouts in zip(shortest, chosen, strict=True)
     ]
+
+
+def uncertain(group: Group) -> bool:
+    """Return whether the sampler had a choice anywhere in the group; where it had none, gradients are 0."""
+    return any(any(rollout.sampler_logprobs) for rollout in group.rollouts)
 
 
 def tokens_of(groups: Sequence[Group]) -> int:

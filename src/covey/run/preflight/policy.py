@@ -19,7 +19,7 @@ from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import DTYPES, Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.run.build import trainer_settings
-from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of
+from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of, uncertain
 from covey.run.preflight.rounding import explained_error
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
@@ -205,9 +205,9 @@ def synthetic_rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
 
 
 def first_groups(groups: Sequence[Group]) -> list[Group]:
-    """Return the first groups, at least two where there are so many."""
+    """Return the first groups, at least two where there are so many; those come first that have an uncertain token."""
     chosen: list[Group] = []
-    for group in groups:
+    for group in sorted(groups, key=lambda group: not uncertain(group)):
         num_tokens = sum(len(rollout.input_ids) for other in chosen for rollout in other.rollouts)
         if len(chosen) < 2 or num_tokens < MAX_GRADIENT_TOKENS:
             chosen.append(group)

@@ -5,6 +5,7 @@ The first compares every entry. The second needs no backward pass at all: the lo
 the weights are, and the slope between must be the gradient's.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from covey.policy import sharding
 from covey.policy.plain import Plain, plain_model
 from covey.policy.policy import Policy
 from covey.run.build import trainer_settings
-from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of
+from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of, uncertain
 from covey.run.preflight.policy import (
     GRADIENT_TOLERANCE,
     HALF_RANGE,
@@ -92,7 +93,8 @@ def check_slope(subject: PreflightContext) -> Check:
     if errors.slope is not None:
         slope = f"{errors.slope:.2g} against differences of the loss"
     seen = f"against plain transformers over {tokens_of(groups):,} tokens"
-    figure = f"relative error {errors.gradient:.2g} {seen}, {slope}{dropout_note(config)}"
+    note = "" if any(map(uncertain, groups)) else ", each of them certain, so that the gradient is 0"
+    figure = f"relative error {errors.gradient:.2g} {seen}{note}, {slope}{dropout_note(config)}"
     remedy = (
         "a kernel has no right backward pass here: model.kernels=torch, model.attention=sdpa, "
         "packing=padded or a model that is not in 4 bits may have one, and model.precision=float32 tells rounding from "
@@ -226,7 +228,7 @@ def _slope(rise: Callable[[float], float], step: float, agreement: float = AGREE
 
 
 def _relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the error of the first of each pair against the second, NaN where that is 0.
+    """Return the error of the first of each pair against the second: 0 where both are 0, else infinite beside 0.
 
     It is over all entries of all ranks.
     """
@@ -236,7 +238,9 @@ def _relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
         apart += _square(local(left) - local(wanted))
         size += _square(local(wanted))
     apart, size = collectives.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()
-    return float((apart / size) ** 0.5) if size else float("nan")
+    if not size:
+        return math.inf if apart else 0.0
+    return float((apart / size) ** 0.5)
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
