@@ -24,9 +24,9 @@ from covey.policy.reference import make_reference
 from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import causal_rollout
 from covey.trainer.batch import count, make_batch, make_rows
+from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
-from covey.trainer.updates import TrainerSettings
 from covey.types import Batch, Completion, Group, Prompt, Reward, Sampling
 
 CACHE_BYTES = {"cpu": 2**26, "cuda": 24 * 2**30}

@@ -13,7 +13,6 @@ from covey.config.giving_way import corrected
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.policy import sharding
-from covey.rollouts.group_checks import drop_stale
 from covey.rollouts.source import STALE, Dropped
 from covey.run import stages
 from covey.run.build import Run
@@ -30,7 +29,7 @@ from covey.run.given import NOTHING, Given
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
-from covey.run.stages import evaluate_and_log, report_interruption, report_progress, save
+from covey.run.stages import evaluate_and_log, report_interruption, save
 from covey.system import accelerate_launch, collectives, ranks
 from covey.system.callable_module import make_callable
 from covey.system.text.cleaning import clean_handlers
@@ -121,7 +120,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         if checkpoint is None:
             collectives.run_on_rank0(lambda: write_num_steps(output_dir, config.num_steps))
             before_training(run, config, record)
-            report_progress(run, config, 0)
+            run.source.follow(0, config.num_steps)
         else:
             check_unfinished(config, output_dir, checkpoint)
         first = stages.resume(run, config, record, checkpoint) if checkpoint is not None else 0
@@ -183,7 +182,7 @@ def train_step(run: Run, config: Config, step: int, timer: PhaseTimer, stopper: 
             batch = make_measured_batch([*groups, *(one.group for one in dropped)], run.policy, run.packing)
             metrics |= run.trainer.measure(batch, step)
         stopper.hold()
-        report_progress(run, config, step + 1)
+        run.source.follow(step + 1, config.num_steps)
         run.source.publish(run.trainer.weights(), version=step + 1)
     return Stepped(groups, dropped, credit, metrics)
 
@@ -209,6 +208,16 @@ def take(run: Run, config: Config, step: int, timer: PhaseTimer) -> tuple[list[G
     kept = set(map(id, fresh))
     stale = [Dropped(group, STALE) for group in groups if id(group) not in kept]
     return fresh, [*run.source.dropped, *stale]
+
+
+def drop_stale(groups: Sequence[Group], step: int, max_staleness: int, publish_every: int = 1) -> list[Group]:
+    """Return the groups no token of which is older than `max_staleness` published versions when a step begins.
+
+    Every source bounds that itself; this holds whatever source gave them.
+    """
+    oldest = [min((r.policy_version for r in group.rollouts), default=step) for group in groups]
+    ages = [step // publish_every - version // publish_every for version in oldest]
+    return [group for group, age in zip(groups, ages, strict=True) if age <= max_staleness]
 
 
 def is_due(step: int, every: int, num_steps: int) -> bool:

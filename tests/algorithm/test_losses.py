@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.aggregation import AGGREGATIONS, Reduction, Totals, aggregate, count_totals
-from covey.algorithm.loss_inputs import LossInputs, loss_inputs
+from covey.algorithm.loss_inputs import LEVELS, LossInputs, RatioOptions, log_ratio, loss_inputs
 from covey.algorithm.losses import LOSSES, clip, clip_events, gmpo, nll, topr
-from covey.algorithm.ratio import LEVELS, RatioOptions, log_ratio
 from covey.algorithm.settings import WITH_RATIO_LEVEL, WITHOUT_EXPONENTIAL, WITHOUT_RATIO
 from covey.algorithm.token_selection import select_clip_cov, select_kl_cov
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from covey.algorithm.credit.selection import length_normalizer
 from covey.algorithm.credit.shaping import (
     SHAPING,
     ShapingInputs,
-    length_normalizer,
     pass_rate_linear,
     repetition,
     repetition_penalty,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.kl import full_kl
-from covey.algorithm.ratio import select
+from covey.algorithm.loss_inputs import select
 
 REDUCTIONS = ("masked_mean", "masked_sum")
 

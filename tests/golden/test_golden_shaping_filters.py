@@ -5,8 +5,8 @@ from torch import Tensor
 
 from covey.algorithm.credit.advantages import group_center
 from covey.algorithm.credit.scores import scores
-from covey.algorithm.credit.selection import GROUP_FILTERS, balanced_indices
-from covey.algorithm.credit.shaping import SHAPING, ShapingInputs, length_normalizer
+from covey.algorithm.credit.selection import GROUP_FILTERS, balanced_indices, length_normalizer
+from covey.algorithm.credit.shaping import SHAPING, ShapingInputs
 
 from .cases import Case, check, check_all, golden, tensor
 

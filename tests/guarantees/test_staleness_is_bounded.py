@@ -16,11 +16,10 @@ from torch import Tensor
 
 from covey.config.schema import Config
 from covey.config.validate import validate
-from covey.rollouts.group_checks import drop_stale
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import Dropped, LocalSource, Meanwhile, PromptSampler
 from covey.run import build
-from covey.train import run_train, train
+from covey.train import drop_stale, run_train, train
 from covey.types import Group, Prompt, Sampling
 
 from ..support.small import POLICIES, group, rows, scripted_for, small_config, use
@@ -118,8 +117,8 @@ class Late:
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.inner.publish(weights, version)
 
-    def follow(self, step: int, num_steps: int, epochs: float) -> None:
-        self.inner.follow(step, num_steps, epochs)
+    def follow(self, step: int, num_steps: int) -> None:
+        self.inner.follow(step, num_steps)
 
     def take_scoring_seconds(self) -> float:
         return self.inner.take_scoring_seconds()

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from covey.algorithm.build import build_objective
+from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import ATTENTION, DENSE, register
 from covey.policy.logprobs import Scoring, score_tokens
@@ -30,10 +30,11 @@ from covey.policy.reference import Reference
 from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import filled_rollout
 from covey.trainer.batch import count, make_batch, make_rows
+from covey.trainer.credit import CreditAssigner
 from covey.trainer.layouts import Row
+from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
-from covey.trainer.updates import TrainerSettings
 from covey.types import Batch, Completion, Group, MicroBatch, Prompt, Reward, Rollout, Sampling
 
 VOCABULARY = 40
@@ -254,6 +255,10 @@ def make_trainer(
         **{**defaults, **settings},
     )
     return Trainer(policy, chosen, reference)
+
+
+def credit_assigner(algorithm: AlgorithmConfig, part_weights: dict[str, float] | None = None) -> CreditAssigner:
+    return CreditAssigner(build_credit(algorithm), algorithm, part_weights or {})
 
 
 def copied(policy: Policy) -> Policy:

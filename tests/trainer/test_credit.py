@@ -11,16 +11,17 @@ from covey.algorithm.credit.scores import Answer, Scores
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
-from covey.trainer.ahead import Ahead, Trained
 from covey.trainer.batch import make_rows, mask_left_out
 from covey.trainer.credit import Credit, CreditAssigner
+from covey.trainer.forward import Ahead, Trained
 from covey.types import Failure, Group, Prompt, Rollout, RunStopped, Turn
+from tests.support.builders import credit_assigner
 
 from ..support.small import group, rollout
 
 
 def assigner(*, part_weights: dict[str, float] | None = None, **algorithm: Any) -> CreditAssigner:
-    return CreditAssigner(AlgorithmConfig(**algorithm), part_weights or {})
+    return credit_assigner(AlgorithmConfig(**algorithm), part_weights)
 
 
 def of(*rollouts: Rollout) -> Group:

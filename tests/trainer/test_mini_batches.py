@@ -10,10 +10,10 @@ from torch import Tensor
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.system import collectives
-from covey.trainer.credit import CreditAssigner
+from covey.trainer.optimizer import order_of_updates
 from covey.trainer.prepare import Packing, make_training_batches, mini_batches
-from covey.trainer.updates import order_of_updates
 from covey.types import Batch, Group, Prompt, Reward, Rollout
+from tests.support.builders import credit_assigner
 
 from ..support.builders import copied, make, make_policy, make_trainer, random_groups, rollout_of
 from ..support.processes import on_two_ranks
@@ -88,7 +88,7 @@ def test_each_mini_batch_has_its_own_counts_and_the_advantages_of_the_whole_batc
     found = {}
     for count in (1, 3):
         trainer = make_trainer(make_policy("gpt2"), algorithm, num_mini_batches=count)
-        found[count] = make_training_batches(groups, trainer, CreditAssigner(algorithm, {}), packing, step=0)
+        found[count] = make_training_batches(groups, trainer, credit_assigner(algorithm, {}), packing, step=0)
     (whole,), credit = found[1]
     parts, same_credit = found[3]
     assert same_credit.advantages == credit.advantages

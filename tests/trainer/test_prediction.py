@@ -9,9 +9,9 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import Totals
 from covey.algorithm.build import build_objective
+from covey.algorithm.loss_inputs import LEVELS
 from covey.algorithm.losses import LOSSES
 from covey.algorithm.objective import ObjectiveInputs
-from covey.algorithm.ratio import LEVELS
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import Scoring
 from covey.policy.reference import make_reference

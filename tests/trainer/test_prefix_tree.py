@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from covey.trainer import prefix_tree
-from covey.trainer.prefix_tree import PrefixTree, places_in, positions_of
+from covey.trainer import layouts
+from covey.trainer.layouts import PrefixTree, places_in, positions_of
 
 PROMPT = (5, 6)
 
 
 @pytest.fixture(autouse=True)
 def _two_tokens_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "MIN_SHARED", 2)
+    monkeypatch.setattr(layouts, "MIN_SHARED", 2)
 
 
 def laid_out(

@@ -15,11 +15,11 @@ from covey.policy.models.loading import policy_in_memory
 from covey.rollouts.rollout import causal_rollout
 from covey.run.build import build_reference, build_trainer
 from covey.system.waits.timer import PhaseTimer
-from covey.trainer.credit import CreditAssigner
 from covey.trainer.prepare import Packing, make_training_batches
 from covey.trl import GRPOConfig
 from covey.trl.mapping import settings_of
 from covey.types import Completion, Group, Prompt, Reward
+from tests.support.builders import credit_assigner
 
 from ..support.small import TOKENIZER
 from ..support.tiny_models import tiny_model
@@ -92,7 +92,7 @@ def update_of_covey(model: torch.nn.Module, given: Mapping[str, Any], rewards: l
     weights = dict(zip([f.__name__ for f in rewards], given.get("reward_weights") or [1.0] * len(rewards), strict=True))
     groups = [group_of(prompt, rewards, weights) for prompt in PROMPTS]
     packing = Packing(config.packing, config.micro_batch_tokens)
-    (batch,), _ = make_training_batches(groups, trainer, CreditAssigner(config.algorithm, weights), packing, 0)
+    (batch,), _ = make_training_batches(groups, trainer, credit_assigner(config.algorithm, weights), packing, 0)
     trainer.step(batch, 0)
     return {name: weight - before[name] for name, weight in weights_of(model).items()}
 

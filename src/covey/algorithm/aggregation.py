@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.algorithm.ratio import select
-from covey.system import custom
+from covey.algorithm.loss_inputs import select
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,13 @@ class Reduction:
     """
 
     mode: str = "token_mean"
-    """A key of AGGREGATIONS, or module:function of the same signature."""
+    """A key of AGGREGATIONS, or the name of `custom`."""
     norm_length: int | None = None
     """Tokens; the constant length of the *_norm modes."""
     count_empty: bool = False
     """Sequence means divide by all rows, not only by those with loss tokens."""
+    custom: Callable[[Tensor, "Denominators"], Tensor] | None = None
+    """A function of one's own in place of those of AGGREGATIONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Red
     sequences = totals.num_rows if reduction.count_empty else totals.num_sequences
     denominators = Denominators(max(totals.num_tokens, 1), max(sequences, 1), _length(reduction))
     counts_N = mask_NT.sum(1).to(values_NT.dtype)
-    weights_N = custom.lookup(custom.AGGREGATION, reduction.mode, AGGREGATIONS)(counts_N, denominators)
+    weights_N = (reduction.custom or AGGREGATIONS[reduction.mode])(counts_N, denominators)
     return (weights_N * select(values_NT, mask_NT).sum(1)).sum()
 
 

@@ -1,20 +1,56 @@
-"""Build the objective that an algorithm preset names, and check every name and option of it now, not at a step."""
+"""Build what an algorithm preset names, and check every name and option of it now, not at a step."""
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from covey.algorithm.aggregation import AGGREGATIONS, Reduction
 from covey.algorithm.corrections import WeightOptions, parse_rejection
+from covey.algorithm.credit.advantages import ADVANTAGES
+from covey.algorithm.credit.selection import SELECTION, Selected
+from covey.algorithm.credit.shaping import SHAPING
+from covey.algorithm.credit.turns import chosen_turn_credit
 from covey.algorithm.kl import ESTIMATORS, GRADIENTS, SAMPLER_ESTIMATORS, KLOptions
+from covey.algorithm.loss_inputs import LEVELS, RatioOptions
 from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES, Loss
 from covey.algorithm.objective import DENOMINATORS, KLTerms, Objective, OffPolicy, PolicyTerm
-from covey.algorithm.ratio import LEVELS, RatioOptions
 from covey.algorithm.settings import AlgorithmConfig
 from covey.system import custom
 from covey.system.lookup import check_options, one_of, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class CreditFunctions:
+    """What turns rewards into advantages, options bound."""
+
+    estimate: Callable[..., Any]
+    """An entry of ADVANTAGES, or a custom one."""
+    takes_answers: bool
+    """Whether `estimate` looks at what was written, besides the scores."""
+    shaping: tuple[Callable[..., Any], ...]
+    """In the order in which they are applied."""
+    turn_credit: Callable[..., Tensor] | None
+    """None where all tokens of a rollout have one advantage."""
+    select: Callable[..., Selected] | None
+    """None where every rollout trains."""
+
+
+def build_credit(algorithm: AlgorithmConfig) -> CreditFunctions:
+    """Look up the functions from rewards to advantages. ValueError names the setting to mend."""
+    estimate = custom.lookup(custom.ADVANTAGE, algorithm.advantage, ADVANTAGES, algorithm.advantage_options)
+    shaping = (custom.lookup(custom.SHAPING, name, SHAPING, options) for name, options in algorithm.shaping.items())
+    turn_credit, select = None, None
+    if algorithm.turn_credit != "episode":
+        turn_credit = chosen_turn_credit(algorithm.turn_credit, algorithm.turn_credit_options)
+    if algorithm.selection is not None:
+        select = custom.lookup(custom.SELECTION, algorithm.selection, SELECTION, algorithm.selection_options)
+    takes_answers = isinstance(estimate, custom.Custom) and estimate.num_inputs == 2
+    return CreditFunctions(estimate, takes_answers, tuple(shaping), turn_credit, select)
 
 
 def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
@@ -56,9 +92,7 @@ def _policy_term(algorithm: AlgorithmConfig, norm_length: int) -> PolicyTerm:
         denominator=algorithm.ratio_denominator,
         proportional=chosen.proportional,
         reads_old=chosen.reads_old,
-        reduction=Reduction(
-            one_of_or_custom("aggregation", algorithm.aggregation, AGGREGATIONS), norm_length, algorithm.count_empty
-        ),
+        reduction=_reduction(custom.AGGREGATION, algorithm.aggregation, norm_length, algorithm),
         high_entropy_fraction=algorithm.high_entropy_fraction,
     )
 
@@ -109,7 +143,8 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
         raise ValueError("kl_gradient=is_weighted needs a sampled kl_estimator such as k3, got kl_estimator=full")
     if algorithm.kl_in == "reward" and algorithm.kl_aggregation is not None and algorithm.sampler_kl_coef == 0:
         raise ValueError(f"kl_aggregation={algorithm.kl_aggregation} needs kl_in=loss, got kl_in=reward")
-    mode = one_of_or_custom("kl_aggregation", algorithm.kl_aggregation or algorithm.aggregation, AGGREGATIONS)
+    role = custom.AGGREGATION if algorithm.kl_aggregation is None else custom.KL_AGGREGATION
+    mode = algorithm.kl_aggregation or algorithm.aggregation
     return KLTerms(
         active=algorithm.kl_coef != 0 or algorithm.target_kl is not None,
         in_loss=algorithm.kl_in == "loss",
@@ -118,11 +153,22 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
             estimator="k3" if full else algorithm.kl_estimator,
             gradient=algorithm.kl_gradient,
             clamp_log_ratio=_positive("kl_clamp", algorithm.kl_clamp),
+            custom=_own(custom.KL_ESTIMATOR, algorithm.kl_estimator),
         ),
         sampler_coef=algorithm.sampler_kl_coef,
         sampler_options=KLOptions(SAMPLER_ESTIMATORS[algorithm.sampler_kl_estimator], "naive", algorithm.kl_clamp),
-        reduction=Reduction(mode, norm_length, algorithm.count_empty),
+        reduction=_reduction(role, mode, norm_length, algorithm),
     )
+
+
+def _reduction(role: custom.Role, mode: str, norm_length: int, algorithm: AlgorithmConfig) -> Reduction:
+    one_of_or_custom(role.setting.removeprefix("algorithm."), mode, AGGREGATIONS)
+    return Reduction(mode, norm_length, algorithm.count_empty, _own(role, mode))
+
+
+def _own(role: custom.Role, name: str) -> Callable[..., Any] | None:
+    """Return the function of one's own that a setting names, None for a name of a table."""
+    return custom.lookup(role, name, {}) if ":" in name else None
 
 
 def one_of_or_custom(setting: str, name: str, table: Mapping[str, Callable[..., Any]]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.kl import k3
-from covey.algorithm.ratio import RatioOptions, clamp_symmetric, log_ratio, select
+from covey.algorithm.loss_inputs import RatioOptions, clamp_symmetric, log_ratio, select
 
 
 @dataclass(frozen=True, slots=True)

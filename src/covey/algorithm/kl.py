@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from covey.algorithm.ratio import RatioOptions, clamp_symmetric, log_ratio, select
-from covey.system import custom
+from covey.algorithm.loss_inputs import RatioOptions, clamp_symmetric, log_ratio, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +21,15 @@ class KLOptions:
     """
 
     estimator: str = "k3"
-    """A key of ESTIMATORS, or module:function of the same signature."""
+    """A key of ESTIMATORS, or the name of `custom`."""
     gradient: str = "straight_through_k2"
     """A key of GRADIENTS."""
     clamp_log_ratio: float | None = 20.0
     """q is clamped to +- this where it is exponentiated (k3); gradient 0 beyond."""
     clamp_value: float | None = None
     """The estimate is clamped to +- this; gradient 0 beyond."""
+    custom: Callable[[Tensor, float | None], Tensor] | None = None
+    """A function of one's own in place of those of ESTIMATORS."""
 
 
 def kl_penalty(
@@ -45,7 +46,7 @@ def kl_penalty(
     and gradient when samples come from pi_old (DeepSeek-V3.2, arXiv 2512.02556).
     """
     q_NT = select(log_probs_NT, mask_NT) - select(base_NT, mask_NT)
-    estimator = custom.lookup(custom.KL_ESTIMATOR, options.estimator, ESTIMATORS)
+    estimator = options.custom or ESTIMATORS[options.estimator]
     value_NT = clamp_symmetric(estimator(q_NT, options.clamp_log_ratio), options.clamp_value)
     if options.gradient != "is_weighted":
         return GRADIENTS[options.gradient](value_NT, q_NT)

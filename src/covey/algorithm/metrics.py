@@ -15,9 +15,8 @@ from torch import Tensor
 from covey.algorithm.corrections import row_mean
 from covey.algorithm.credit.scores import Scores, center, count_scored, group_std, over_group
 from covey.algorithm.kl import k3_forward
-from covey.algorithm.loss_inputs import LossInputs
+from covey.algorithm.loss_inputs import LossInputs, select
 from covey.algorithm.losses import Events
-from covey.algorithm.ratio import select
 
 LOG_RATIO_CLAMP = 20.0
 """Log ratios are clamped to +- this before exp, so that no metric overflows."""

@@ -26,10 +26,9 @@ from covey.algorithm.corrections import (
     rejection_keep,
 )
 from covey.algorithm.kl import KLOptions, kl_penalty
-from covey.algorithm.loss_inputs import LossInputs, at_least_float32, loss_inputs
+from covey.algorithm.loss_inputs import LossInputs, RatioOptions, at_least_float32, loss_inputs, select
 from covey.algorithm.losses import Events
 from covey.algorithm.metrics import largest_gap, largest_weight, mean_over
-from covey.algorithm.ratio import RatioOptions, select
 from covey.algorithm.token_selection import high_entropy_mask, high_entropy_threshold
 from covey.system import custom
 

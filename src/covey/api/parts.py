@@ -20,15 +20,14 @@ from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.policy import sharding
 from covey.policy.policy import Policy
-from covey.rollouts.group_checks import drop_stale
 from covey.rollouts.source import GroupSource
 from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.evaluate import Evaluation, evaluate
 from covey.run.records.step_metrics import rollout_metrics
-from covey.run.stages import report_progress
 from covey.system import accelerate_launch, collectives, machine
 from covey.system.waits.timer import PhaseTimer
+from covey.train import drop_stale
 from covey.trainer.prepare import make_training_batches
 from covey.trainer.trainer import Trainer
 from covey.types import Group
@@ -80,7 +79,7 @@ class Parts:
         batches, credit = make_training_batches(groups, self.trainer, self.run.credit, self.run.packing, step)
         metrics = self.trainer.step(batches, step)
         self.num_steps_done += 1
-        report_progress(self.run, self.config, self.num_steps_done)
+        self.source.follow(self.num_steps_done, self.config.num_steps)
         self.source.publish(self.trainer.weights(), version=self.num_steps_done)
         left_out = [dropped.group for dropped in self.source.dropped]
         return {**rollout_metrics(groups, left_out, credit, self.num_steps_done - 1), **metrics}

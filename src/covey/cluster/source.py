@@ -38,6 +38,7 @@ from covey.rollouts.source import (
     LocalSource,
     Meanwhile,
     PromptSampler,
+    passes,
     rollout_seed,
 )
 from covey.system import collectives
@@ -160,8 +161,9 @@ class RaySource:
         self._unsent = []
         self._admit()
 
-    def follow(self, step: int, num_steps: int, epochs: float) -> None:
+    def follow(self, step: int, num_steps: int) -> None:
         """Tell those who score how far training is."""
+        epochs = passes(self.stream)
         if self._judged is not None:
             self._judged.follow(step, num_steps, epochs)
         if self._pool is not None:

@@ -1,4 +1,4 @@
-"""What is looked at in groups before they are trained: age, success, and whether anything was scored at all."""
+"""What is looked at in groups before they are trained: success, and whether anything was scored at all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +19,6 @@ class Outcome:
     prompt_id: str
     success: float
     """Share of its scored completions that are correct."""
-
-
-def drop_stale(groups: Sequence[Group], step: int, max_staleness: int, publish_every: int = 1) -> list[Group]:
-    """Return the groups no token of which is older than `max_staleness` published versions when a step begins.
-
-    Every source bounds that itself; this holds whatever source gave them.
-    """
-    oldest = [min((r.policy_version for r in group.rollouts), default=step) for group in groups]
-    ages = [step // publish_every - version // publish_every for version in oldest]
-    return [group for group, age in zip(groups, ages, strict=True) if age <= max_staleness]
 
 
 def outcomes_of(groups: Sequence[Group], correct_above: float) -> list[Outcome]:

@@ -84,8 +84,8 @@ class GroupSource(Protocol):
         """Sample with these weights from now on."""
         ...
 
-    def follow(self, step: int, num_steps: int, epochs: float) -> None:
-        """Tell whoever scores that `step` steps of `num_steps` are finished, after so many passes over the data."""
+    def follow(self, step: int, num_steps: int) -> None:
+        """Tell whoever scores that `step` steps of `num_steps` are finished."""
         ...
 
     def take_scoring_seconds(self) -> float:
@@ -142,6 +142,11 @@ class PromptSampler(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state. Raises ValueError where it is that of another kind of stream."""
         ...
+
+
+def passes(stream: PromptSampler) -> float:
+    """Return how often the prompts drawn so far would go through all prompts."""
+    return stream.position / len(stream.prompts)
 
 
 @runtime_checkable
@@ -271,8 +276,8 @@ class LocalSource:
         self.sampler.engine.load_weights(weights, version)
         self._version = version
 
-    def follow(self, step: int, num_steps: int, epochs: float) -> None:
-        self.sampler.environment.follow(step, num_steps, epochs)
+    def follow(self, step: int, num_steps: int) -> None:
+        self.sampler.environment.follow(step, num_steps, passes(self.stream))
 
     def take_scoring_seconds(self) -> float:
         seconds, self._scoring_seconds = self._scoring_seconds, 0.0

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from covey.algorithm.build import build_objective
+from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
@@ -40,9 +40,9 @@ from covey.system import collectives, custom
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Stages, Watchable, Watchdog
 from covey.trainer.credit import CreditAssigner
+from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.prepare import Packing
 from covey.trainer.trainer import Trainer
-from covey.trainer.updates import TrainerSettings
 from covey.types import Prompt, Sampling
 
 LOGGER = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: P
     if has_samplers(config):
         source = build_ray_source(config, local, policy, timer.watchdog, judged)
     tests = held_out_prompts(config, sampler, policy.max_length)
-    credit = CreditAssigner(config.algorithm, environment.part_weights)
+    credit = CreditAssigner(build_credit(config.algorithm), config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
     return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings))
 

@@ -35,9 +35,9 @@ from covey.run.checkpoints.checkpoint import save_policy
 from covey.system import collectives
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors
 from covey.trainer.batch import count, make_batch, make_rows, pad_micro_batches
+from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
-from covey.trainer.updates import TrainerSettings
 from covey.types import Batch, Completion, Group, Message, Prompt, Reward, Sampling
 
 

@@ -113,7 +113,7 @@ def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> i
     with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
         load_weights(run.policy, checkpoint)
         step = restore(run, record, load_state(checkpoint))
-    report_progress(run, config, step)  # before anything is sampled
+    run.source.follow(step, config.num_steps)  # before anything is sampled
     run.source.publish(run.trainer.weights(), version=step)
     record.say(f"resumed after step {step} from {checkpoint}")
     for change in changed_facts(checkpoint):
@@ -126,12 +126,6 @@ def await_samplers(run: Run, record: RunRecorder) -> None:
     if isinstance(run.source, RaySource):
         with record.timer.phase("samplers"):
             run.source.await_samplers()
-
-
-def report_progress(run: Run, config: Config, step: int) -> None:
-    """Tell the environment how many steps are finished."""
-    stream = run.source.stream
-    run.source.follow(step, config.num_steps, stream.position / len(stream.prompts))
 
 
 def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -> None:

@@ -4,6 +4,7 @@ What is wrong with one is said in a line that names the setting, the function an
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.system.lookup import check_options, definition, describe, resolve
+from covey.system.lookup import check_options, describe, resolve
 
 Metrics = dict[str, Any]
 """What a custom advantage or loss may return beside its tensor, by name."""
@@ -119,6 +120,18 @@ def lookup(
     check_options(function, options or {}, setting=role.options or role.setting)
     bound = partial(function, **options) if options else function
     return bound if name in table else Custom(role, name, bound)
+
+
+def definition(function: Callable[..., Any]) -> str:
+    """Return " (file.py:line)" where a function or class is defined, "" where that is not known."""
+    while isinstance(function, partial):
+        function = function.func
+    try:
+        file = inspect.getsourcefile(function)
+        _, line = inspect.getsourcelines(function)
+    except (TypeError, OSError):
+        return ""
+    return f" ({os.path.basename(file or '')}:{line})"
 
 
 def split_metrics(found: Any) -> tuple[Any, Metrics]:

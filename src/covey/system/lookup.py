@@ -8,7 +8,6 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 _FOREIGN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, sysconfig.get_path("stdlib") + os.sep)
@@ -154,18 +153,6 @@ def describe(error: BaseException) -> str:
     own = [(file, line) for file, line in places if not _is_foreign(file)]
     place = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
     return f"raised {type(error).__name__}{': ' if message else ''}{message}{place}"
-
-
-def definition(function: Callable[..., Any]) -> str:
-    """Return " (file.py:line)" where a function or class is defined, "" where that is not known."""
-    while isinstance(function, partial):
-        function = function.func
-    try:
-        file = inspect.getsourcefile(function)
-        _, line = inspect.getsourcelines(function)
-    except (TypeError, OSError):
-        return ""
-    return f" ({os.path.basename(file or '')}:{line})"
 
 
 def _is_foreign(filename: str) -> bool:

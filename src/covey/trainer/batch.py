@@ -19,8 +19,7 @@ from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy
 from covey.policy.transfer import to_device
 from covey.system import collectives
-from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, Row, Stream, add_to_tree
-from covey.trainer.prefix_tree import PrefixTree
+from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, Stream, add_to_tree
 from covey.types import Batch, Group, MicroBatch, Rollout, Turn
 
 Values = npt.NDArray[Any]

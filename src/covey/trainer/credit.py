@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.algorithm.credit.advantages import ADVANTAGES, role_ema_step
+from covey.algorithm.build import CreditFunctions
+from covey.algorithm.credit.advantages import role_ema_step
 from covey.algorithm.credit.scores import Answer, Scores, scores
-from covey.algorithm.credit.selection import SELECTION, Selected, clip_advantages
-from covey.algorithm.credit.shaping import SHAPING, ShapingInputs, length_normalizer
-from covey.algorithm.credit.turns import Turns, anchored, as_turns, chosen_turn_credit
+from covey.algorithm.credit.selection import Selected, clip_advantages, length_normalizer
+from covey.algorithm.credit.shaping import ShapingInputs
+from covey.algorithm.credit.turns import Turns, anchored, as_turns
 from covey.algorithm.settings import AlgorithmConfig
 from covey.system import collectives, custom
 from covey.trainer.batch import Advantage, is_left_out, turns_of
@@ -82,27 +83,17 @@ class _Fact:
 class CreditAssigner:
     """Turns groups into advantages by the algorithm's settings. Its only state are the running baselines of roles."""
 
-    def __init__(self, algorithm: AlgorithmConfig, part_weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, functions: CreditFunctions, algorithm: AlgorithmConfig, part_weights: Mapping[str, float]
+    ) -> None:
         """Keep the weights of a reward's parts, for estimators that take them one by one.
 
-        Parts without a weight count 1.
+        Parts without a weight count 1. `functions` are `build_credit(algorithm)`.
         """
         self.baselines: dict[str, float] = {}
+        self._functions = functions
         self._algorithm = algorithm
         self._part_weights = part_weights
-        # Functions that settings name
-        name, options = algorithm.advantage, algorithm.advantage_options
-        self._estimator = custom.lookup(custom.ADVANTAGE, name, ADVANTAGES, options)
-        self._takes_answers = isinstance(self._estimator, custom.Custom) and self._estimator.num_inputs == 2
-        self._shaping = [
-            custom.lookup(custom.SHAPING, name, SHAPING, options) for name, options in algorithm.shaping.items()
-        ]
-        self._turn_credit: Callable[..., Tensor] | None = None
-        if algorithm.turn_credit != "episode":
-            self._turn_credit = chosen_turn_credit(algorithm.turn_credit, algorithm.turn_credit_options)
-        self._select: Callable[..., Selected] | None = None
-        if algorithm.selection is not None:
-            self._select = custom.lookup(custom.SELECTION, algorithm.selection, SELECTION, algorithm.selection_options)
 
     def assign(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None) -> Credit:
         """`kl` is the penalty on the reward of each rollout, already weighted. None where it is in the loss or off."""
@@ -121,7 +112,7 @@ class CreditAssigner:
         facts = [fact for of_rank in of_ranks for fact in of_rank]
         given = self._shape(facts)
         start = sum(len(of_rank) for of_rank in of_ranks[:rank])
-        if self._turn_credit is not None:
+        if self._functions.turn_credit is not None:
             return self._assign_to_turns(groups, facts, given, start)
         selected, metrics = self._select_rollouts(given, [fact.answer for fact in facts if fact.answer is not None])
         advantages, keep = (
@@ -131,7 +122,7 @@ class CreditAssigner:
 
     def _assign_to_turns(self, groups: Sequence[Group], facts: Sequence[_Fact], given: Scores, start: int) -> Credit:
         """Assign where turns have advantages of their own. `start` is the place of this rank's first fact."""
-        assert self._turn_credit is not None, "asked for by a setting"
+        assert self._functions.turn_credit is not None, "asked for by a setting"
         turns = _turns(facts)
         answers = [fact.answer for fact in facts if fact.answer is not None]
         # Which episode each row of the estimator is of
@@ -139,13 +130,13 @@ class CreditAssigner:
         logged: dict[str, float] = {}
 
         def estimate(on: Scores) -> Tensor:
-            chosen = [answers[row] for row in rows] if self._takes_answers else None
-            advantages, metrics = estimated(self._estimator, on, chosen)
+            chosen = [answers[row] for row in rows] if self._functions.takes_answers else None
+            advantages, metrics = estimated(self._functions.estimate, on, chosen)
             logged.update(metrics)
             return advantages
 
         # Length weights are of whole episodes, the clip is of each turn
-        advantages_M = self._turn_credit(given, turns, estimate)
+        advantages_M = self._functions.turn_credit(given, turns, estimate)
         alpha = self._algorithm.length_normalizer
         if alpha is not None:
             weights_N = length_normalizer(torch.ones_like(given.rewards_N), given.lengths_N, alpha=alpha)
@@ -181,7 +172,7 @@ class CreditAssigner:
         rewards_N, info = given.rewards_N, _shaping_inputs(facts, given.groups_N)
         left_out_N = torch.tensor([fact.is_left_out for fact in facts], dtype=torch.bool)
         given = replace(given, lengths_N=torch.where(left_out_N, 0.0, given.lengths_N))
-        for shape in self._shaping:
+        for shape in self._functions.shaping:
             rewards_N = shaped(shape, rewards_N, info)
         rewards_N = rewards_N - torch.tensor([fact.kl for fact in facts], dtype=torch.float64)
         return replace(given, rewards_N=rewards_N, baselines=dict(self.baselines))
@@ -192,7 +183,9 @@ class CreditAssigner:
 
         # Estimate advantages on what is selected
         def estimate(on: Scores) -> Tensor:
-            advantages_N, metrics = estimated(self._estimator, on, answers if self._takes_answers else None)
+            advantages_N, metrics = estimated(
+                self._functions.estimate, on, answers if self._functions.takes_answers else None
+            )
             logged.update(metrics)
             alpha = self._algorithm.length_normalizer
             if alpha is not None:
@@ -200,10 +193,10 @@ class CreditAssigner:
             return clip_advantages(advantages_N, self._algorithm.advantage_clip)
 
         # Select rollouts
-        if self._select is None:
+        if self._functions.select is None:
             selected = Selected(torch.ones_like(given.rewards_N, dtype=torch.bool), estimate(given))
         else:
-            selected = selected_by(self._select, given, estimate)
+            selected = selected_by(self._functions.select, given, estimate)
         # Baselines by role follow the selection
         if self._algorithm.advantage == "role_ema":
             _, self.baselines = role_ema_step(given, **self._algorithm.advantage_options)
@@ -222,7 +215,7 @@ class CreditAssigner:
             unscored = Answer(group.prompt, "", (), truncated=False)
             lost = _Fact(label, float("nan"), {}, 0, 0, 0, False, False, (), (), "", 0.0, unscored)
             facts.extend(lost for _ in group.failures)
-        return facts if self._takes_answers else [replace(fact, answer=None) for fact in facts]
+        return facts if self._functions.takes_answers else [replace(fact, answer=None) for fact in facts]
 
     def _fact(self, label: tuple[int, int], group: Group, rollout: Rollout, kl: float) -> _Fact:
         chosen = tuple(t for t, trained in zip(rollout.target_ids, rollout.loss_mask, strict=True) if trained)
@@ -236,7 +229,7 @@ class CreditAssigner:
             num_turns=_num_turns(rollout),
             truncated=truncated,
             is_left_out=is_left_out(rollout, self._algorithm),
-            turns=() if self._turn_credit is None else turns_of(rollout),
+            turns=() if self._functions.turn_credit is None else turns_of(rollout),
             token_ids=chosen,
             role=group.prompt.environment,
             kl=kl,

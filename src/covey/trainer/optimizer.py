@@ -1,14 +1,47 @@
-"""Optimisers and learning-rate schedules. The schedule is a pure function of the step, so it has no state to save."""
+"""How a trainer trains: its optimiser, learning-rate schedule, and order of mini-batches.
+
+Schedule and order are pure functions of the step, so they have no state to save.
+"""
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from covey.algorithm.objective import Objective
+from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
 from covey.trainer.settings import OptimizerConfig
+from covey.types import Sampling
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Say how to train, in plain values and pure functions."""
+
+    objective: Objective
+    algorithm: AlgorithmConfig
+    optimizer: OptimizerConfig
+    num_steps: int
+    """Length of the learning-rate schedule."""
+    sampling: Sampling
+    """The distribution rollouts were drawn from: log-probs are taken under it."""
+    logprob_chunk: int
+    updates_per_batch: int = 1
+    """Passes over the batch of a step."""
+    num_mini_batches: int = 1
+    """Optimiser steps of a pass."""
+    seed: int = 0
+    max_staleness: int = 0
+    """Versions that tokens may be older than what is trained."""
+    streaming: bool = False
+    """Whether groups may be trained before the others of their step are there (`accumulate`)."""
+    are_sampled: bool = True
+    """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
@@ -94,6 +127,16 @@ def learning_rate(step: int, num_steps: int, settings: OptimizerConfig) -> float
     progress = min((step - settings.warmup_steps) / num_decay_steps, 1.0)
     floor = settings.min_lr_ratio
     return settings.lr * (floor + (1 - floor) * SCHEDULES[settings.schedule](progress))
+
+
+def order_of_updates(settings: TrainerSettings, step: int, count: int) -> list[int]:
+    """Return which of `count` mini-batches each update of a step takes: all of them in each pass, shuffled by seed."""
+    order: list[int] = []
+    for number in range(settings.updates_per_batch):
+        shuffled = list(range(count))
+        random.Random(f"{settings.seed}/mini-batches/{step}/{number}").shuffle(shuffled)
+        order += shuffled
+    return order
 
 
 SCHEDULES: Mapping[str, Callable[[float], float]] = {

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from covey.algorithm.aggregation import Totals
 from covey.policy.policy import Policy
 from covey.system import collectives
-from covey.trainer.ahead import Trained
 from covey.trainer.batch import (
     count,
     drop_zero_advantage_rows,
@@ -17,6 +16,7 @@ from covey.trainer.batch import (
     pad_micro_batches,
 )
 from covey.trainer.credit import Credit, CreditAssigner
+from covey.trainer.forward import Trained
 from covey.trainer.layouts import Row
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Group

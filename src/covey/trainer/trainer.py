@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm import controllers
+from covey.algorithm.controllers import MismatchWatch
 from covey.algorithm.metrics import LOSS_TERMS, Sums, combine, largest, over_updates, summarise
 from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
@@ -24,9 +25,9 @@ from covey.policy.policy import Policy, inference, repeating
 from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
-from covey.trainer.ahead import Ahead
 from covey.trainer.batch import count_work, totals_of
 from covey.trainer.forward import (
+    Ahead,
     FrozenScores,
     ScoringContext,
     gather_rows,
@@ -38,9 +39,7 @@ from covey.trainer.forward import (
     stack,
     unscored_prompts,
 )
-from covey.trainer.mismatch import MismatchWatch
-from covey.trainer.optimizer import build_optimizer, clipped_step, learning_rate
-from covey.trainer.updates import TrainerSettings, order_of_updates
+from covey.trainer.optimizer import TrainerSettings, build_optimizer, clipped_step, learning_rate, order_of_updates
 from covey.types import Batch, RunStopped
 
 

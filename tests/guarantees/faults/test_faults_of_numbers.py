@@ -28,9 +28,9 @@ from covey.run.checkpoints.checkpoint import STATE
 from covey.run.records.summary import read_summary
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
-from covey.trainer.credit import CreditAssigner
 from covey.trainer.prepare import make_training_batches
 from covey.types import Completion, Group, Prompt, RunStopped, Sampling
+from tests.support.builders import credit_assigner
 
 from ...support.small import (
     POLICIES,
@@ -230,7 +230,7 @@ def test_an_extreme_group_has_finite_advantages_which_are_0_where_there_is_nothi
     name: str, advantage: str
 ) -> None:
     options = {"k": 2} if advantage in ("passk", "pkpo") else {}
-    assigner = CreditAssigner(AlgorithmConfig(advantage=advantage, advantage_options=options), {"value": 1.0})
+    assigner = credit_assigner(AlgorithmConfig(advantage=advantage, advantage_options=options), {"value": 1.0})
     (found,) = assigner.assign([EXTREME[name]], None).advantages
     assert len(found) == len(EXTREME[name].rollouts)
     assert all(map(math.isfinite, found))

@@ -19,8 +19,8 @@ from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES
 from covey.config.rules.options import OPTION_NEEDS
 from covey.config.schema import Config
 from covey.config.validate import validate
-from covey.trainer.credit import CreditAssigner
 from covey.types import Group, Prompt, Reward
+from tests.support.builders import credit_assigner
 
 from ...support.small import rollout
 
@@ -69,7 +69,7 @@ def credited(**algorithm: Any) -> list[float]:
     """Advantages, and which rollouts are kept: those left out do not count in the mean."""
     config = config_with(**algorithm)
     kl = KL if config.algorithm.kl_in == "reward" else None
-    credit = CreditAssigner(config.algorithm, {}).assign(groups(), kl)
+    credit = credit_assigner(config.algorithm, {}).assign(groups(), kl)
     return [float(value) for part in (credit.advantages, credit.keep) for row in part for value in row]
 
 

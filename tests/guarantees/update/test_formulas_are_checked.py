@@ -25,9 +25,9 @@ from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION, Selected
 from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS, GRADIENTS, SAMPLER_ESTIMATORS
+from covey.algorithm.loss_inputs import LEVELS
 from covey.algorithm.losses import LOSSES
 from covey.algorithm.objective import DENOMINATORS
-from covey.algorithm.ratio import LEVELS
 
 from ...golden.cases import Case, is_run, read_cases, shared_folder
 

@@ -16,8 +16,8 @@ from covey.algorithm.build import build_objective
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import AlgorithmConfig
-from covey.trainer.credit import CreditAssigner
 from covey.types import Group, Prompt, Reward
+from tests.support.builders import credit_assigner
 
 from ...support.builders import random_groups
 from .updates import (
@@ -223,8 +223,8 @@ def rewarded_groups() -> list[Group]:
 def test_no_advantage_depends_on_the_order_of_the_groups(advantage: str) -> None:
     algorithm = AlgorithmConfig(advantage=advantage, advantage_options=ADVANTAGE_OPTIONS.get(advantage, {}))
     groups = rewarded_groups()
-    there = CreditAssigner(algorithm, {}).assign(groups)
-    back = CreditAssigner(algorithm, {}).assign(groups[::-1])
+    there = credit_assigner(algorithm, {}).assign(groups)
+    back = credit_assigner(algorithm, {}).assign(groups[::-1])
     for one, other in zip(there.advantages, back.advantages[::-1], strict=True):
         assert one == pytest.approx(other, rel=1e-12, abs=1e-12)
     first, second = (
@@ -235,6 +235,6 @@ def test_no_advantage_depends_on_the_order_of_the_groups(advantage: str) -> None
 
 def test_a_running_baseline_does_depend_on_the_order() -> None:
     groups = rewarded_groups()
-    assigned = [CreditAssigner(AlgorithmConfig(advantage="role_ema"), {}).assign(g) for g in (groups, groups[::-1])]
+    assigned = [credit_assigner(AlgorithmConfig(advantage="role_ema"), {}).assign(g) for g in (groups, groups[::-1])]
     there, back = (torch.tensor([a for group in credit.advantages for a in group]) for credit in assigned)
     assert sorted(there.tolist()) != pytest.approx(sorted(back.tolist()))

@@ -13,7 +13,7 @@ from torch import nn
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import Scoring
 from covey.policy.plain import plain_model, rollout_logprobs
-from covey.trainer import prefix_tree
+from covey.trainer import layouts
 from covey.types import Rollout
 
 from ...support.builders import copied, logprobs, make
@@ -108,7 +108,7 @@ def test_a_tree_of_whatever_agrees_makes_the_same_update(
     seed: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where chance agreement of a few tokens is split off."""
-    monkeypatch.setattr(prefix_tree, "MIN_SHARED", least)
+    monkeypatch.setattr(layouts, "MIN_SHARED", least)
     groups = episode_groups(seed)
     mixed = [*changed(groups[:1], as_branches), *changed(groups[1:], rewritten)]
     case = make_case(algorithm=SEQUENCES, groups=mixed, advantages=advantages_of_turns(groups))

@@ -1,4 +1,4 @@
-"""Training on a part: which rollouts of a group, which groups of a batch, and how far an advantage may reach.
+"""Training on a part: which rollouts of a group, which groups of a batch, and how advantages are weighted and clipped.
 
 Every entry of SELECTION is `select(scores, estimator, *, options) -> Selected`, every entry of GROUP_FILTERS is
 `keep(rewards_M, *, options) -> bool` for one group. Rollouts and groups that are not kept leave the loss *and* its
@@ -148,6 +148,19 @@ def forget(scores: Scores, drop_N: Tensor) -> Scores:
         rewards_N=torch.where(drop_N, torch.nan, scores.rewards_N),
         parts_NK=torch.where(drop_N[:, None], torch.nan, scores.parts_NK),
     )
+
+
+def length_normalizer(advantages_N: Tensor, lengths_N: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """Weight *advantages* by length^-alpha over its mean: least variance under constant-length aggregation.
+
+    (VL-Norm, arXiv 2509.07558; alpha 1 or 0.75.) The mean is over the rollouts given, those without tokens left out;
+    they get 0.
+    """
+    lengths_N = lengths_N.to(advantages_N.dtype)
+    present_N = lengths_N > 0
+    weights_N = torch.where(present_N, torch.where(present_N, lengths_N, 1.0) ** -alpha, 0.0)
+    mean = weights_N.sum() / present_N.sum().clamp(min=1)
+    return torch.where(present_N, advantages_N * weights_N / mean, 0.0)
 
 
 def clip_advantages(advantages_N: Tensor, bound: float | None) -> Tensor:

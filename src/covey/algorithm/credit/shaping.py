@@ -97,19 +97,6 @@ def pass_rate_linear(
     return rewards_N - mean_N * cost_N
 
 
-def length_normalizer(advantages_N: Tensor, lengths_N: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """Weight *advantages* by length^-alpha over its mean: least variance under constant-length aggregation.
-
-    (VL-Norm, arXiv 2509.07558; alpha 1 or 0.75.) The mean is over the rollouts given, those without tokens left out;
-    they get 0.
-    """
-    lengths_N = lengths_N.to(advantages_N.dtype)
-    present_N = lengths_N > 0
-    weights_N = torch.where(present_N, torch.where(present_N, lengths_N, 1.0) ** -alpha, 0.0)
-    mean = weights_N.sum() / present_N.sum().clamp(min=1)
-    return torch.where(present_N, advantages_N * weights_N / mean, 0.0)
-
-
 def _share_of_longest(counts_N: Tensor, groups_N: Tensor) -> Tensor:
     """Return each count over the largest of its group, 0 where that is 0."""
     counts_N = counts_N.to(torch.float64)

@@ -21,10 +21,9 @@ from covey.algorithm.credit.scores import Answer, Scores, scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
 from covey.algorithm.credit.shaping import SHAPING, ShapingInputs
 from covey.algorithm.kl import ESTIMATORS
-from covey.algorithm.loss_inputs import LossInputs, loss_inputs
+from covey.algorithm.loss_inputs import LossInputs, RatioOptions, loss_inputs, select
 from covey.algorithm.losses import LOSS_FUNCTIONS
 from covey.algorithm.objective import evaluate_loss, no_gradient
-from covey.algorithm.ratio import RatioOptions, select
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.rollouts.group_checks import Outcome
