@@ -207,7 +207,7 @@ LORA_SETTINGS = ("model.lora_alpha", "model.lora_dropout", "model.lora_targets")
 COLD_START_SETTINGS = (
     *(name for name in names_of(ColdStartConfig, "cold_start", "") if name[11:] != "enabled"),
     "timeouts.cold_start",
-    *names_of(MachinesConfig, "environment", "num_demonstrations", "family_share", "demonstration_cap"),
+    *names_of(MachinesConfig, "environment", "demonstration", "num_demonstrations", "family_share"),
 )
 RANK_SETTINGS = ("parallel", "timeouts.ranks")
 """What a single process does not read."""

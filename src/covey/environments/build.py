@@ -166,23 +166,34 @@ def ifeval_recipe(settings: "IfevalConfig") -> "Recipe":
 def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Environment":
     import random
 
+    from covey.environments.data.rows import row_settings
     from covey.environments.machines.design.demonstrations import DemonstrationSpec
     from covey.environments.machines.design.stages import stage_problems
     from covey.environments.machines.environment import Machines
     from covey.environments.machines.physics.simulators import CachedSimulators, Simulators, SimulatorSettings
+    from covey.environments.machines.rows import RowReader, read_examples, read_tasks
 
-    # Generate the problems of both splits.
-    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
-    most, seed = settings.max_blocks, settings.problem_seed
-    problems = {
-        split: stage_problems(settings.stages, count, most, random.Random(f"machines {split} {seed}"))
-        for split, count in counts.items()
-    }
-    # Say which demonstrations there can be, and start what simulates.
-    wanted = DemonstrationSpec(tuple(settings.stages), settings.num_demonstrations, most, settings.family_share, seed)
+    # Read the problems of both splits, or generate them.
+    stages, most, seed = tuple(settings.stages), settings.max_blocks, settings.problem_seed
+    how = RowReader(stages, most, settings.form, settings.score)
+    if config.data.path is not None:
+        problems = read_tasks(config.data.path, row_settings(config.data, ("prompt",)), how)
+    else:
+        counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+        problems = {
+            split: stage_problems(settings.stages, count, most, random.Random(f"machines {split} {seed}"))
+            for split, count in counts.items()
+        }
+    # Read the demonstrations, or say which there can be.
+    examples = [] if settings.demonstrations is None else read_examples(settings.demonstrations, how)
+    if examples:
+        LOGGER.info("%s: %d designs, all of them machines", settings.demonstrations, len(examples))
+    own = () if config.data.path is None else tuple(problems["train"])
+    wanted = DemonstrationSpec(stages, settings.num_demonstrations, most, settings.family_share, seed, own)
+    # Start what simulates.
     simulators = Simulators(SimulatorSettings(settings.num_workers, settings.timeout))
     cached = CachedSimulators(simulators, settings.cache_size)
-    return Machines(problems, wanted, cached, machine_settings(settings))
+    return Machines(problems, wanted, cached, machine_settings(settings), examples)
 
 
 def machine_settings(settings: "MachinesConfig") -> "MachineSettings":

@@ -51,8 +51,25 @@ def test_a_group_must_be_judged_before_its_deadline() -> None:
     )
 
 
-def test_rows_are_refused_since_nothing_would_read_them() -> None:
-    config = Config(environment=MachinesConfig())
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"num_train": 3}, "environment.num_train=3 needs tasks made up, data.path = null, got data.path=rows.jsonl"),
+        (
+            {"demonstrations": "d.jsonl", "family_share": 0.1},
+            "environment.family_share=0.1 needs designs made up, environment.demonstrations = null, "
+            "got environment.demonstrations=d.jsonl",
+        ),
+        (
+            {"demonstrations": "d.jsonl", "problem_seed": 1},
+            "environment.problem_seed=1 needs tasks or designs made up, one of both files = null, "
+            "got data.path=rows.jsonl, environment.demonstrations=d.jsonl",
+        ),
+    ],
+)
+def test_what_is_drawn_is_refused_beside_tasks_and_designs_of_ones_own(settings: dict[str, Any], line: str) -> None:
+    config = Config(environment=MachinesConfig(**settings))
     config.data.path = "rows.jsonl"
-    with pytest.raises(ValueError, match=r"data\.path=rows\.jsonl needs an environment that reads rows"):
+    with pytest.raises(ValueError) as refusal:
         validate(config)
+    assert str(refusal.value) == line

@@ -272,6 +272,9 @@ CASES: dict[str, Case | Refused] = {
     "environment.file_reward": Case(machines.rewards, 0.5, machines.COMPACT),
     "environment.placed_reward": Case(machines.rewards, 0.5, machines.COMPACT),
     "environment.max_blocks": Case(see.prompts, 6, machines.MACHINES),
+    "environment.demonstrations": Case(
+        machines.demonstrations, "designs.jsonl", machines.COMPACT, along={"environment.num_demonstrations": 1500}
+    ),
     "environment.num_demonstrations": Case(machines.demonstrations, 11, machines.COMPACT),
     "environment.family_share": Case(machines.demonstrations, 0.0, machines.COMPACT),
     "environment.demonstration_cap": Case(machines.demonstrations, 0.5, machines.COMPACT),
@@ -544,6 +547,9 @@ OFF: dict[str, Settings] = {
         "environment.name": "code",
         "data.path": "words.jsonl",
     },
+    "tasks made up, data.path = null": {"environment.name": "machines", "data.path": "words.jsonl"},
+    "designs made up, environment.demonstrations = null": machines.OWN_DESIGNS,
+    "tasks or designs made up, one of both files = null": machines.OWN_DESIGNS | {"data.path": "words.jsonl"},
     "environment.remote_url = null": {"environment.name": "code", "environment.remote_url": code.REMOTE_URL},
     "environment.remote_url set": {"environment.name": "code"},
 }

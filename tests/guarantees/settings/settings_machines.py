@@ -15,6 +15,7 @@ MACHINES: dict[str, Any] = {
     "environment.num_test": 2,
     "environment.num_demonstrations": 12,
 }
+OWN_DESIGNS: dict[str, Any] = {"environment.name": "machines", "environment.demonstrations": "designs.jsonl"}
 COMPACT = MACHINES | {"environment.form": "compact"}
 THROWING = COMPACT | {"environment.stages": ["catapult"]}
 ANSWERS = ("nonsense", "Ba0Wb1Wb2", "Ba0Ba1Wb3Wb6Wc3Wc6")

@@ -97,6 +97,7 @@ def _write_rows(folder: Path) -> None:
     files |= {"rows": texts, "gaps": gaps, "more": texts[:5], "words": words, "mathematics": problems}
     asked = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
     files |= {"instructions": [{"prompt": f"Row {n}, without commas.", **asked} for n in range(8)]}
+    files |= {"designs": [{"completion": "Ba0Wb1Wb4"}]}
     files |= {"targets": [{"nums": [n, 2], "target": n + 2} for n in range(8)]}
     files |= {"splits/train": texts[:6], "splits/test": texts[6:8], "splits/extra": texts[8:]}
     (folder / "splits").mkdir()

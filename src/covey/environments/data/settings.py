@@ -7,7 +7,7 @@ from covey.system.lookup import is_function_path
 from covey.system.section import Section
 from covey.system.setting import Requires, is_set, setting
 
-OWN_ROWS = ("arithmetic", "machines", "guess", "lookup", "calculator", "reasoning_gym", "verifiers", "custom")
+OWN_ROWS = ("arithmetic", "guess", "lookup", "calculator", "reasoning_gym", "verifiers", "custom")
 """Environments that make their own problems; others may read `data`."""
 NEED_ROWS = ("gsm8k", "math", "reward_functions", "tools", "agent")
 """Environments that need rows."""

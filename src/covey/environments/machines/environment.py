@@ -17,6 +17,7 @@ from covey.environments.machines.design.types import Invalid, Machine
 from covey.environments.machines.physics.simulators import CachedSimulators
 from covey.environments.machines.physics.trajectory import Ending, Outcome
 from covey.environments.machines.prompts import FORMS, make_prompt, read_answer, write_answer
+from covey.environments.machines.rows import Example
 from covey.environments.machines.scores import TRANSFORMS, find_score
 from covey.system.lookup import one_of
 from covey.types import Failure, Prompt, Reward
@@ -59,12 +60,19 @@ class Machines(Environment):
         wanted: DemonstrationSpec,
         simulators: CachedSimulators,
         settings: MachineSettings | None = None,
+        examples: Sequence[Example] = (),
     ) -> None:
-        """Take over the simulators: `close` closes them. `wanted` are the demonstrations it can give."""
+        """Take over the simulators: `close` closes them.
+
+        `wanted` are the demonstrations it makes, where it is given no `examples`.
+        """
         self._settings = settings or MachineSettings()
         self._wanted = wanted
+        self._examples = examples
         self._simulators = simulators
-        self._scores = {stage: find_score(STAGES[stage].task, self._settings.score) for stage in wanted.stages}
+        asked = [*(one for split in problems.values() for one in split), *(example.problem for example in examples)]
+        stages = dict.fromkeys([*wanted.stages, *(problem.stage for problem in asked)])
+        self._scores = {stage: find_score(STAGES[stage].task, self._settings.score) for stage in stages}
         self._prompts = {
             split: [self._prompt(split, index, problem) for index, problem in enumerate(problems[split])]
             for split in problems
@@ -95,7 +103,12 @@ class Machines(Environment):
         return STAGES[problem.stage].difficulty
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Write designs out. None of them is a good answer on purpose."""
+        """Return the examples it was given, or write designs out, none of which is a good answer on purpose."""
+        if self._examples:
+            return [
+                (self._prompt(split, index, example.problem, "demonstration-"), example.text)
+                for index, example in enumerate(self._examples)
+            ]
         # Draw designs, and cap how often one score occurs
         designs = make_designs(self._wanted)
         if self._settings.demonstration_cap < 1:

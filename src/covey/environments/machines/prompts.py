@@ -37,11 +37,11 @@ def make_prompt(split: Split, index: int, problem: Problem, form: str, score: st
 def _text(problem: Problem, form: str, score: str, instruction: str | None) -> str | tuple[Message, ...]:
     # The short form for tiny models
     if form == "compact":
-        return f"{problem.stage} {problem.budget}:{write_compact(problem.given)}"
+        return f"{problem.words or problem.stage} {problem.budget}:{write_compact(problem.given)}"
     # The task in words
     system = instruction_of(problem.rules, form) if instruction is None else instruction
     goal = VALID_GOAL if STAGES[problem.stage].pays_validity else GOALS[score]
-    parts = [goal, f"Use at most {problem.budget} blocks, the starting block among them."]
+    parts = [problem.words or goal, f"Use at most {problem.budget} blocks, the starting block among them."]
     # A machine that is begun must be continued
     if STAGES[problem.stage].is_begun:
         parts.append(

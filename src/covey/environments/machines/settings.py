@@ -3,7 +3,17 @@
 from dataclasses import dataclass, field
 
 from covey.environments.settings import EnvironmentConfig
-from covey.system.setting import setting
+from covey.system.setting import Requires, setting
+
+TASKS_MADE_UP = Requires("tasks made up, data.path = null", ("data.path",), lambda path: path is None)
+DESIGNS_MADE_UP = Requires(
+    "designs made up, environment.demonstrations = null", ("environment.demonstrations",), lambda path: path is None
+)
+IS_DRAWN = Requires(
+    "tasks or designs made up, one of both files = null",
+    ("data.path", "environment.demonstrations"),
+    lambda tasks, designs: tasks is None or designs is None,
+)
 
 
 @dataclass
@@ -12,7 +22,8 @@ class MachinesConfig(EnvironmentConfig):
 
     name: str = "machines"
     stages: list[str] = field(default_factory=lambda: ["car"])
-    """What is requested, round-robin: valid, small_car, budget_car, car, arm, catapult (docs/tasks/machines.md)."""
+    """What is requested, round-robin: valid, small_car, budget_car, car, arm, catapult (docs/tasks/machines.md). Rows
+    of your own may name theirs."""
     form: str = "tree"
     """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
     score: str = "strict"
@@ -27,17 +38,19 @@ class MachinesConfig(EnvironmentConfig):
     """Most blocks of a machine, the root among them, where its stage allows so many."""
     instruction: str | None = None
     """What the system message says; null takes the form's own, "" sends none."""
-    num_train: int = setting(256, ge=1)
+    num_train: int = setting(256, ge=1, needs=TASKS_MADE_UP)
     """Training prompts; those of a stage and a block budget are worded alike."""
-    num_test: int = setting(16, ge=1)
+    num_test: int = setting(16, ge=1, needs=TASKS_MADE_UP)
     """Held-out prompts."""
-    num_demonstrations: int = setting(1500, ge=1)
+    demonstrations: str | None = None
+    """A file of your own designs that a cold start learns from (docs/tasks/machines.md); null makes some up."""
+    num_demonstrations: int = setting(1500, ge=1, needs=DESIGNS_MADE_UP)
     """Machines that a cold start learns from."""
-    family_share: float = setting(0.5, ge=0, le=1)
+    family_share: float = setting(0.5, ge=0, le=1, needs=DESIGNS_MADE_UP)
     """Share of rule-based designs among them; the others are grown at random."""
-    demonstration_cap: float = 1.0
+    demonstration_cap: float = setting(1.0, needs=DESIGNS_MADE_UP)
     """Of each family, only this share is shown, those with the lowest scores: 0.75 leaves the best quarter out."""
-    problem_seed: int = 0
+    problem_seed: int = setting(0, needs=IS_DRAWN)
     """Which problems and demonstrations are drawn."""
     num_workers: int = setting(2, ge=1)
     """Processes that simulate."""

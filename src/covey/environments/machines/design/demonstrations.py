@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from covey.environments.machines.design.blocks import BOULDER, CONTAINER
 from covey.environments.machines.design.families import ARMS, CARS, base_of, catapult_base
@@ -32,6 +33,8 @@ class DemonstrationSpec:
     max_blocks: int
     family_share: float
     seed: int
+    problems: tuple[Problem, ...] = ()
+    """What they answer, round-robin; empty draws problems of the stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,9 @@ class Design:
 def make_designs(wanted: DemonstrationSpec) -> list[Design]:
     """Make sound answers to problems of the stages round-robin. Fewer where hardly any exist."""
     generator = random.Random(f"machines demonstrations {wanted.seed}")
-    # Draw problems of the stages
-    problems = stage_problems(wanted.stages, wanted.count, wanted.max_blocks, generator)
+    # Take the problems, or draw those of the stages
+    problems = list(islice(cycle(wanted.problems), wanted.count))
+    problems = problems or stage_problems(wanted.stages, wanted.count, wanted.max_blocks, generator)
     turns: Counter[str] = Counter()
     found: list[Design] = []
     # Answer each by a hand-made family or by growth, families round-robin
