@@ -60,7 +60,7 @@ def train(
             LOGGER.warning(line)
     # Refuse what cannot run, before anything is written.
     validate(config)
-    for warning in check_early(config, loads_model=given.model is None):
+    for warning in check_early(config, loads_model=given.model is None, loads_reference=given.reference is None):
         LOGGER.warning(warning)
     ranks.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)

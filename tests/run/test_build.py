@@ -12,7 +12,8 @@ from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Environment, Split
-from covey.run.build import Run, build_environment, build_group_filter, build_run, training_sampling
+from covey.run.build import Run, build_environment, build_run, training_sampling
+from covey.run.build_stream import build_group_filter
 from covey.system.waits.timer import PhaseTimer
 from covey.types import Failure, Prompt, Reward, Sampling
 from tests.support.scripted import Scripted

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from covey.trl import GRPOConfig, GRPOTrainer
 
@@ -165,6 +165,27 @@ def test_a_stopped_script_resumes_to_the_same_weights_as_one_that_was_not_stoppe
         assert (tmp_path / "saved" / "config.json").is_file()
     assert equal(dict(resumed.model.state_dict()), dict(whole.model.state_dict()))
     assert not equal(dict(stopped.model.state_dict()), dict(whole.model.state_dict()))
+
+
+def test_a_ref_model_is_what_beta_compares_with_and_needs_a_beta(tmp_path: Path) -> None:
+    name, other = saved_model(tmp_path / "policy", "llama"), saved_model(tmp_path / "other", "qwen2")
+
+    def trainer(beta: float, given: Any) -> GRPOTrainer:
+        batch: dict[str, Any] = {"num_generations": 4, "per_device_train_batch_size": 4, "max_completion_length": 6}
+        batch |= {"max_steps": 1, "bf16": False, "disable_tqdm": True, "beta": beta, "logging_steps": 1}
+        args = GRPOConfig(str(tmp_path / f"run {beta} {type(given).__name__}"), **batch)
+        rows = [{"prompt": f"say {number}:"} for number in range(8)]
+        return GRPOTrainer(name, lengths, args, train_dataset=rows, ref_model=given)
+
+    model = AutoModelForCausalLM.from_pretrained(other)
+    by_name, in_memory, usual = trainer(0.1, other), trainer(0.1, model), trainer(0.1, None)
+    for found in (by_name, in_memory, usual):
+        found.train()
+    found_kl = [found.state.log_history[0]["kl"] for found in (by_name, in_memory, usual)]
+    assert found_kl[0] == found_kl[1] > 0.1
+    assert found_kl[2] == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(ValueError, match=r"^ref_model needs beta > 0"):
+        trainer(0.0, other)
 
 
 def lengths(completions: list[str], **columns: Any) -> list[float]:

@@ -1,6 +1,7 @@
 """The settings of the algorithm. Part of the schema in schema.py."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from covey.system.section import Section
@@ -75,6 +76,15 @@ KL_IN_LOSS = Requires("algorithm.kl_in = loss", ("algorithm.kl_in",), lambda kl_
 STEERED = Requires("algorithm.target_kl set", ("algorithm.target_kl",), is_set)
 CORRECTED = Requires("algorithm.correction = truncate or mask", ("algorithm.correction",), lambda mode: mode != "none")
 FILTERED = Requires("algorithm.group_filter set", ("algorithm.group_filter",), is_set)
+COMPARED = Requires(
+    "algorithm.kl_coef > 0",
+    ("algorithm.kl_coef", "algorithm.ratio_denominator"),
+    lambda coef, denominator: coef > 0 or denominator == "reference",
+)
+"""Something is compared with a reference."""
+FROZEN = Requires(
+    "algorithm.reference_refresh_every = null", ("algorithm.reference_refresh_every",), lambda every: not is_set(every)
+)
 READ_ADVANTAGES = Requires(
     "a loss that reads advantages", ("algorithm.loss", "algorithm.off_policy_mask_delta"), _reads_advantages
 )
@@ -242,15 +252,18 @@ class AlgorithmConfig(Section):
     """Lower bound of the steered coefficient."""
     kl_coef_max: float = setting(10.0, needs=STEERED)
     """Upper bound of the steered coefficient."""
-    reference_refresh_every: int | None = setting(
+    reference_model: str | None = setting(None, needs=(COMPARED, FROZEN))
+    """Folder or hub name of a model to compare with, of the policy's vocabulary; null takes the policy as it began."""
+    reference_revision: str | None = setting(
         None,
-        ge=1,
         needs=Requires(
-            "algorithm.kl_coef > 0",
-            ("algorithm.kl_coef", "algorithm.ratio_denominator"),
-            lambda coef, denominator: coef > 0 or denominator == "reference",
+            "algorithm.reference_model = a hub name",
+            ("algorithm.reference_model",),
+            lambda name: is_set(name) and not Path(name).is_dir(),
         ),
     )
+    """Hub revision of it; null takes the default branch."""
+    reference_refresh_every: int | None = setting(None, ge=1, needs=COMPARED)
     """Mix the policy into the reference every so many steps; null keeps the reference frozen."""
     reference_refresh_alpha: float = setting(
         1.0,

@@ -106,6 +106,7 @@ def build(
     data: Data | None = None,
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    reference: "str | Path | PreTrainedModel | None" = None,
     config: Config | None = None,
     recipe: str | None = None,
     **settings: Any,
@@ -117,18 +118,18 @@ def build(
     """
     machine.prepare()
     chosen = settings if recipe is None else settings | {"recipe": recipe}
-    request = make_request(Arguments(model, rewards, data, tokenizer, chosen), config)
+    request = make_request(Arguments(model, rewards, data, tokenizer, chosen, reference=reference), config)
     config, given = request.config, request.given
     if config.cold_start.enabled:
         raise ValueError(
             "cold_start.enabled=true needs covey.train; begin with the policy that `covey cold-start` made"
         )
     validate(config)
-    check_early(config, loads_model=given.model is None)
+    check_early(config, loads_model=given.model is None, loads_reference=given.reference is None)
     accelerate_launch.check(config.model.precision, config.model.device)
     attention = attention_of(given)
     with collectives.process_group(config.timeouts.ranks, config.model.device), ExitStack() as closing:
-        run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config))
+        run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config), given.reference)
         closing.callback(run.policy.causal_lm.set_attn_implementation, attention)
         closing.callback(run.close)
         yield Parts(replace(config, num_steps=run.trainer.num_steps), run)

@@ -38,6 +38,7 @@ class Arguments:
     tokenizer: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: Any = None
+    reference: Any = None
 
     @property
     def tool_list(self) -> list[Any]:
@@ -53,6 +54,10 @@ class Arguments:
     @property
     def model_in_memory(self) -> Any:
         return None if isinstance(self.model, str | Path) else self.model
+
+    @property
+    def reference_in_memory(self) -> Any:
+        return None if isinstance(self.reference, str | Path) else self.reference
 
     @property
     def environment(self) -> EnvironmentLike | None:
@@ -79,7 +84,7 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
     """Return settings and objects of a run. ValueError, in one line, for arguments that do not go together."""
     _check_arguments(asked)
     base, settings = _chosen_environment(asked, base)
-    settings |= _model_setting(asked, base) | _task_settings(asked)
+    settings |= _model_setting(asked, base) | reference_setting(asked.reference) | _task_settings(asked)
     composed = make_config(base, settings)
     config = composed.config
     if asked.unnamed_rewards and "environment.in_process" not in composed.names:
@@ -148,6 +153,13 @@ def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
     return {"model" if is_preset else "model.name": str(model)}
 
 
+def reference_setting(given: Any) -> dict[str, Any]:
+    """Return the setting that says which model is compared with: a name or a folder, or what stands for an object."""
+    if given is None:
+        return {}
+    return {"algorithm.reference_model": str(given) if isinstance(given, str | Path) else objects.model_name(given)}
+
+
 def _task_settings(asked: Arguments) -> dict[str, Any]:
     """Return the settings that say what is rewarded on which data."""
     if asked.environment is not None:
@@ -181,7 +193,8 @@ def _given(asked: Arguments) -> Given:
         tokenizer = _tokenizer_of(model)
     unnamed = asked.unnamed_rewards + asked.unnamed_tools
     has_objects = asked.environment is not None or asked.rows is not None or bool(unnamed)
-    return Given(model, tokenizer, make_environment if has_objects else None)
+    environment = make_environment if has_objects else None
+    return Given(model, tokenizer, environment, reference=asked.reference_in_memory)
 
 
 def _tokenizer_of(model: Any) -> Any:
@@ -195,7 +208,8 @@ def _tokenizer_of(model: Any) -> Any:
 
 def _check_places(config: Config, given: Given) -> None:
     """Refuse settings for which another process, or a file, must have what this program alone has."""
-    what = "a model" if given.model is not None else "rewards, rows or an environment" if given.environment else ""
+    has_model = given.model is not None or given.reference is not None
+    what = "a model" if has_model else "rewards, rows or an environment" if given.environment else ""
     if what and (config.source == "ray" or config.devices.trainer > 1):
         raise ValueError(
             f"source=ray works in other processes, which cannot have {what} in memory: give names or paths"
@@ -221,6 +235,7 @@ def _notes(asked: Arguments, config: Config) -> list[str]:
         )
     kept = [
         *(["the model, with the weights it begins with,"] if asked.model_in_memory is not None else []),
+        *(["the reference"] if asked.reference_in_memory is not None else []),
         *(["the environment"] if asked.environment is not None else []),
         *(["the rows"] if asked.rows is not None else []),
         *unnamed,

@@ -55,6 +55,7 @@ def train(
     *,
     tools: "Tools | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    reference: "str | Path | PreTrainedModel | None" = None,
     config: Config | None = None,
     recipe: str | None = None,
     folder: str | Path | None = None,
@@ -70,7 +71,9 @@ def train(
     with its `tokenizer`. `rewards` are functions `(prompts, completions, **columns) -> list[float | None]` or names of
     ready-made ones. `data` are rows with a column "prompt", a path to them, or an environment, an object with `prompts`
     and `score`, which needs no rewards. `tools` are functions with type hints and a docstring, which the policy may
-    call, or a class: each attempt has an object of it, whose public methods are tools. Settings come by keyword
+    call, or a class: each attempt has an object of it, whose public methods are tools. `reference` is the model that a
+    KL penalty compares with, where it is not the policy as it began: a name, a folder, or a model in memory, of which
+    a frozen copy is made. Settings come by keyword
     (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`, `sampling={"max_tokens": 64}`), over those of `config` or of a
     `recipe`.
 
@@ -81,7 +84,7 @@ def train(
     """
     machine.prepare()
     chosen = settings if recipe is None else settings | {"recipe": recipe}
-    asked = Arguments(model, rewards, data, tokenizer, chosen, tools)
+    asked = Arguments(model, rewards, data, tokenizer, chosen, tools, reference)
     request = make_request(asked, config) if resume is None else resumed(asked, Path(resume), config)
     return run_request(request, folder if resume is None else request.config.resume, callbacks)
 

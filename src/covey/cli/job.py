@@ -95,7 +95,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         if verb in ("config", "plan"):  # prints settings whose files lie on another machine
             warnings.extend(_missing(config))
         else:
-            warnings.extend(check_early(config, loads_model=verb != "judge"))
+            warnings.extend(check_early(config, loads_model=verb != "judge", loads_reference=verb != "judge"))
 
     # Check them, once what nobody typed has given way
     config = settings.to_unchecked(composed)

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
+from covey.algorithm.settings import FROZEN
 from covey.system.section import Section
-from covey.system.setting import Requires, is_positive, is_set, setting
+from covey.system.setting import Requires, is_positive, setting
 
 ON_RAY = Requires("source = ray", ("source",), lambda source: source == "ray")
 SAMPLED_APART = (ON_RAY, Requires("devices.sampler > 0", ("devices.sampler",), is_positive))
 """Condition of what is about samplers in processes of their own."""
-FROZEN = Requires(
-    "algorithm.reference_refresh_every = null", ("algorithm.reference_refresh_every",), lambda every: not is_set(every)
-)
 BY_TOKEN = Requires(
     "algorithm.kl_estimator other than full", ("algorithm.kl_estimator",), lambda estimator: estimator != "full"
 )

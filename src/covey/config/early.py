@@ -15,7 +15,9 @@ from covey.system.hub import HUB_NAME, check_hub_model
 from covey.system.lookup import is_function_path, resolve
 
 
-def check_early(config: Config, *, loads_model: bool = True, asks_hub: bool = True) -> list[str]:
+def check_early(
+    config: Config, *, loads_model: bool = True, loads_reference: bool = True, asks_hub: bool = True
+) -> list[str]:
     """Return warnings. ValueError for a file, folder, function, device or model that is certainly not there.
 
     What needs a closer look is left to those who load it.
@@ -26,7 +28,11 @@ def check_early(config: Config, *, loads_model: bool = True, asks_hub: bool = Tr
         _check_data(part.data.path)
     for entry in config.rewards:
         _check_reward(entry)
-    return list(_check_model(config, asks_hub)) if loads_model else []
+    warnings = list(_check_model(config, asks_hub)) if loads_model else []
+    compared = config.algorithm.reference_model
+    if compared is not None and loads_reference:
+        warnings += _check_reference_model(compared, asks_hub)
+    return warnings
 
 
 def _check_data(path: str | None) -> None:
@@ -55,9 +61,27 @@ def _check_model(config: Config, asks_hub: bool) -> Iterator[str]:
     check_device(model.device)
     if model.name in NANO:
         return
-    check_name(model.name)
-    if asks_hub and not Path(model.name).exists() and HUB_NAME.fullmatch(model.name):
-        warning = check_hub_model(model.name)
+    yield from _check_place(model.name, asks_hub)
+
+
+def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
+    """Yield warnings about the model that is compared with."""
+    if name in NANO:
+        return
+    try:
+        yield from (text.replace("model.name=", REFERENCE) for text in _check_place(name, asks_hub))
+    except ValueError as error:
+        raise ValueError(str(error).replace("model.name=", REFERENCE)) from error
+
+
+REFERENCE = "algorithm.reference_model="
+
+
+def _check_place(name: str, asks_hub: bool) -> Iterator[str]:
+    """Yield warnings about a name of a model that is none of the embedded ones."""
+    check_name(name)
+    if asks_hub and not Path(name).exists() and HUB_NAME.fullmatch(name):
+        warning = check_hub_model(name)
         if warning:
             yield warning
 

@@ -103,11 +103,21 @@ def _loggers(value: str, _: Mapping[str, str]) -> Words:
     return (f"output.trackers=[{','.join(known)}]",) if known else ()
 
 
+def _reference(value: str, _: Mapping[str, str]) -> Words:
+    """Answer the name of a model that is compared with, of which None is the policy as it began."""
+    is_own = value.strip("'\"").lower() not in ("", "none", "null")
+    return (f"algorithm.reference_model={value}",) if is_own else ()
+
+
 LORA = "model.lora_rank=0"
 MICRO = "micro_batch_tokens bounds the memory of a pass, and never changes the update"
 MINI = "of an optimiser step, a multiple of group_size; micro_batch_tokens bounds the memory of a pass"
 SAMPLES_AS_TRAINED = "what samples has the weights, precision and attention of what is trained"
-REFERENCE = "the reference is the policy as it began (with LoRA: its base), in model.precision"
+REFERENCE = (
+    "the reference is the policy as it began (with LoRA: its base), in model.precision; "
+    "algorithm.reference_model names another"
+)
+COMPARES = "with algorithm.kl_coef above 0"
 NEEDS_RAY = "with source=ray"
 VERL_STEPS = "trainer.total_training_steps counts where it is set; verl leaves out a last batch that is not full"
 TRL_STEPS = "max_steps counts where it is above 0; TRL leaves out the last batch of a pass that is not full"
@@ -165,6 +175,7 @@ TORCHRL: dict[str, Counterpart] = {
         ("inference_model.torch_dtype", "inference_model.attn_implementation", "inference_model.quantization.enabled"),
         _none(SAMPLES_AS_TRAINED),
     ),
+    "ref_model.name": _is("algorithm.reference_model={}", note=COMPARES),
     "ref_model.num_devices": _is("devices.reference={}", note=NEEDS_RAY),
     "optimizer.clip_grad_norm": _is("optimizer.max_grad_norm={}"),
     "logging.experiment_name": _is("hydra.run.dir=outputs/{}"),
@@ -193,6 +204,7 @@ VERL: dict[str, Counterpart] = {
     f"{MODEL}.enable_activation_offload": _is("model.activation_offload={}"),
     f"{MODEL}.use_remove_padding": _switch("", "packing=padded", note="packing=shared, the default, pads nothing"),
     f"{MODEL}.trust_remote_code": _switch(off="", note="code of a repository is never run"),
+    "actor_rollout_ref.ref.model.path": _is("algorithm.reference_model={}", note=COMPARES),
     f"{ACTOR}.strategy": _choice(fsdp="parallel.strategy=fsdp", fsdp2="parallel.strategy=fsdp"),
     f"{ACTOR}.optim.lr": _is("optimizer.lr={}"),
     f"{ACTOR}.optim.lr_warmup_steps": _is("optimizer.warmup_steps={}"),
@@ -301,6 +313,10 @@ DOCUMENTS: dict[str, Counterpart] = {
     "mini_batch_size": _is("mini_batch_rollouts={}", note=MINI),
     "clip_range": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
     "clip_epsilon": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    **dict.fromkeys(
+        ("ref_model", "ref_model_path", "ref_model_name_or_path", "reference_model_path"),
+        Counterpart(computed=_reference, note=f"None is the policy as it began; {COMPARES}"),
+    ),
     "reward_fn": _is("environment=reward_functions", "rewards=[{}]", note="as MODULE:FUNCTION"),
     "num_train_epochs": Counterpart(computed=_epochs("max_steps"), note=TRL_STEPS),
     "max_steps": Counterpart(computed=_steps, note="-1 leaves it to num_train_epochs"),

@@ -1,4 +1,4 @@
-"""The reference policy of a KL penalty: the same weights with the adapter off, or a frozen copy."""
+"""The reference policy of a KL penalty: the same weights with the adapter off, a frozen copy, or another model."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -22,12 +22,14 @@ class Reference:
     policy: Policy
     adapter: str | None
     """Of an adapted policy: the adapter that is the reference, None for the bare base model."""
+    is_own: bool = False
+    """A model beside the policy, with all it has: no adapter of it is switched off."""
 
     @contextmanager
     def active(self) -> Iterator[Policy]:
         """The reference, ready to run without gradients. The trained adapter is back on afterwards."""
         with inference(self.policy.model):
-            if not is_adapted(self.policy.model):
+            if self.is_own or not is_adapted(self.policy.model):
                 yield self.policy
             elif self.adapter is None:
                 with self.policy.model.disable_adapter():  # type: ignore[operator]

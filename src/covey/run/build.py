@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import nn
 
 from covey.algorithm.build import build_credit, build_objective
-from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
-from covey.algorithm.settings import AlgorithmConfig
 from covey.cluster.judges import JudgeActor, JudgedElsewhere
 from covey.cluster.references import ReferenceActor, RemoteReference
 from covey.cluster.serving import Answerers, Serving
@@ -27,16 +26,31 @@ from covey.environments.base import Environment, EnvironmentLike, Split, adapt
 from covey.environments.settings import EnvironmentConfig, EpisodesConfig, MixtureConfig
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
-from covey.policy.models.nano import CHAT_TEMPLATE
+from covey.policy.models.reference_model import (
+    Vocabulary,
+    load_reference_model,
+    model_hash,
+    reference_in_memory,
+    vocabulary_of,
+)
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
 from covey.rollouts.buffer import Bound
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.rollouts.source import GroupFilter, GroupSource, LocalSource
-from covey.run.build_stream import build_stream, check_graded, fitting, spread
+from covey.rollouts.source import GroupSource, LocalSource
+from covey.run.build_stream import (
+    build_group_filter,
+    build_stream,
+    check_graded,
+    check_prompts,
+    check_rendering,
+    fitting,
+    reads_sampler,
+    spread,
+)
 from covey.run.planner.memory import with_checkpointing
 from covey.run.preflight.room import available_bytes
-from covey.system import collectives, custom
+from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Stages, Watchable, Watchdog
 from covey.trainer.credit import CreditAssigner
@@ -46,8 +60,6 @@ from covey.trainer.trainer import Trainer
 from covey.types import Prompt, Sampling
 
 LOGGER = logging.getLogger(__name__)
-
-SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,8 @@ class Run:
     """Held-out prompts that evaluations look at, the same every time."""
     servings: tuple[Serving, ...] = ()
     """Processes of the reference and of the judge, where they have some."""
+    reference_hash: str = ""
+    """Of a reference of one's own (`reference_model.model_hash`), which a resumed run must have again."""
 
     def close(self) -> None:
         """Let go of what would outlive the run: the event loop, worker processes."""
@@ -94,42 +108,40 @@ def checked_environment(config: Config, environment: Environment) -> Environment
     return environment
 
 
-def check_prompts(name: str, environment: Environment) -> None:
-    """Refuse prompts that are none, or that share an id, which tells seeds, verdicts and groups apart."""
-    seen: dict[str, Split] = {}
-    for split in SPLITS:
-        prompts = environment.prompts(split)
-        wrong = [prompt for prompt in prompts if not isinstance(prompt, Prompt)]
-        if wrong or not prompts:
-            got = f"a {type(wrong[0]).__name__}" if wrong else "none"
-            raise ValueError(f"environment={name} must give Prompts for split {split}, got {got}")
-        for prompt in prompts:
-            if prompt.id in seen:
-                where = f"two prompts of split {split}" if seen[prompt.id] == split else "prompts of train and test"
-                raise ValueError(
-                    f"environment={name} must give each prompt an id of its own, {where} have {prompt.id!r}"
-                )
-            seen[prompt.id] = split
+def build_run(
+    config: Config,
+    environment: EnvironmentLike,
+    timer: PhaseTimer,
+    policy: Policy | None = None,
+    compared: nn.Module | None = None,
+) -> Run:
+    """Load the policy, unless it is given, and wire trainer, engine and source around it.
 
-
-def build_run(config: Config, environment: EnvironmentLike, timer: PhaseTimer, policy: Policy | None = None) -> Run:
-    """Load the policy, unless it is given, and wire trainer, engine and source around it."""
+    `compared` is a model in memory for the reference that the settings ask for.
+    """
     if policy is None and config.model.gradient_checkpointing is None:
         free = min(collectives.all_gather(available_bytes(choose_device(config.model.device))))
         config = with_checkpointing(config, collectives.world_size(), free)
     policy = policy or load_policy(config.model, seed=config.seed, on_host=is_shared_out(config.parallel.strategy))
     servings: list[Serving] = []
     try:
-        return _wire(config, adapt(environment), timer, policy, servings)
+        return _wire(config, adapt(environment), timer, policy, servings, compared)
     except Exception:
         for serving in servings:
             serving.close()
         raise
 
 
-def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: Policy, servings: list[Serving]) -> Run:
+def _wire(
+    config: Config,
+    environment: Environment,
+    timer: PhaseTimer,
+    policy: Policy,
+    servings: list[Serving],
+    compared: nn.Module | None = None,
+) -> Run:
     """Wire the parts of a run. What is started for the reference and the judge is added to `servings`."""
-    reference = build_reference(config, policy, servings)
+    reference = build_reference(config, policy, servings, compared)
     judged = build_judged(config, environment, servings)
     policy, reference = distributed(policy, reference, config.parallel.strategy, choose_device(config.model.device))
     # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
@@ -154,7 +166,8 @@ def _wire(config: Config, environment: Environment, timer: PhaseTimer, policy: P
     tests = held_out_prompts(config, sampler, policy.max_length)
     credit = CreditAssigner(build_credit(config.algorithm), config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
-    return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings))
+    known = _reference_hash(config, compared)
+    return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings), known)
 
 
 def with_steps(config: Config, num_prompts: int) -> Config:
@@ -180,24 +193,45 @@ def has_samplers(config: Config) -> bool:
     return config.source == "ray" and config.devices.sampler > 0
 
 
-def build_reference(config: Config, policy: Policy, servings: list[Serving]) -> Reference | RemoteReference | None:
-    """Copy the policy as it is now, where a penalty or a ratio asks for a reference, or have others hold it.
+def build_reference(
+    config: Config, policy: Policy, servings: list[Serving], compared: nn.Module | None = None
+) -> Reference | RemoteReference | None:
+    """Copy the policy as it is now, or load the model that is to be compared with, or have others hold it.
+
+    None where no penalty and no ratio asks for a reference.
 
     Whoever is started for it is added to `servings`.
     """
     if not (_objective(config).needs_reference or config.algorithm.kl_coef > 0):
         return None
     if config.source == "ray" and config.devices.reference > 0:
-        given, threads = (partial(load_reference, config),), torch.get_num_threads()
+        given, threads = (partial(load_reference, config, vocabulary_of(policy)),), torch.get_num_threads()
         answerers = start_serving(config, "reference", ReferenceActor, given, servings, threads)
         return RemoteReference(answerers, servings[-1].check if servings else lambda: None)
+    if compared is not None:
+        return reference_in_memory(compared, config.model, policy)
+    if config.algorithm.reference_model is not None:
+        return load_reference(config, vocabulary_of(policy), on_host=is_shared_out(config.parallel.strategy))
     refreshed = config.algorithm.reference_refresh_every is not None
     return make_reference(policy, refreshed=refreshed, is_empty=is_shared_out(config.parallel.strategy))
 
 
-def load_reference(config: Config) -> Reference:
-    """Load the policy as it is before the first step, as its own reference."""
+def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = False) -> Reference:
+    """Load the model that is compared with: the policy as it is before the first step, where the settings name none.
+
+    ValueError where it has another vocabulary.
+    """
+    algorithm, seed = config.algorithm, config.seed
+    if algorithm.reference_model is not None:
+        name, revision = algorithm.reference_model, algorithm.reference_revision
+        return load_reference_model(config.model, name, revision, vocabulary, seed=seed, on_host=on_host)
     return make_reference(load_policy(config.model, seed=config.seed), refreshed=False)
+
+
+def _reference_hash(config: Config, compared: nn.Module | None) -> str:
+    """Return what tells the reference of one's own from another, "" where there is none."""
+    name, revision = config.algorithm.reference_model, config.algorithm.reference_revision
+    return "" if name is None else collectives.run_on_rank0(lambda: model_hash(name, revision, compared))
 
 
 def build_judged(config: Config, environment: Environment, servings: list[Serving]) -> JudgedElsewhere | None:
@@ -267,27 +301,6 @@ def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Spl
     return fitting(prompts, sampler.tokenizer, max_length - added)
 
 
-def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
-    """Warn where a chat template stays unused because all prompts are text.
-
-    ValueError where a setting is about it.
-    """
-    template = policy.tokenizer.chat_template
-    if template is None or any(not isinstance(prompt.text, str) for prompt in prompts):
-        return
-    if config.model.chat_template_kwargs:
-        raise ValueError(
-            f"model.chat_template_kwargs={config.model.chat_template_kwargs} needs prompts that are conversations, "
-            "got text only"
-        )
-    if template != CHAT_TEMPLATE:
-        LOGGER.warning(
-            "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "
-            "(role, content) goes through it",
-            config.model.name,
-        )
-
-
 def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
     """Return the prompts that evaluations look at, the same every time."""
     return spread(usable_prompts(config, sampler, max_length, "test"), config.evaluation.num_prompts)
@@ -323,15 +336,6 @@ def build_ray_source(
     return source
 
 
-def reads_sampler(objective: Objective) -> bool:
-    """Tell whether the update depends on the log-probs of the sampler, and not on its tokens alone."""
-    corrects = objective.off_policy
-    by_weight = corrects.weights is not None or bool(corrects.criteria)
-    by_distance = corrects.sequence_delta is not None or corrects.m2po_threshold is not None
-    of_loss = objective.policy.denominator == "behaviour" or objective.kl.sampler_coef != 0
-    return by_weight or by_distance or of_loss
-
-
 def build_sampler(config: Config, asks: Callable[[], Environment] | None = None) -> Sampler:
     """Build what one sampler's process has: the environment, or what `asks` for it, and an engine on weights of its
     own."""
@@ -360,14 +364,6 @@ def episode_limits(settings: EnvironmentConfig, policy: Policy) -> EpisodeLimits
         return EpisodeLimits(max_context=policy.max_length)
     longest = policy.max_length if settings.max_context is None else min(settings.max_context, policy.max_length)
     return EpisodeLimits(settings.max_turns, longest, settings.turn_timeout, settings.history)
-
-
-def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
-    """Build the dynamic-sampling filter, None where every group is kept."""
-    if algorithm.group_filter is None:
-        return None
-    name, options = algorithm.group_filter, algorithm.group_filter_options
-    return custom.lookup(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
 
 
 def training_sampling(config: Config) -> Sampling:
@@ -409,6 +405,6 @@ def distributed(
         return sharded, reference
     if reference.policy.model is policy.model:
         return sharded, replace(reference, policy=sharded)
-    is_empty = all(parameter.is_meta for parameter in reference.policy.model.parameters())
+    is_empty = not reference.is_own and all(parameter.is_meta for parameter in reference.policy.model.parameters())
     own = sharding.shard_like(reference.policy, sharded) if is_empty else sharding.shard(reference.policy, device)
     return sharded, replace(reference, policy=own)

@@ -5,12 +5,17 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from covey.algorithm.credit.selection import GROUP_FILTERS
+from covey.algorithm.objective import Objective
+from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
-from covey.environments.base import Environment
+from covey.environments.base import Environment, Split
+from covey.policy.models.nano import CHAT_TEMPLATE
+from covey.policy.policy import Policy
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.settings import CurriculumConfig
-from covey.rollouts.source import PromptSampler, PromptStream
+from covey.rollouts.source import GroupFilter, PromptSampler, PromptStream
 from covey.system import custom
 from covey.types import Prompt
 
@@ -20,6 +25,7 @@ TEMPLATE_TOKENS = 256
 """More than a chat template adds to one message."""
 TOKENS_PER_CHARACTER = 4
 """No tokenizer needs more: a character has at most four bytes."""
+SPLITS: tuple[Split, ...] = ("train", "test")
 STREAM_NAMES = ("prompts", "seed", "position", "draw", "state_dict", "load_state_dict")
 """What `covey.rollouts.source.PromptSampler` asks for."""
 
@@ -145,3 +151,59 @@ def spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
         share = min(len(own), n // len(names) + (place < n % len(names)))
         chosen += [own[index * len(own) // share] for index in range(share)]
     return tuple(chosen)
+
+
+def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
+    """Warn where a chat template stays unused because all prompts are text.
+
+    ValueError where a setting is about it.
+    """
+    template = policy.tokenizer.chat_template
+    if template is None or any(not isinstance(prompt.text, str) for prompt in prompts):
+        return
+    if config.model.chat_template_kwargs:
+        raise ValueError(
+            f"model.chat_template_kwargs={config.model.chat_template_kwargs} needs prompts that are conversations, "
+            "got text only"
+        )
+    if template != CHAT_TEMPLATE:
+        LOGGER.warning(
+            "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "
+            "(role, content) goes through it",
+            config.model.name,
+        )
+
+
+def check_prompts(name: str, environment: Environment) -> None:
+    """Refuse prompts that are none, or that share an id, which tells seeds, verdicts and groups apart."""
+    seen: dict[str, Split] = {}
+    for split in SPLITS:
+        prompts = environment.prompts(split)
+        wrong = [prompt for prompt in prompts if not isinstance(prompt, Prompt)]
+        if wrong or not prompts:
+            got = f"a {type(wrong[0]).__name__}" if wrong else "none"
+            raise ValueError(f"environment={name} must give Prompts for split {split}, got {got}")
+        for prompt in prompts:
+            if prompt.id in seen:
+                where = f"two prompts of split {split}" if seen[prompt.id] == split else "prompts of train and test"
+                raise ValueError(
+                    f"environment={name} must give each prompt an id of its own, {where} have {prompt.id!r}"
+                )
+            seen[prompt.id] = split
+
+
+def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
+    """Build the dynamic-sampling filter, None where every group is kept."""
+    if algorithm.group_filter is None:
+        return None
+    name, options = algorithm.group_filter, algorithm.group_filter_options
+    return custom.lookup(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
+
+
+def reads_sampler(objective: Objective) -> bool:
+    """Tell whether the update depends on the log-probs of the sampler, and not on its tokens alone."""
+    corrects = objective.off_policy
+    by_weight = corrects.weights is not None or bool(corrects.criteria)
+    by_distance = corrects.sequence_delta is not None or corrects.m2po_threshold is not None
+    of_loss = objective.policy.denominator == "behaviour" or objective.kl.sampler_coef != 0
+    return by_weight or by_distance or of_loss

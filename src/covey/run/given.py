@@ -28,6 +28,8 @@ class Given:
     """Of the model in memory."""
     environment: Callable[[Config], Environment] | None = None
     """Makes the environment, each time that one is needed; None builds what `environment.name` names."""
+    reference: nn.Module | None = None
+    """Compared with where `algorithm.reference_model` stands for a model in memory; a copy of it is frozen."""
     callbacks: Sequence[Callback] = ()
     built: Callable[[Run, RunRecorder], None] = lambda run, record: None
     """Called on every process with the parts of the run, once they are wired."""

@@ -19,7 +19,7 @@ from covey.rollouts.source import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import load_state, load_weights
-from covey.run.checkpoints.resume import changed_facts, resume_hint, resume_point
+from covey.run.checkpoints.resume import changed_facts, check_same_reference, resume_hint, resume_point
 from covey.run.checkpoints.state import checkpoint_state, restore
 from covey.run.evaluate import answer
 from covey.run.given import NOTHING, Given
@@ -94,7 +94,7 @@ def load_run(
     `prompts` is the fingerprint that checkpoints carry.
     """
     with record.watchdog.deadline(f"the model {config.model.name} to be loaded", "timeouts.loading"):
-        run = build_run(config, environment, record.timer, given.policy(config))
+        run = build_run(config, environment, record.timer, given.policy(config), given.reference)
     record.begin(run, prompts)
     return run
 
@@ -111,6 +111,7 @@ def announce(run: Run, config: Config, record: RunRecorder) -> None:
 def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> int:
     """Load a checkpoint into the run and return how many steps it has done."""
     with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
+        collectives.run_on_rank0(lambda: check_same_reference(config, checkpoint, run.reference_hash))
         load_weights(run.policy, checkpoint)
         step = restore(run, record, load_state(checkpoint))
     run.source.follow(step, config.num_steps)  # before anything is sampled

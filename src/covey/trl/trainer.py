@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback, TrainerState
 
 from covey.api.objects import HOME, model_name, reward_entry, tool_entry
-from covey.api.request import Request
+from covey.api.request import Request, reference_setting
 from covey.api.result import Result
 from covey.api.settings import make_config
 from covey.api.training import run_request
@@ -69,8 +69,11 @@ class GRPOTrainer:
         tools: Any = None,
         rollout_func: Any = None,
         environment_factory: Any = None,
+        ref_model: Any = None,
     ) -> None:
         """Take what TRL's trainer takes. Without a train_dataset, `reset` of the environment supplies the prompts.
+
+        `ref_model`, a name or a model, is what beta compares with, where it is not the model as it began.
 
         Raises ValueError, in one line, for an argument or a field of `args` that has no counterpart.
         """
@@ -80,6 +83,9 @@ class GRPOTrainer:
         _refuse(quantization_config=quantization_config, reason="model.load_in_4bit of covey.train loads in 4 bits")
         # What is trained, on what
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
+        if ref_model is not None and not self.args.beta:
+            raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
+        self._reference = ref_model
         self._given = _load(model, processing_class, peft_config, self.args)
         self._tools, self._factories = list(tools or ()), environment_factory
         if train_dataset is None and callable(environment_factory):
@@ -128,7 +134,8 @@ class GRPOTrainer:
             folder = folder if resume_from_checkpoint is True else _run_folder(Path(str(resume_from_checkpoint)))
             config = replace(config, resume=str(folder))
         model, tokenizer = self._given
-        given = Given(model, tokenizer, self._make_environment)
+        compared = None if isinstance(self._reference, str | Path) else self._reference
+        given = Given(model, tokenizer, self._make_environment, compared)
         self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
         self.state.global_step = len(self._result.rows) * self.args.steps_per_batch
         self._bridge.end()
@@ -179,6 +186,7 @@ class GRPOTrainer:
             "reward_weights": list(self.args.reward_weights or []),
             "environment.in_process": True,
             "environment.timeout": REWARD_SECONDS,
+            **reference_setting(self._reference),
             **({} if "test" in self._splits else {"evaluation.num_samples": 1}),
             **self._tool_settings(),
         }

@@ -352,6 +352,8 @@ CASES: dict[str, Case | Refused] = {
     "algorithm.kl_horizon": steers(100),
     "algorithm.kl_coef_min": steers(0.6, kl_coef_max=0.7),
     "algorithm.kl_coef_max": steers(0.6, kl_controller="doubling"),
+    "algorithm.reference_model": trains("policy", **KL),
+    "algorithm.reference_revision": trains("other", **KL, algorithm__reference_model="some/one"),
     "algorithm.reference_refresh_every": trains(1, **KL, num_steps=3),
     "algorithm.reference_refresh_alpha": trains(0.5, **KL, num_steps=3, algorithm__reference_refresh_every=1),
     "algorithm.correction": trains("truncate"),

@@ -72,6 +72,19 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
     return saved
 
 
+def saved_rank(name: str) -> tuple[int, float] | None:
+    """Return rank and alpha of the adapters in a directory, None where it holds a whole model."""
+    if not (Path(name) / "adapter_config.json").is_file():
+        return None
+    from peft import LoraConfig
+
+    try:
+        saved = LoraConfig.from_pretrained(name)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return 1, 1.0  # loading says what is wrong with them
+    return (saved.r, saved.lora_alpha) if isinstance(saved, LoraConfig) else (1, 1.0)
+
+
 def base_of(policy: Path, recorded: str | None) -> str | None:
     """Return the base model of saved adapters: the one in their run folder, else `recorded`.
 

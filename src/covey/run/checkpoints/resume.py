@@ -48,6 +48,20 @@ def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: 
     LOGGER.info("the prompts of %s=%s are others from here on", key, chosen)
 
 
+def check_same_reference(config: Config, checkpoint: Path, reference: str) -> None:
+    """Refuse to resume with other weights behind `algorithm.reference_model`, unless resume_changes names it.
+
+    `reference` is `Run.reference_hash` of this process. ValueError where that of the checkpoint was another.
+    """
+    then = read_manifest(checkpoint).get("reference", "")
+    if then in ("", reference) or "algorithm.reference_model" in config.resume_changes:
+        return
+    raise ValueError(
+        f"algorithm.reference_model={config.algorithm.reference_model} holds other weights than when {checkpoint} was "
+        "saved; pass resume_changes=[algorithm.reference_model] to resume anyway"
+    )
+
+
 def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
     """Return the prompts the run used last, else the checkpoint's.
 

@@ -11,7 +11,7 @@ from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import group_sizes
-from covey.run.planner.model_shapes import shape_of
+from covey.run.planner.model_shapes import Shape, shape_of
 from covey.run.preflight.memory_model import Workload, kept_bytes, memory_of, training_bytes
 from covey.system import ranks
 from covey.system.text.format import memory
@@ -70,7 +70,7 @@ def workload(config: Config, num_ranks: int) -> Workload:
     Prompts are not counted: nobody has read them. Where it is open whether activations are kept, they are not: the
     least that a run takes.
     """
-    model, algorithm = config.model, config.algorithm
+    model = config.model
     num_groups = -(-config.groups_per_step // num_ranks)
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     num_rows = min(config.engine.max_rows, num_groups * group_size)
@@ -85,7 +85,8 @@ def workload(config: Config, num_ranks: int) -> Workload:
         micro_batch_tokens=config.micro_batch_tokens,
         logprob_chunk=config.logprob_chunk,
         num_shards=num_ranks if config.parallel.strategy == "fsdp" else 1,
-        has_reference=algorithm.kl_coef > 0 or algorithm.ratio_denominator == "reference",
+        has_reference=holds_reference(config),
+        reference=reference_shape(config),
         keeps_gradients=config.streaming,
         engine=config.engine.name,
         num_rows=num_rows,
@@ -94,13 +95,27 @@ def workload(config: Config, num_ranks: int) -> Workload:
     )
 
 
+def holds_reference(config: Config) -> bool:
+    """Tell whether a trainer rank holds what the policy is compared with."""
+    compares = config.algorithm.kl_coef > 0 or config.algorithm.ratio_denominator == "reference"
+    return compares and not (config.source == "ray" and config.devices.reference > 0)
+
+
+def reference_shape(config: Config) -> Shape | None:
+    """Return the shape of a reference of one's own, the policy's where it is not known. None without one."""
+    name, revision = config.algorithm.reference_model, config.algorithm.reference_revision
+    if name is None:
+        return None
+    return shape_of(replace(config.model, name=name, revision=revision)) or shape_of(config.model)
+
+
 def _as_cold_start(config: Config) -> Config:
     """Return the configuration as the cold start trains: all weights, unquantised, AdamW, no reference."""
     return replace(
         config,
         model=replace(config.model, lora_rank=0, load_in_4bit=False),
         optimizer=replace(config.optimizer, name="adamw"),
-        algorithm=replace(config.algorithm, kl_coef=0.0, ratio_denominator="old"),
+        algorithm=replace(config.algorithm, kl_coef=0.0, ratio_denominator="old", reference_model=None),
     )
 
 

@@ -108,12 +108,18 @@ def step_seconds(
     found = {
         "sampling": _sampling(shape, load, work, on),
         "reward": 0.3 * own.rollout * work.num_rollouts + 0.7 * own.text * work.sampled_tokens,
-        "logprobs": _passes(shape, load, work, on, forwards=work.reads_old + work.has_reference),
+        "logprobs": _passes(shape, load, work, on, forwards=work.reads_old + _reference_passes(shape, load, work)),
         "backward": work.num_updates * _update(shape, load, work, on),
         "optimizer": work.num_updates * work.num_mini_batches * _optimizer(shape, load, on),
         "other": 0.7 * own.rollout * work.num_rollouts + 0.3 * own.text * work.sampled_tokens + own.base,
     }
     return {name: seconds * (factors or {}).get(name, 1.0) for name, seconds in found.items()}
+
+
+def _reference_passes(shape: Shape, load: Workload, work: Work) -> float:
+    """Return a pass through the reference as a share of one through the policy."""
+    own = active_weights(load.reference) / active_weights(shape) if load.reference is not None else 1.0
+    return own if work.has_reference else 0.0
 
 
 def _constants(on: Hardware) -> Constants:

@@ -43,6 +43,8 @@ def check_kl(subject: PreflightContext) -> Check:
     reference, objective = run.trainer.reference, run.trainer.objective
     if reference is None or not objective.kl.active:
         return Check(True, "no KL to a reference", "", applies=False)
+    if config.algorithm.reference_model is not None:
+        return Check(True, "the reference is a model of its own", "", applies=False)
     # Measure the largest KL of a token
     scoring = Scoring(run.source.sampling, config.logprob_chunk)
     forward = ScoringContext(run.policy, reference, objective, scoring)

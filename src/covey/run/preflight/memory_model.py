@@ -46,6 +46,8 @@ class Workload:
     num_shards: int = 1
     """GPUs that weights, gradients and optimiser state are shared out over (FSDP); 1: each holds all."""
     has_reference: bool = False
+    reference: Shape | None = None
+    """Of a reference of one's own; None: it has the policy's weights."""
     keeps_gradients: bool = False
     """While sampling: those of the coming step are made then."""
     engine: str = "native"
@@ -106,13 +108,20 @@ def kept_bytes(shape: Shape, load: Workload) -> dict[str, int]:
     trained, each = trained_weights(shape, load), load.whole_bytes
     kept = {
         "weights": _frozen_bytes(shape, load) + each * trained,
-        "reference": each * shape.weights if load.has_reference and not load.lora_rank else 0,
+        "reference": _reference_bytes(shape, load) if load.has_reference else 0,
         "gradients": each * trained,
         "optimizer": optimizer_bytes(load.optimizer, trained, each * trained),
     }
     if load.num_shards > 1:
         return {name: -(-count // load.num_shards) for name, count in kept.items()}
     return kept | {"decode_copy": _decode_copy_bytes(shape, load)}
+
+
+def _reference_bytes(shape: Shape, load: Workload) -> int:
+    """Return those of a frozen copy, or of another model held as the policy's base is: none under adapters alone."""
+    if load.reference is None:
+        return 0 if load.lora_rank else load.whole_bytes * shape.weights
+    return _frozen_bytes(load.reference, load) or load.whole_bytes * load.reference.weights
 
 
 def optimizer_bytes(name: str, num_weights: int, num_bytes: int) -> int:

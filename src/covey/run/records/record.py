@@ -299,6 +299,7 @@ class RunRecorder:
         # Collect what the manifest says beside the state
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
+        facts |= {"reference": self.run.reference_hash} if self.run.reference_hash else {}
         if self._evaluations and self.evaluated_at == state["step"]:
             accuracy = self._evaluations[-1].accuracy.value
             facts["score"] = -1.0 if math.isnan(accuracy) else accuracy  # JSON has no NaN, and any accuracy is better

@@ -1,0 +1,146 @@
+"""A reference of one's own: another model than the policy as it began, by name, from a folder, or an object."""
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from covey.policy.models.adapters import saved_rank
+from covey.policy.models.loading import load_policy, policy_in_memory
+from covey.policy.policy import Policy
+from covey.policy.reference import Reference
+from covey.policy.settings import ModelConfig
+
+SETTING = "algorithm.reference_model"
+BLOCK, NUM_BLOCKS = 1 << 16, 16
+"""Bytes read at once of a file, and how often, to tell it from another: no file of weights is read whole."""
+WEIGHTS = ("*.safetensors", "*.bin", "*config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What makes the log-probs of two models comparable: the same tokens under the same numbers."""
+
+    tokens: str
+    """Hash of the tokenizer's entries."""
+    size: int
+    """Entries of the embedding, of which the tokenizer may know fewer."""
+    max_length: int
+    """The longest sequence, in tokens."""
+    positions: int | None
+    """Positions where they are learnt, None where they are computed."""
+
+
+def vocabulary_of(policy: Policy) -> Vocabulary:
+    """Return the vocabulary of a policy, whether or not its weights have storage."""
+    entries = sorted(policy.tokenizer.get_vocab().items())
+    digest = hashlib.sha256(repr(entries).encode()).hexdigest()
+    config = policy.causal_lm.config.get_text_config(decoder=True)
+    is_computed = getattr(config, "rope_parameters", None) is not None
+    longest = policy.max_length
+    return Vocabulary(digest, int(config.vocab_size), longest, None if is_computed else longest)
+
+
+def settings_of_reference(model: ModelConfig, name: str, revision: str | None) -> ModelConfig:
+    """Return how the reference is loaded: as the policy is, but frozen, and with the adapters it was saved with."""
+    found = replace(model, name=name, revision=revision, gradient_checkpointing=False, activation_offload=False)
+    rank_and_alpha = saved_rank(name)
+    if rank_and_alpha is None:
+        return replace(found, chat_template_kwargs={})
+    rank, alpha = rank_and_alpha
+    return replace(found, chat_template_kwargs={}, lora_rank=rank, lora_alpha=alpha, lora_targets=["all-linear"])
+
+
+def load_reference_model(
+    model: ModelConfig, name: str, revision: str | None, wanted: Vocabulary, *, seed: int, on_host: bool = False
+) -> Reference:
+    """Load the model `name` as a frozen reference of a policy of these settings.
+
+    ValueError where it cannot be loaded, or its tokens are not the `wanted` ones.
+    """
+    try:
+        loaded = load_policy(settings_of_reference(model, name, revision), seed=seed, trainable=False, on_host=on_host)
+    except ValueError as error:
+        raise ValueError(str(error).replace("model.name=", f"{SETTING}=")) from error
+    _check_vocabulary(name, vocabulary_of(loaded), wanted)
+    return Reference(loaded, None, is_own=True)
+
+
+def reference_in_memory(given: nn.Module, model: ModelConfig, policy: Policy) -> Reference:
+    """Return a frozen copy of a model in memory as reference. What was given stays as it is.
+
+    ValueError where it is the very model that is trained, or has another vocabulary.
+    """
+    if given is policy.model or given is policy.causal_lm:
+        raise ValueError("reference is the very model that is trained: leave it out to compare with its beginning")
+    bare = replace(model, lora_rank=0, gradient_checkpointing=False, activation_offload=False, chat_template_kwargs={})
+    copied = policy_in_memory(copy.deepcopy(given), policy.tokenizer, bare, seed=0)
+    copied.model.requires_grad_(False)
+    wanted = vocabulary_of(policy)
+    _check_vocabulary("the model in memory", replace(vocabulary_of(copied), tokens=wanted.tokens), wanted)
+    return Reference(replace(copied, offload=False), None, is_own=True)
+
+
+def _check_vocabulary(name: str, found: Vocabulary, wanted: Vocabulary) -> None:
+    if found.size != wanted.size:
+        raise ValueError(
+            f"{SETTING}={name} must have the policy's vocabulary of {wanted.size:,} tokens, it has {found.size:,}"
+        )
+    if found.tokens != wanted.tokens:
+        raise ValueError(f"{SETTING}={name} must have the policy's tokens, its tokenizer numbers others")
+    if found.positions is not None and found.positions < wanted.max_length:
+        raise ValueError(
+            f"{SETTING}={name} must read as long texts as the policy, {wanted.max_length:,} tokens, it has learnt "
+            f"positions for {found.positions:,}"
+        )
+
+
+def model_hash(name: str, revision: str | None, given: nn.Module | None = None) -> str:
+    """Return what tells a model from another under the same name, without reading all of it."""
+    digest = hashlib.sha256(f"{name} {revision}".encode())
+    if given is not None:
+        digest = hashlib.sha256()
+        for part in _of_weights(given):
+            digest.update(part)
+    elif Path(name).is_dir():
+        digest = hashlib.sha256()
+        for part in _of_files(Path(name)):
+            digest.update(part)
+    elif (commit := _commit_of(name, revision)) is not None:
+        digest.update(commit.encode())
+    return digest.hexdigest()
+
+
+def _commit_of(name: str, revision: str | None) -> str | None:
+    """Return the commit of a hub model that would be loaded, None where nothing says it."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError):  # an embedded model, or one that loading complains of
+        return None
+    found: str | None = getattr(config, "_commit_hash", None)
+    return found
+
+
+def _of_files(folder: Path) -> Iterator[bytes]:
+    """Yield name, size and evenly spaced blocks of each file of a saved model."""
+    for path in sorted({path for kind in WEIGHTS for path in folder.glob(kind)}):
+        size = path.stat().st_size
+        yield f"{path.name} {size}\n".encode()
+        with path.open("rb") as file:
+            for index in range(NUM_BLOCKS):
+                file.seek(max(0, size - BLOCK) * index // (NUM_BLOCKS - 1))
+                yield file.read(BLOCK)
+
+
+def _of_weights(model: nn.Module) -> Iterator[bytes]:
+    """Yield the name and evenly spaced numbers of each weight of a model."""
+    for name, weight in model.named_parameters():
+        yield f"{name} {tuple(weight.shape)}\n".encode()
+        flat: Tensor = weight.detach().flatten()
+        yield flat[:: max(1, flat.numel() // 1024)].to("cpu", torch.float64).numpy().tobytes()
