@@ -7,7 +7,7 @@ L loss tokens (positions whose target the policy chose), B x T tokens of a micro
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -284,6 +284,10 @@ class Sampling:
     """Passes in which a masked policy fills an input."""
     likelihood: str = "trajectory"
     """Of a fill in several passes: `trajectory` or `one_step`."""
+    max_total_tokens: int | None = None
+    """Length of prompt and completion together at which sampling stops likewise; None has the model's own length."""
+    first_sample: int = 0
+    """Sample index of the first completion: a part of a group is drawn as it is in the whole one."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -296,12 +300,29 @@ class Sampling:
             raise ValueError(f"min_p must be in [0, 1), got {self.min_p}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if self.max_total_tokens is not None and self.max_total_tokens < 2:
+            raise ValueError(f"max_total_tokens must be >= 2, got {self.max_total_tokens}")
         if self.num_passes < 1:
             raise ValueError(f"num_passes must be >= 1, got {self.num_passes}")
         if self.likelihood not in LIKELIHOODS:
             raise ValueError(f"likelihood must be one of {', '.join(LIKELIHOODS)}, got {self.likelihood}")
         if "" in self.stop:
             raise ValueError("stop strings must not be empty, got an empty one")
+
+    def room(self, num_prompt_tokens: int) -> int:
+        """Return how long a completion of so long a prompt may be; below 1 where there is no room for any."""
+        if self.max_total_tokens is None:
+            return self.max_tokens
+        return min(self.max_tokens, self.max_total_tokens - num_prompt_tokens)
+
+    def within(self, num_prompt_tokens: int) -> "Sampling":
+        """Return the sampling of completions of so long a prompt. ValueError where there is no room for any."""
+        room = self.room(num_prompt_tokens)
+        if room < 1:
+            raise ValueError(
+                f"a prompt of {num_prompt_tokens} tokens leaves no room in max_total_tokens={self.max_total_tokens}"
+            )
+        return self if room == self.max_tokens else replace(self, max_tokens=room)
 
     @property
     def filters(self) -> bool:

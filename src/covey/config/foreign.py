@@ -119,6 +119,7 @@ REFERENCE = (
 )
 COMPARES = "with algorithm.kl_coef above 0"
 NEEDS_RAY = "with source=ray"
+OF_BOTH = "of prompt and completion together; prompts are never cut"
 VERL_STEPS = "trainer.total_training_steps counts where it is set; verl leaves out a last batch that is not full"
 TRL_STEPS = "max_steps counts where it is above 0; TRL leaves out the last batch of a pass that is not full"
 PER_REPEATS = "completions / env.repeats (16 by default)"
@@ -171,6 +172,7 @@ TORCHRL: dict[str, Counterpart] = {
     "inference_model.top_p": _is("sampling.top_p={}"),
     "inference_model.top_k": _is("sampling.top_k={}"),
     "inference_model.max_tokens": _is("sampling.max_tokens={}"),
+    "inference_model.max_model_len": _is("sampling.max_total_tokens={}", note=OF_BOTH),
     **dict.fromkeys(
         ("inference_model.torch_dtype", "inference_model.attn_implementation", "inference_model.quantization.enabled"),
         _none(SAMPLES_AS_TRAINED),
@@ -253,6 +255,7 @@ VERL: dict[str, Counterpart] = {
     f"{ROLLOUT}.top_p": _is("sampling.top_p={}"),
     f"{ROLLOUT}.top_k": Counterpart(computed=_off_below_1("sampling.top_k")),
     f"{ROLLOUT}.gpu_memory_utilization": _is("engine.gpu_memory_utilization={}", note="with engine=vllm"),
+    f"{ROLLOUT}.max_model_len": _is("sampling.max_total_tokens={}", note=OF_BOTH),
     f"{ROLLOUT}.max_num_seqs": _is("engine.max_rows={}"),
     f"{ROLLOUT}.val_kwargs.n": _is("evaluation.num_samples={}"),
     "algorithm.adv_estimator": _choice(
@@ -307,7 +310,10 @@ DOCUMENTS: dict[str, Counterpart] = {
     "batch_size": _is("groups_per_step={}"),
     "training_steps": _is("num_steps={}"),
     "max_iters": _is("num_steps={}"),
-    "max_seq_length": _is("sampling.max_tokens={}", note="covey limits completions; prompts are never cut"),
+    **dict.fromkeys(
+        ("max_seq_length", "max_seq_len", "max_length", "max_model_len", "max_model_length", "vllm_max_model_length"),
+        _is("sampling.max_total_tokens={}", note=OF_BOTH),
+    ),
     "kl_beta": _is("algorithm.kl_coef={}"),
     "generations": _is("group_size={}"),
     "mini_batch_size": _is("mini_batch_rollouts={}", note=MINI),

@@ -184,7 +184,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "train_files": ("data.path",),
     "use_vllm": ("engine=vllm",),
     "vllm_gpu_memory_utilization": ("engine.gpu_memory_utilization",),
-    "vllm_max_model_length": ("engine=vllm",),
+    "vllm_max_model_length": ("sampling.max_total_tokens",),
     "vllm_mode": ("engine=vllm",),
     "vllm_model_impl": ("engine=vllm",),
     "vllm_server_base_url": ("engine=vllm",),

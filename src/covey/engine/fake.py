@@ -38,7 +38,8 @@ class FakeEngine:
             raise ValueError(f"n must be >= 1, got {n}")
         prompt = tuple(prompt_ids)
         self.calls.append((prompt, n, sampling))
-        return [self._completion(tuple(self.script(prompt, index)), sampling) for index in range(n)]
+        fitting, first = sampling.within(len(prompt)), sampling.first_sample
+        return [self._completion(tuple(self.script(prompt, index)), fitting) for index in range(first, first + n)]
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the new version. Of the tensors only the names are kept."""

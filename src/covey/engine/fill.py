@@ -50,7 +50,8 @@ class Request:
     future: asyncio.Future[list[Completion]]
 
     def fills(self) -> list[Fill]:
-        keys = [row_key(self.sampling.seed, index) for index in range(self.n)]
+        first = self.sampling.first_sample
+        keys = [row_key(self.sampling.seed, index) for index in range(first, first + self.n)]
         return [Fill(self, key, list(self.prompt_ids), list(self.masked)) for key in keys]
 
     def completion(self, fill: Fill) -> Completion:

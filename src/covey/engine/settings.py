@@ -90,6 +90,8 @@ class SamplingConfig(Section):
     """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
     max_tokens: int = setting(256, ge=1)
     """Longest completion, in tokens."""
+    max_total_tokens: int | None = setting(None, ge=2, needs=CONTINUES)
+    """Most tokens of a prompt and its completion together: long prompts leave shorter answers; null is the model's."""
     stop: list[str] = setting([], needs=(SAMPLES, CONTINUES))
     """Stop strings, besides the model's own stop tokens."""
     num_passes: int = setting(1, ge=1, needs=FILLS_IN)

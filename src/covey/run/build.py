@@ -297,8 +297,16 @@ def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Spl
     prompts = sampler.environment.prompts(split)
     if config.data.bad_rows == "error":
         return prompts
-    added = config.sampling.max_tokens if sampler.mask_id is None else 0
-    return fitting(prompts, sampler.tokenizer, max_length - added)
+    longest = longest_prompt(config, max_length) if sampler.mask_id is None else max_length
+    return fitting(prompts, sampler.tokenizer, longest)
+
+
+def longest_prompt(config: Config, max_length: int) -> int:
+    """Return the most tokens of a prompt that leaves a policy of `max_length` room for its answer: a whole one, or any
+    where answers are cut to what is left (sampling.max_total_tokens)."""
+    most = config.sampling.max_total_tokens
+    is_cut = most is not None and most <= max_length
+    return most - 1 if is_cut and most is not None else max_length - config.sampling.max_tokens
 
 
 def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
@@ -351,18 +359,19 @@ def make_sampler(
     config: Config, engine: Engine, environment: Environment, policy: Policy, stages: Stages | None = None
 ) -> Sampler:
     """Make what rolls prompts out, with the limits of episodes that the settings name."""
-    limits = episode_limits(config.environment, policy)
+    longest = min(policy.max_length, config.sampling.max_total_tokens or policy.max_length)
+    limits = episode_limits(config.environment, longest)
     parts = config.environment.parts if isinstance(config.environment, MixtureConfig) else {}
-    of_parts = {name: episode_limits(part, policy) for name, part in parts.items()}
+    of_parts = {name: episode_limits(part, longest) for name, part in parts.items()}
     own_stages = stages or Stages()
     return Sampler(engine, environment, policy.tokenizer, own_stages, policy.mask_id, limits, of_parts)
 
 
-def episode_limits(settings: EnvironmentConfig, policy: Policy) -> EpisodeLimits:
-    """Return where episodes end. The model's own length bounds every context."""
+def episode_limits(settings: EnvironmentConfig, longest: int) -> EpisodeLimits:
+    """Return where episodes end. `longest`, of the model or of all texts, bounds every context."""
     if not isinstance(settings, EpisodesConfig):
-        return EpisodeLimits(max_context=policy.max_length)
-    longest = policy.max_length if settings.max_context is None else min(settings.max_context, policy.max_length)
+        return EpisodeLimits(max_context=longest)
+    longest = longest if settings.max_context is None else min(settings.max_context, longest)
     return EpisodeLimits(settings.max_turns, longest, settings.turn_timeout, settings.history)
 
 
@@ -375,6 +384,7 @@ def training_sampling(config: Config) -> Sampling:
         top_p=s.top_p,
         min_p=s.min_p,
         max_tokens=s.max_tokens,
+        max_total_tokens=s.max_total_tokens,
         stop=tuple(s.stop),
         num_passes=s.num_passes,
         likelihood=s.likelihood,

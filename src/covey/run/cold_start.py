@@ -129,7 +129,13 @@ def warm_up(
     prompts = [prompt for prompt, _ in held_back]
     engine = sampling_engine(policy, config.engine, config.model.kernels)
     sampler = make_sampler(config, engine, environment, policy)
-    sampling = Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=tuple(config.sampling.stop))
+    how = config.sampling
+    sampling = Sampling(
+        temperature=0.0,
+        max_tokens=how.max_tokens,
+        max_total_tokens=how.max_total_tokens,
+        stop=tuple(how.stop),
+    )
     source = LocalSource(sampler, PromptStream(prompts, 0, False), 1, sampling)
     # Train, and validate now and then
     stop = sampling.stop

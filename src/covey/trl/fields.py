@@ -19,6 +19,7 @@ MAPPED: dict[str, str] = {
     # Sampling
     "max_completion_length": "`sampling.max_tokens`; with tools it bounds each turn, and `environment.max_context` the "
     "whole; TRL bounds the turns and what tools said together",
+    "vllm_max_model_length": "`sampling.max_total_tokens`, with use_vllm",
     "max_tool_calling_iterations": "`environment.max_turns`, one more; None is 64 turns",
     "temperature": "`sampling.temperature`",
     "top_p": "`sampling.top_p`; log-probs are those of the distribution sampled from, TRL's those of the whole",
@@ -136,7 +137,6 @@ REFUSED: dict[str, str] = {
     "vllm_structured_outputs_regex": "sampled tokens would not have the log-probs that are trained",
     "vllm_server_timeout": "the deadline is `timeouts.loading`",
     "vllm_group_port": VLLM_STARTS,
-    "vllm_max_model_length": VLLM_STARTS,
     "vllm_tensor_parallel_size": VLLM_STARTS,
     "vllm_importance_sampling_cap": "TRL has renamed it: vllm_importance_sampling_clip_max",
     "entropy_coef_min": "the bounds of the adaptive bonus are 0 and 1",

@@ -141,6 +141,8 @@ def _sampling(args: GRPOConfig) -> dict[str, Any]:
 def _vllm(args: GRPOConfig) -> dict[str, Any]:
     """Return the settings of sampling by vLLM, with TRL's correction of what vLLM computes otherwise."""
     found: dict[str, Any] = {"engine.name": "vllm", **({"engine.sleep": 2} if args.vllm_enable_sleep_mode else {})}
+    if args.vllm_max_model_length is not None:
+        found["sampling.max_total_tokens"] = args.vllm_max_model_length
     if args.vllm_mode == "server":
         address = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         found["engine.url"] = args.vllm_server_base_url or address

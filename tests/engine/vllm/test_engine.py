@@ -130,6 +130,17 @@ def test_rows_beyond_the_limit_wait_inside_vllm_and_are_not_counted(make: Make) 
     assert engine.take_stats().peak_rows == 16
 
 
+def test_a_part_of_a_group_has_its_own_seeds_and_an_answer_the_room_that_its_prompt_leaves(make: Make) -> None:
+    wire = FakeWire(length=9)
+    engine = make(wire)
+    for number, first in ((4, 0), (2, 2)):
+        sampling = Sampling(max_tokens=8, max_total_tokens=7, seed=3, first_sample=first)
+        asyncio.run(engine.generate((5, 6), number, sampling))
+    seeds = [params["seed"] for _, params in wire.sampled]
+    assert seeds[4:] == seeds[2:4]
+    assert {params["max_tokens"] for _, params in wire.sampled} == {5}
+
+
 def test_it_is_called_from_any_event_loop(make: Make) -> None:
     engine = make(FakeWire())
     assert [len(sample(engine)), len(sample(engine))] == [2, 2]

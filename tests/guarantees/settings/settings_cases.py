@@ -317,6 +317,7 @@ CASES: dict[str, Case | Refused] = {
     "sampling.top_p": Case(see.rollouts, 0.5),
     "sampling.min_p": Case(see.rollouts, 0.5),
     "sampling.max_tokens": Case(see.rollouts, 3),
+    "sampling.max_total_tokens": Case(see.rollouts, 9),
     "sampling.stop": Case(see.rollouts, [chr(code) for code in range(32, 127)]),
     # ---------------------------------------------------------------------------------------------- algorithm
     "algorithm.advantage": trains("group_center"),

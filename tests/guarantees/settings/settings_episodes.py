@@ -19,7 +19,7 @@ MOVES = ("15;", "Qa;", "C2*3;", "07;", "Qb;", "C4*5;")
 
 def limits(config: Config) -> Any:
     """Where the episodes of a run end."""
-    return asdict(episode_limits(config.environment, load_policy(config.model, seed=config.seed)))
+    return asdict(episode_limits(config.environment, load_policy(config.model, seed=config.seed).max_length))
 
 
 def heard(config: Config) -> Any:

@@ -111,6 +111,7 @@ class NativeEngine:
     def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
         """Queue another turn of a session. ValueError where it cannot fit."""
         num_own = row.num_own + len(token_ids)
+        sampling = sampling.within(len(row.request.prompt_ids) + num_own)
         self._check_length(len(row.request.prompt_ids) + num_own, sampling)
         self._adopt(asyncio.get_running_loop())
         self._scheduler.check_extension(row, num_own, sampling.max_tokens)
@@ -163,6 +164,7 @@ class NativeEngine:
             raise ValueError(f"n must be >= 1, got {n}")
         if not prompt_ids:
             raise ValueError("a prompt must hold at least one token, got none")
+        sampling = sampling.within(len(prompt_ids))
         self._check_length(len(prompt_ids), sampling)
         quiet = self._quiet_tokens(sampling)
         return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)

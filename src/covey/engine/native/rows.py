@@ -60,7 +60,8 @@ class Request:
         return row
 
     def new_row(self, sample_index: int) -> "Row":
-        return Row(self, sample_index, self.sampling, row_key(self.sampling.seed, sample_index))
+        key = row_key(self.sampling.seed, self.sampling.first_sample + sample_index)
+        return Row(self, sample_index, self.sampling, key)
 
     def leave(self) -> None:
         """Forget where it was cached: nothing is kept any more."""

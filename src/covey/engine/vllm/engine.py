@@ -112,6 +112,7 @@ class VLLMEngine:
             raise ValueError(f"n must be >= 1, got {n}")
         if not prompt_ids:
             raise ValueError("a prompt must hold at least one token, got none")
+        sampling = sampling.within(len(prompt_ids))
         needed, limit = len(prompt_ids) + sampling.max_tokens, self._served.max_length
         if needed > limit:
             raise ValueError(

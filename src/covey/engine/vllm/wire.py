@@ -110,7 +110,7 @@ def sampling_params(sampling: Sampling, index: int, stop_ids: Iterable[int]) -> 
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "max_tokens": sampling.max_tokens,
-        "seed": row_key(sampling.seed, index) & POSITIVE,
+        "seed": row_key(sampling.seed, sampling.first_sample + index) & POSITIVE,
         "stop": list(sampling.stop),
         "stop_token_ids": sorted(stop_ids),
         "ignore_eos": True,

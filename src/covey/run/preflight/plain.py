@@ -200,7 +200,8 @@ def _spread(rollout: Rollout, num_sampled: int) -> Rollout:
 
 def _needed_tokens(subject: PreflightContext) -> int:
     """Count the tokens of the longest sequence that the run can reach."""
-    return subject.run.policy.num_positions(len(subject.longest[1]), subject.config.sampling.max_tokens)
+    num_tokens = len(subject.longest[1])
+    return subject.run.policy.num_positions(num_tokens, max(1, subject.run.source.sampling.room(num_tokens)))
 
 
 def reachable_tokens(subject: PreflightContext) -> int:

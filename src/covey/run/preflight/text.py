@@ -226,8 +226,13 @@ def _written_ids(rollout: Rollout) -> list[int]:
 
 def check_lengths(subject: PreflightContext) -> Check:
     """Check that the longest prompt with a whole completion fits the positions and the cache."""
-    policy, max_tokens = subject.run.policy, subject.config.sampling.max_tokens
+    policy, sampling = subject.run.policy, subject.run.source.sampling
     prompt, num_tokens = subject.longest[0], len(subject.longest[1])
+    max_tokens = sampling.room(num_tokens) if policy.mask_id is None else sampling.max_tokens
+    if max_tokens < 1:
+        figure = f"prompt {prompt.id} has {num_tokens:,} tokens and leaves no room for an answer"
+        remedy = "raise sampling.max_total_tokens, or leave long prompts out of the data: data.bad_rows=skip"
+        return Check(False, figure, f"sampling.max_total_tokens={sampling.max_total_tokens}", remedy)
     # Positions: the prompt and the longest completion, as the policy counts them
     needed = policy.num_positions(num_tokens, max_tokens)
     limit, setting = _room(subject)
