@@ -140,8 +140,11 @@ def check_infill(config: Config) -> None:
     assert isinstance(settings, InfillConfig), "check_environment calls this"
     if not settings.mask_ratios or not all(0 < ratio < 1 for ratio in settings.mask_ratios):
         raise ValueError(f"environment.mask_ratios must be numbers between 0 and 1, got {settings.mask_ratios}")
-    if config.data.path is not None and "grammar" in settings.monitors:
-        raise ValueError(f"environment.monitors=[grammar] needs data.path = null, got data.path={config.data.path}")
+    if config.data.path is not None and settings.grammar is None and "grammar" in settings.monitors:
+        raise ValueError(
+            f"environment.monitors=[grammar] needs data.path = null or environment.grammar=FILE, "
+            f"got data.path={config.data.path}"
+        )
 
 
 def check_machines(config: Config) -> None:

@@ -15,12 +15,13 @@ from covey.environments.base import Split
 from covey.environments.data.files import is_row_file
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.infill.grammar import sentences
+from covey.environments.infill.own_grammar import Grammar
 from covey.system.lookup import is_function_path
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 CHARACTERS_PER_TOKEN = 8
 """More than tokens of running text have on average."""
-NUM_SENTENCES = {"train": 4096, "test": 1024}
+NUM_SENTENCES: Mapping[Split, int] = {"train": 4096, "test": 1024}
 
 
 class Texts(Protocol):
@@ -64,12 +65,16 @@ class Running:
         return [text[start : start + self.piece_length] for start in starts]
 
 
-def load_texts(path: str | None, column: str, window: int, rows: RowSettings) -> Texts:
+def load_texts(path: str | None, column: str, window: int, rows: RowSettings, grammar: Grammar | None = None) -> Texts:
     """Load generated sentences where `path` is null, else a plain text file, or rows with a column of text.
+
+    The sentences are covey's own where there is no grammar.
 
     ValueError for a file that is no text, or too short for a piece in each split.
     """
-    # Sentences of the grammar
+    # Sentences of a grammar
+    if path is None and grammar is not None:
+        return Pieces(grammar.sentences(NUM_SENTENCES, "infill"))
     if path is None:
         return Pieces({split: sentences(NUM_SENTENCES[split], "infill", held_out=split == "test") for split in SPLITS})
     # Rows with a text each
