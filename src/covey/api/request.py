@@ -217,6 +217,7 @@ def _check_places(config: Config, given: Given) -> None:
     needs_a_name = {
         "cold_start.enabled=true": config.cold_start.enabled,
         "model.load_in_4bit=true": config.model.load_in_4bit,
+        "model.load_in_8bit=true": config.model.load_in_8bit,
         "model.revision": config.model.revision is not None,
     }
     if given.model is not None and any(needs_a_name.values()):

@@ -245,7 +245,14 @@ UNREAD: dict[str, tuple[str, ...]] = {
     ),
     "cold-start": (
         *(*TRAINING_SETTINGS, *ANSWER_SETTINGS),
-        *("packing", "cold_start.enabled", *LORA_SETTINGS, "model.lora_rank", "model.load_in_4bit"),
+        *(
+            "packing",
+            "cold_start.enabled",
+            *LORA_SETTINGS,
+            "model.lora_rank",
+            "model.load_in_4bit",
+            "model.load_in_8bit",
+        ),
         *("engine.name", "engine.url", "engine.update"),
         *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
         *("evaluation.num_prompts", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),

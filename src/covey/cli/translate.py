@@ -31,6 +31,7 @@ OF_SCRIPTS: Mapping[str, str] = {
     "dtype": "model.precision={}",
     "torch_dtype": "model.precision={}",
     "load_in_4bit": "model.load_in_4bit={}",
+    "load_in_8bit": "model.load_in_8bit={}",
     "use_peft": "",
     "lora_r": "model.lora_rank={}",
     "lora_alpha": "model.lora_alpha={}",
@@ -95,7 +96,8 @@ def read_file(path: Path) -> list[str]:
         raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no settings: it is no mapping")
-    return [f"{name}={_written(value)}" for name, value in flat(content)]
+    said = {name: _plain(value) if isinstance(value, Mapping) else _written(value) for name, value in flat(content)}
+    return [f"{name}={value}" for name, value in said.items()]
 
 
 def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -148,6 +150,7 @@ def translate(tokens: Sequence[str]) -> Translation:
     """Return covey's words for those of TRL, verl or TorchRL. ValueError for fields of TRL that contradict."""
     found = Translation()
     given = dict(pairs_of(tokens))
+    given |= {name: _plain(value) for name, value in _mapping(given.pop("model_init_kwargs", "")).items()}
     # Say how several processes are started
     processes = next((int(given.pop(name)) for name in LAUNCHER if given.get(name, "").isdigit()), 1)
     if processes > 1:
@@ -161,6 +164,19 @@ def translate(tokens: Sequence[str]) -> Translation:
     for name, value in given.items():
         _translate_one(name, value, given, known, found)
     return found
+
+
+def _mapping(text: str) -> Mapping[str, Any]:
+    """Return keyword arguments that a flag or a file holds, none where it holds none."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return {str(name): value for name, value in found.items()} if isinstance(found, Mapping) else {}
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _translate_one(name: str, value: str, given: Mapping[str, str], known: set[str], found: Translation) -> None:

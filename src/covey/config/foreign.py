@@ -6,6 +6,10 @@ The last parts of names, and those of TRL and transformers, are in `covey.config
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import yaml
+
+from covey.policy.models.naming import ONE_DEVICE, device_of_map
+
 Words = tuple[str, ...]
 
 
@@ -101,6 +105,15 @@ def _off_below_1(setting: str) -> Callable[[str, Mapping[str, str]], Words]:
 def _loggers(value: str, _: Mapping[str, str]) -> Words:
     known = [name for name in ("tensorboard", "wandb") if name in value]
     return (f"output.trackers=[{','.join(known)}]",) if known else ()
+
+
+def _device(value: str, _: Mapping[str, str]) -> Words:
+    """Answer transformers' device_map, which may be written as JSON."""
+    try:
+        given = yaml.safe_load(value)
+    except yaml.YAMLError:
+        given = value
+    return (f"model.device={device_of_map(given)}",)
 
 
 def _reference(value: str, _: Mapping[str, str]) -> Words:
@@ -323,6 +336,7 @@ DOCUMENTS: dict[str, Counterpart] = {
         ("ref_model", "ref_model_path", "ref_model_name_or_path", "reference_model_path"),
         Counterpart(computed=_reference, note=f"None is the policy as it began; {COMPARES}"),
     ),
+    "device_map": Counterpart(computed=_device, note=ONE_DEVICE),
     "reward_fn": _is("environment=reward_functions", "rewards=[{}]", note="as MODULE:FUNCTION"),
     "num_train_epochs": Counterpart(computed=_epochs("max_steps"), note=TRL_STEPS),
     "max_steps": Counterpart(computed=_steps, note="-1 leaves it to num_train_epochs"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from covey.policy.settings import NOT_IN_4_BITS
 from covey.system.section import Section
 from covey.system.setting import CAUSAL, CONTINUES, FILLS_IN, Requires, is_set, setting
 
@@ -32,7 +33,8 @@ OF_VLLM = (
         lambda precision: precision != "float64",
         value="vllm",
     ),
-    Requires("model.load_in_4bit = false", ("model.load_in_4bit",), lambda four_bit: not four_bit, value="vllm"),
+    NOT_IN_4_BITS.for_value("vllm"),
+    Requires("model.load_in_8bit = false", ("model.load_in_8bit",), lambda eight_bit: not eight_bit, value="vllm"),
     Requires(
         "sampling.min_p = 0 or sampling.top_p = 1",  # vLLM cuts by min-p first
         ("sampling.min_p", "sampling.top_p"),

@@ -3,8 +3,8 @@
 Own attention, layouts, kernels, compiled parts, head and cache have no part in it: a skeleton of the same class is made
 afresh from the configuration, with transformers' eager attention, and reads the policy's weights where they lie. It
 computes one sequence at a time, without padding, in float32 at least, so that what it says is the reference for every
-precision. Weights that are held otherwise (bfloat16, 4 bits, under adapters, in shards) become plain numbers layer by
-layer.
+precision. Weights that are held otherwise (bfloat16, 4 or 8 bits, under adapters, in shards) become plain numbers layer
+by layer.
 
 Shapes: T tokens, K positions whose logits are asked for, V vocabulary, L loss tokens, O x I a linear layer's weight.
 """
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from covey.policy import sharding
+from covey.policy.models.quantized import dequantized
 from covey.policy.policy import Policy
 from covey.policy.sampling import allowed_with
 from covey.types import Rollout, Sampling
@@ -142,7 +143,7 @@ def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tu
         return weight, None
 
     def shifted(part: Tensor) -> Tensor:
-        plain = _dequantised(sharding.whole(part)).to(empty.dtype)
+        plain = dequantized(sharding.whole(part)).to(empty.dtype)
         return plain + shift[part].to(plain.dtype) if part in shift else plain
 
     def make() -> Tensor:
@@ -164,16 +165,6 @@ def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
         return []
     names = [name for name in source.active_adapters if name in source.lora_A]
     return [(source.lora_A[name].weight, source.lora_B[name].weight, source.scaling[name]) for name in names]
-
-
-def _dequantised(weight: Tensor) -> Tensor:
-    """Return what a weight in 4 bits stands for. Another as it is."""
-    state = getattr(weight, "quant_state", None)
-    if state is None:
-        return weight
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(weight.data, state)
 
 
 def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker]) -> None:

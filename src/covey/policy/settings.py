@@ -24,6 +24,7 @@ OWN_WEIGHTS = Requires(
     ("model.name", "cold_start.enabled"),
     lambda name, cold_start: name not in NANO or cold_start,
 )
+NOT_IN_4_BITS = Requires("model.load_in_4bit = false", ("model.load_in_4bit",), lambda four_bit: not four_bit)
 PACKED = Requires("packing = shared or packed", ("packing",), lambda packing: packing != "padded")
 
 
@@ -49,6 +50,10 @@ class ModelConfig(Section):
         False, packages={True: ("bitsandbytes", "quantization")}, needs=(WITH_LORA, OWN_WEIGHTS, IN_DDP)
     )
     """Hold frozen base weights in 4 bits (bitsandbytes NF4); needs lora_rank > 0."""
+    load_in_8bit: bool = setting(
+        False, packages={True: ("bitsandbytes", "quantization")}, needs=(WITH_LORA, OWN_WEIGHTS, IN_DDP, NOT_IN_4_BITS)
+    )
+    """Hold frozen base weights in 8 bits (bitsandbytes); needs lora_rank > 0. Activations are not rounded."""
     lora_rank: int = setting(0, ge=0)
     """Rank of the LoRA adapters; 0 trains all weights."""
     lora_alpha: float = setting(32.0, needs=WITH_LORA)

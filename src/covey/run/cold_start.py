@@ -108,7 +108,7 @@ def full_precision(model: ModelConfig) -> ModelConfig:
 
     Adapters come on top of its result.
     """
-    return replace(model, lora_rank=0, load_in_4bit=False)
+    return replace(model, lora_rank=0, load_in_4bit=False, load_in_8bit=False)
 
 
 def warm_up(

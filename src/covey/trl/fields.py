@@ -69,7 +69,7 @@ MAPPED: dict[str, str] = {
     "bf16": "`model.precision=bfloat16`; weights are float32",
     "fp16": "`model.precision=float16`",
     "gradient_checkpointing": "`model.gradient_checkpointing`",
-    "model_init_kwargs": "given to `from_pretrained`; trust_remote_code and device_map are refused",
+    "model_init_kwargs": "for `from_pretrained`; device_map: `model.device`, no split; trust_remote_code is refused",
     "disable_dropout": "either: dropout is always removed, or the sampled policy would not be the trained one",
     "use_cpu": "`model.device=cpu`",
     "remove_unused_columns": "True leaves reward functions the prompts and completions alone",

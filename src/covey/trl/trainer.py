@@ -21,6 +21,7 @@ from covey.environments.reward_functions.environment import RewardFunctions, Rew
 from covey.environments.reward_functions.rows import PromptFormat
 from covey.environments.reward_functions.specs import load_reward
 from covey.policy.models.loading import load_policy
+from covey.policy.models.naming import device_of_map
 from covey.run.evaluate import Evaluation
 from covey.run.given import Given
 from covey.system import ranks
@@ -187,6 +188,7 @@ class GRPOTrainer:
             "environment.in_process": True,
             "environment.timeout": REWARD_SECONDS,
             **reference_setting(self._reference),
+            **_device_setting(self.args),
             **({} if "test" in self._splits else {"evaluation.num_samples": 1}),
             **self._tool_settings(),
         }
@@ -256,11 +258,9 @@ def _short_name(model: Any) -> str:
 def _load(model: Any, processing_class: Any, peft_config: Any, args: GRPOConfig) -> tuple[Any, Any]:
     """Return model and tokenizer in memory, (None, None) where covey loads them by name."""
     keywords: dict[str, Any] = dict(args.model_init_kwargs or {})  # type: ignore[arg-type] # JSON is read by now
-    for name in ("trust_remote_code", "device_map"):
-        if keywords.get(name):
-            raise ValueError(
-                f"model_init_kwargs[{name!r}] has no counterpart in covey: {CODE}; one device holds a model"
-            )
+    if keywords.get("trust_remote_code"):
+        raise ValueError(f"model_init_kwargs['trust_remote_code'] has no counterpart in covey: {CODE}")
+    keywords.pop("device_map", None)  # model.device, see `_device_setting`
     if isinstance(model, str) and processing_class is None and peft_config is None and not keywords:
         return None, None
     if not isinstance(model, str) and keywords:
@@ -272,6 +272,17 @@ def _load(model: Any, processing_class: Any, peft_config: Any, args: GRPOConfig)
     if isinstance(model, str):
         loaded = AutoModelForCausalLM.from_pretrained(model, **({"dtype": "float32"} | keywords))
     return (loaded if peft_config is None else _adapted(loaded, peft_config)), tokenizer
+
+
+def _device_setting(args: GRPOConfig) -> dict[str, str]:
+    """Return the setting of the one device that model_init_kwargs name. ValueError where they split the model."""
+    given = dict(args.model_init_kwargs or {}).get("device_map")  # type: ignore[arg-type] # JSON is read by now
+    if given is None or args.use_cpu:
+        return {}
+    try:
+        return {"model.device": device_of_map(given)}
+    except ValueError as error:
+        raise ValueError(f"model_init_kwargs: {error}") from error
 
 
 def _path(model: Any) -> str:

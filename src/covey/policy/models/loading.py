@@ -30,10 +30,11 @@ from covey.policy.kernels.liger import use_liger
 from covey.policy.kernels.softmax import is_fused
 from covey.policy.models.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.models.chat_template import set_template_defaults
-from covey.policy.models.naming import check_device, check_name
+from covey.policy.models.naming import ONE_DEVICE, check_device, check_name
 from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.models.probe import LISTED, detect_capabilities, remove_dropout
+from covey.policy.models.quantized import keep_promises, quantization_config, quantized_bits
 from covey.policy.models.unread import Unread, find_unread
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
@@ -96,7 +97,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
 
 def _unread(settings: ModelConfig) -> Unread | None:
     """Return the saved model without its weights, None where there is none or it must be loaded whole."""
-    if settings.name in NANO_TOKENIZERS or settings.load_in_4bit:
+    if settings.name in NANO_TOKENIZERS or quantized_bits(settings):
         return None
     how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
     return find_unread(KINDS[settings.kind], settings.name, settings.revision, how)
@@ -122,6 +123,7 @@ def policy_in_memory(
     with MAKING:
         register()
         device = choose_device(settings.device)
+        _refuse_split(given)
         set_template_defaults(tokenizer, settings.chat_template_kwargs, settings.name)
         _padding(tokenizer)
         model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else _adapted_model(given, settings)
@@ -133,6 +135,13 @@ def policy_in_memory(
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         wrapped = add_adapters(model, settings, seed) if settings.lora_rank > 0 else given
         return _finished(bare, wrapped, settings, device, trainable=True)
+
+
+def _refuse_split(given: nn.Module) -> None:
+    """Refuse a model that transformers has dispatched over several devices, with ValueError."""
+    places = {str(place) for place in (getattr(given, "hf_device_map", None) or {}).values()}
+    if len(places) > 1:
+        raise ValueError(f"the model in memory is split over {', '.join(sorted(places))} (device_map): {ONE_DEVICE}")
 
 
 def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
@@ -223,8 +232,8 @@ def _load_model(
     settings: ModelConfig, device: torch.device, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if settings.name in NANO_TOKENIZERS:
-        if settings.load_in_4bit:
-            raise ValueError(f"model.load_in_4bit=true needs saved weights, got model.name={settings.name}")
+        if bits := quantized_bits(settings):
+            raise ValueError(f"model.load_in_{bits}bit=true needs saved weights, got model.name={settings.name}")
         shape = NanoShape(
             settings.nano_architecture, settings.nano_hidden_size, settings.nano_num_layers, settings.nano_num_heads
         )
@@ -239,8 +248,8 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
     # Say what is loaded, and in which type
     if settings.revision is not None:
         keywords["revision"] = settings.revision
-    if settings.load_in_4bit:
-        keywords["quantization_config"] = _four_bit(settings)
+    if bits := quantized_bits(settings):
+        keywords["quantization_config"] = quantization_config(settings, bits)
         keywords["device_map"] = {"": device}
     if not Path(settings.name).exists():
         silence()
@@ -260,8 +269,8 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         raise ValueError(
             f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
         ) from error
-    if settings.load_in_4bit:
-        _keep_differentiable(model)
+    if bits:
+        keep_promises(model, bits)
         return model, tokenizer
     return _move(model, device, _storage_type(settings)), tokenizer
 
@@ -307,34 +316,6 @@ def _storage_type(settings: ModelConfig) -> torch.dtype:
     """Trained weights are float32 (or float64). Frozen weights under adapters take the type they compute in."""
     precision = DTYPES[settings.precision]
     return precision if settings.lora_rank > 0 or precision == torch.float64 else torch.float32
-
-
-def _four_bit(settings: ModelConfig) -> Any:
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise ValueError("model.load_in_4bit=true needs bitsandbytes: pip install 'covey[quantization]'") from error
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=DTYPES[settings.precision],
-    )
-
-
-def _keep_differentiable(model: nn.Module) -> None:
-    """Keep 4-bit layers on kernels that have a backward.
-
-    On CPUs with AVX512-BF16, bitsandbytes packs a weight at its first use without gradient, and packed weights are
-    multiplied without a backward from then on, in training too.
-    """
-    from bitsandbytes.nn import Linear4bit
-
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            module.support_avx512bf16_for_cpu = False
 
 
 def _line(error: Exception) -> str:

@@ -79,6 +79,7 @@ def workload(config: Config, num_ranks: int) -> Workload:
         lora_rank=model.lora_rank,
         lora_targets=tuple(model.lora_targets),
         load_in_4bit=model.load_in_4bit,
+        load_in_8bit=model.load_in_8bit,
         gradient_checkpointing=model.gradient_checkpointing is not False,
         activation_offload=model.activation_offload,
         optimizer=config.optimizer.name,
@@ -113,7 +114,7 @@ def _as_cold_start(config: Config) -> Config:
     """Return the configuration as the cold start trains: all weights, unquantised, AdamW, no reference."""
     return replace(
         config,
-        model=replace(config.model, lora_rank=0, load_in_4bit=False),
+        model=replace(config.model, lora_rank=0, load_in_4bit=False, load_in_8bit=False),
         optimizer=replace(config.optimizer, name="adamw"),
         algorithm=replace(config.algorithm, kl_coef=0.0, ratio_denominator="old", reference_model=None),
     )

@@ -165,9 +165,14 @@ def _adapters(config: Config) -> Config:
     return replace(config, model=replace(config.model, lora_rank=config.model.lora_rank or 32))
 
 
+def _weights_in_8_bits(config: Config) -> Config:
+    adapted = _adapters(config)
+    return replace(adapted, model=replace(adapted.model, load_in_8bit=not adapted.model.load_in_4bit))
+
+
 def _four_bit(config: Config) -> Config:
     adapted = _adapters(config)
-    return replace(adapted, model=replace(adapted.model, load_in_4bit=True))
+    return replace(adapted, model=replace(adapted.model, load_in_4bit=True, load_in_8bit=False))
 
 
 CHANGES: tuple[Change, ...] = (
@@ -177,6 +182,7 @@ CHANGES: tuple[Change, ...] = (
     ("optimizer=adamw8bit", _eight_bit),
     ("engine.max_rows=32", _fewer_rows),
     ("model.lora_rank=32", _adapters),
+    ("model.load_in_8bit=true", _weights_in_8_bits),
     ("model.load_in_4bit=true", _four_bit),
 )
 """From what changes least: the first three do not change the update at all."""

@@ -14,6 +14,8 @@ from covey.run.planner.model_shapes import ALL_LINEAR, Layer, Shape
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 FOUR_BIT_BYTES = 0.55
 """NF4 with doubly quantised scales, for a weight of a linear layer."""
+EIGHT_BIT_BYTES = 1.01
+"""A byte for a weight of a linear layer, and a scale for each of its rows."""
 MOMENTS = {"adamw": 2, "adamw8bit": 2, "sgd": 0}
 """Numbers that an optimiser keeps of each trained weight: as long as the weight is, of adamw8bit a byte."""
 LOGIT_COPIES = 3
@@ -36,6 +38,7 @@ class Workload:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ALL_LINEAR
     load_in_4bit: bool = False
+    load_in_8bit: bool = False
     gradient_checkpointing: bool = False
     activation_offload: bool = False
     optimizer: str = "adamw"
@@ -274,7 +277,7 @@ def _frozen_bytes(shape: Shape, load: Workload) -> int:
     """Return the bytes of base weights under adapters, 0 where the model trains whole."""
     if not load.lora_rank:
         return 0
-    linear = FOUR_BIT_BYTES if load.load_in_4bit else load.value_bytes
+    linear = FOUR_BIT_BYTES if load.load_in_4bit else EIGHT_BIT_BYTES if load.load_in_8bit else load.value_bytes
     return int(linear * shape.linear_weights) + load.value_bytes * (shape.weights - shape.linear_weights)
 
 

@@ -1,0 +1,103 @@
+"""Frozen base weights in 4 or 8 bits, through bitsandbytes: loaded so, and computed with so that promises hold.
+
+In 8 bits bitsandbytes would round activations too, and take columns that are large in any row of a pass apart: a row
+would depend on those beside it. Here the weights alone are rounded, and stand for plain numbers in every product.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.policy.policy import DTYPES
+from covey.policy.settings import ModelConfig
+
+LARGEST = 127
+"""The number of 8 bits that stands for the largest weight of a row."""
+
+
+def quantized_bits(settings: ModelConfig) -> int | None:
+    """Return in how many bits base weights are held, None where they are plain numbers."""
+    return 4 if settings.load_in_4bit else 8 if settings.load_in_8bit else None
+
+
+def quantization_config(settings: ModelConfig, bits: int) -> Any:
+    """Return what transformers loads by. ValueError without bitsandbytes."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        name = f"model.load_in_{bits}bit=true"
+        raise ValueError(f"{name} needs bitsandbytes: pip install 'covey[quantization]'") from error
+    from transformers import BitsAndBytesConfig
+
+    if bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=DTYPES[settings.precision],
+    )
+
+
+def keep_promises(model: nn.Module, bits: int) -> None:
+    """Choose what computes with quantised weights: it has a backward, and a row does not depend on others.
+
+    On CPUs with AVX512-BF16, bitsandbytes packs a 4-bit weight at its first use without gradient, and packed weights
+    are multiplied without a backward from then on, in training too.
+    """
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for module in model.modules():
+        if bits == 4 and isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+        if bits == 8 and isinstance(module, Linear8bitLt):
+            module.__class__ = _plain_8_bit()  # type: ignore[assignment]
+
+
+def dequantized(weight: Tensor) -> Tensor:
+    """Return what a weight in 4 or 8 bits stands for. Another as it is."""
+    if getattr(weight, "quant_state", None) is not None:
+        from bitsandbytes.functional import dequantize_4bit
+
+        return dequantize_4bit(weight.data, weight.quant_state)  # type: ignore[attr-defined]
+    return _from_8_bits(weight) if weight.dtype == torch.int8 else weight
+
+
+def _from_8_bits(weight_OI: Tensor) -> Tensor:
+    """Return the float32 numbers of a weight, whose largest of each row bitsandbytes has kept."""
+    largest_O: Tensor = weight_OI.SCB  # type: ignore[attr-defined]
+    return weight_OI.data.float() * (largest_O.float() / LARGEST)[:, None]
+
+
+class _Product(torch.autograd.Function):
+    """x @ weight^T with a frozen weight in 8 bits, whose plain numbers live during a product alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        ctx.weight_OI = weight_OI
+        return x_NI @ _from_8_bits(weight_OI).to(x_NI.dtype).t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (grad_NO,) = gradients
+        return grad_NO @ _from_8_bits(ctx.weight_OI).to(grad_NO.dtype), None
+
+
+@cache
+def _plain_8_bit() -> type[nn.Module]:
+    """Return bitsandbytes' layer, which peft knows, with plain products. Importing bitsandbytes takes seconds."""
+    from bitsandbytes.nn import Linear8bitLt
+
+    class Plain8bit(Linear8bitLt):
+        """A linear layer whose weight alone is rounded."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            kind = x.device.type
+            computed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+            with torch.autocast(kind, enabled=False):
+                out: Tensor = _Product.apply(x.to(computed), self.weight)
+                return out if self.bias is None else out + self.bias.to(computed)
+
+    return Plain8bit
