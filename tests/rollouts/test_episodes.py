@@ -326,8 +326,8 @@ def test_every_attempt_and_every_turn_draws_from_a_seed_of_its_own() -> None:
     seeds = {text(ids)[:3]: [] for ids, _, _ in engine.calls}
     for ids, n, sampling in engine.calls:
         assert n == 1
-        seeds[text(ids)[:3]].append(sampling.seed)
-    assert seeds == {f"? {i}": [turn_seed(7, i, 1), turn_seed(7, i, 2)] for i in range(2)}
+        seeds[text(ids)[:3]].append((sampling.seed, sampling.first_sample))
+    assert seeds == {f"? {i}": [(7, i), (turn_seed(7, i, 2), 0)] for i in range(2)}
     assert environment.seeds == [turn_seed(7, 0, 0), turn_seed(7, 1, 0)]
 
 

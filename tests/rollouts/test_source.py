@@ -15,8 +15,9 @@ from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
 from covey.environments.base import Environment
 from covey.policy.models.loading import load_policy
+from covey.rollouts.group_checks import GroupFilter
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.source import GroupFilter, LocalSource, PromptStream, rollout_seed
+from covey.rollouts.source import LocalSource, PromptStream, rollout_seed
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt, RunStopped, Sampling
 

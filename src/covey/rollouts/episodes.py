@@ -59,7 +59,8 @@ async def play_group(
     try:
         openings = await asyncio.gather(*(_begin(sampler, prompt, episode, tools) for episode in episodes))
         sessions += _open(sampler, sampler.limits_for(prompt), openings, sampling)
-        for index, (opening, episode, session) in enumerate(zip(openings, episodes, sessions, strict=True)):
+        for index, opened in enumerate(zip(openings, episodes, sessions, strict=True), sampling.first_sample):
+            opening, episode, session = opened
             playing.append(asyncio.ensure_future(_play(sampler, opening, episode, session, sampling, index)))
         attempts = list(await asyncio.gather(*playing))
         if sampler.environment.judges_groups(prompt):
@@ -116,8 +117,8 @@ def _open(
         ((ids, shared),) = begun
         return _opened(sampler, limits, ids, len(openings), shared)
     found: list[Session | None] = []
-    for index, opening in enumerate(openings):
-        own = replace(opening.sampling(sampling), seed=turn_seed(sampling.seed, index, 1))
+    for index, opening in enumerate(openings, sampling.first_sample):
+        own = replace(opening.sampling(sampling), first_sample=index)
         found += [None] if opening.failure else _opened(sampler, limits, opening.ids, 1, own)
     return found
 
@@ -273,7 +274,8 @@ class _Player:
         """Sample the next turn. None, with the reason noted, where there is no room for it."""
         attempt = self._attempt
         turn = len(attempt.turns) + 1
-        sampling = replace(self._sampling, seed=turn_seed(self._sampling.seed, self._sample_index, turn))
+        seed = turn_seed(self._sampling.seed, self._sample_index, turn)
+        sampling = replace(self._sampling, seed=seed, first_sample=0)
         bounded = _bounded(sampling, said)
         try:
             new, is_branch = self._encoded(said)

@@ -1,11 +1,17 @@
 """What is looked at in groups before they are trained: success, and whether anything was scored at all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import torch
+from torch import Tensor
+
 from covey.system import collectives
 from covey.types import Group, RunStopped
+
+GroupFilter = Callable[[Tensor], bool]
+"""True where a group with these rewards, (M,), is worth training on; before shaping and a KL penalty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +54,19 @@ def stop_where_only_failures(groups: Sequence[Group], num_scored: int) -> None:
     failures = [failure for group in groups for failure in group.failures if failure.is_fault]
     if failures and not num_scored:
         raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
+
+
+def reason_to_drop(group: Group, size: int, keep: GroupFilter | None) -> str | None:
+    """Return why a group of `size` completions is not trained, None where it is."""
+    if len(group.rollouts) < min(2, size):
+        return "unscored_groups"
+    if keep is not None and not keep(torch.tensor(group.rewards, dtype=torch.float64)):
+        return f"filtered_{_uniform_kind(group.rewards)}"
+    return None
+
+
+def _uniform_kind(rewards: Sequence[float]) -> str:
+    """Return all_right, all_wrong or mixed: why a filter refuses a group."""
+    if min(rewards) >= 1:
+        return "all_right"
+    return "all_wrong" if max(rewards) <= 0 else "mixed"

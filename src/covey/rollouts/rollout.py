@@ -2,9 +2,11 @@
 
 import logging
 import math
+import pickle
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from covey.environments.episode import Episode
 from covey.rollouts.attempt import Attempt, Segment, joined, rollout_of, sampled
@@ -13,9 +15,21 @@ from covey.rollouts.episodes import play_group
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.turns import decoded, turn_seed
 from covey.rollouts.verdicts import judged, tried
+from covey.system import collectives
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout, Sampling
 
 LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Samples of a prompt that are not judged: answers, or the attempts of episodes. It travels between processes."""
+
+    completions: tuple[Completion, ...] = ()
+    attempts: tuple[Attempt | Failure, ...] = ()
+
+    def __add__(self, other: "Drawn") -> "Drawn":
+        return Drawn(self.completions + other.completions, self.attempts + other.attempts)
 
 
 async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Group:
@@ -23,25 +37,95 @@ async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling:
 
     A completion that the system could not score becomes a Failure of the group: it is no rollout and no reward of 0.
     """
+    return await judge(sampler, prompt, await draw(sampler, prompt, num_samples, sampling))
+
+
+async def draw(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Drawn:
+    """Sample a group, or the part of it that begins with `sampling.first_sample`."""
     if sampler.mask_id is None:
-        episodes = [_new_episode(sampler, prompt, turn_seed(sampling.seed, i, 0)) for i in range(num_samples)]
+        numbers = range(sampling.first_sample, sampling.first_sample + num_samples)
+        episodes = [_new_episode(sampler, prompt, turn_seed(sampling.seed, number, 0)) for number in numbers]
         if all(episodes) and episodes:
-            return await _roll_out_episodes(sampler, prompt, [e for e in episodes if e], sampling)
-    return await _roll_out_answers(sampler, prompt, num_samples, sampling)
+            try:
+                attempts = await play_group(sampler, prompt, [e for e in episodes if e], sampling)
+            except ValueError as error:
+                raise ValueError(f"prompt {prompt.id}: {error}") from error
+            return Drawn(attempts=tuple(attempts))
+    prompt_ids = encode_prompt(sampler.tokenizer, prompt)
+    try:
+        with sampler.stages.sampling():
+            return Drawn(tuple(await sampler.engine.generate(prompt_ids, num_samples, sampling)))
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id}: {error}") from error
+
+
+async def judge(sampler: Sampler, prompt: Prompt, drawn: Drawn) -> Group:
+    """Have all samples of a prompt scored, and build what was not left unscored."""
+    if drawn.attempts:
+        return await _judge_episodes(sampler, prompt, drawn.attempts)
+    return await _judge_answers(sampler, prompt, drawn.completions)
+
+
+def roll_out_together(
+    sampler: Sampler, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int, own: range, run: Callable[..., Any]
+) -> list[Group]:
+    """Roll out the groups of all ranks, of which `own` are this one's, with the samples shared out to all.
+
+    Whose group it is has the whole of it scored, so that answers may be compared; a group whose episodes are judged
+    together stays whole. `run` runs a list of coroutines. Collective.
+    """
+    # Draw this rank's share: so many samples of a job, from one of them on
+    whole = [sampler.environment.judges_groups(prompt) for prompt, _ in jobs]
+    shared = [index for index, (prompt, _) in enumerate(jobs) if not whole[index]]
+    pieces = pieces_of(len(shared), group_size, collectives.rank(), collectives.world_size())
+
+    def drawn() -> bytes:
+        found = run(
+            draw(sampler, jobs[shared[place]][0], count, replace(jobs[shared[place]][1], first_sample=first))
+            for place, first, count in pieces
+        )
+        try:
+            return pickle.dumps([(shared[place], part) for (place, _, _), part in zip(pieces, found, strict=True)])
+        except Exception as error:  # what an environment puts into an episode may be anything
+            raise ValueError(
+                f"groups_per_step < {collectives.world_size()} processes shares the samples of a group out, and those "
+                f"of environment {jobs[0][0].environment} cannot travel ({error}): take more groups or fewer processes"
+            ) from error
+
+    of_ranks = collectives.all_gather(collectives.run_or_fail_together(drawn, "the end of sampling"))
+    # Put the parts of this rank's groups together, in the order of the samples
+    parts = [part for of_rank in of_ranks for part in pickle.loads(of_rank)]
+    together = {index: sum((part for place, part in parts if place == index), Drawn()) for index in own}
+    judging = [
+        roll_out(sampler, prompt, group_size, sampling) if whole[index] else judge(sampler, prompt, together[index])
+        for index, (prompt, sampling) in enumerate(jobs)
+        if index in own
+    ]
+    groups: list[Group] = collectives.run_or_fail_together(lambda: run(judging), "the end of scoring")
+    return groups
+
+
+def pieces_of(num_groups: int, group_size: int, rank: int, num_ranks: int) -> list[tuple[int, int, int]]:
+    """Return this rank's share of the samples of some groups, neighbours together: (group, first sample, how many).
+
+    >>> pieces_of(2, 8, rank=1, num_ranks=3)
+    [(0, 5, 3), (1, 0, 2)]
+    """
+    total = num_groups * group_size
+    start, end = total * rank // num_ranks, total * (rank + 1) // num_ranks
+    bounds = [
+        (group, max(start, group * group_size), min(end, (group + 1) * group_size)) for group in range(num_groups)
+    ]
+    return [(group, begin - group * group_size, stop - begin) for group, begin, stop in bounds if stop > begin]
 
 
 def _new_episode(sampler: Sampler, prompt: Prompt, seed: int) -> Episode | Failure | None:
     return tried(prompt, "episode", lambda: sampler.environment.episode(prompt, seed))
 
 
-async def _roll_out_answers(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Group:
-    """Roll out a prompt with one answer a sample."""
+async def _judge_answers(sampler: Sampler, prompt: Prompt, completions: Sequence[Completion]) -> Group:
+    """Have the answers of a prompt scored, one for each sample."""
     prompt_ids = encode_prompt(sampler.tokenizer, prompt)
-    try:
-        with sampler.stages.sampling():
-            completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
-    except ValueError as error:
-        raise ValueError(f"prompt {prompt.id}: {error}") from error
     texts = [decoded(sampler.tokenizer, completion.token_ids) for completion in completions]
     ids = [completion.token_ids for completion in completions]
     verdicts = await judged(sampler.environment, sampler.stages, prompt, texts, ids)
@@ -56,14 +140,8 @@ async def _roll_out_answers(sampler: Sampler, prompt: Prompt, num_samples: int, 
     return _group(prompt, made)
 
 
-async def _roll_out_episodes(
-    sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode | Failure], sampling: Sampling
-) -> Group:
-    """Roll out a prompt with an episode for each sample, or the reason why there is none."""
-    try:
-        attempts = await play_group(sampler, prompt, episodes, sampling)
-    except ValueError as error:
-        raise ValueError(f"prompt {prompt.id}: {error}") from error
+async def _judge_episodes(sampler: Sampler, prompt: Prompt, attempts: Sequence[Attempt | Failure]) -> Group:
+    """Have scored what the episodes of a prompt have not judged themselves. A Failure says why there is none."""
     # Ask for the verdicts that episodes left to the environment, all at once
     left = [a for a in attempts if isinstance(a, Attempt) and a.verdict is None]
     if left:

@@ -9,26 +9,29 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from covey.engine.base import Resting
-from covey.rollouts.group_checks import Outcome, outcomes_of, stop_where_nothing_is_scored
-from covey.rollouts.rollout import roll_out
+from covey.rollouts.group_checks import (
+    GroupFilter,
+    Outcome,
+    outcomes_of,
+    reason_to_drop,
+    stop_where_nothing_is_scored,
+)
+from covey.rollouts.rollout import roll_out, roll_out_together
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.system import collectives
 from covey.system.waits.signals import outside_of_loops, quiet_event_loop
 from covey.types import Group, Prompt, Sampling
 
-GroupFilter = Callable[[Tensor], bool]
-"""True where a group with these rewards, (M,), is worth training on; before shaping and a KL penalty."""
-
+T = TypeVar("T")
 Meanwhile = Callable[[Sequence[Group]], None]
 """Takes groups of a step that are complete before its others."""
 
@@ -251,7 +254,7 @@ class LocalSource:
             missing_of_ranks: list[int] = collectives.all_gather(n - len(groups))
             if not any(missing_of_ranks):  # decided by all ranks together: a round is collective
                 break
-            rolled_out = self._roll_out(self._draw(missing_of_ranks), meanwhile)
+            rolled_out = self._roll_out(missing_of_ranks, meanwhile)
             self.learn(rolled_out)
             tried.extend(rolled_out)
             groups.extend(group for group in rolled_out if self.keep_or_drop(group, self.sampled_size))
@@ -317,15 +320,19 @@ class LocalSource:
         if isinstance(self.sampler.engine, Resting):
             self.sampler.engine.rest()
 
-    def _draw(self, missing_of_ranks: Sequence[int]) -> list[tuple[Prompt, int]]:
-        """Return this rank's share of the stream. All ranks move along the stream together."""
-        first = sum(missing_of_ranks[: collectives.rank()])
-        return self.stream.draw(sum(missing_of_ranks))[first : first + missing_of_ranks[collectives.rank()]]
+    def _roll_out(self, missing_of_ranks: Sequence[int], meanwhile: Meanwhile | None) -> list[Group]:
+        """Roll out this rank's share of the stream, along which all ranks move together.
 
-    def _roll_out(self, drawn: Sequence[tuple[Prompt, int]], meanwhile: Meanwhile | None) -> list[Group]:
+        Of fewer groups than ranks every rank samples a part.
+        """
         seed, self.sampled_size = self.stream.seed, self.size_at(self._version)
+        drawn = self.stream.draw(sum(missing_of_ranks))
         jobs = [(p, replace(self.sampling, seed=rollout_seed(seed, p.id, epoch))) for p, epoch in drawn]
-        return self._run_all(jobs, self.sampled_size, meanwhile)
+        first = sum(missing_of_ranks[: collectives.rank()])
+        own = range(first, first + missing_of_ranks[collectives.rank()])
+        if len(jobs) < collectives.world_size():
+            return roll_out_together(self.sampler, jobs, self.sampled_size, own, self._gather)
+        return self._run_all(jobs[own.start : own.stop], self.sampled_size, meanwhile)
 
     def size_at(self, step: int) -> int:
         """Return how often each prompt is answered after so many finished steps."""
@@ -362,39 +369,28 @@ class LocalSource:
                 self._scoring_seconds -= time.monotonic() - started
             return group
 
-        async def gather() -> list[Group]:
-            with self.sampler.stages.under_way(len(jobs)):
-                return await asyncio.gather(*(one(p, s) for p, s in jobs))
+        return collectives.run_or_fail_together(lambda: self._gather(one(p, s) for p, s in jobs), "the end of sampling")
 
-        def sample() -> list[Group]:
-            return outside_of_loops(lambda: self._runner.run(gather()))
+    def _gather(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Return what is done for several prompts at a time."""
 
-        return collectives.run_or_fail_together(sample, "the end of sampling")
+        async def together() -> list[T]:
+            under_way = list(work)
+            with self.sampler.stages.under_way(len(under_way)):
+                return await asyncio.gather(*under_way)
+
+        return outside_of_loops(lambda: self._runner.run(together()))
 
     def keeps(self, group: Group, size: int) -> bool:
         """Return whether a group of `size` completions is trained."""
-        return self._reason_to_drop(group, size) is None
-
-    def _reason_to_drop(self, group: Group, size: int) -> str | None:
-        if len(group.rollouts) < min(2, size):
-            return "unscored_groups"
-        if self.keep is not None and not self.keep(torch.tensor(group.rewards, dtype=torch.float64)):
-            return f"filtered_{_uniform_kind(group.rewards)}"
-        return None
+        return reason_to_drop(group, size, self.keep) is None
 
     def keep_or_drop(self, group: Group, size: int) -> bool:
         """Return whether a group of `size` completions is trained. Where it is not, count and remember why."""
         self._drops["unscored_rollouts"] += len(group.failures)
-        reason = self._reason_to_drop(group, size)
+        reason = reason_to_drop(group, size, self.keep)
         if reason is None:
             return True
         self._drops[reason] += 1
         self._dropped.append(Dropped(group, reason))
         return False
-
-
-def _uniform_kind(rewards: Sequence[float]) -> str:
-    """Return all_right, all_wrong or mixed: why a filter refuses a group."""
-    if min(rewards) >= 1:
-        return "all_right"
-    return "all_wrong" if max(rewards) <= 0 else "mixed"

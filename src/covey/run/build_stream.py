@@ -14,8 +14,9 @@ from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
 from covey.rollouts.encoding import encode_prompt
+from covey.rollouts.group_checks import GroupFilter
 from covey.rollouts.settings import CurriculumConfig
-from covey.rollouts.source import GroupFilter, PromptSampler, PromptStream
+from covey.rollouts.source import PromptSampler, PromptStream
 from covey.system import custom
 from covey.types import Prompt
 

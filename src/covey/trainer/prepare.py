@@ -19,7 +19,7 @@ from covey.trainer.credit import Credit, CreditAssigner
 from covey.trainer.forward import Trained
 from covey.trainer.layouts import Row
 from covey.trainer.trainer import Trainer
-from covey.types import Batch, Group
+from covey.types import Batch, Group, Reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,36 @@ def make_training_batches(
         # The denominators of the loss, counted once over all ranks.
         num_loss_tokens, num_sequences = count([rows[index] for index in members])
         num_rollouts = sum(sum(credit.keep[index]) for index in members)
-        totals = collectives.all_sum_ints(num_loss_tokens, num_sequences, num_rollouts)
+        *totals, num_groups = collectives.all_sum_ints(num_loss_tokens, num_sequences, num_rollouts, len(members))
 
         # Groups that were trained ahead cost no pass, nor do rows without gradient.
         own = [rows[index] for index in members if id(groups[index]) not in trainer.ahead.trained]
-        batches.append(pack_rows(_rows_with_gradient(own, trainer), trainer.policy, packing, totals))
+        shared = share_rows(_rows_with_gradient(own, trainer), num_groups)
+        batches.append(pack_rows(shared, trainer.policy, packing, totals))
     return batches, credit
+
+
+def share_rows(rows: Sequence[list[Row]], num_groups: int) -> Sequence[list[Row]]:
+    """Return this rank's share of the rows of all ranks, where these have fewer groups than they are; else its own.
+
+    Advantages and counts are there already, so it does not matter who trains a row. Long ones are dealt first, and rows
+    of a group stay side by side, for their prompt is read once. Collective.
+    """
+    num_ranks = collectives.world_size()
+    if num_groups >= num_ranks:
+        return rows
+    of_ranks = collectives.all_gather([[_bare(row) for row in of_group] for of_group in rows])
+    groups = [of_group for of_rank in of_ranks for of_group in of_rank]
+    places = [(group, place) for group, of_group in enumerate(groups) for place in range(len(of_group))]
+    places.sort(key=lambda at: -groups[at[0]][at[1]].num_tokens)
+    own = set(places[collectives.rank() :: num_ranks])
+    kept = [[row for place, row in enumerate(rows) if (group, place) in own] for group, rows in enumerate(groups)]
+    return [of_group for of_group in kept if of_group]
+
+
+def _bare(row: Row) -> Row:
+    """Leave out what an update does not read: an environment may have put in what cannot travel."""
+    return replace(row, rollout=replace(row.rollout, text="", messages=(), turns=(), reward=Reward(0.0)))
 
 
 def mini_batches(groups: Sequence[Group], count: int, seed: str) -> list[list[int]]:

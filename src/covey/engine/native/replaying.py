@@ -78,7 +78,8 @@ class ReplayingEngine(OwnWeightsEngine):
         """Begin the attempts of a call of the past: those of one version together, the others one by one."""
         sessions: dict[int, ReplayedSession] = {}
         together: dict[object, list[int]] = {}
-        spans_of = [tuple(self.past.spans(sampling.seed, index)) for index in range(n)]
+        first = sampling.first_sample
+        spans_of = [tuple(self.past.spans(sampling.seed, index)) for index in range(first, first + n)]
         # Attempts of one version share a place, an attempt of several has its own
         for index, spans in enumerate(spans_of):
             together.setdefault(spans[0].version if len(spans) == 1 else (index,), []).append(index)
@@ -94,10 +95,11 @@ class ReplayingEngine(OwnWeightsEngine):
 
     def sample_first(self, place: Place, row: Row) -> Completion:
         """Return the first turn of an attempt, sampled with the others of its place."""
+        index = row.sampling.first_sample + row.sample_index
         if not place.has_begun:
             place.has_begun = True
-            self._sample(place, row, self.past.spans(row.sampling.seed, row.sample_index))
-        return self._told(row, row.sample_index)
+            self._sample(place, row, self.past.spans(row.sampling.seed, index))
+        return self._told(row, index)
 
     def sample_next(self, place: Place, row: Row, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Return the next turn of an attempt. ValueError where it cannot fit."""

@@ -136,6 +136,8 @@ def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
     # Count for the largest step
     rollouts = config.groups_per_step * max(sizes)
     of_rank = -(-config.groups_per_step // num_ranks) * max(sizes)
+    if config.groups_per_step < num_ranks:  # samples of a group are shared out
+        of_rank = -(-rollouts // num_ranks)
     evaluations = 2 + (max(0, config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 0)
     return {
         "rollouts_per_step": rollouts,

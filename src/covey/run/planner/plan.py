@@ -190,10 +190,12 @@ CHANGES: tuple[Change, ...] = (
 
 def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_tokens: float, samplers: int = 0) -> Work:
     """Return what one process does in a step. Of samplers where there are any."""
-    algorithm = config.algorithm
+    algorithm, processes = config.algorithm, samplers or num_gpus
+    size = max(group_sizes(config.group_size, config.group_size_schedule))
+    is_shared = not samplers and config.groups_per_step < processes
     return Work(
-        num_groups=-(-config.groups_per_step // (samplers or num_gpus)),
-        group_size=max(group_sizes(config.group_size, config.group_size_schedule)),
+        num_groups=-(-config.groups_per_step // processes),
+        group_size=-(-config.groups_per_step * size // processes) if is_shared else size,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         max_tokens=config.sampling.max_tokens,
