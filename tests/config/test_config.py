@@ -13,13 +13,15 @@ from covey.cli.main import main
 from covey.config import compose as settings
 from covey.config.checks import walk
 from covey.config.names import OTHER_NAMES, REMOVED, RENAMED, RENAMED_VALUES, current_name
-from covey.config.schema import Config, setting_names
+from covey.config.schema import Config, OutputConfig, setting_names
 from covey.config.validate import validate
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
+from covey.policy.settings import ModelConfig
 from covey.run.planner.memory import derived, report
+from covey.trainer.settings import OptimizerConfig
 
 RESOLVED = Path(__file__).parents[1] / "data" / "resolved_default.yaml"
 REGENERATE = "COVEY_CACHE=.cache/covey covey config > tests/data/resolved_default.yaml"
@@ -33,6 +35,29 @@ def composed(*overrides: str, folder: Path | None = None, name: str = "config") 
     extra = [f"hydra.searchpath=[file://{folder}]"] if folder else []
     with initialize_config_dir(str(settings.CONF), version_base="1.3"):
         return settings.to_config(compose(name, overrides=[*overrides, *extra]))
+
+
+ODD_TEXT = (
+    *("1e5", "1e-6", "-.5", "+1", "0x1F", "0o7", "1_000", "12:30:45", "inf", ".inf", "-Infinity", ".NaN", "null", "~"),
+    *(
+        "true",
+        "Yes",
+        "off",
+        "",
+        "  x",
+        "a\nb",
+        "a: b",
+        "#c",
+        "- d",
+        "2020-01-01",
+        "<<",
+        "${x}",
+        "é",
+        "😀",
+        "\x07",
+        "'q'",
+    ),
+)
 
 
 def refusal(*overrides: str) -> str:
@@ -503,3 +528,26 @@ def test_a_missing_extra_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch
         "optimizer.name=adamw8bit needs bitsandbytes: pip install 'covey[quantization]'"
     )
     assert refusal("output.trackers=[wandb]") == "output.trackers=[wandb] needs wandb: pip install 'covey[wandb]'"
+
+
+@pytest.mark.parametrize("text", ODD_TEXT)
+def test_text_that_looks_like_something_else_is_read_back_as_it_was(text: str) -> None:
+    config = Config(output=OutputConfig(wandb_project=text))
+    written = OmegaConf.create(settings.to_yaml(config))
+    assert OmegaConf.to_container(written)["output"]["wandb_project"] == text
+
+
+@pytest.mark.parametrize("recipe", ["arithmetic", "machines", "infill_nano", "tldr_nano", "documents/machines"])
+def test_settings_are_written_as_omegaconf_writes_them(recipe: str) -> None:
+    config = composed(f"recipe={recipe}")
+    assert settings.to_yaml(config) == OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def test_a_whole_number_in_the_place_of_any_other_is_written_as_the_field_has_it() -> None:
+    config = Config(optimizer=OptimizerConfig(lr=1, betas=[0, 0.9]), model=ModelConfig(name=Path("here")))  # type: ignore[arg-type]
+    written = OmegaConf.create(settings.to_yaml(config))
+    assert [repr(written.optimizer.lr), repr(written.optimizer.betas), written.model.name] == [
+        "1.0",
+        "[0.0, 0.9]",
+        "here",
+    ]
