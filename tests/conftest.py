@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from .support.composing import compose_faster
+from .support.probing import probe_once
 
 # Half a million objects of torch and of collected tests are no garbage: look through them seldom.
 gc.set_threshold(100_000, 50, 100)
@@ -115,6 +116,14 @@ def pytest_collection_finish() -> None:
 def _composed_faster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         compose_faster(patch)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _probed_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not {"policy", "gpu"} & set(request.path.parts):
+            probe_once(patch)
         yield
 
 

@@ -214,7 +214,8 @@ def to_yaml(config: Config) -> str:
 def _plain(value: Any, hint: Any) -> Any:
     """Return sections as dicts, sequences as lists, and numbers as what their field is declared to be."""
     if is_dataclass(value):
-        hints = _hints(type(value))
+        section: type = type(value)
+        hints = _hints(section)
         return {name: _plain(getattr(value, name), hints[name]) for name in hints}
     if isinstance(value, Mapping):
         return {key: _plain(one, None) for key, one in value.items()}
