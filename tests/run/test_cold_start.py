@@ -11,16 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from covey.config.schema import Config
+from covey.config.validate import validate
 from covey.environments.base import Environment, Split
 from covey.policy.models.loading import load_policy
+from covey.policy.settings import ModelConfig
 from covey.run import cold_start
+from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.cold_start import demonstration_group, ensure
+from covey.train import train
 from covey.types import Failure, Prompt, Reward
 from tests.support.scripted import Scripted
 
-from ..support.small import TOKENIZER, small_config, start_weights
+from ..support.builders import probe_logits
+from ..support.small import TOKENIZER, rows, saved_policy, small_config, start_weights, use, varied
 
 SEVEN = TOKENIZER("7")["input_ids"][0]
 ALWAYS_SEVEN = Scripted(
@@ -190,6 +196,83 @@ def test_another_model_at_the_same_path_makes_another_policy(tmp_path: Path) -> 
     second, said = warmed(local)
     assert said != []
     assert len({start.path, first.path, second.path}) == 3
+
+
+# ------------------------------------------------------------------------------------------------ adapters
+
+
+def adapted_config(tmp_path: Path, **changes: Any) -> Config:
+    """A run that trains adapters over saved weights."""
+    base = tmp_path / "model"
+    if not base.is_dir():
+        save_policy(load_policy(small_config().model, seed=3), base)
+    usual = ModelConfig()
+    named = {f"model__{name}": value for name, value in vars(usual).items() if name.startswith("nano_")}
+    lora = {"model__name": str(base), "model__lora_rank": 2, "model__lora_alpha": 16.0}
+    return config_for(tmp_path, **(named | lora | {"preflight__enabled": False} | changes))
+
+
+def test_a_run_of_adapters_is_warmed_up_by_its_adapters_and_its_base_stays_as_it_was(tmp_path: Path) -> None:
+    config = adapted_config(tmp_path, cold_start__num_steps=60, model__lora_rank=8)
+    start, said = warmed(config)
+    assert float(said[-1].split()[4]) < 0.85 * float(said[0].split()[4])
+    assert sorted(path.name for path in start.path.glob("*.safetensors")) == ["adapter_model.safetensors"]
+    policy = load_policy(replace(config.model, name=str(start.path)), seed=0)
+    base = load_policy(replace(config.model, lora_rank=0), seed=0)
+    with policy.model.disable_adapter():  # type: ignore[operator]
+        assert torch.equal(probe_logits(policy), probe_logits(base))
+    assert not torch.equal(probe_logits(policy), probe_logits(base))
+    again, said = warmed(config)
+    assert (again.cached, said) == (True, [])
+
+
+def test_all_weights_are_warmed_up_where_the_run_asks_for_it_or_has_none_saved(tmp_path: Path) -> None:
+    whole, _ = warmed(adapted_config(tmp_path, cold_start__all_weights=True))
+    embedded, _ = warmed(config_for(tmp_path, model__lora_rank=2))
+    adapters, _ = warmed(adapted_config(tmp_path))
+    assert [(start.path / "model.safetensors").is_file() for start in (whole, embedded, adapters)] == [
+        True,
+        True,
+        False,
+    ]
+    assert len({whole.path, adapters.path}) == 2
+
+
+def test_all_weights_need_adapters_that_they_are_to_come_before() -> None:
+    with pytest.raises(ValueError, match=r"^cold_start.all_weights=true needs model.lora_rank > 0"):
+        validate(small_config(cold_start__enabled=True, cold_start__all_weights=True))
+
+
+def test_the_run_goes_on_with_the_adapters_and_its_reference_is_the_policy_that_was_warmed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, replace(ALWAYS_SEVEN, verdict=varied))
+    config = adapted_config(tmp_path, algorithm__kl_coef=0.1, num_steps=2, output__save_every=1)
+    train(config, tmp_path / "run")
+    start, said = warmed(config, replace(ALWAYS_SEVEN, verdict=varied))
+    assert said == []
+    kl = [row["kl"] for row in rows(tmp_path / "run" / "metrics.jsonl", "train")]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+    begun, trained = load_file(start.path / "adapter_model.safetensors"), saved_policy(tmp_path / "run")
+    assert begun.keys() == trained.keys()
+    moved = max(float((trained[name] - begun[name]).abs().max()) for name in begun)
+    assert 0 < moved < 0.1
+    assert json.loads((tmp_path / "run/checkpoints/step-000002/policy/adapter_config.json").read_text())[
+        "base_model_name_or_path"
+    ] == str(tmp_path / "model")
+
+
+def test_a_run_after_a_warm_up_of_adapters_resumes_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, replace(ALWAYS_SEVEN, verdict=varied))
+    config = adapted_config(tmp_path, algorithm__kl_coef=0.1, num_steps=4, output__save_every=2)
+    train(config, tmp_path / "whole")
+    train(replace(config, num_steps=2), tmp_path / "begun")
+    changes = {"resume": str(tmp_path / "begun"), "resume_changes": ["num_steps"]}
+    train(replace(config, **changes), tmp_path / "begun", exact=False)
+    whole, resumed = saved_policy(tmp_path / "whole"), saved_policy(tmp_path / "begun")
+    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
 
 
 # ------------------------------------------------------------------------------------------------ interruptions

@@ -203,7 +203,6 @@ def names_of(section: type, prefix: str, *chosen: str) -> tuple[str, ...]:
 
 
 ADVANTAGE_SETTINGS = (*names_of(AlgorithmConfig, "algorithm", "advantage"), "algorithm.length_normalizer")
-LORA_SETTINGS = ("model.lora_alpha", "model.lora_dropout", "model.lora_targets")
 COLD_START_SETTINGS = (
     *(name for name in names_of(ColdStartConfig, "cold_start", "") if name[11:] != "enabled"),
     "timeouts.cold_start",
@@ -245,14 +244,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
     ),
     "cold-start": (
         *(*TRAINING_SETTINGS, *ANSWER_SETTINGS),
-        *(
-            "packing",
-            "cold_start.enabled",
-            *LORA_SETTINGS,
-            "model.lora_rank",
-            "model.load_in_4bit",
-            "model.load_in_8bit",
-        ),
+        *("packing", "cold_start.enabled"),
         *("engine.name", "engine.url", "engine.update"),
         *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
         *("evaluation.num_prompts", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),

@@ -4,7 +4,7 @@ Unknown keys fail. No key appears twice, no default depends on another field; de
 Components take plain parameters, not these objects (`train` and the builders in `build.py` are the exceptions).
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from covey.environments.math.countdown.settings import CountdownConfig
 from covey.environments.math.settings import Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
-from covey.policy.settings import ModelConfig
+from covey.policy.settings import NANO, SAVED, WITH_LORA, ModelConfig
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.system import section
 from covey.system.disk import cache_folder
@@ -86,6 +86,9 @@ class ColdStartConfig(Section):
     """Held-out prompts looked at."""
     batch_size: int = setting(128, ge=1)
     """Demonstrations a step."""
+    all_weights: bool = setting(False, needs=(WITH_LORA, SAVED))
+    """Train all weights, unquantised, where the run trains adapters; else the adapters themselves are warmed up, and
+    the run goes on with them. An embedded policy, whose weights are random, is always trained whole."""
     lr: float = setting(1e-3, gt=0)
     """Learning rate, constant after a short rise."""
     warmup_steps: int = setting(10, ge=0)
@@ -288,6 +291,13 @@ class Config(Section):
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+
+    @property
+    def warmed_model(self) -> ModelConfig:
+        """Return the model as the cold start trains it: with the run's adapters over saved weights, else whole."""
+        if self.model.lora_rank > 0 and self.model.name not in NANO and not self.cold_start.all_weights:
+            return self.model
+        return replace(self.model, lora_rank=0, load_in_4bit=False, load_in_8bit=False)
 
     @property
     def num_mini_batches(self) -> int:

@@ -19,6 +19,7 @@ WITH_LORA = Requires("model.lora_rank > 0", ("model.lora_rank",), is_positive)
 IN_DDP = Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp")
 ON_HUB = Requires("model.name = a hub name", ("model.name",), is_on_hub)
 OF_NANO = Requires("model.name = nano", ("model.name",), lambda name: name in NANO)
+SAVED = Requires("saved weights", ("model.name",), lambda name: name not in NANO)
 OWN_WEIGHTS = Requires(
     "saved weights, or a cold start that saves some",
     ("model.name", "cold_start.enabled"),

@@ -8,7 +8,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeGuard
 
@@ -22,8 +22,7 @@ from covey.engine.build import sampling_engine
 from covey.environments.base import Demonstration, Environment, text_of
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
-from covey.policy.policy import Policy
-from covey.policy.settings import ModelConfig
+from covey.policy.policy import Policy, is_adapted
 from covey.rollouts.attempt import Segment, joined, sampled
 from covey.rollouts.encoding import Tools, encode_prompt
 from covey.rollouts.rollout import finished_rollout
@@ -82,7 +81,7 @@ def _train_into(
 ) -> ColdStart:
     with catch_write_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    model, strategy = full_precision(config.model), config.parallel.strategy
+    model, strategy = config.warmed_model, config.parallel.strategy
     policy = load_policy(model, seed=config.seed, on_host=is_shared_out(strategy))
     policy, _ = distributed(policy, None, strategy, choose_device(model.device))
     num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
@@ -96,6 +95,8 @@ def _keep(folder: Path, policy: Policy, weights: Mapping[str, Tensor] | None, re
     """Put the whole folder into the cache, or nothing."""
     try:
         with atomic_folder(folder, family="cold-start-*", max_age=LEFTOVER_SECONDS) as aside:
+            if is_adapted(policy.model):
+                _name_base(policy)
             save_policy(policy, aside, weights)
             (aside / REPORT).write_text(report)
     except OSError:
@@ -103,12 +104,11 @@ def _keep(folder: Path, policy: Policy, weights: Mapping[str, Tensor] | None, re
             raise
 
 
-def full_precision(model: ModelConfig) -> ModelConfig:
-    """Return the model settings for SFT of all weights, unquantised.
-
-    Adapters come on top of its result.
-    """
-    return replace(model, lora_rank=0, load_in_4bit=False, load_in_8bit=False)
+def _name_base(policy: Policy) -> None:
+    """Let adapters name the saved model below them, wherever they are read from."""
+    name = policy.causal_lm.name_or_path or ""
+    below = str(Path(name).resolve()) if Path(name).is_dir() else name
+    policy.model.peft_config["default"].base_model_name_or_path = below  # type: ignore[index,union-attr]
 
 
 def warm_up(
@@ -266,14 +266,15 @@ def _trainer_settings(config: Config) -> TrainerSettings:
 
 def _key(config: Config, demonstrations: Sequence[Demonstration]) -> str:
     """Return a hash of everything the SFT-initialised policy depends on."""
-    # Leave out what does not change the weights
     # Leave out what does not change the trained weights
-    model = asdict(full_precision(config.model))
+    model = asdict(config.warmed_model)
     for name in ("device", "gradient_checkpointing", "activation_offload", "attention"):
         del model[name]
-    del model["lora_alpha"], model["lora_dropout"], model["lora_targets"]
+    if config.warmed_model.lora_rank == 0:
+        for name in ("lora_alpha", "lora_dropout", "lora_targets"):
+            del model[name]
     settings = asdict(config.cold_start)
-    del settings["cache_dir"], settings["enabled"]
+    del settings["cache_dir"], settings["enabled"], settings["all_weights"]
     parts = {
         "covey": covey.__version__,
         "seed": config.seed,

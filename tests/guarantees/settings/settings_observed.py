@@ -29,7 +29,6 @@ from covey.engine.base import EngineStats
 from covey.environments.base import Environment
 from covey.policy import head as heads
 from covey.policy.models.loading import load_policy
-from covey.policy.settings import ModelConfig
 from covey.rollouts.group_checks import Outcome
 from covey.rollouts.source import AdaptiveSampler
 from covey.run import cold_start
@@ -318,7 +317,7 @@ def warm_up(config: Config) -> dict[str, Any]:
     with environment_of(config) as environment:
         said: list[str] = []
         start = cold_start.ensure(config, environment, said.append)
-    warmed = load_policy(ModelConfig(name=str(start.path)), seed=0)
+    warmed = load_policy(replace(config.warmed_model, name=str(start.path)), seed=0)
     folder = start.path.parent.name
     return {"folder": folder, "steps": start.num_steps, "said": said, "logits": probe_logits(warmed)}
 

@@ -16,7 +16,6 @@ from covey.engine.native.runner import cache_shape
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
-from covey.run.cold_start import full_precision
 from covey.run.planner.memory import derived, plan, report, weights, with_checkpointing
 from covey.run.planner.model_shapes import shape_of
 from covey.run.preflight.memory import check_memory
@@ -162,13 +161,16 @@ def test_a_cold_start_takes_what_training_all_weights_takes() -> None:
     """The warm-up trains all weights in full precision, whatever trains afterwards."""
     adapters = ("recipe=machines", "model.lora_rank=16")
     without = plan(composed(*adapters), num_ranks=8)
-    found = plan(composed(*adapters, "cold_start.enabled=true"), num_ranks=8)
+    whole = composed(*adapters, "cold_start.enabled=true", "cold_start.all_weights=true")
+    found = plan(whole, num_ranks=8)
     warm_up = composed(
         *adapters, "model.lora_rank=0", "model.load_in_4bit=false", "optimizer=adamw", "algorithm.kl_coef=0"
     )
-    assert full_precision(composed(*adapters).model).lora_rank == 0
+    assert whole.warmed_model.lora_rank == 0
     assert found["cold_start"] == plan(warm_up, num_ranks=8)["in_all"]
     assert found["in_all"] == found["cold_start"] > without["in_all"]
+    of_adapters = plan(composed(*adapters, "cold_start.enabled=true"), num_ranks=8)
+    assert of_adapters["cold_start"] < 0.4 * found["cold_start"]
 
 
 def test_a_penalty_needs_a_copy_of_all_weights_and_under_adapters_none() -> None:

@@ -111,10 +111,10 @@ def reference_shape(config: Config) -> Shape | None:
 
 
 def _as_cold_start(config: Config) -> Config:
-    """Return the configuration as the cold start trains: all weights, unquantised, AdamW, no reference."""
+    """Return the configuration as the cold start trains: AdamW, no reference."""
     return replace(
         config,
-        model=replace(config.model, lora_rank=0, load_in_4bit=False, load_in_8bit=False),
+        model=config.warmed_model,
         optimizer=replace(config.optimizer, name="adamw"),
         algorithm=replace(config.algorithm, kl_coef=0.0, ratio_denominator="old", reference_model=None),
     )
