@@ -79,7 +79,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
     found.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     monkeypatch.setattr("covey.engine.vllm.wire.secrets.token_hex", lambda length: "run")
     yield found

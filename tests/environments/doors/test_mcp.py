@@ -104,7 +104,7 @@ def http_server() -> Iterator[tuple[str, list[Any]]]:
         def log_message(self, *given: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/mcp", heard
     server.shutdown()
     server.server_close()
