@@ -76,6 +76,13 @@ def test_processes_of_a_launcher_count_in_the_batch() -> None:
     assert found.notes[0] == "4 processes: torchrun --nproc-per-node=4 -m covey train ..."
 
 
+def test_the_next_experiment_of_the_code_document_is_one_command() -> None:
+    typed = "scripts/validate_grpo_v2.py --problem parentheses --difficulty 7 --steps 20 --generations 4"
+    (command,) = as_lines(translate(["uv", "run", "python", *typed.split()]))
+    wanted = "recipe=code environment.problem=parentheses environment.difficulty=7 num_steps=20 group_size=4"
+    assert command.split(" \\\n  ") == ["covey train", *wanted.split()]
+
+
 def test_flags_of_the_documents_are_translated_one_by_one() -> None:
     found = translate(["python", "grpo/train_grpo.py", "--group_size=16", "--kl_beta=0.2", "--learning_rate=5e-6"])
     assert as_lines(found) == ["covey train \\\n  group_size=16 \\\n  algorithm.kl_coef=0.2 \\\n  optimizer.lr=5e-6"]

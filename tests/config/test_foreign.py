@@ -52,6 +52,10 @@ def refused(*words: str) -> str:
         ("kl_penalty_weight=0.001", "algorithm.kl_coef=0.001"),
         ("max_iters=50", "num_steps=50"),
         ("batch_size=16", "groups_per_step=16"),
+        ("target_modules=[q_proj,v_proj]", "model.lora_targets=[q_proj,v_proj]"),
+        ("target_modules=['q_proj', \"v_proj\"]", "model.lora_targets=[q_proj,v_proj]"),
+        ("actor_rollout_ref.model.target_modules=all-linear", "model.lora_targets=[all-linear]"),
+        ("train_dataset=rows.jsonl", "data.path=rows.jsonl"),
     ],
 )
 def test_a_setting_of_another_system_is_answered_with_words_to_type(typed: str, words: str) -> None:
@@ -98,6 +102,7 @@ def test_what_has_no_counterpart_says_why() -> None:
     assert refused("critic.optim.lr=1e-5") == "critic.optim.lr=1e-5 is no setting here (GRPO has no critic)"
     assert "prompts are never cut" in refused("data.truncation=error")
     assert "covey has nothing like it" in refused("actor_rollout_ref.hybrid_engine=True")
+    assert refused("mask_token_id=103") == "mask_token_id=103 is no setting here (the model's folder says it)"
     assert "and need not be said" in refused("train.use_kl_to_ref=true")
 
 

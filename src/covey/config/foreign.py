@@ -3,6 +3,7 @@
 The last parts of names, and those of TRL and transformers, are in `covey.config.names`.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -116,6 +117,12 @@ def _device(value: str, _: Mapping[str, str]) -> Words:
     return (f"model.device={device_of_map(given)}",)
 
 
+def _targets(value: str, _: Mapping[str, str]) -> Words:
+    """Answer one name, or a list of names in brackets and quotes."""
+    names = ",".join(re.findall(r"[\w.*-]+", value))
+    return (f"model.lora_targets=[{names}]",)
+
+
 def _reference(value: str, _: Mapping[str, str]) -> Words:
     """Answer the name of a model that is compared with, of which None is the policy as it began."""
     is_own = value.strip("'\"").lower() not in ("", "none", "null")
@@ -214,7 +221,7 @@ VERL: dict[str, Counterpart] = {
     f"{MODEL}.path": _is("model.name={}"),
     f"{MODEL}.lora_rank": _is("model.lora_rank={}"),
     f"{MODEL}.lora_alpha": _is("model.lora_alpha={}"),
-    f"{MODEL}.target_modules": _is("model.lora_targets=[{}]"),
+    f"{MODEL}.target_modules": Counterpart(computed=_targets),
     f"{MODEL}.enable_gradient_checkpointing": _is("model.gradient_checkpointing={}"),
     f"{MODEL}.enable_activation_offload": _is("model.activation_offload={}"),
     f"{MODEL}.use_remove_padding": _switch("", "packing=padded", note="packing=shared, the default, pads nothing"),
@@ -320,8 +327,13 @@ DOCUMENTS: dict[str, Counterpart] = {
     "mixed_precision": _choice(
         bf16="model.precision=bfloat16", fp16="model.precision=float16", no="model.precision=float32"
     ),
-    "batch_size": _is("groups_per_step={}"),
-    "training_steps": _is("num_steps={}"),
+    "batch_size": _is("groups_per_step={}", note="prompts; where it counts completions, divide it by group_size"),
+    "train_dataset": _is("data.path={}"),
+    **dict.fromkeys(("tokenizer", "use_fast", "task_type", "mask_token_id"), _none("the model's folder says it")),
+    "problem": _is("recipe=code", "environment.problem={}"),
+    "difficulty": _is("environment.difficulty={}"),
+    "test_cases": _is("environment.tests_per_problem={}"),
+    **dict.fromkeys(("training_steps", "steps"), _is("num_steps={}")),
     "max_iters": _is("num_steps={}"),
     **dict.fromkeys(
         ("max_seq_length", "max_seq_len", "max_length", "max_model_len", "max_model_length", "vllm_max_model_length"),
