@@ -3,9 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from covey.config.schema import EvaluationConfig
@@ -13,11 +16,14 @@ from covey.engine.native.engine import NativeEngine
 from covey.policy.models.loading import load_policy
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import LocalSource, PromptStream
+from covey.run import stages
 from covey.run.evaluate import Estimate, Evaluation, evaluate, mean_interval, share_interval, wilson
 from covey.run.records.summary import gains
+from covey.run.stages import is_best
+from covey.train import train
 from covey.types import Failure, Group, Prompt, Sampling
 
-from ..support.small import rollout, scripted, small_config
+from ..support.small import rollout, scripted, small_config, use
 
 PROMPTS = [Prompt(f"test-{index}", "test", "?", {}) for index in range(4)]
 Answer = Callable[[int, bool], Sequence[float | None]]
@@ -199,3 +205,38 @@ def test_every_look_uses_the_same_random_numbers() -> None:
     assert first == again
     assert other.mean_reward != first.mean_reward
     assert other.correct_greedy == first.correct_greedy
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best"),
+    [([0.5], False), ([0.5, 0.6], True), ([0.5, 0.5], False), ([0.5, 0.7, 0.6], False), ([math.nan, 0.1], True)],
+)
+def test_an_evaluation_is_the_best_where_it_is_above_all_before_it(accuracies: list[float], best: bool) -> None:
+    looks = [Look(Estimate(value, value, value)) for value in accuracies]
+    assert is_best(looks) is best  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Look:
+    accuracy: Estimate
+
+
+def test_the_reference_is_the_policy_of_the_best_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluations after steps 1 and 3 are better than all before, that after step 2 is not."""
+    use(monkeypatch, scripted())
+    monkeypatch.setattr(stages, "is_best", lambda evaluations: len(evaluations) in (2, 4))
+    config = small_config(num_steps=4, evaluation__every=1, preflight__enabled=False, output__save_every=1)
+    config.output.keep_last, config.output.keep_best = 9, False
+    config.algorithm.kl_coef, config.algorithm.reference_refresh_on_best = 0.1, True
+    train(config, tmp_path / "run")
+    kept, policies = {}, {}
+    for step in range(1, 5):
+        folder = tmp_path / "run" / "checkpoints" / f"step-{step:06d}"
+        state = torch.load(folder / "state.pt", weights_only=True)
+        kept[step] = state["trainer"]["reference"]["model.norm.weight"]
+        policies[step] = load_file(folder / "policy" / "model.safetensors")["model.norm.weight"]
+        assert "reference_refresh_on_best: true" in (folder / "settings.yaml").read_text()
+    assert torch.equal(kept[1], policies[1])
+    assert torch.equal(kept[2], policies[1])
+    assert torch.equal(kept[3], policies[3])
+    assert not torch.equal(policies[1], policies[2])

@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch.nn import Parameter
 
 import covey
 from covey.algorithm.settings import AlgorithmConfig
-from covey.trainer.grpo_update import GRPO, DocumentBatch, machines_document
+from covey.run.build import build_run
+from covey.system.waits.timer import PhaseTimer
+from covey.trainer.grpo_update import GRPO, DocumentBatch, check, machines_document, pack, rollout
+
+from ..support.small import scripted, small_config
 
 REWARDS = [3.0, 1.0, 0.1, 0.0]
 LOG_PROBS = [-20.0, -25.0, -10.0, -10.0]
@@ -104,3 +109,34 @@ def test_numbers_that_are_not_finite_are_refused_by_name_and_place(changes: dict
     if "rewards" in changes:
         with pytest.raises(ValueError, match=line):
             GRPO().advantages(batch(**changes))
+
+
+def test_rollout_and_pack_feed_the_update_and_its_gradient_reaches_the_weights() -> None:
+    config = small_config(model__precision="float64", sampling__top_p=0.9, preflight__enabled=False)
+    config.algorithm = machines_document()
+    run = build_run(config, scripted(), PhaseTimer())
+    groups = [rollout(run.source, prompt, 4, seed=3) for prompt in run.environment.prompts("train")[:2]]
+    packed = pack(groups, run.trainer)
+    check(packed)
+    assert packed["prompt_ids"] == [0] * 4 + [1] * 4
+    assert packed["rewards"] == [reward for group in groups for reward in group.rewards]
+    # Whole responses, as they were sampled; before the first update the policy is its own reference
+    sampled = [sum(one.sampler_logprobs) for group in groups for one in group.rollouts]
+    assert torch.as_tensor(packed["logprobs"]).tolist() == pytest.approx(sampled, abs=1e-4)
+    assert torch.equal(torch.as_tensor(packed["logprobs"]), torch.as_tensor(packed["ref_logprobs"]))
+    GRPO().update(packed).backward()
+    gradients = [weight.grad for _, weight in run.trainer.weights() if isinstance(weight, Parameter)]
+    assert all(gradient is not None and bool(gradient.isfinite().all()) for gradient in gradients)
+    assert any(bool(gradient.any()) for gradient in gradients if gradient is not None)
+    # Other responses for another seed, the same for the same
+    again, other = (rollout(run.source, groups[0].prompt, 4, seed=seed) for seed in (3, 4))
+    assert [one.target_ids for one in again.rollouts] == [one.target_ids for one in groups[0].rollouts]
+    assert [one.target_ids for one in other.rollouts] != [one.target_ids for one in groups[0].rollouts]
+    run.close()
+
+
+def test_without_a_reference_there_is_nothing_to_pack() -> None:
+    run = build_run(small_config(preflight__enabled=False), scripted(), PhaseTimer())
+    with pytest.raises(ValueError, match=r"^pack needs a reference beside the policy"):
+        pack([rollout(run.source, "say:", 2)], run.trainer)
+    run.close()

@@ -83,7 +83,9 @@ COMPARED = Requires(
 )
 """Something is compared with a reference."""
 FROZEN = Requires(
-    "algorithm.reference_refresh_every = null", ("algorithm.reference_refresh_every",), lambda every: not is_set(every)
+    "a reference that is not refreshed",
+    ("algorithm.reference_refresh_every", "algorithm.reference_refresh_on_best"),
+    lambda every, on_best: not is_set(every) and not on_best,
 )
 READ_ADVANTAGES = Requires(
     "a loss that reads advantages", ("algorithm.loss", "algorithm.off_policy_mask_delta"), _reads_advantages
@@ -275,6 +277,11 @@ class AlgorithmConfig(Section):
         ),
     )
     """Share of the policy in a refresh: 1 copies it, a small value every step is an EMA."""
+    reference_refresh_on_best: bool = setting(
+        False,
+        needs=(COMPARED, Requires("evaluation.every > 0", ("evaluation.every",), is_positive)),
+    )
+    """Take the policy as the reference whenever an evaluation is more accurate than all before it."""
     correction: str = setting("none", choices=("none", "truncate", "mask"))
     """Importance weights trainer/sampler on the loss: none, truncate (TIS) or mask (IcePop)."""
     correction_level: str = setting("token", needs=CORRECTED)
@@ -306,3 +313,8 @@ class AlgorithmConfig(Section):
     group statistics)."""
     high_entropy_fraction: float = 1.0
     """Policy term only on this share of the tokens, those of highest entropy; 1 uses all."""
+
+    @property
+    def refreshes_reference(self) -> bool:
+        """Tell whether the reference changes during a run."""
+        return self.reference_refresh_every is not None or self.reference_refresh_on_best

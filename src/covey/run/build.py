@@ -212,7 +212,7 @@ def build_reference(
         return reference_in_memory(compared, config.model, policy)
     if config.algorithm.reference_model is not None:
         return load_reference(config, vocabulary_of(policy), on_host=is_shared_out(config.parallel.strategy))
-    refreshed = config.algorithm.reference_refresh_every is not None
+    refreshed = config.algorithm.refreshes_reference
     return make_reference(policy, refreshed=refreshed, is_empty=is_shared_out(config.parallel.strategy))
 
 

@@ -1,7 +1,8 @@
 """Do what is done once around the loop: environment, cold start, building, resuming, evaluating, saving."""
 
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,14 @@ from covey.environments.infill.settings import InfillConfig
 from covey.policy import sharding
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.policy import Policy
+from covey.policy.reference import Reference, refresh_reference
 from covey.rollouts.source import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import load_state, load_weights
 from covey.run.checkpoints.resume import changed_facts, check_same_reference, resume_hint, resume_point
 from covey.run.checkpoints.state import checkpoint_state, restore
-from covey.run.evaluate import answer
+from covey.run.evaluate import Evaluation, answer
 from covey.run.given import NOTHING, Given
 from covey.run.records.record import RunRecorder, make_watchdog
 from covey.system import collectives, ranks
@@ -135,6 +137,16 @@ def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -
         answers = answer(run.source, run.test_prompts, run.source.sampling, config.evaluation)
     with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
         record.evaluation(step, answers)
+    reference = run.trainer.reference
+    if config.algorithm.reference_refresh_on_best and isinstance(reference, Reference) and is_best(record.evaluations):
+        refresh_reference(reference, run.policy, alpha=1.0)
+        record.say(f"the policy after step {step} is the best so far, and the reference from here on")
+
+
+def is_best(evaluations: Sequence[Evaluation]) -> bool:
+    """Tell whether the last evaluation is more accurate than all before it, of which there is one at least."""
+    found = [evaluation.accuracy.value for evaluation in evaluations]
+    return len(found) > 1 and all(found[-1] > before for before in found[:-1] if not math.isnan(before))
 
 
 def save(run: Run, record: RunRecorder, finished: Mapping[str, Any], stopper: Stopper, *, needed: bool = False) -> None:

@@ -1,16 +1,19 @@
 """`GRPO.update(batch)`: the interface of the machine-design document, on the objective that training uses.
 
-    loss = GRPO().update(batch)
-    loss.backward()
+    with covey.build("qwen2.5-0.5b", environment="machines", algorithm="machines_document") as parts:
+        group = rollout(parts.source, "Build a car that drives far.", num_rollouts=64, seed=step)
+        batch = pack([group], parts.trainer)
+        GRPO().update(batch).backward()
 
 A response counts as one token whose log-probability is the sequence's, which is what the document's formulas are made
 of. To train, take `covey train`: it works on tokens, and against the policy that sampled.
 """
 
 import math
+import sys
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import TypedDict
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +25,11 @@ from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
+from covey.policy.logprobs import allowed_tokens, reference_logprobs, score_tokens
+from covey.policy.reference import Reference
+from covey.trainer.batch import make_batch, make_rows
+from covey.trainer.trainer import Trainer
+from covey.types import Group, Prompt, Sampling
 
 
 class DocumentBatch(TypedDict):
@@ -58,6 +66,70 @@ def machines_document() -> AlgorithmConfig:
         kl_gradient="naive",
         kl_aggregation="seq_mean_token_sum",
     )
+
+
+class Samples(Protocol):
+    """Where `rollout` samples: the source of a run."""
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]: ...
+
+
+def rollout(source: Samples, prompt: Prompt | str, num_rollouts: int = 64, seed: int = 0) -> Group:
+    """Sample and score `num_rollouts` responses to a prompt, others for each `seed`. Collective.
+
+    A prompt of the environment's own brings what its reward reads; text alone has an empty row. RunStopped where no
+    response could be scored.
+    """
+    if isinstance(prompt, str):
+        prompt = Prompt(prompt, "document", prompt, {})
+    (group,) = source.run([prompt], num_rollouts, replace(source.sampling, seed=seed))
+    return group
+
+
+def pack(groups: Sequence[Group], trainer: Trainer) -> DocumentBatch:
+    """Return the batch of the responses that were scored: log-probs of the policy with gradient, of the reference
+    without, summed over each response's tokens.
+
+    The graph of all responses is held until `backward`. ValueError where the trainer has no reference in this process.
+    """
+    if not isinstance(trainer.reference, Reference):
+        raise ValueError("pack needs a reference beside the policy: algorithm=machines_document has one")
+    # Score every response in one pass
+    scoring = trainer.forward.scoring
+    rows = make_rows(groups, [[0.0] * len(group.rollouts) for group in groups])
+    batch = make_batch(
+        rows,
+        packing="shared",
+        micro_batch_tokens=sys.maxsize,
+        totals=(1, 1, 1),
+        device=trainer.policy.device,
+        attention=trainer.policy.attention,
+    )
+    scored = [(group.prompt, one) for group in groups for one in group.rollouts]
+    logprobs_N, ref_logprobs_N = torch.zeros(2, len(scored), dtype=torch.float64, device=trainer.policy.device)
+    has_tokens = [place for place, (_, one) in enumerate(scored) if one.num_loss_tokens > 0]
+    for part in batch.micro_batches:
+        places_L = torch.tensor(has_tokens, device=part.row_L.device)[part.row_L]
+        kept = (
+            allowed_tokens(trainer.policy, part, trainer.forward.scoring)
+            if trainer.forward.scoring.sampling.filters
+            else None
+        )
+        found_L = score_tokens(trainer.policy, part, scoring, kept).logprob_L.double()
+        logprobs_N = logprobs_N.index_add(0, places_L, found_L)
+        reference_L = reference_logprobs(trainer.reference, part, scoring, kept).double()
+        ref_logprobs_N = ref_logprobs_N.index_add(0, places_L, reference_L)
+    return {
+        "prompts": [str(prompt.text) for prompt, _ in scored],
+        "responses": [one.text for _, one in scored],
+        "rewards": [one.reward.value for _, one in scored],
+        "logprobs": logprobs_N,
+        "ref_logprobs": ref_logprobs_N.detach(),
+        "prompt_ids": [number for number, group in enumerate(groups) for _ in group.rollouts],
+    }
 
 
 @dataclass(frozen=True, slots=True)

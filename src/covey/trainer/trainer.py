@@ -62,7 +62,7 @@ class Trainer:
         self.entropy = controllers.EntropyControl(settings.algorithm.entropy_coef, active=True)
         self._settings = settings
         scoring = Scoring(settings.sampling, settings.logprob_chunk, self.objective.needs_entropy_gradient)
-        self._forward = ScoringContext(policy, reference, settings.objective, scoring)
+        self.forward = ScoringContext(policy, reference, settings.objective, scoring)
         sharding.reshard(policy)  # else the parameters below would be the whole ones that a pass has left behind
         self._optimizer = build_optimizer(policy.model, settings.optimizer)
         self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
@@ -140,13 +140,13 @@ class Trainer:
     def measure(self, batch: Batch, seed: int) -> dict[str, float]:
         """Return what `step` logs of the log-probs of a batch, loss terms apart, without making an update."""
         with self.timer.phase("logprobs"):
-            prepared = [score_frozen(self._forward, m, several=False, keep_old=False) for m in batch.micro_batches]
+            prepared = [score_frozen(self.forward, m, several=False, keep_old=False) for m in batch.micro_batches]
             statistics = self._batch_statistics(prepared, seed)
             sums: list[Sums] = []
             maxima: list[Mapping[str, float]] = []
             with inference(self.policy.model):
                 for part, chosen in zip(prepared, statistics, strict=True):
-                    scores = score(self._forward, part)
+                    scores = score(self.forward, part)
                     measured = [objective_inputs(part, scores)] if part.batch.num_rows > 0 else []
                     for inputs in measured:
                         self.observer(part, inputs)
@@ -189,7 +189,7 @@ class Trainer:
         values: list[float] = []
         with self.timer.phase("logprobs"):
             for micro_batch in batch.micro_batches:
-                prepared = score_frozen(self._forward, micro_batch, several=False, keep_old=True)
+                prepared = score_frozen(self.forward, micro_batch, several=False, keep_old=True)
                 assert prepared.old is not None
                 if micro_batch.num_rows > 0:
                     inputs = objective_inputs(prepared, prepared.old)
@@ -226,7 +226,7 @@ class Trainer:
 
     def _refreshed_reference(self) -> dict[str, Tensor]:
         """Return the reference's own weights where training has moved them, else nothing."""
-        if not isinstance(self.reference, Reference) or self._settings.algorithm.reference_refresh_every is None:
+        if not isinstance(self.reference, Reference) or not self._settings.algorithm.refreshes_reference:
             return {}
         return refreshed_weights(self.reference)
 
@@ -234,7 +234,7 @@ class Trainer:
         objective = self.objective
         several = self._settings.updates_per_batch * self._settings.num_mini_batches > 1
         keep_old = several and objective.needs_old
-        return [score_frozen(self._forward, m, several=several, keep_old=keep_old) for m in batch.micro_batches]
+        return [score_frozen(self.forward, m, several=several, keep_old=keep_old) for m in batch.micro_batches]
 
     def _update(
         self,
@@ -298,9 +298,9 @@ class Trainer:
     ) -> tuple[Sums, dict[str, float]]:
         self.timer.watchdog.progress()
         predicted_L = precompute_logprob_grad(
-            self._forward, part, lambda inputs: self._loss(inputs, batch, statistics)[0]
+            self.forward, part, lambda inputs: self._loss(inputs, batch, statistics)[0]
         )
-        scores = score(self._forward, part, predicted_L)
+        scores = score(self.forward, part, predicted_L)
         if part.batch.num_rows == 0:  # made so that other ranks are not left waiting in theirs
             scores.logprob_L.sum().backward()
             return {}, {}
@@ -323,7 +323,7 @@ class Trainer:
         if not self.objective.needs_batch_selection:
             return [None] * len(prepared)
         with self.timer.phase("logprobs"), inference(self.policy.model):
-            scored = [(p, score(self._forward, p)) for p in prepared]
+            scored = [(p, score(self.forward, p)) for p in prepared]
         parts = [objective_inputs(p, scores) for p, scores in scored if p.batch.num_rows > 0]
         of_ranks = gather_rows(stack(parts) if parts else None, self.policy.device)
         filled = [inputs for inputs in of_ranks if inputs is not None]
@@ -368,7 +368,7 @@ class Trainer:
         found: list[str] = []
         for part, chosen in zip(prepared, statistics, strict=True):
             self._optimizer.zero_grad(set_to_none=True)
-            names = unscored_prompts(self._forward, part)
+            names = unscored_prompts(self.forward, part)
             sums, _ = self._backward(part, batch, chosen)
             if not names and not math.isfinite(summarise(sums).get("loss", 0.0)):
                 names = list(part.batch.prompt_ids)

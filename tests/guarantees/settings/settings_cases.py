@@ -356,6 +356,9 @@ CASES: dict[str, Case | Refused] = {
     "algorithm.kl_coef_max": steers(0.6, kl_controller="doubling"),
     "algorithm.reference_model": trains("policy", **KL),
     "algorithm.reference_revision": trains("other", **KL, algorithm__reference_model="some/one"),
+    "algorithm.reference_refresh_on_best": Case(
+        see.kept_of_the_reference, True, {"algorithm.kl_coef": 1.0, "evaluation.every": 1}
+    ),
     "algorithm.reference_refresh_every": trains(1, **KL, num_steps=3),
     "algorithm.reference_refresh_alpha": trains(0.5, **KL, num_steps=3, algorithm__reference_refresh_every=1),
     "algorithm.correction": trains("truncate"),
@@ -520,8 +523,8 @@ OFF: dict[str, Settings] = {
         "devices.python": "python",
     },
     "devices.sampler > 0": ON_RAY | {"devices.sampler": 0},
-    "algorithm.reference_refresh_every = null": ON_RAY
-    | {"algorithm.kl_coef": 1.0, "algorithm.reference_refresh_every": 2},
+    "evaluation.every > 0": {"algorithm.kl_coef": 1.0, "evaluation.every": 0},
+    "a reference that is not refreshed": ON_RAY | {"algorithm.kl_coef": 1.0, "algorithm.reference_refresh_every": 2},
     "algorithm.kl_estimator other than full": ON_RAY | {"algorithm.kl_coef": 1.0, "algorithm.kl_estimator": "full"},
     "model.lora_rank = 0": {"engine.name": "vllm", "engine.url": "http://127.0.0.1:8000", **LORA},
     "model.load_in_8bit = false": {"model.load_in_8bit": True, "model.lora_rank": 2, "model.name": "policy"},

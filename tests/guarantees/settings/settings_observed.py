@@ -134,6 +134,12 @@ def update(config: Config, change: Callable[[Group], Group] = lambda group: grou
         return trained_weights(run) - before
 
 
+def kept_of_the_reference(config: Config) -> int:
+    """How many tensors of the reference a checkpoint holds: none of one that stays as it is."""
+    with built(config) as run:
+        return len(run.trainer.state_dict()["reference"])
+
+
 def coefficients(config: Config) -> list[float]:
     """The weights of the KL penalty and of the entropy bonus after num_steps steps."""
     with built(config) as run:

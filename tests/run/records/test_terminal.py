@@ -33,11 +33,13 @@ def written(console: Console) -> str:
 def test_outside_a_terminal_every_step_is_one_line_with_its_numbers() -> None:
     console = plain_console()
     with make_progress(3, True, console) as progress:
-        progress.update(1, {"sampled_reward_mean": 0.25, "kl": 0.0, "entropy": 1.5, "tokens_per_second": 1234.4})
+        progress.update(
+            1, {"sampled_reward_mean": 0.25, "loss": -0.01234, "kl": 0.0, "entropy": 1.5, "tokens_per_second": 1234.4}
+        )
         progress.update(2, {"sampled_reward_mean": 0.5})
         progress.update(3, {"sampled_reward_mean": None, "entropy": 0.5})
     first, second, third = written(console).splitlines()
-    assert first == "step 1/3  reward 0.250  kl 0.0000  entropy 1.500  tokens/s 1,234"
+    assert first == "step 1/3  reward 0.250  loss -0.0123  kl 0.0000  entropy 1.500  tokens/s 1,234"
     assert second.startswith("step 2/3  reward 0.500  ")
     assert second.endswith(" s left")
     assert third.startswith("step 3/3  reward -  entropy 0.500")

@@ -35,7 +35,7 @@ from covey.system.disk import atomic_folder, catch_write_errors, sync
 
 LOGGER = logging.getLogger(__name__)
 
-POLICY, STATE = "policy", "state.pt"
+POLICY, STATE, SETTINGS = "policy", "state.pt", "settings.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,12 @@ def save_checkpoint(
     state: Mapping[str, Any],
     facts: Mapping[str, Any],
     weights: Mapping[str, torch.Tensor] | None = None,
+    settings: str | None = None,
 ) -> Path:
     """Write checkpoints/step-NNNNNN: complete with its manifest, or not there at all.
 
-    `weights` are the whole ones of a sharded policy. Returns its path. A process killed at any moment leaves the old
-    checkpoints as they were, and at most a folder *.tmp-* besides.
+    `weights` are the whole ones of a sharded policy, `settings` every setting of the run as YAML. Returns its path. A
+    process killed at any moment leaves the old checkpoints as they were, and at most a folder *.tmp-* besides.
     """
     final = checkpoints / folder_name(step)
     with catch_write_errors(final):
@@ -83,6 +84,8 @@ def save_checkpoint(
         save_policy(policy, aside / POLICY, weights)
         with (aside / STATE).open("wb") as file:  # given a path, torch would not say why a write failed
             torch.save(dict(state), file)
+        if settings is not None:
+            (aside / SETTINGS).write_text(settings, encoding="utf-8")
         (aside / MANIFEST).write_text(render(step, facts, file_digests(aside)), encoding="utf-8")
     return final
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from covey.algorithm.metrics import MEASURED, group_metrics, value
+from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.policy import sharding
 from covey.rollouts.source import STALE, Dropped
@@ -309,7 +310,8 @@ class RunRecorder:
             LOGGER.warning("the checkpoints in %s were deleted while the run was going", self.checkpoints)
         # Save it, then delete old ones
         try:
-            save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights)
+            settings = to_yaml(self._config)
+            save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights, settings)
         except WriteError as error:
             if needed or not self._goes_on:
                 raise

@@ -337,6 +337,7 @@ _CALLS = re.compile(r"environment/(?:.*/)?tool/.+/calls")
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("reward", REWARD, "{:.3f}".format),
     ("level", "curriculum/level", "{:g}".format),
+    ("loss", "loss", "{:.3g}".format),
     ("kl", "kl", _small),
     ("entropy", "entropy", "{:.3f}".format),
     ("tokens/s", "tokens_per_second", _thousands),
