@@ -1,7 +1,9 @@
 """Processes that were started together train together, however they were started, or are told that they will not."""
 
+import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -216,6 +218,19 @@ ASKED: dict[str, tuple[dict[str, str], str | None]] = {
         {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"},
         "accelerate launch --dynamo_backend is not read: leave it out (nothing is compiled by torch)",
     ),
+    "debugging": (
+        {"ACCELERATE_DEBUG_MODE": "true"},
+        "accelerate launch --debug is not read: leave it out (timeouts.ranks ends a wait for other ranks, and says for "
+        "what)",
+    ),
+    "a TPU": (
+        {"XLA_USE_BF16": "1"},
+        "accelerate launch --tpu is not read: leave it out (there are CPUs and CUDA GPUs)",
+    ),
+    "a device": (
+        {"ACCELERATE_TORCH_DEVICE": "cuda:1"},
+        "accelerate launch with ACCELERATE_TORCH_DEVICE is not read: leave it out (model.device chooses)",
+    ),
     "the CPU": ({"ACCELERATE_USE_CPU": "True"}, None),
     "the CPU and not": (
         {"ACCELERATE_USE_CPU": "True", "model.device": "cuda"},
@@ -242,6 +257,8 @@ def test_what_accelerate_was_asked_for_is_obeyed_or_refused(
         (["--gradient_accumulation_steps", "4"], accelerate_launch.ACCUMULATION),
         (["--gradient-accumulation-steps=2"], accelerate_launch.ACCUMULATION),
         (["--gradient_accumulation_steps", "1", "--num_processes", "1", "--cpu", "--rdzv_backend", "c10d"], None),
+        (["--ipex"], "accelerate launch --ipex is not read: leave it out"),
+        (["--debug"], "accelerate launch --debug is not read: leave it out"),
         (["--downcast_bf16"], "accelerate launch --downcast_bf16 is not read: leave it out"),
         (["--fsdp-offload-params", "true"], "accelerate launch --fsdp_offload_params is not read: leave it out"),
     ],
@@ -292,3 +309,34 @@ def test_a_place_to_meet_without_an_address_is_refused_before_anybody_waits_ther
 def test_a_name_that_no_machine_can_have_is_refused_as_well() -> None:
     with pytest.raises(ValueError, match="set MASTER_ADDR"):
         check_address("a" * 70 + ".b")
+
+
+@pytest.mark.parametrize("kind", accelerate_launch.KINDS)
+def test_a_configuration_file_of_shards_is_refused_on_cpus_too_where_its_launcher_drops_them(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(f"distributed_type: {kind}\nuse_cpu: true\nmixed_precision: 'no'\n")
+    monkeypatch.setattr(accelerate_launch, "_typed", lambda: ["--config_file", str(file)])
+    said = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True"}
+    with pytest.raises(ValueError, match=rf"--config_file {file}: distributed_type={kind} is not read: leave it out"):
+        accelerate_launch.check("float32", "auto", said)
+    file.write_text("distributed_type: MULTI_GPU\nmixed_precision: 'no'\n")
+    accelerate_launch.check("float32", "auto", said)
+
+
+FOLLOW = (*(f"ACCELERATE_{kind}_" for kind in ("DYNAMO", "DEEPSPEED", "FP8")), "FSDP_", "MEGATRON_LM_", "PARALLELISM_")
+"""Variables that mean something beside another alone, which is looked at."""
+OF_PLACING = ("VISIBLE_", "ZE_AFFINITY", "MASTER_", "KMP_", "OMP_", "PYTHONPATH", "ACCELERATE_CONFIG_DS_FIELDS")
+OBEYED = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+
+
+def test_every_variable_that_accelerates_launcher_sets_is_obeyed_refused_or_about_places() -> None:
+    accelerate = importlib.util.find_spec("accelerate")
+    assert accelerate is not None
+    source = (Path(accelerate.submodule_search_locations[0]) / "utils" / "launch.py").read_text()  # type: ignore[index]
+    names = set(re.findall(r'current_env\["([A-Z0-9_]+)"\] =', source))
+    assert len(names) > 30
+    known = {*accelerate_launch.REFUSED, *OBEYED}
+    unknown = {name for name in names - known if not name.startswith(FOLLOW) and not any(p in name for p in OF_PLACING)}
+    assert unknown == set()

@@ -137,6 +137,7 @@ REFERENCE = (
     "the reference is the policy as it began (with LoRA: its base), in model.precision; "
     "algorithm.reference_model names another"
 )
+COMPILES = "models are not compiled by torch.compile; model.kernels=auto has kernels where they pay"
 COMPARES = "with algorithm.kl_coef above 0"
 NEEDS_RAY = "with source=ray"
 OF_BOTH = "of prompt and completion together; prompts are never cut"
@@ -154,7 +155,7 @@ TORCHRL: dict[str, Counterpart] = {
     "env.seed": _is("seed={}"),
     "env.reasoning": _none("environment.scheme and environment.instruction say how an answer is asked for"),
     "env.max_steps": _none("environments that reply have as many turns as their limit says"),
-    "model.compile": _switch(off="", note="models are not compiled; model.kernels are"),
+    "model.compile": _switch(off="", note=COMPILES),
     "policy.kl_coef": _is("algorithm.kl_coef={}"),
     "train.sync": _switch("source=local", "source=ray max_staleness=2"),
     "train.sync_iter": _switch("max_staleness=0", "source=ray max_staleness=1"),
@@ -238,6 +239,7 @@ VERL: dict[str, Counterpart] = {
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": _none(MICRO),
     f"{ACTOR}.ppo_max_token_len_per_gpu": _is("micro_batch_tokens={}"),
     f"{ACTOR}.use_dynamic_bsz": _none(MICRO),
+    f"{ACTOR}.use_torch_compile": _switch(off="", note=COMPILES),
     f"{ACTOR}.ppo_epochs": _is("updates_per_batch={}"),
     f"{ACTOR}.clip_ratio": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
     f"{ACTOR}.clip_ratio_low": _is("algorithm.loss_options.eps_low={}"),

@@ -19,16 +19,29 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("--use_parallelism_config", "parallel.strategy=fsdp shards weights"),
     "ACCELERATE_DYNAMO_BACKEND": ("--dynamo_backend", "nothing is compiled by torch"),
     "ACCELERATE_GRADIENT_CLIPPING": ("--gradient_clipping", "optimizer.max_grad_norm clips"),
+    "ACCELERATE_DEBUG_MODE": (
+        "--debug",
+        "timeouts.ranks ends a wait for other ranks, and says for what",
+    ),
+    "ACCELERATE_USE_XPU": ("--use_xpu", "there are CPUs and CUDA GPUs"),
+    "ACCELERATE_USE_IPEX": ("--ipex", "there are CPUs and CUDA GPUs"),
+    **dict.fromkeys(("XLA_USE_BF16", "XLA_DOWNCAST_BF16"), ("--tpu", "there are CPUs and CUDA GPUs")),
+    "ACCELERATE_TORCH_DEVICE": ("with ACCELERATE_TORCH_DEVICE", "model.device chooses"),
+    "ACCELERATE_USE_SAGEMAKER": ("on SageMaker", "start covey by torchrun there"),
     "ACCELERATE_CPU_AFFINITY": ("--enable_cpu_affinity", "bind processes with numactl or taskset"),
 }
 """Variable -> the switch that sets it, and what does that here."""
 PLACING = (
     *("--multi_gpu", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--gpu_ids"),
     *("--main_process_port", "--same_network", "--max_restarts", "--monitor_interval", "--module", "--no_python"),
-    *("--num_cpu_threads_per_process", "--mpirun_hostfile", "--mpirun_ccl", "--config_file", "--quiet", "--debug"),
-    *("--role", "--tee", "--log_dir", "--cpu", "--use_cpu", "--mixed_precision", "--q", "--use_xpu", "--ipex"),
+    *("--num_cpu_threads_per_process", "--mpirun_hostfile", "--mpirun_ccl", "--config_file", "--quiet", "--q"),
+    *("--role", "--tee", "--log_dir", "--cpu", "--use_cpu", "--mixed_precision"),
 )
 """Switches about which processes run where, and those that `check` reads off the environment."""
+
+
+KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU")
+"""distributed_type of a configuration file that is no placing. On CPUs it arrives nowhere but in the file itself."""
 
 
 def check(precision: str, device: str, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -57,6 +70,7 @@ def check(precision: str, device: str, environment: MutableMapping[str, str] = o
             raise ValueError(ACCUMULATION)
         if switch not in (*PLACING, "--gradient_accumulation_steps") and not switch.startswith("--rdzv"):
             raise ValueError(f"accelerate launch {switch} is not read: leave it out")
+    _check_file(dict(_switches(_typed())).get("--config_file"))
     # Hide the GPUs where --cpu was given
     if environment.get("ACCELERATE_USE_CPU", "no").lower() not in OFF:
         if device not in ("auto", "cpu"):
@@ -68,6 +82,24 @@ ACCUMULATION = (
     "accelerate launch --gradient_accumulation_steps is not read: leave it out (groups_per_step is what one update "
     "trains on, micro_batch_tokens what one pass holds)"
 )
+
+
+def _check_file(path: str | None) -> None:
+    """Refuse a configuration file that was named and asks for what no variable tells."""
+    if path is None or not Path(path).is_file():
+        return
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON too
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # the launcher itself has read another
+    kind = str(content.get("distributed_type", "")).upper() if isinstance(content, Mapping) else ""
+    if kind in KINDS:
+        raise ValueError(
+            f"accelerate launch --config_file {path}: distributed_type={kind} is not read: leave it out "
+            "(parallel.strategy=fsdp shards weights)"
+        )
 
 
 def _typed() -> list[str]:
