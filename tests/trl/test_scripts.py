@@ -1,5 +1,6 @@
 """Scripts as TRL's users write them run with one import changed, offline, on tiny models."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,21 @@ def test_a_script_trains_with_one_import_changed(name: str, tmp_path: Path, monk
     check(scope, tmp_path)
 
 
+FILES = ("train_results", "eval_results", "all_results", "trainer_state")
+"""What `save_metrics` and `save_state` write."""
+
+
 def check_custom_reward(scope: dict[str, Any], folder: Path) -> None:
     assert (folder / "custom" / "final" / "model.safetensors").is_file()
     evaluated = [row["step"] for row in scope["trainer"].state.log_history if "eval_reward" in row]
     assert evaluated == [0, 3, 6]
     assert [row["step"] for row in history(scope)] == [2, 4, 6]
     assert scope["result"].global_step == 6
+    written = {name: json.loads((folder / "custom" / f"{name}.json").read_text()) for name in FILES}
+    assert written["train_results"] == scope["result"].metrics
+    assert written["all_results"] == written["train_results"] | written["eval_results"]
+    assert written["trainer_state"]["global_step"] == 6
+    assert written["trainer_state"]["log_history"] == scope["trainer"].state.log_history
 
 
 def check_lora(scope: dict[str, Any], folder: Path) -> None:

@@ -1,5 +1,6 @@
 """GRPOTrainer: the arguments of TRL's, over `covey.train`."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from covey.policy.models.naming import device_of_map
 from covey.run.evaluate import Evaluation
 from covey.run.given import Given
 from covey.system import ranks
+from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
 from covey.trl.callbacks import Bridge
 from covey.trl.config import GRPOConfig
@@ -157,6 +159,35 @@ class GRPOTrainer:
         if ranks.rank() == 0:
             self._trained().save(output_dir or self.args.output_dir or "trainer_output")
 
+    def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
+        """Print metrics, one a line, as transformers' trainers do."""
+        if self.is_world_process_zero():
+            width = max(map(len, metrics), default=0)
+            lines = [f"  {name:<{width}} = {value}" for name, value in sorted(metrics.items())]
+            print("\n".join([f"***** {split} metrics *****", *lines]))
+
+    def save_metrics(self, split: str, metrics: Mapping[str, float], combined: bool = True) -> None:
+        """Write metrics into SPLIT_results.json of output_dir, and beside others into all_results.json."""
+        if not self.is_world_process_zero():
+            return
+        folder = self._folder
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / f"{split}_results.json", dict(metrics))
+        if combined:
+            known = folder / "all_results.json"
+            before = json.loads(known.read_text()) if known.is_file() else {}
+            write_json(known, before | dict(metrics))
+
+    def save_state(self) -> None:
+        """Write trainer_state.json into output_dir; what a run goes on from is in its checkpoints."""
+        if self.is_world_process_zero():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self.state.save_to_json(str(self._folder / "trainer_state.json"))
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this process writes for all."""
+        return ranks.rank() == 0
+
     def push_to_hub(self, commit_message: str = "End of training", **keywords: Any) -> Any:
         """Push model (or adapter) and tokenizer to hub_model_id, or a repository named like output_dir."""
         name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").name
@@ -169,6 +200,10 @@ class GRPOTrainer:
         result = self._trained()
         result.tokenizer.push_to_hub(name, commit_message=commit_message, **keywords)
         return result.model.push_to_hub(name, commit_message=commit_message, **keywords)  # type: ignore[operator]
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.args.output_dir or "trainer_output")
 
     def _trained(self) -> Result:
         if self._result is None:

@@ -31,4 +31,8 @@ training_args = GRPOConfig(
 )
 trainer = GRPOTrainer(MODEL, reward_answer, training_args, train_dataset=dataset["train"], eval_dataset=dataset["test"])
 result = trainer.train()
+trainer.log_metrics("train", result.metrics)
+trainer.save_metrics("train", result.metrics)
+trainer.save_metrics("eval", trainer.evaluate())
+trainer.save_state()
 trainer.save_model("custom/final")
