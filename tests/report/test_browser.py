@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from covey.cli.main import main
 from covey.report.make import make_report
 
 from .test_report import hostile_run
@@ -52,3 +53,54 @@ def test_a_browser_draws_every_page_of_a_hostile_run_as_text(
         assert words in shown
         assert not re.search(r"<(img|b>bold|script)", shown)
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in opened(page, "tab=groups", width)[0]
+
+
+SMALL = (
+    *("num_steps=2", "groups_per_step=2", "group_size=3", "evaluation.num_prompts=2", "output.progress=false"),
+    *("output.report=false", "output.save_every=1", "preflight.enabled=false", "cold_start.enabled=false"),
+    *("model.nano_hidden_size=16", "model.nano_num_layers=1", "model.nano_num_heads=2", "hydra.run.dir=run"),
+)
+RUNS = {
+    "causal": ["recipe=arithmetic"],
+    "adapters": ["recipe=arithmetic", "model.lora_rank=2"],
+    "masked": ["recipe=infill_nano", "environment.judge_num_steps=2", "environment.judge_floor=0"],
+    "machines": ["recipe=machines_nano"],
+    "code": ["recipe=code"],
+    "conversation": ["recipe=guess_nano"],
+    "failed": [
+        *("environment=reward_functions", "environment.in_process=true", "rewards=[broken:broken]"),
+        *("data.path=rows.jsonl", "evaluation.num_prompts=0"),
+    ],
+    "resumed": ["recipe=arithmetic"],
+}
+
+
+BROKEN = """
+calls = []
+
+def broken(prompts, completions, **columns):
+    calls.append(len(completions))
+    if len(calls) > 3:  # in the second step
+        raise OSError("gone")
+    return [float(len(completion) % 2) for completion in completions]
+"""
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_browser_draws_the_report_of_every_kind_of_run(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n' * 4)
+    assert main(["train", *RUNS[kind], *SMALL]) == (2 if kind == "failed" else 0)
+    if kind == "resumed":
+        assert main(["train", "resume=run", "num_steps=4", "resume_changes=[num_steps]", "output.progress=false"]) == 0
+    page = make_report([tmp_path / "run"])
+    assert page.stat().st_size < 3_000_000
+    for width in (1280, 420):
+        for name in PAGES:
+            dom, console = opened(page, f"tab={name}", width)
+            assert console == ""
+            assert "covey report" in dom
+            assert not re.search(r"""(src|href)=["'](?!#|data:)""", dom[dom.index("<body") :])

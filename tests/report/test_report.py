@@ -215,6 +215,7 @@ def test_intervals_are_those_of_the_evaluations() -> None:
 def test_a_curve_is_read_in_words() -> None:
     assert reading([1.0] * 20) == "stayed at 1"
     assert reading([4.0] * 10 + [1.0] * 10) == "fell by 75 %: 4 to 1"
+    assert reading([2440.0] * 10 + [1230.0] * 10) == "fell by 50 %: 2,440 to 1,230"
     assert reading([]) == "nothing was measured"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from covey.report.bands import Band, mean_band, moving_bands, share_band, window
 from covey.report.read import Row, RunFiles
-from covey.system.text.format import four_digits
+from covey.system.text.format import four_digits, three_digits
 
 MAX_POINTS = 600
 """Of a curve; longer ones are averaged over steps that lie together."""
@@ -171,9 +171,9 @@ def reading(values: Sequence[float]) -> str:
         return "nothing was measured"
     ends = max(1, len(values) // 10)
     first, last = fmean(values[:ends]), fmean(values[-ends:])
-    shown = f"{first:.3g} to {last:.3g}"
-    if f"{first:.3g}" == f"{last:.3g}":
-        return f"stayed at {last:.3g}"
+    shown = f"{three_digits(first)} to {three_digits(last)}"
+    if three_digits(first) == three_digits(last):
+        return f"stayed at {three_digits(last)}"
     way = "rose" if last > first else "fell"
     if first == 0 or first * last < 0:
         return f"{way}: {shown}"

@@ -49,6 +49,15 @@ def count(number: float) -> str:
     return f"{number:.3g}B"
 
 
+def three_digits(value: float) -> str:
+    """Format a number with three digits, a large one in whole thousands rather than as a power of ten.
+
+    >>> three_digits(0.04567), three_digits(2404.2), three_digits(1234567)
+    ('0.0457', '2,404', '1,234,567')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
 def four_digits(value: float) -> float:
     """Return a number of four digits, enough to draw.
 
