@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import covey
+import covey.config.schema
 from covey.algorithm.kl import ESTIMATORS
 from covey.algorithm.settings import WITHOUT_CLAMP
 from covey.cli.job import UNREAD, check_typed
@@ -305,7 +306,10 @@ def test_every_setting_is_read_somewhere() -> None:
         for path in Path(covey.__file__).parent.rglob("*.py")
         if path.name not in schema and path.parent.name != "rules"
     ]
-    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    trees = [ast.parse(path.read_text()) for path in files]
+    sections = ast.parse(Path(covey.config.schema.__file__).read_text())
+    trees += [node for node in ast.walk(sections) if isinstance(node, ast.FunctionDef)]  # properties of the whole
+    nodes = [node for tree in trees for node in ast.walk(tree)]
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     named = {node.value for node in nodes if isinstance(node, ast.Constant)}
     assert [name for name in SETTINGS if name.rpartition(".")[2] not in read and name not in named] == []
