@@ -199,11 +199,13 @@ def take(run: Run, config: Config, step: int, timer: PhaseTimer) -> tuple[list[G
             fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
             train_ahead(fresh, run.trainer, run.credit, run.packing, step)
 
+    # Sample with the weights whole on every rank
     with timer.phase("sampling"):
         with sharding.unsharded(run.policy):
             share = collectives.local_share(config.groups_per_step)
             groups = run.source.take(share, meanwhile if config.streaming else None)
         timer.charge("reward", run.source.take_scoring_seconds())
+    # Set aside what is too stale to train on
     fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
     kept = set(map(id, fresh))
     stale = [Dropped(group, STALE) for group in groups if id(group) not in kept]

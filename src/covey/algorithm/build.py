@@ -111,6 +111,7 @@ def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _off_policy(algorithm: AlgorithmConfig) -> OffPolicy:
+    # Importance weights between the sampler and the old policy
     weights = None
     if algorithm.correction != "none":
         if algorithm.ratio_denominator == "behaviour":
@@ -123,6 +124,7 @@ def _off_policy(algorithm: AlgorithmConfig) -> OffPolicy:
             self_normalize=algorithm.correction_self_normalize,
             log_ratio_clamp=algorithm.log_ratio_clamp,
         )
+    # Masks of what is too far off policy
     return OffPolicy(
         weights=weights,
         criteria=parse_rejection(algorithm.rejection, algorithm.rejection_thresholds),
@@ -143,6 +145,7 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
         raise ValueError("kl_gradient=is_weighted needs a sampled kl_estimator such as k3, got kl_estimator=full")
     if algorithm.kl_in == "reward" and algorithm.kl_aggregation is not None and algorithm.sampler_kl_coef == 0:
         raise ValueError(f"kl_aggregation={algorithm.kl_aggregation} needs kl_in=loss, got kl_in=reward")
+    # Reduce the KL by its own aggregation, else by that of the loss
     role = custom.AGGREGATION if algorithm.kl_aggregation is None else custom.KL_AGGREGATION
     mode = algorithm.kl_aggregation or algorithm.aggregation
     return KLTerms(

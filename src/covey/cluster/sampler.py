@@ -26,11 +26,13 @@ class SamplerActor:
         engine = self._sampler.engine
         assert isinstance(engine, UpdatableEngine), f"{type(engine).__name__} has no weights of its own"
         self._engine: UpdatableEngine = engine
+        # State of weight updates
         self._how: UpdateMode = how
         self._updating = asyncio.Lock()
         self._updated = asyncio.Event()
         self._tokens = 0
         self._incarnation = 0
+        # Rollouts under way, and those not yet collected
         self._under_way: set[asyncio.Task[None]] = set()
         self._done: list[Sampled] = []
         """What nobody has collected yet."""

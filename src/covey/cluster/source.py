@@ -69,6 +69,7 @@ class RaySource:
         self._is_own_cluster = False
         self._buffer = GroupBuffer(bound)
         self._wait = SamplerWait(watchdog)
+        # Versions of the weights
         self._pushed = -1
         """Version that the samplers were given last."""
         self._version = 0
@@ -81,6 +82,7 @@ class RaySource:
         """Groups of the last step that were handed over early, by their place in it, part by part."""
         self._digest = ""
         """Of the weights that the samplers were given last."""
+        # Statistics since they were last taken
         self._ages: list[int] = []
         self._spans: list[int] = []
 
@@ -122,8 +124,10 @@ class RaySource:
 
         What comes early is shared out by its place in its round, before anybody knows what else will be trained.
         """
+        # Samplers need weights before their first rollout
         if self._pushed < 0:
             self.publish((), version=0)
+        # Gather this rank's groups, part by part
         own: dict[int, Group] = {}
         parts = self._take_all(is_streaming=meanwhile is not None)
         while True:

@@ -51,6 +51,7 @@ class SamplerWait:
                 if (error := self._error or ended_by()) is not None:
                     raise error
                 self.changed.wait(POLL_SECONDS)
+                # Any sign of work winds the watchdog up again
                 if signs != self._signs:
                     signs = self._signs
                     self._watchdog.progress()

@@ -136,6 +136,7 @@ class FillEngine:
             raise ValueError(
                 f"an input of {len(prompt_ids)} tokens, the policy has {self._policy.max_length} positions"
             )
+        # Only masked positions are sampled, and bounded by max_tokens
         masked = [position for position, token_id in enumerate(prompt_ids) if token_id == self._mask_id]
         if len(masked) > sampling.max_tokens:
             raise ValueError(

@@ -64,6 +64,7 @@ def completions_of(branches: Iterable[Iterable[Segment]]) -> list[Completion]:
 
 def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
     """Build the rollout of an episode. `text` is all that was said since the prompt."""
+    # Place the turns among the tokens that the policy chose
     completions = attempt.completions
     ends = list(accumulate((len(completion.token_ids) for completion in completions), initial=0))
     turns = tuple(

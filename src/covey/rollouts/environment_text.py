@@ -67,9 +67,11 @@ def _encode(
     ids: list[int] = []
     found: set[int] = set()
     all_marks = marks(tokenizer, len(tokenizer))[1]
+    # Tokenise the pieces between the edges
     for begin, end in itertools.pairwise(edges):
         piece = tokenizer(rendered.text[begin:end], add_special_tokens=False, return_offsets_mapping=True)
         for token, (first, last) in zip(piece["input_ids"], piece["offset_mapping"], strict=True):
+            # Special tokens that foreign text spells out are divided
             start, stop = _core(rendered.text, begin + first, begin + last)
             if token not in all_marks or not _is_foreign(tokenizer, rendered, token, start, stop):
                 ids.append(token)
@@ -187,6 +189,7 @@ def _filled(bare: str, places: Sequence[str], texts: Sequence[str], messages: Se
     if not places:
         return Rendered(bare)
     written, parts, length = [], [], 0
+    # Fill in the texts, and note where foreign ones lie
     for piece in re.split("(" + "|".join(map(re.escape, places)) + ")", bare):
         number = by_place.get(piece)
         text = piece if number is None else texts[number]

@@ -125,10 +125,13 @@ def _new_episode(sampler: Sampler, prompt: Prompt, seed: int) -> Episode | Failu
 
 async def _judge_answers(sampler: Sampler, prompt: Prompt, completions: Sequence[Completion]) -> Group:
     """Have the answers of a prompt scored, one for each sample."""
+    # Encode the prompt and decode the answers
     prompt_ids = encode_prompt(sampler.tokenizer, prompt)
     texts = [decoded(sampler.tokenizer, completion.token_ids) for completion in completions]
     ids = [completion.token_ids for completion in completions]
+    # Judge all answers together
     verdicts = await judged(sampler.environment, sampler.stages, prompt, texts, ids)
+    # Build the rollouts of those that got a reward
     made = [
         verdict
         if isinstance(verdict, Failure)

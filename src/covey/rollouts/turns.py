@@ -57,9 +57,11 @@ def _first_that_renders(
     Some templates count turns and refuse several calls in a row: a short past does for them. Others write what a tool
     says only after a turn that is known to have called it.
     """
+    # Shorten the past to its first user message
     asked = next((i for i, message in enumerate(conversation) if message["role"] == "user"), len(conversation))
     short = conversation[: min(asked + 1, len(conversation) - 1)]
     names = [re.sub(r"\W", "_", str(message.get("name", "tool")))[:64] for message in said if message["role"] == "tool"]
+    # Fall back on ways that ask less of the template
     try:
         return _rendered_after(tokenizer, conversation[:-1], said, tools)
     except ValueError as error:
@@ -115,6 +117,7 @@ def _rendered_after(
     tools: Sequence[Mapping[str, Any]],
 ) -> Rendered:
     """Return what the chat template writes after a turn that follows `before`."""
+    # Mark the turn's place by a word that no message can hold
     place = place_in(([dict(message) for message in (*before, *said)], "turn"))
 
     def after(messages: Sequence[Message]) -> str:
@@ -173,6 +176,7 @@ def _render(
                 given, tools=[dict(tool) for tool in tools] or None, add_generation_prompt=opens, tokenize=False
             )
         )
+    # Templates raise on purpose, and trip over unknown roles
     except (TemplateError, TypeError, KeyError) as error:
         roles = ", ".join(dict.fromkeys(message["role"] for message in given))
         said = " ".join(str(error).split())

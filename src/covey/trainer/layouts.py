@@ -107,6 +107,7 @@ class PrefixTree:
 
     def add(self, ids: Ids, prompt_length: int) -> Node:
         """Add a sequence, and return the node that its last token is in (or above, once others are added)."""
+        # Follow the nodes that begin with the same tokens
         node, at = self._root, 0
         while at < len(ids) and (found := node.continued_by(ids[at:])) is not None:
             node, agreed = found
@@ -116,6 +117,7 @@ class PrefixTree:
                 break
             if agreed < len(node.ids):
                 return node
+        # Grow a branch for the rest, the prompt as a node of its own
         if at == 0 and 0 < prompt_length < len(ids):
             node, at = self._grow(node, ids[:prompt_length], is_prompt=True), prompt_length
         return self._grow(node, ids[at:], is_prompt=at == 0) if at < len(ids) else node

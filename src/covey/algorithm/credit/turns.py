@@ -125,8 +125,10 @@ def anchor_state(
     scale: std, or none, which leaves R_k - mean. ValueError for weight < 0, or unless 0 <= gamma <= 1.
     """
     _require_weight(weight)
+    # Number the turns of a group that began in the same state
     groups = scores.groups_N[turns.rollouts_M].tolist()
     alike_M = _numbered(_anchors(groups, turns))
+    # Compare their discounted returns with each other
     return_M = _settled(returns(scores, turns, gamma), alike_M, _sizes(scores, turns)[turns.rollouts_M])
     step_M = _standardised(return_M, alike_M, scale, ddof, eps)
     return episode(scores, turns, estimate) + weight * step_M

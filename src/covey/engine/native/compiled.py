@@ -127,6 +127,7 @@ def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> 
     """
     if kernels == "torch":
         return False
+    # Heads of every layer must be known to the kernels
     tensors = [(shape.dtype, shape.device.type)]
     widths = [(layer.key_width, layer.value_width) for layer in shape.layers]
     is_uniform = len(set(widths)) == 1
@@ -136,4 +137,5 @@ def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> 
         unsupported_reason(kernel, tensors, widths, is_plain=is_plain) for kernel in kernels_of_prompts_and_rows
     ):
         return False
+    # Products of bfloat16 in C need instructions for them
     return shape.dtype != torch.bfloat16 or has_half()

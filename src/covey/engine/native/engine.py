@@ -258,9 +258,11 @@ class NativeEngine:
 
         What waits must fit alone: a GPU without room for it says so itself.
         """
+        # A bound that was set stays, and so does one in use
         device = self._policy.device
         if self._cache_bytes is not None or device.type != "cuda" or self.cache_bytes_used:
             return
+        # Measure the free memory, with room for what must fit
         num_bytes = budget(None, device)
         max_slots = max(self._shape.max_slots(num_bytes), self._scheduler.most_needed)
         self._limits = replace(self._limits, max_slots=max_slots)

@@ -96,6 +96,7 @@ class ExtendLayout:
         rows_hold_prompts: bool,
     ) -> None:
         """`stretches`: which of its own tokens, from and up to, each row reads now."""
+        # New tokens of each row, as one stream
         device = cache.shape.device
         lengths = [end - start for start, end in stretches]
         self._cache, self._here = cache, slice(first, first + len(lengths))
@@ -108,6 +109,7 @@ class ExtendLayout:
         self._row_T = torch.repeat_interleave(length_N, output_size=sum(lengths))
         self._new_T = torch.arange(sum(lengths), device=device) - (self.end_N + 1 - length_N)[self._row_T]
         """Place of each token among the new ones of its row."""
+        # Positions and cache slots of the new tokens
         own_T = self._new_T + start_N[self._row_T]
         self.position_T = own_T + prompt_N[self._row_T]
         self._slot_T = self.position_T if rows_hold_prompts else own_T

@@ -47,6 +47,7 @@ class Runner:
 
     def __init__(self, policy: Policy, cache: Cache, is_compiled: bool) -> None:
         self._policy = policy
+        # Kernels in C, or operations of torch
         self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
         self._prefill_layout = CompiledPrefillLayout if is_compiled else PrefillLayout
         self._sample_alike = compiled.sample_same_params if is_compiled else sampling.sample_same_params
@@ -190,9 +191,11 @@ class Runner:
 
         Returns the logits (N, V) after it.
         """
+        # Lay out the rows on the cache
         groups = [row.request.slot for row in rows]
         prompt_lengths = [len(row.request.prompt_ids) for row in rows]
         layout = ExtendLayout(self.cache, first, groups, prompt_lengths, stretches, self.holds_prompts)
+        # Concatenate the tokens, and note which were read together
         stream: list[int] = []
         for row, (start, end) in zip(rows, stretches, strict=True):
             stream += row.own_ids[start:end]

@@ -76,6 +76,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        # What is decoded now, by slot
         self.rows: list[Row] = []
         """Row slot -> row."""
         self.groups: list[Request] = []
@@ -85,11 +86,13 @@ class Scheduler:
         """Of what is in, in tokens; a row counts with all that its turn may come to."""
         self.changes = 0
         """Grows whenever rows or groups enter, leave or move."""
+        # Rows of sessions that rest between turns
         self.kept: dict[Row, None] = {}
         """Rows whose keys and values are kept while they are not under way, who rested longest first."""
         self.kept_slots = 0
         self.resuming: deque[Row] = deque()
         """Rows of sessions that wait to go on."""
+        # Requests that have not begun
         self._waiting: deque[Request] = deque()
         self._numbers = count()
 

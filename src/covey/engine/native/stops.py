@@ -62,11 +62,13 @@ class StopText:
         if token_ids[-1] in self._quiet:
             self._tail, self._context_start, self._settled = "", len(token_ids) - 1, len(token_ids)
             return False
+        # Decode with context: the text of a token depends on those before
         context = self._decode(token_ids[self._context_start : self._settled])
         window = self._decode(token_ids[self._context_start :])
         text = self._tail + window[len(context) :]
         if any(stop in text for stop in self._stop):
             return True
+        # A character may be split over tokens, whose rest is awaited
         if not window.endswith(HALF_CHARACTER) or len(token_ids) - self._settled >= MAX_HELD:
             longest = max(len(stop) for stop in self._stop)
             self._tail = text[len(text) - longest + 1 :] if longest <= len(text) else text

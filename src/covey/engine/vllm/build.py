@@ -66,14 +66,17 @@ def sleep_level(policy: Policy, settings: EngineConfig) -> int:
 
 def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sleep_level: int) -> VLLMEngine:
     """Start vLLM here, on a copy of the policy's weights below `folder`."""
+    # vLLM takes the first GPU that its process sees
     on_gpu = policy.device.type == "cuda"
     if on_gpu and policy.device.index not in (None, 0):
         raise ValueError(
             f"engine=vllm samples on the first GPU that a process sees, the policy is on {policy.device}; give each "
             "process a CUDA_VISIBLE_DEVICES of its own"
         )
+    # Write the weights to where vLLM loads them from
     with unsharded(policy):
         save_policy(policy, folder / "model")
+    # Bound the cache by a share of the GPU, or by bytes
     share, cache_bytes = settings.gpu_memory_utilization, settings.cache_bytes or DEFAULT_BYTES
     fitting = policy.max_length if share is not None else longest_sequence(policy, cache_bytes)
     served = replace(describe(policy, settings, folder, fitting), sleep_level=sleep_level)
@@ -88,6 +91,7 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
         memory_share=_free_share(policy.device) if on_gpu and share is None else share,
         sleeps=sleep_level > 0,
     )
+    # Start, and prove that vLLM has the policy's weights
     engine = _engine(partial(open_in_process, launch), served, policy, settings, folder, version)
     try:
         with unsharded(policy):

@@ -103,6 +103,7 @@ class InProcess:
 
         result = await self._run(prompt_ids, SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY))
         output = result.outputs[0]
+        # Log-prob of the sampled token at each place
         pairs = zip(output.token_ids, output.logprobs or (), strict=True)
         return Sample(
             token_ids=tuple(output.token_ids),

@@ -113,8 +113,10 @@ def sampling_params(sampling: Sampling, index: int, stop_ids: Iterable[int]) -> 
         "seed": row_key(sampling.seed, sampling.first_sample + index) & POSITIVE,
         "stop": list(sampling.stop),
         "stop_token_ids": sorted(stop_ids),
+        # Else vLLM would add the end tokens of the model's folder
         "ignore_eos": True,
         "logprobs": 0,
+        # Text is needed for stop strings alone
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,
     }

@@ -122,8 +122,10 @@ def compiled_layout(segments: Sequence[Segment], device: torch.device) -> Compil
     assert device.type == "cpu", f"chosen for a CPU only, got {device}"
     if any(segment.parent is not None and segment.parent.parent is not None for segment in segments):
         return packed_layout(segments, device)
+    # First token of the segment that each token is in
     lengths = torch.tensor([segment.length for segment in segments])
     starts = torch.tensor([segment.start for segment in segments])
+    # Chunks of work of the forward and the backward pass
     stars = list(_stars(segments))
     return CompiledLayout(
         torch.repeat_interleave(starts, lengths),

@@ -253,6 +253,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         keywords["device_map"] = {"": device}
     if not Path(settings.name).exists():
         silence()
+    # Load, and say in one line why it fails
     try:
         model = KINDS[settings.kind].from_pretrained(settings.name, **keywords)
         tokenizer = _padding(_load_tokenizer(settings))
@@ -269,6 +270,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         raise ValueError(
             f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
         ) from error
+    # Quantised weights are on their device already
     if bits:
         keep_promises(model, bits)
         return model, tokenizer
