@@ -86,6 +86,7 @@ class Game(Environment):
         replies: list[str] = []
         said: list[Message] = []
         while len(moves) < self._max_turns:
+            # Move, wrongly at the rate of demonstration_errors
             wrong = drawn.random() < self._common.demonstration_errors
             moves.append(err(drawn) if wrong else self.move(prompt.columns, moves, replies))
             outcome = self.outcome(prompt.columns, moves, 0)
@@ -93,6 +94,7 @@ class Game(Environment):
             said += [{"role": "assistant", "content": moves[-1]}, {"role": "user", "content": outcome.reply}]
             if outcome.is_done:
                 break
+        # The reply to the last move is read by nobody
         return prompt, tuple(said[:-1])
 
 

@@ -38,12 +38,14 @@ class Guess(Game):
         low, high = self.interval(hidden, moves[:-1])
         if guess is None:
             return Outcome(NOT_UNDERSTOOD, state=f"{low}-{high}", is_void=True)
+        # Reward guesses that at least halve the interval
         left = self.interval(hidden, moves)
         halves = 2 * (left[1] - left[0] + 1) <= high - low + 1
         reward = self._settings.halving_reward * halves
         if guess == hidden:
             return Outcome(FOUND, is_done=True, is_won=True, state="found", reward=reward)
         reply = LOWER if hidden < guess else HIGHER
+        # The control: replies from which nothing can be learnt
         if self._settings.shuffled:
             reply = random.Random(f"{seed}/{len(moves)}").choice((LOWER, HIGHER))
         return Outcome(reply, state=f"{left[0]}-{left[1]}", reward=reward)

@@ -13,6 +13,7 @@ def build_openenv(settings: "OpenEnvConfig", config: "BuildSettings") -> "Enviro
     from covey.environments.doors.openenv.environment import OpenEnv, Server, actions_of, reset_prompts
     from covey.environments.doors.steps import seed_prompts
 
+    # Connect to the server and learn its actions
     server = Server(
         url=settings.url,
         seconds=settings.server_timeout,
@@ -21,6 +22,7 @@ def build_openenv(settings: "OpenEnvConfig", config: "BuildSettings") -> "Enviro
         describes_actions=settings.describe_actions,
     )
     actions = actions_of(server)
+    # Prompts of rows, else seeds under one instruction
     if config.data.path is not None:
         rows = load_rows(config.data.path, row_settings(config.data, ()))
         return OpenEnv(server, actions, reset_prompts(rows.splits, settings.instruction))
@@ -35,6 +37,7 @@ def build_verifiers(settings: "VerifiersConfig", config: "BuildSettings") -> "En
     from covey.environments.doors.verifiers.environment import Verifiers
     from covey.environments.doors.verifiers.process import WorkerProgram, WorkerSettings
 
+    # Settings of the process that the environment runs in
     how = WorkerSettings(
         id=settings.id,
         python=settings.python or sys.executable,

@@ -101,11 +101,14 @@ class HttpWire:
             answer.raise_for_status()
         except httpx.HTTPError as error:
             raise ToolServerLost(f"the tool server {self._url} is gone: {error}") from error
+        # The server names its session when it is initialised
         session = answer.headers.get("mcp-session-id")
         if session and message.get("method") == "initialize":
             self._client.headers["Mcp-Session-Id"] = session
+        # Notifications have no answer
         if "id" not in message:
             return None
+        # The answer comes alone, or among events of a stream
         is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
         found = map(_read, _events(answer.text) if is_stream else [answer.text])
         mine = next((one for one in found if one.get("id") == message["id"] and "method" not in one), None)
@@ -224,6 +227,7 @@ def tools_of_session(session: McpSession, listed: Sequence[Mapping[str, Any]], i
 
 def _tool(session: McpSession, found: Mapping[str, Any], is_stateful: bool) -> Tool:
     name = str(found["name"])
+    # The schema in OpenAI's form, which chat templates take
     schema = {
         "type": "function",
         "function": {

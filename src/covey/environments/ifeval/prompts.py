@@ -86,12 +86,14 @@ def from_rows(rows: Sequence[Row], split: Split, instruction: str = "") -> list[
     """
     prompts = []
     for index, row in enumerate(rows):
+        # Parse the instructions
         try:
             asked = instructions_of(row["instruction_id_list"], row["kwargs"])
         except KeyError as error:
             raise ValueError(f"{split} row {index} has no column {error} (has: {', '.join(row)})") from error
         except ValueError as error:
             raise ValueError(f"{split} row {index}: {error}") from error
+        # Keep as columns what judging needs
         columns = {
             "key": row.get("key"),
             "instruction_id_list": [wanted.id for wanted in asked],

@@ -58,9 +58,11 @@ def make_prompts(
     for split, count in draw.counts.items():
         made[split] = []
         for index, text in enumerate(texts.draw(split, count, f"infill/{draw.seed}")):
+            # Mask the text at the ratio whose turn it is
             ratio = draw.ratios[index % len(draw.ratios)]
             masked = masker.mask(text, ratio, f"infill/{draw.seed}/{split}/{index}")
             if masked is not None:
+                # Keep what is hidden, for the verdict
                 columns = {
                     "input_ids": tuple(tokenizer(masked.text)["input_ids"]),
                     "hidden": masked.hidden,

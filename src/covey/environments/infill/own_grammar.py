@@ -50,6 +50,7 @@ class Grammar:
         """Draw a sentence, each alternative of a rule as likely as the others."""
         shortest = _heights(self.rules)
         text, todo, expansions = "", [self.start], 0
+        # Expand the leftmost symbol until only text is left
         while todo:
             symbol = todo.pop()
             if symbol not in self.rules:
@@ -58,6 +59,7 @@ class Grammar:
             expansions += 1
             choices = self.rules[symbol]
             found = chance.choice(choices)
+            # Past the limit, take the alternative that ends soonest
             if expansions > MAX_EXPANSIONS:
                 found = min(choices, key=lambda one: max(shortest.get(part, 0) for part in one))
             todo += reversed(found)
@@ -72,9 +74,11 @@ class Grammar:
         found: dict[Split, dict[str, None]] = {split: {} for split in counts}
         for _ in range(DRAWS * sum(counts.values())):
             text = self.sentence(chance)
+            # The text decides on its split, so that none is in both
             split: Split = "test" if sum(text.encode()) % HELD_OUT == 0 else "train"
             if len(found[split]) < counts[split]:
                 found[split][text] = None
+        # Refuse a grammar of too few sentences
         if any(len(found[split]) < least for split, least in LEAST.items()):
             number = " and ".join(f"{len(texts)} to {split}" for split, texts in found.items())
             raise ValueError(f"environment.grammar has too few different sentences: {number}, 20 and 4 are needed")

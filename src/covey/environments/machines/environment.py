@@ -70,9 +70,11 @@ class Machines(Environment):
         self._wanted = wanted
         self._examples = examples
         self._simulators = simulators
+        # Scores of all stages that problems or examples have
         asked = [*(one for split in problems.values() for one in split), *(example.problem for example in examples)]
         stages = dict.fromkeys([*wanted.stages, *(problem.stage for problem in asked)])
         self._scores = {stage: find_score(STAGES[stage].task, self._settings.score) for stage in stages}
+        # Prompts of each split
         self._prompts = {
             split: [self._prompt(split, index, problem) for index, problem in enumerate(problems[split])]
             for split in problems

@@ -64,6 +64,7 @@ def read_examples(path: str, how: RowReader) -> list[Example]:
     file, found = Path(path).expanduser(), []
     if not file.is_file():
         raise ValueError(f"environment.demonstrations={path} is no file")
+    # Read row by row, and name the first that holds no design
     for entry in read_file(file):
         if entry.row is None:
             raise ValueError(f"{entry.place} {entry.problem}")

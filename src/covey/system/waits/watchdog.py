@@ -327,12 +327,15 @@ class Stages:
 
     def _tell(self) -> None:
         """Tell the watchdog who is waited for now. More of the same is a sign of progress, no news."""
+        # Environments are waited for before the engine
         waited_for = self._environments[0] if self._environments else ("the engine",) * bool(self._sampling)
         if not waited_for:
             return
+        # The same wait again is progress
         if waited_for == self._told:
             self.watchdog.progress()
             return
+        # A new wait has a limit of its own
         self._told = waited_for
         if self._environments:
             environment, method = waited_for

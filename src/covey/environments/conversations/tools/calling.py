@@ -96,6 +96,7 @@ class Caller:
 
         Tools of one attempt's own state are called one after the other; the others beside them, all at once.
         """
+        # Divide the calls: stateful ones keep their order
         kept = [call for call in calls if self._is_stateful(call)]
         free = [asyncio.ensure_future(self.answer(call)) for call in calls if not self._is_stateful(call)]
         try:
@@ -105,6 +106,7 @@ class Caller:
             for task in free:
                 task.cancel()
             raise
+        # Merge the answers in the order of the calls
         stateful, others = iter(in_order), iter(beside)
         return [next(stateful if self._is_stateful(call) else others) for call in calls]
 
@@ -193,6 +195,7 @@ def in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":
             result = function()
         except BaseException as error:  # whoever waits must hear of it
             problem = RuntimeError("a tool raised StopIteration") if isinstance(error, StopIteration) else error
+        # The loop may have ended before the tool has
         if not loop.is_closed():
             loop.call_soon_threadsafe(tell, result, problem)
 

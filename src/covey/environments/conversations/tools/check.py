@@ -37,10 +37,12 @@ class ToolFacts:
 
 async def check_tools(environment: ToolEnvironment, prompt: Prompt) -> ToolFacts:
     """Call every tool once, in an attempt of its own. ValueError where a tool has no sound schema."""
+    # Open an attempt
     state = environment.state(prompt, 0)
     tools = environment.tools(prompt, state)
     await environment.opening(prompt, state)
     caller = Caller({tool.name: tool for tool in tools}, environment.tool_timeout)
+    # Call each tool with example arguments
     answers: dict[str, str] = {}
     silent: list[str] = []
     for tool in tools:
@@ -66,6 +68,7 @@ def example(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _value(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return "a"
+    # Values that the schema names itself
     if "default" in schema:
         return schema["default"]
     if schema.get("enum"):
@@ -73,6 +76,7 @@ def _value(schema: Any) -> Any:
     others = schema.get("anyOf") or schema.get("oneOf")
     if others:
         return _value(others[0])
+    # An example of the declared type
     kind = schema.get("type", "string")
     kind = kind if isinstance(kind, str) else kind[0]
     if kind == "object":

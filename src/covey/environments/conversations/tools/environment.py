@@ -112,6 +112,7 @@ class ToolEnvironment(Environment):
         return [tool.schema for tool in self.shown_tools(prompt)]
 
     def episode(self, prompt: Prompt, seed: int) -> ToolEpisode:
+        # State of the attempt, and tools of its own and of servers
         state = self.state(prompt, seed)
         served = [server.tools() for server in self.servers]
         tools = (*self.tools(prompt, state), *(tool for theirs, _ in served for tool in theirs))

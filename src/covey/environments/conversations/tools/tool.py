@@ -43,6 +43,7 @@ def tool_of(function: Callable[..., Any], is_stateful: bool = False) -> Tool:
     )
 
     name = getattr(function, "__name__", type(function).__name__)
+    # Read the schema from type hints and docstring
     try:
         schema = get_json_schema(function)
     except (DocstringParsingException, TypeHintParsingException, ValueError, TypeError, AttributeError) as error:
@@ -100,14 +101,17 @@ def problem_with_arguments(schema: Mapping[str, Any], arguments: Mapping[str, An
     >>> problem_with_arguments(tool_of(multiply).parameters, {"a": 6})
     'the argument b is missing'
     """
+    # Missing arguments
     properties = schema.get("properties", {})
     missing = [name for name in schema.get("required", ()) if name not in arguments]
     if missing:
         return f"the argument {missing[0]} is missing"
+    # Unknown arguments
     unknown = [name for name in arguments if name not in properties]
     if unknown and not schema.get("additionalProperties", not properties and "properties" not in schema):
         takes = f"there is {', '.join(properties)}" if properties else "it takes none"
         return f"there is no argument {unknown[0]}; {takes}"
+    # Values against the schemas of their own
     found = (_problem(properties[name], value, name) for name, value in arguments.items() if name in properties)
     return next((problem for problem in found if problem), None)
 

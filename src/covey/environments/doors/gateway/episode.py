@@ -154,10 +154,12 @@ class AgentEpisode(Episode):
         """Return what a call says: what is new in it, or a conversation that was rewritten."""
         new = continuation(self._so_far, request.messages) if self._so_far else None
         self._request = request
+        # Token ids, taken as they are
         if request.token_ids is not None:
             return Observation(
                 token_ids=request.token_ids, max_tokens=request.max_tokens, stop=request.stop, info=info or {}
             )
+        # Messages: what is new, or a rewritten conversation
         return Observation(
             new or (),
             conversation=request.messages if new is None else None,

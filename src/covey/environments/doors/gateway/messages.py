@@ -20,6 +20,7 @@ def normal_messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
         raise Refused(400, "messages must be a list of at least one message", "messages")
     found: list[Message] = []
+    # Tools that answer are named by the calls before them
     names: dict[str, str] = {}
     for place, message in enumerate(given):
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
@@ -34,12 +35,14 @@ def _normal(message: Mapping[str, Any], names: dict[str, str], where: str) -> Me
     role = ROLES[message["role"]]
     found: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
     if role == "assistant":
+        # Reasoning, and calls whose ids their answers refer to
         if isinstance(message.get("reasoning_content"), str) and message["reasoning_content"]:
             found["reasoning_content"] = plain(message["reasoning_content"])
         calls = [_call(call, f"{where}.tool_calls") for call in message.get("tool_calls") or ()]
         names.update({call["id"]: call["function"]["name"] for call in calls})
         return found | ({"tool_calls": calls} if calls else {})
     if role == "tool":
+        # An answer of a tool, named by its call
         call_id = plain(str(message.get("tool_call_id") or ""))
         name = message.get("name") or names.get(call_id, "tool")
         found |= {"name": plain(str(name))[:80], "tool_call_id": call_id}
@@ -64,6 +67,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise Refused(400, f'{where} must be {{"id": ..., "function": {{"name": ..., "arguments": ...}}}}', "messages")
+    # Arguments come as JSON text or as an object
     arguments = function.get("arguments", "")
     if isinstance(arguments, str):
         arguments = plain(arguments)

@@ -183,12 +183,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _post(self) -> tuple[int, str, bytes]:
         door, route = self._door()
+        # Rewards that the program posts
         if route == "reward":
             door.take_reward(reward_of(body_of(self._body())))
             return 200, "application/json", b"{}"
+        # Completions of token ids
         if route == "inference/v1/generate":
             request = generate_request(body_of(self._body()), door.run)
             return 200, "application/json", json.dumps(generation_of(door.ask(request), request)).encode()
+        # Chat completions, streamed or whole
         if route != "v1/chat/completions":
             raise Refused(404, NOT_FOUND)
         request = chat_request(body_of(self._body()), door.run)
@@ -200,11 +203,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         """Return the body. Raises Refused where it is too long, comes too slowly or does not say how long it is."""
         given = self.headers.get("Content-Length") or ""
+        # Refuse a length that is missing or too large
         if not (given.isascii() and given.isdigit()) or "Transfer-Encoding" in self.headers:
             raise Refused(411, "the request must say its Content-Length")
         length = int(given[:20])
         if length > MAX_BYTES:
             raise Refused(413, f"a request has {MAX_BYTES} bytes at most, got {length}")
+        # Read in parts under one deadline: a slow client holds a thread
         deadline = time.monotonic() + SECONDS
         parts: list[bytes] = []
         while length > 0:

@@ -23,18 +23,21 @@ MAX_IDS = 1024
 
 def generate_request(body: Mapping[str, Any], run: RunSampling) -> ChatRequest:
     """Return a request that brings tokens. Raises Refused where it asks for what the run does not do."""
+    # Refuse what is unknown or not supported
     unknown = next((name for name, value in body.items() if value is not None and not _is_known(name)), None)
     if unknown is not None:
         raise Refused(400, f"{unknown[:60]} is not supported", unknown[:60])
     wrong = next((name for name in MUST_BE_FALSE if body.get(name)), None)
     if wrong is not None:
         raise Refused(400, f"{wrong} must be left out, got {wrong}={body[wrong]!r:.40}", wrong)
+    # Read the sampling parameters
     given = body.get("sampling_params")
     if given is not None and not isinstance(given, Mapping):
         raise Refused(400, "sampling_params must be an object", "sampling_params")
     parameters = {name: value for name, value in (given or {}).items() if name not in OF_TEXT}
     stop_ids = _ids(parameters.pop("stop_token_ids", None) or [], "stop_token_ids")
     max_tokens, stop = checked_sampling(parameters, run)
+    # Read the tokens of the prompt
     ids = _ids(body.get("token_ids"), "token_ids")
     if not ids:
         raise Refused(400, "token_ids must be a list of at least one token", "token_ids")

@@ -227,6 +227,7 @@ def completion_of(spoken: Spoken, request: ChatRequest) -> dict[str, Any]:
 
 def stream_of(spoken: Spoken, request: ChatRequest) -> bytes:
     """Return a chat completion as server-sent events: the role, what is said, why it ended, [DONE]."""
+    # Split the message into what the chunks carry
     message = wire_message(spoken.message)
     calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", ()))]
     ids = {"token_ids": list(spoken.token_ids)} if request.with_ids else {}
@@ -238,6 +239,7 @@ def stream_of(spoken: Spoken, request: ChatRequest) -> bytes:
     ) -> dict[str, Any]:
         return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, **(more or {})}]}
 
+    # Chunks in the order of OpenAI's stream
     said = {"content": message["content"], **({"tool_calls": calls} if calls else {})}
     chunks = [{**chunk({"role": "assistant", "content": ""}), **whole}, chunk(said, more=ids)]
     chunks.append(chunk({}, spoken.finish_reason))

@@ -28,15 +28,18 @@ def action_of(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     >>> action_of("crane", {"required": ["guess"], "properties": {"guess": {"type": "string"}}})
     {'guess': 'crane'}
     """
+    # Strip reasoning and a code fence
     said = text.rpartition("</think>")[2].strip()
     if said.startswith("```") and said.endswith("```"):
         said = "\n".join(said.splitlines()[1:-1]).strip()
+    # A JSON object is the action itself
     try:
         found = json.loads(said)
     except (ValueError, RecursionError):
         found = said
     if isinstance(found, dict):
         return found
+    # Anything else is the value of the one required field
     required = schema.get("required") or []
     if len(required) != 1:
         raise ActionRefused(f"the action must be a JSON object with {', '.join(required) or 'the fields it needs'}")

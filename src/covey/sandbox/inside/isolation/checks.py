@@ -159,10 +159,12 @@ def canary_resources() -> Iterator[Found]:
     """Make a file, listeners and shared memory that probes try to reach."""
     token = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
+        # A file open to everybody, which only isolation can hide
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="covey-bait-")))
         folder.chmod(0o755)
         (folder / "file").write_text(token)
         (folder / "file").chmod(0o644)
+        # Listeners on sockets of each kind
         tcp = stack.enter_context(listener(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)))
         udp = stack.enter_context(listener(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)))
         stack.enter_context(listener(socket.AF_UNIX, socket.SOCK_STREAM, "\0covey-" + token))

@@ -54,6 +54,7 @@ def is_over(folder: str, max_bytes: int) -> bool:
 
 def _below(folder: str, at: int | None = None, depth: int = 0) -> Iterator[tuple[os.stat_result, int]]:
     """Yield the state and depth of all that is in a folder. Nothing where it is gone or no folder any more."""
+    # Open without following links: programs swap folders for them
     try:
         inner = os.open(folder, _FOLDER, dir_fd=at)
     except OSError as error:
@@ -64,6 +65,7 @@ def _below(folder: str, at: int | None = None, depth: int = 0) -> Iterator[tuple
         for name in os.listdir(inner):
             try:
                 status = os.lstat(name, dir_fd=inner)
+            # Files may vanish while the folder is read
             except FileNotFoundError:
                 continue
             yield status, depth

@@ -152,6 +152,7 @@ def set_environment(folder: str) -> None:
 
 def set_limits(spec: Spec) -> None:
     """Set limits of the process. How long it may take is watched from outside."""
+    # Bounds of time, memory, files and signals
     limits = spec.limits
     cpu = limits["cpu_seconds"]
     bounds = {
@@ -164,9 +165,11 @@ def set_limits(spec: Spec) -> None:
         resource.RLIMIT_MSGQUEUE: (0, 0),
         resource.RLIMIT_SIGPENDING: (NUM_SIGNALS, NUM_SIGNALS),
     }
+    # Linux counts the processes of the user, not of this program
     if spec.is_alone:
         bounds[resource.RLIMIT_NPROC] = (limits["num_processes"] + _OTHERS,) * 2
     for which, (soft, hard) in bounds.items():
+        # Hard limits can be lowered only
         most = resource.getrlimit(which)[1]
         if most != resource.RLIM_INFINITY:
             soft, hard = min(soft, most), min(hard, most)
