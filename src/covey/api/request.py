@@ -162,9 +162,11 @@ def reference_setting(given: Any) -> dict[str, Any]:
 
 def _task_settings(asked: Arguments) -> dict[str, Any]:
     """Return the settings that say what is rewarded on which data."""
+    # An environment brings its own rewards and data
     if asked.environment is not None:
         options = {"kind": type(asked.environment).__name__}
         return {"environment.factory": f"{objects.HOME}:environment", "environment.options": options}
+    # Rewards, tools and rows, each by a name
     found: dict[str, Any] = {}
     if asked.rewards is not None:
         found["rewards"] = [objects.reward_entry(reward) for reward in asked.reward_list]
@@ -188,9 +190,11 @@ def _given(asked: Arguments) -> Given:
             return build_tools(config.environment, config, asked.reward_list, rows, asked.tool_list)
         return build_reward_functions(config.environment, config, asked.reward_list, rows)
 
+    # The model in memory and its tokenizer
     model, tokenizer = asked.model_in_memory, asked.tokenizer
     if model is not None and tokenizer is None:
         tokenizer = _tokenizer_of(model)
+    # An environment of what is given, built once the settings are known
     unnamed = asked.unnamed_rewards + asked.unnamed_tools
     has_objects = asked.environment is not None or asked.rows is not None or bool(unnamed)
     environment = make_environment if has_objects else None
@@ -208,12 +212,14 @@ def _tokenizer_of(model: Any) -> Any:
 
 def _check_places(config: Config, given: Given) -> None:
     """Refuse settings for which another process, or a file, must have what this program alone has."""
+    # Other processes of Ray cannot reach objects in memory
     has_model = given.model is not None or given.reference is not None
     what = "a model" if has_model else "rewards, rows or an environment" if given.environment else ""
     if what and (config.source == "ray" or config.devices.trainer > 1):
         raise ValueError(
             f"source=ray works in other processes, which cannot have {what} in memory: give names or paths"
         )
+    # Settings for which the weights are loaded by name
     needs_a_name = {
         "cold_start.enabled=true": config.cold_start.enabled,
         "model.load_in_4bit=true": config.model.load_in_4bit,
@@ -228,12 +234,14 @@ def _check_places(config: Config, given: Given) -> None:
 def _notes(asked: Arguments, config: Config) -> list[str]:
     """Say what runs in this process alone, and how such a run is resumed."""
     notes = []
+    # Rewards that a worker process could not import
     unnamed = asked.unnamed_rewards
     if unnamed and config.environment.in_process:
         notes.append(
             f"rewards in this process: {', '.join(unnamed)} (worker processes, which outlive a call that hangs, can "
             "import functions of a file alone)"
         )
+    # Objects that must be given again on resuming
     kept = [
         *(["the model, with the weights it begins with,"] if asked.model_in_memory is not None else []),
         *(["the reference"] if asked.reference_in_memory is not None else []),

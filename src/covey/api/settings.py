@@ -62,6 +62,7 @@ def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 def _composed(chosen: Mapping[str, str]) -> Config:
     """Return the settings of presets, as the command composes them."""
+    # Refuse presets that do not exist
     for group, name in chosen.items():
         if name not in group_choices()[group]:
             known = ", ".join(group_choices()[group])
@@ -71,6 +72,7 @@ def _composed(chosen: Mapping[str, str]) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
+    # Compose as the command line does
     compose.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         overrides = [f"{group}={name}" for group, name in chosen.items()]
@@ -97,9 +99,11 @@ def full_name(config: Config, name: str) -> str:
     >>> full_name(Config(), "lr"), full_name(Config(), "num_steps")
     ('optimizer.lr', 'num_steps')
     """
+    # Full names, and keys below mappings of any names
     known = [found.name for found in walk(config)]
     if name in known or name in vars(config) or name.rpartition(".")[0] in _open_names(config):
         return name
+    # Last parts of names, those of primary settings first
     ending = [other for other in known if other.rpartition(".")[2] == name]
     primary = [other for other in ending if not other.startswith(SECONDARY)] or ending
     if len(primary) == 1:

@@ -100,11 +100,13 @@ def run_request(
 
     Without `exact` a folder that holds a run leaves its name to it, and the next free one is taken.
     """
+    # Collect the callbacks, and print the notes once
     watcher, config = _Watcher(), request.config
     heard = tuple(callback if isinstance(callback, Callback) else _EveryStep(callback) for callback in callbacks)
     given = replace(request.given, callbacks=heard, built=watcher.built)
     for note in request.notes if ranks.rank() == 0 and config.output.progress else ():
         print(note, flush=True)
+    # Train: a notebook keeps the steps before an interruption
     wanted = Path(folder) if folder is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))
     attention = attention_of(given)
     status = "completed"
@@ -117,6 +119,7 @@ def run_request(
     finally:
         if watcher.run is not None:
             watcher.run.policy.causal_lm.set_attn_implementation(attention)
+    # Gather the trained policy
     assert watcher.run is not None, "a run that ends well was built"
     assert watcher.record is not None, "and recorded"
     policy = _whole(watcher.run.policy, config, watcher.record.folder)
@@ -130,10 +133,12 @@ def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
     """
     if base is not None:
         raise ValueError("resume takes the settings of the run: leave config out, and name changes by keyword")
+    # Read the settings that the run was started with
     settings = dict(asked.settings)
     changes = settings.pop("resume_changes", [])
     run = find_run(str(folder), Path("outputs"))
     saved = settings_of(run, [f"resume_changes=[{','.join(changes)}]"] if changes else [])
+    # Lay the changes over them, and refuse those not named
     request = make_request(replace(asked, settings=settings), compose.to_unchecked(saved))
     wanted = OmegaConf.create(compose.to_yaml(request.config))
     assert isinstance(wanted, DictConfig)

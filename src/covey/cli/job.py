@@ -330,6 +330,7 @@ def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:
     told = f"num_epochs={config.num_epochs:g} is counted when the run begins, here num_steps={config.num_steps}"
     if isinstance(config.environment, MADE_AT_LENGTH):
         return config, (f"{told}: environment={config.environment.name} takes long to make",)
+    # Built for the number of its prompts alone
     try:
         environment = environments.build(config)
         num_prompts = len(environment.prompts("train"))

@@ -41,6 +41,7 @@ class Asked:
 def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
     """Split the planner's own flags from words that settings are made of. ValueError for what a flag cannot be."""
     kept, given = split_flags(words, WITH_VALUE, ALONE)
+    # Machines to plan for
     names = tuple(given["--on"].split(",")) if "--on" in given else (*DEFAULT_ON, THIS)
     for name in names:
         one_of("--on", name, (*GPUS, THIS))
@@ -72,15 +73,18 @@ def _number(given: dict[str, str], flag: str) -> float | None:
 
 def print_plans(config: Config, asked: Asked) -> None:
     """Print the plan of a run on each machine that was asked for. ValueError where the model's shape is not known."""
+    # Plan the run on each machine
     shape = shape_for(config.model)
     machines = [named(name).with_price(asked.price if name != THIS else None) for name in asked.on]
     plans = [
         plan_of(config, shape, on, asked.num_gpus or 1, _known(config, shape, on, asked, is_here=name == THIS))
         for name, on in zip(asked.on, machines, strict=True)
     ]
+    # Keep the plan of this machine for a later comparison
     for name, plan in zip(asked.on, plans, strict=True):
         if name == THIS:
             keep_plan(flat(asdict(config)), as_row(plan))
+    # Print as JSON or in words
     if asked.as_json:
         print(json.dumps([as_row(plan) for plan in plans], indent=1))
         return
@@ -93,6 +97,7 @@ def print_plans(config: Config, asked: Asked) -> None:
 
 def _known(config: Config, shape: Shape, on: Hardware, asked: Asked, *, is_here: bool) -> Measured:
     """Return what a probe of this machine says, of this one all of it, of others how long prompts and answers are."""
+    # Measure this machine, or reuse an earlier measurement
     found = None
     if is_here:
         if asked.probe:
@@ -105,6 +110,7 @@ def _known(config: Config, shape: Shape, on: Hardware, asked: Asked, *, is_here:
     found = found or Measured(
         source="data sheets and usual shares; lengths between a quarter and all of sampling.max_tokens"
     )
+    # Lengths given by hand outrank measured ones
     if asked.prompt_tokens is not None:
         found = replace(found, prompt_tokens=asked.prompt_tokens)
     if asked.answer_tokens is not None:
@@ -119,12 +125,14 @@ def _steps(config: Config) -> str:
 
 def lines_of(plan: Plan) -> list[str]:
     """Return a plan as lines."""
+    # Memory by part
     on, parts = plan.on, dict(plan.memory)
     total = parts.pop("in_all")
     many = f"{plan.num_gpus} × " if plan.num_gpus > 1 else ""
     room = f"{memory(total)} of {memory(int(on.memory))}"
     fit = f"fits, {room}" if plan.fits else f"does not fit, {room}: {' and '.join(plan.change)}"
     kept = ", ".join(f"{name.replace('_', ' ')} {memory(count)}" for name, count in parts.items())
+    # Phases of a step and the bounds of its duration
     step = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in plan.phases.items() if seconds > 0)
     bounds = plan.step
     found = [
@@ -134,6 +142,7 @@ def lines_of(plan: Plan) -> list[str]:
         f"  a step      {_seconds(bounds.value)} ({_seconds(bounds.low)} to {_seconds(bounds.high)}): {step}",
         f"  the run     {_hours(plan.hours.value)} ({_hours(plan.hours.low)} to {_hours(plan.hours.high)})",
     ]
+    # Cost, where prices are known
     if plan.cost is not None:
         low, value, high = plan.cost.low, plan.cost.value, plan.cost.high
         found.append(f"  cost        ${value:,.2f} (${low:,.2f} to ${high:,.2f}); prices: {on.source}")

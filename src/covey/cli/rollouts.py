@@ -38,9 +38,11 @@ def run_rollouts(words: Sequence[str]) -> None:
         raise ValueError(
             f"{asked.path} is not there: {asked.path.parent} is no run folder, or output.rollouts_per_step was 0"
         )
+    # Read the rows and choose among them
     with as_written(asked.path):
         kept = list(rows_of(asked.path))
     rows = chosen(kept, asked.step, asked.prompt_id)
+    # Show the first by reward, in the order asked for
     with as_written(asked.path):
         rows.sort(key=lambda row: row["reward"], reverse=not asked.worst_first)
         texts = [episode_text(row) if "turns" in row else as_text(row) for row in rows[: asked.number]]

@@ -80,6 +80,7 @@ def as_lines(found: Translation) -> list[str]:
 
 def read_file(path: Path) -> list[str]:
     """Return the words of a script, or of a file of settings as `name=value`. ValueError where there are none."""
+    # Refuse files that hold no settings
     if not path.is_file():
         raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
     if path.suffix == ".py":
@@ -88,8 +89,10 @@ def read_file(path: Path) -> list[str]:
             "its import from trl; a command line that starts it is translated behind --"
         )
     text = read_regular(path, MAX_BYTES).decode()
+    # Words of a shell script's command
     if path.suffix not in (".json", ".yaml", ".yml"):
         return words_of_script(text)
+    # Settings of a JSON or YAML file
     try:
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:

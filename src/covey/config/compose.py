@@ -219,6 +219,7 @@ def _plain(value: Any, hint: Any) -> Any:
         return {name: _plain(getattr(value, name), hints[name]) for name in hints}
     if isinstance(value, Mapping):
         return {key: _plain(one, None) for key, one in value.items()}
+    # Elements follow the hint of their sequence
     choices = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if isinstance(value, list | tuple):
         of_each = next((get_args(choice)[0] for choice in choices if get_args(choice)), None)

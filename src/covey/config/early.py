@@ -22,12 +22,16 @@ def check_early(
 
     What needs a closer look is left to those who load it.
     """
+    # Functions are imported from the working directory, as in the run
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
+    # Data, of each part of a mixture
     for part in part_configs(config).values() if config.environment.name == "mixture" else (config,):
         _check_data(part.data.path)
+    # Reward functions
     for entry in config.rewards:
         _check_reward(entry)
+    # The policy and its reference
     warnings = list(_check_model(config, asks_hub)) if loads_model else []
     compared = config.algorithm.reference_model
     if compared is not None and loads_reference:

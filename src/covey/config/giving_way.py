@@ -98,6 +98,7 @@ def overruled(config: Config, typed: Sequence[str]) -> list[str]:
         file = CONF / group / f"{choice}.yaml"
         if group != "algorithm" or not file.is_file():
             continue
+        # Compare what the preset says with what is in force
         preset = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
         now = {key: read(config, f"{group}.{key}") for key in preset}
         if preset and all(now[key] != value for key, value in preset.items()):

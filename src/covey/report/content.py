@@ -66,10 +66,12 @@ def verdict(run: RunFiles) -> dict[str, str]:
     """Say in a sentence what came of the run, and whether that is shown."""
     summary, last = run.summary, run.steps[-1] if run.steps else None
     wanted = run.settings.get("num_steps")
+    # No summary: under way, or killed
     if summary is None:
         where = f"step {last['step']} of {wanted}" if last else "no step is finished yet"
         reward = f", reward {last.get('sampled_reward_mean')}" if last else ""
         return {"state": "running", "text": f"Under way, or killed: {where}{reward}."}
+    # Completed, interrupted or failed
     gain, how = _gain(summary), summary.get("status", "")
     if how == "completed":
         return {"state": _state(summary), "text": gain}
@@ -81,12 +83,14 @@ def verdict(run: RunFiles) -> dict[str, str]:
 def _gain(summary: Row) -> str:
     """Say what the evaluations before and after show."""
     before, after, gain = summary.get("before"), summary.get("after"), summary.get("gain")
+    # Runs without evaluations to compare
     if not before or not after or not gain:
         return "There are no two evaluations to compare."
     number = after["num_prompts"]
     change = gain["accuracy"]
     if any(not isinstance(change[key], int | float) for key in ("value", "low", "high")):
         return "The evaluations before and after have nothing in common."
+    # Accuracies, and the interval of the gain
     values = f"{100 * before['accuracy']['value']:.1f} → {100 * after['accuracy']['value']:.1f} %"
     shown = f"{100 * change['value']:+.1f}, 95 % [{100 * change['low']:.1f}, {100 * change['high']:.1f}]"
     words = {"shown": "shown", "lost": "it got worse", "unclear": "not shown: the interval holds 0"}[_state(summary)]
@@ -106,6 +110,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """Return what is said of a run below its name."""
     settings, summary = run.settings, run.summary or {}
     sizes = f"{settings.get('groups_per_step')} × {settings.get('group_size')} answers a step"
+    # Settings of the run
     found = [
         ("task", f"{settings.get('environment.name')}"),
         ("policy", f"{settings.get('model.name')}" + (", LoRA" if settings.get("model.lora_rank") else "")),
@@ -113,6 +118,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("steps", f"{len(run.steps)} of {settings.get('num_steps')}, {sizes}"),
         ("seed", str(settings.get("seed"))),
     ]
+    # Costs, once a summary is there
     if summary:
         found.append(("time", duration(summary.get("seconds", 0))))
         found.append(("tokens", f"{summary.get('tokens', 0):,}, {summary.get('tokens_per_second', 0):,.0f} a second"))
@@ -178,11 +184,13 @@ def _trace(row: Row) -> Row:
 
 def _rollout(one: Row) -> Row:
     tokens = one.get("tokens") or {}
+    # Values of each token, null where the policy did not choose it
     numbers = {
         name: [short(value) if isinstance(value, int | float) else None for value in tokens[name]]
         for name in ("sampler_logprob", "trainer_logprob", "ratio", "entropy", "kl")
         if tokens.get(name)
     }
+    # Ratios of 1 everywhere say nothing
     if set(numbers.get("ratio", [])) <= {1.0, None}:
         numbers.pop("ratio", None)
     return {
@@ -218,14 +226,17 @@ def thinned(rows: Sequence[Row], most: int) -> list[Row]:
 
 def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
     """Return the greedy answers to the same prompts at the first and the last evaluation, those that changed first."""
+    # Greedy answers of the first and the last evaluation
     greedy = [row for row in run.answers if row.get("greedy")]
     steps = sorted({row["step"] for row in greedy})
     if len(steps) < 2:
         return {"steps": steps, "counts": {}, "rows": []}
     before, after = ({row["prompt_id"]: row for row in greedy if row["step"] == s} for s in (steps[0], steps[-1]))
+    # Pair them by prompt, those that changed first
     rows = [_pair(before[name], row) for name, row in after.items() if name in before]
     counts = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
     rows.sort(key=lambda row: KINDS.index(row["kind"]))
+    # Take all kinds in turn, up to the size of the page
     size, shown = 0, []
     for row in _round_robin(rows):
         size += len(json.dumps(row, default=str))

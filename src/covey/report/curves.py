@@ -75,6 +75,7 @@ def _reward(run: RunFiles) -> dict[str, Any] | None:
     values = [number(row.get("sampled_reward_mean")) for row in run.steps]
     if not any(value is not None for value in values):
         return None
+    # Intervals over prompts, where every step has one
     of_step = {row["step"]: _over_prompts(row) for row in run.updates}
     bands = [of_step.get(step) for step in steps]
     if all(band is not None and band.low is not None for band in bands):
@@ -133,6 +134,7 @@ def _moving(values: Sequence[float | None]) -> tuple[str, list[Band]]:
 def _curve(
     name: str, title: str, steps: Sequence[int], values: Sequence[float | None], bands: Sequence[Band]
 ) -> dict[str, Any]:
+    # Merge neighbours, so that long runs stay drawable
     points = list(zip(steps, values, bands, strict=True))
     size = -(-len(points) // MAX_POINTS)
     merged = [_merge(points[start : start + size]) for start in range(0, len(points), size)]
@@ -169,12 +171,14 @@ def reading(values: Sequence[float]) -> str:
     """
     if not values:
         return "nothing was measured"
+    # Compare the first tenth with the last
     ends = max(1, len(values) // 10)
     first, last = fmean(values[:ends]), fmean(values[-ends:])
     shown = f"{three_digits(first)} to {three_digits(last)}"
     if three_digits(first) == three_digits(last):
         return f"stayed at {three_digits(last)}"
     way = "rose" if last > first else "fell"
+    # Percentages are undefined at 0 and across it
     if first == 0 or first * last < 0:
         return f"{way}: {shown}"
     return f"{way} by {abs(last / first - 1):.0%}: {shown}".replace("%", " %")

@@ -24,6 +24,7 @@ def machines_of(run: RunFiles) -> dict[str, Any] | None:
     from covey.environments.machines.pictures.command import ANY_BLOCK, best_of_run, describe
     from covey.environments.machines.pictures.mesh import VIEWS, in_view, mesh_of
 
+    # Machines of the highest scores
     try:
         best = best_of_run(run.folder, NUM_MACHINES)
     except (ValueError, OSError, LookupError):
@@ -33,6 +34,7 @@ def machines_of(run: RunFiles) -> dict[str, Any] | None:
         machine = place(one.tree, ANY_BLOCK)
         if isinstance(machine, Invalid):
             continue
+        # Project to the oblique view
         shown = in_view(mesh_of(machine).polygons, VIEWS["oblique"])
         polygons = [
             ("root" if kind == 0 else BLOCKS[kind].kind, round(shade, 2), corners.round(2).reshape(-1).tolist())

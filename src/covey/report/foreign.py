@@ -62,12 +62,14 @@ def _of_verifiers(folder: Path) -> Iterator[Row]:
     if not path.is_file():
         return
     for line in read_regular(path, MAX_BYTES).split(b"\n"):
+        # Skip lines that are no record
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if not isinstance(record, dict) or "nodes" not in record:
             continue
+        # Tell messages that were given from those sampled
         messages = [node["message"] for node in record["nodes"]]
         given = [m for m, node in zip(messages, record["nodes"], strict=True) if not node.get("sampled")]
         written = [m for m, node in zip(messages, record["nodes"], strict=True) if node.get("sampled")]
@@ -106,10 +108,12 @@ def _as_run(folder: Path, rows: Sequence[Row]) -> RunFiles:
     """Make of answers what a run of covey would have logged: rewards by step and by prompt, groups without tokens."""
     steps, updates, traces = [], [], []
     for step in sorted({row["step"] for row in rows}):
+        # Group the answers of a step by prompt
         groups: dict[str, list[Row]] = {}
         for row in rows:
             if row["step"] == step:
                 groups.setdefault(_text(row["prompt"]), []).append(row)
+        # Metrics of the step
         rewards = {name: [row["reward"] for row in group] for name, group in groups.items()}
         flat = [reward for group in rewards.values() for reward in group]
         lengths = [len(row["completion"]) for group in groups.values() for row in group]
@@ -121,6 +125,7 @@ def _as_run(folder: Path, rows: Sequence[Row]) -> RunFiles:
                 "characters_mean": mean_band(lengths).value,
             }
         )
+        # Its rows of updates.jsonl and traces.jsonl
         shown = [{"prompt_id": name[-60:], "rewards": group} for name, group in rewards.items()]
         updates.append({"step": step, "num_groups": len(groups), "groups": shown})
         traces += [_group(step, group) for group in groups.values()]
@@ -147,6 +152,7 @@ def export_trl(folder: Path) -> Path:
     out = folder / "completions"
     out.mkdir(exist_ok=True)
     for step, rows in _by_step(_rollouts(folder)):
+        # Columns of TRL's table of completions
         columns: dict[str, list[Any]] = {"step": [step] * len(rows)}
         columns["prompt"] = [_text(row["prompt"]) for row in rows]
         columns["completion"] = [_text(row["completion"]) for row in rows]
@@ -187,6 +193,7 @@ EXPORTS: dict[str, Callable[[Path], Path]] = {"trl": export_trl, "verl": export_
 
 def _record(row: Row, one: Row, place: int) -> Row:
     """Return a rollout as verifiers has it: the prompt's messages, then one message that the policy sampled."""
+    # Nodes of the prompt, each the child of the one before
     prompt = row["prompt"] if isinstance(row["prompt"], list) else [{"role": "user", "content": row["prompt"]}]
     given = [{"parent": at - 1 if at else None, "message": message} for at, message in enumerate(prompt)]
     tokens, learnt = one["tokens"], one["tokens"]["learnt"]
@@ -195,6 +202,7 @@ def _record(row: Row, one: Row, place: int) -> Row:
         values = tokens.get(name)
         return None if values is None else [v for v, is_own in zip(values, learnt, strict=True) if is_own]
 
+    # Node of the answer, with values of its trained tokens
     advantage = one["advantage"]
     sampled = {
         "parent": len(given) - 1,

@@ -128,6 +128,7 @@ def of_verl(file: Path) -> tuple[list[Row], list[Row]]:
 
 def _numbers(line: str) -> Row | None:
     """Return the numbers of a line, a JSON object or what verl prints. None for another."""
+    # A JSON object with data and a step
     if line.startswith("{"):
         try:
             found = json.loads(line)
@@ -137,6 +138,7 @@ def _numbers(line: str) -> Row | None:
         if not isinstance(data, dict) or type(found.get("step")) is not int:
             return None
         return {**data, "step": found["step"]}
+    # A line of verl's console logger, "step:1 - name:value - ..."
     match = LINE.search(line)
     if match is None:
         return None

@@ -159,6 +159,7 @@ def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -
 
     ValueError where a setting is about it.
     """
+    # Only a template that text leaves unused is reported
     template = policy.tokenizer.chat_template
     if template is None or any(not isinstance(prompt.text, str) for prompt in prompts):
         return
@@ -167,6 +168,7 @@ def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -
             f"model.chat_template_kwargs={config.model.chat_template_kwargs} needs prompts that are conversations, "
             "got text only"
         )
+    # The template of covey's own models is no loss
     if template != CHAT_TEMPLATE:
         LOGGER.warning(
             "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "

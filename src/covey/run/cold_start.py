@@ -81,9 +81,11 @@ def _train_into(
 ) -> ColdStart:
     with catch_write_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
+    # Load the policy, shared out where the run shares it out
     model, strategy = config.warmed_model, config.parallel.strategy
     policy = load_policy(model, seed=config.seed, on_host=is_shared_out(strategy))
     policy, _ = distributed(policy, None, strategy, choose_device(model.device))
+    # Warm up, and keep the whole weights on rank 0
     num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
     weights = sharding.full_state_dict(policy.model) if policy.sharded else None
     report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})
@@ -210,12 +212,14 @@ def _demonstrated(
     num_turns = 0
     for message in shown:
         if message["role"] == "assistant":
+            # The assistant's turn, ended as the policy is to end it
             num_turns += 1
             text = text_of(message)
             ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
             last = (*ids, *(() if text.endswith(tuple(stop)) else (_end_token(policy),)))
             branch.append(sampled(Completion(last, (0.0,) * len(last), "stop", policy_version=0), num_turns))
         else:
+            # The environment's turn, encoded as in a rollout
             before = prompt.text if isinstance(prompt.text, str) else (*prompt.text, *said)
             told = observed_tokens(policy.tokenizer, before, (message,), last, tools)
             branch.append(Segment(told, str(message["role"]), num_turns))

@@ -166,11 +166,13 @@ async def _sample_again(sampler: Sampler, prompt: Prompt, past: PastGroup, confi
 
 def _train(run: Run, groups: Sequence[Group], step: PastStep, record: RunRecorder) -> str:
     """Make the step's update, and compare the weights after it."""
+    # Repeat the update, with what was trained ahead
     with record.watchdog.deadline(f"the update of step {step.step}", "timeouts.update"):
         for part in step.ahead:
             train_ahead([groups[place] for place in part], run.trainer, run.credit, run.packing, step.step - 1)
         batches, _ = make_training_batches(groups, run.trainer, run.credit, run.packing, step.step - 1)
         run.trainer.step(batches, step.step - 1)
+    # Compare the digest of the weights
     digest = make_weight_set(run.policy, step.step).digest
     if step.digest is not None and digest != step.digest:
         raise ValueError(

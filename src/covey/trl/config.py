@@ -142,6 +142,7 @@ class GRPOConfig(TrainingArguments):
         if self.generation_batch_size is None:
             self.steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
             self.generation_batch_size = per_step * self.steps_per_generation
+        # Batches hold whole micro-batches and whole groups
         if self.generation_batch_size % per_step:
             raise ValueError(f"generation_batch_size={self.generation_batch_size} must be a multiple of {per_step}")
         self.steps_per_generation = self.generation_batch_size // per_step

@@ -54,6 +54,7 @@ def _is_harmless(name: str, value: Any) -> bool:
 def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
     """Return the settings that a GRPOConfig means, by dotted name. ValueError for what has no counterpart."""
     refuse_unknown(args)
+    # Batches, and the groups of each optimiser step
     num_batches, groups = batches(args, num_rows)
     num_mini = args.num_mini_batches
     if groups % num_mini:
@@ -61,6 +62,7 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
             f"{groups} prompts of a batch cannot be shared out to {num_mini} optimiser steps (steps_per_generation / "
             "gradient_accumulation_steps): covey never splits the completions of a prompt"
         )
+    # Settings of the run itself
     found = {
         "seed": args.seed,
         "num_steps": num_batches,
@@ -72,6 +74,7 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
         "timeouts.ranks": float(args.ddp_timeout),
         "parallel.strategy": _strategy(args),
     }
+    # Settings of each section
     return {
         **found,
         **_model(args),
@@ -86,6 +89,7 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
 def batches(args: GRPOConfig, num_rows: int) -> tuple[int, int]:
     """Return the batches of the run and the prompts of each. ValueError where the run ends within a batch."""
     groups = (args.generation_batch_size or 1) // (args.num_generations or 1)
+    # A number of optimiser steps, else passes over the rows
     if args.max_steps > 0:
         steps = args.steps_per_batch
         if args.max_steps % steps:
@@ -120,6 +124,7 @@ def _model(args: GRPOConfig) -> dict[str, Any]:
 def _sampling(args: GRPOConfig) -> dict[str, Any]:
     if args.max_completion_length is None:
         raise ValueError("max_completion_length=None has no counterpart in covey: completions have a limit")
+    # Keywords of generate that are settings of sampling
     extra = _dictionary(args.generation_kwargs)
     stop = extra.pop("stop_strings", [])
     values = {name: getattr(args, name) for name in SAMPLING_KEYS} | {
@@ -127,6 +132,7 @@ def _sampling(args: GRPOConfig) -> dict[str, Any]:
     }
     if extra:
         raise ValueError(f"generation_kwargs has no counterpart in covey for {', '.join(extra)}")
+    # Completions that TRL samples at a time
     at_a_time = args.per_device_train_batch_size * (args.steps_per_generation or 1)
     return {
         "sampling.max_tokens": args.max_completion_length,
@@ -143,11 +149,13 @@ def _vllm(args: GRPOConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"engine.name": "vllm", **({"engine.sleep": 2} if args.vllm_enable_sleep_mode else {})}
     if args.vllm_max_model_length is not None:
         found["sampling.max_total_tokens"] = args.vllm_max_model_length
+    # A server, or a share of the trainer's GPU
     if args.vllm_mode == "server":
         address = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         found["engine.url"] = args.vllm_server_base_url or address
     else:
         found["engine.gpu_memory_utilization"] = args.vllm_gpu_memory_utilization
+    # Correction of the mismatch between sampler and trainer
     if not args.vllm_importance_sampling_correction:
         return found | {"algorithm.correction": "none"}
     level, _, mode = args.vllm_importance_sampling_mode.partition("_")
@@ -170,6 +178,7 @@ def _without_vllm(args: GRPOConfig) -> dict[str, Any]:
 
 def _objective(args: GRPOConfig) -> dict[str, Any]:
     """Return advantages, loss, its reduction and the KL penalty. Nothing is clamped that TRL does not clamp."""
+    # Refuse losses without a counterpart
     if args.loss_type not in AGGREGATIONS:
         raise ValueError(f"loss_type must be one of {', '.join(AGGREGATIONS)}, got {args.loss_type}")
     splits = args.gradient_accumulation_steps * args.world_size
@@ -178,6 +187,7 @@ def _objective(args: GRPOConfig) -> dict[str, Any]:
             f"loss_type='bnpo' divides by the tokens of a micro-batch, of which a step has {splits} here, so that the "
             "update depends on the split; loss_type='dapo' divides by those of the step"
         )
+    # Means over sequences count empty completions in TRL
     sequence_means = AGGREGATIONS[args.loss_type].startswith("seq_mean")
     return {
         **_advantage(args),
@@ -227,9 +237,11 @@ def _loss(args: GRPOConfig) -> dict[str, Any]:
 
 def _penalties(args: GRPOConfig) -> dict[str, Any]:
     """Return the KL penalty and the entropy bonus."""
+    # Entropy bonus
     found: dict[str, Any] = {"algorithm.entropy_coef": args.entropy_coef}
     if args.use_adaptive_entropy:
         found["algorithm.target_entropy"] = args.entropy_target
+    # KL penalty, which needs a reference
     if args.beta == 0 and args.sync_ref_model:
         raise ValueError("sync_ref_model=True needs beta > 0: no reference model is held")
     if args.beta == 0:
@@ -244,6 +256,7 @@ def _penalties(args: GRPOConfig) -> dict[str, Any]:
         "algorithm.kl_gradient": "is_weighted" if args.use_bias_correction_kl else "naive",
         "algorithm.kl_clamp": None,
     }
+    # Reference that follows the policy
     if args.sync_ref_model:
         found["algorithm.reference_refresh_every"] = args.ref_model_sync_steps
         found["algorithm.reference_refresh_alpha"] = args.ref_model_mixup_alpha

@@ -26,13 +26,16 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     >>> in_a_line([], RunLog())
     'too early to say, after 0 steps'
     """
+    # Count the findings by level
     level, needed = worst(findings), 2 * log.width
     counts = {one: sum(finding.level is one for finding in findings) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
+    # Begin with the worst, or with being too early
     first = "healthy" if len(log.steps) >= needed else f"too early to say, after {len(log.steps)} steps"
     if level is Level.SICK:
         first = f"sick: {findings[0].rule.id} {findings[0].rule.name}"
     elif level is Level.WATCH and len(log.steps) < needed:
         first = f"after {len(log.steps)} steps"
+    # Add how many there are besides
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch" if counts[Level.WATCH] else ""
     know = f"{counts[Level.NOTE]} to know" if counts[Level.NOTE] else ""

@@ -71,6 +71,7 @@ def workload(config: Config, num_ranks: int) -> Workload:
     least that a run takes.
     """
     model = config.model
+    # Groups and rows of one GPU
     num_groups = -(-config.groups_per_step // num_ranks)
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     num_rows = min(config.engine.max_rows, num_groups * group_size)

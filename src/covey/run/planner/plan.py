@@ -70,12 +70,15 @@ class Plan:
 
 def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Plan:
     """Plan a run. `num_gpus` counts those that train. Samplers of source=ray come on top."""
+    # Count what a step asks of one GPU
     config = with_checkpointing(config, num_gpus, int(on.memory))
     load = through_c(config, _within_a_step(config, workload(config, num_gpus), known), on)
     load = bounded(load, shape, on)
+    # Bound its duration by short and by long answers
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
     spread = SPREAD_OF_PROBE if known.factors else _spread(on)
     step = Interval(sum(low.values()) / spread, sum(value.values()), sum(high.values()) * spread)
+    # Extend it to the run
     seconds = _run_seconds(config, shape, on, num_gpus, known, value)
     hours = Interval(*(seconds * bound / step.value / 3600 for bound in (step.low, step.value, step.high)))
     gpus = num_gpus + (config.devices.sampler if config.source == "ray" else 0)
@@ -123,13 +126,16 @@ def cheapest_change(config: Config, shape: Shape, on: Hardware, num_gpus: int) -
             changed = change(changed)
         return memory_on(shape, bounded(workload(changed, gpus), shape, on), on)["in_all"] <= on.memory
 
+    # Find one change that is enough, else the first few together
     alone = next(([one] for one in CHANGES if fits([one])), None)
     some = alone or next((list(CHANGES[:n]) for n in range(2, len(CHANGES) + 1) if fits(CHANGES[:n])), None)
     if some is not None:
+        # Leave out those that are not needed
         for one in reversed(some[:-1]):
             rest = [other for other in some if other is not one]
             some = rest if fits(rest) else some
         return tuple(words.format(tokens=_least_batch(config)) for words, _ in some)
+    # Else share the weights out to more GPUs
     for gpus in (2, 4, 8, 16, 32, 64):
         if gpus > num_gpus and fits(CHANGES[:4], gpus, "fsdp"):
             said = (words.format(tokens=_least_batch(config)) for words, _ in CHANGES[:4])
@@ -192,6 +198,7 @@ def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_toke
     """Return what one process does in a step. Of samplers where there are any."""
     algorithm, processes = config.algorithm, samplers or num_gpus
     size = max(group_sizes(config.group_size, config.group_size_schedule))
+    # Few groups are shared by several processes
     is_shared = not samplers and config.groups_per_step < processes
     return Work(
         num_groups=-(-config.groups_per_step // processes),
@@ -229,10 +236,12 @@ def _run_seconds(
 ) -> float:
     """Return the seconds of a run: steps, evaluations, the cold start, loading."""
     counts = derived(config, num_gpus)
+    # Evaluations, at the sampling speed of a step
     rollouts = max(1, config.groups_per_step * config.group_size)
     answers = counts["evaluations"] * counts["completions_per_evaluation"]
     evaluating = (step["sampling"] + step["reward"]) * answers / rollouts
     length = known.completion_tokens or LENGTHS[1] * config.sampling.max_tokens
+    # The cold start, as passes over demonstrations
     cold = 0.0
     if config.cold_start.enabled:
         rows = Work(config.cold_start.batch_size, 1, known.prompt_tokens, length, config.sampling.max_tokens, 1)

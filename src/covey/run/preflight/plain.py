@@ -73,18 +73,21 @@ class Look:
 
 def check_plain(subject: PreflightContext) -> Check:
     """Check that engine and trainer give the log-probs of transformers, at short and full length."""
+    # Compare log-probs at short and at full length
     config = subject.config
     short = shortened(first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS))
     looks = [Look("short", short, _longest(short)), *_at_full_length(subject)]
     gaps: dict[str, Tensor] = {}
     for look in looks:
         gaps |= {f"{who}/{look.name}": gap_L for who, gap_L in _gaps(subject, look.groups).items()}
+    # Bound the mean gap and the largest
     limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[kind_of(config.model)]
     means = {name: float(gap_L.mean()) for name, gap_L in gaps.items()}
     largest = {name: float(gap_L.max()) for name, gap_L in gaps.items()}
     wrong = [name for name in gaps if not (largest[name] <= limit and means[name] <= MEAN_SHARE * limit)]
     # A NaN is the worst of all, which max() alone would not see.
     worst = max(wrong or gaps, key=lambda name: (largest[name] != largest[name], largest[name]))
+    # Say what differs most, and what may help
     lengths = {look.name: look.num_tokens for look in looks}
     who, name = worst.split("/")
     figure = (

@@ -50,12 +50,14 @@ def _control_groups(root: Path) -> Iterator[int]:
     File cache that can be dropped counts as free.
     """
     file = root / "proc" / "self" / "cgroup"
+    # Groups of the process, of cgroup version 1 or 2
     for line in file.read_text().splitlines() if file.is_file() else []:
         _, kinds, path = line.split(":", 2)
         if kinds not in FILES:
             continue
         folder, limit_name, usage_name, cache_name = FILES[kinds]
         top = root / "sys" / "fs" / "cgroup" / folder
+        # Limits of the groups above bind as well
         for place in (PurePosixPath(path), *PurePosixPath(path).parents):
             group = top / str(place).lstrip("/")
             if not (group / limit_name).is_file():

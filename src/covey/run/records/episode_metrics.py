@@ -23,10 +23,12 @@ class EpisodeFact:
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     """Describe the episodes of all ranks. Nothing where there are none."""
+    # Gather facts of the episodes of all ranks
     own = [_fact(rollout, rollout.stop_reason) for group in groups for rollout in group.rollouts if rollout.stop_reason]
     facts = [fact for of_rank in collectives.all_gather(own) for fact in of_rank]
     if not facts:
         return {}
+    # Count tokens and ways of ending
     turns = sum(fact.num_turns for fact in facts)
     given, chosen = sum(fact.num_given for fact in facts), sum(fact.num_chosen for fact in facts)
     shares = {

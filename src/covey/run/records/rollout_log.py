@@ -142,8 +142,10 @@ def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
         "parts": dict(rollout.reward.parts),
         "finish_reason": rollout.finish_reason,
     }
+    # Turns of an episode
     if rollout.stop_reason is not None:
         row |= {"stop_reason": rollout.stop_reason, "turns": [_turn_row(turn) for turn in rollout.turns]}
+    # Notes never take the place of covey's own columns
     extra = rollout.reward.extra.items()
     return row | {f"extra/{name}" if name in row or name in MORE_NAMES else name: value for name, value in extra}
 

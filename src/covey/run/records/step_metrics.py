@@ -95,6 +95,7 @@ def _repeated(group: Group) -> tuple[int, int, int]:
 def _credit_metrics(credit: Credit) -> Row:
     """Spread of the rewards as they were trained on, and the advantages of the rollouts that are in the loss."""
     rewards = credit.scores.rewards_N[credit.scores.scored].tolist()
+    # Gather the advantages of rollouts in the loss
     own = [
         advantage
         for of_group, flags in zip(credit.advantages, credit.keep, strict=True)
@@ -102,6 +103,7 @@ def _credit_metrics(credit: Credit) -> Row:
         if is_kept
     ]
     advantages = _of_all_ranks(own)
+    # Share of the largest advantages in the sum of magnitudes
     sizes = sorted(map(abs, advantages), reverse=True)
     largest, total = sum(sizes[: max(1, int(TOP_SHARE * len(sizes)))]), sum(sizes)
     return {
@@ -114,6 +116,7 @@ def _credit_metrics(credit: Credit) -> Row:
 
 def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
     """Describe the turns of episodes: what each earned and what it was trained with. Nothing where there are none."""
+    # Gather turns of the episodes of all ranks
     pairs = [
         (rollout, advantages)
         for group, of_group in zip(groups, credit.of_each_turn(groups), strict=True)
@@ -124,6 +127,7 @@ def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
     void = _of_all_ranks([any(turn.is_void for turn in rollout.turns) for rollout, _ in pairs])
     if not facts:
         return {}
+    # Average by place in the episode
     row: Row = {"void_fraction": _mean(void)}
     for place in range(min(MOST_TURNS, max(len(earned) for earned, _ in facts))):
         row[f"turn_reward/{place + 1}"] = _mean([earned[place] for earned, _ in facts if place < len(earned)])

@@ -182,6 +182,7 @@ def comparable(
     first, last = seen[0], seen[-1]
     if first == last or (not first and before.num_prompts == after.num_prompts):
         return before, after
+    # Restrict both to the prompts they share
     found = restrict_to_common_prompts(before, after, first, last)
     if found is None:
         LOGGER.warning("no prompt is in both evaluations, the first and the last: the summary has no gain")

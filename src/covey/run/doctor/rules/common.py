@@ -62,10 +62,12 @@ def accuracy_change(log: RunLog) -> Change | None:
     if len(looks) < 2:
         return None
     (_, first), (step, last) = looks[0], looks[-1]
+    # Take the paired interval of the summary, where it fits
     found = (log.summary.get("gain") or {}).get("accuracy") or {}
     low, high, value = (as_number(found.get(name)) for name in ("low", "high", "value"))
     if low is not None and high is not None and value is not None and abs(value - (last - first)) < 1e-6:
         return Change(first, last, (high - low) / 3.92, step)
+    # Else estimate the binomial error of both accuracies
     prompts = num_prompts(log)
     variance = first * (1 - first) + last * (1 - last)
     return Change(first, last, sqrt(max(variance, 1 / prompts) / prompts), step)

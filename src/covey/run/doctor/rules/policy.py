@@ -81,12 +81,14 @@ def entropy_explosion(log: RunLog) -> Evidence | None:
 
 def length_explosion(log: RunLog) -> Evidence | None:
     """Find answers that grow while what they are worth does not, or until the limit cuts them."""
+    # Find lengths that stay above those of the first steps
     usual = log.at_first("completion_length_mean", min)
     if usual is None or usual <= 0:
         return None
     span = log.lasting("completion_length_mean", lambda window: window.mean > 1.5 * usual)
     if span is None or span.is_over:
         return None
+    # Excuse growth that pays, unless the limit cuts more
     cut = change_of(log, "truncated_fraction")
     more_cut = cut is not None and cut.gain > 0.1
     better = accuracy_change(log)
@@ -116,11 +118,13 @@ def length_collapse(log: RunLog) -> Evidence | None:
 def kl_runs_away(log: RunLog) -> Evidence | None:
     """Find a KL to the reference that grows without a gain, or far beyond its target."""
     points = log.known("kl")
+    # Bound the KL by its target, else by its early level
     early = [value for step, value in points if 5 <= step <= 20]
     if not early:
         return None
     usual, target = median(early), log.setting("algorithm.target_kl")
     bound = 3 * target if isinstance(target, int | float) and target > 0 else max(10 * usual, 0.1)
+    # Find KL beyond the bound without a reward that rises
     span = log.lasting("kl", lambda window: window.mean > bound)
     if span is None or (is_rising(log) and span.windows[-1].mean < 10 * bound):
         return None
@@ -134,10 +138,12 @@ def gradient_spikes(log: RunLog) -> Evidence | None:
     points = [(step, value) for step, value in log.known("grad_norm") if value > 0]
     if len(points) < 2 * log.width:
         return None
+    # Find gradients far above the usual
     values = [value for _, value in points]
     middle = median(values)
     bound = middle + SPIKE * max(spread(values), 0.1 * middle)
     leaps = [(step, value) for step, value in points if value > bound]
+    # Find several of them within a few steps
     crowded = [
         (first, last)
         for first, last in zip(leaps, leaps[SPIKES - 1 :], strict=False)
@@ -145,6 +151,7 @@ def gradient_spikes(log: RunLog) -> Evidence | None:
     ]
     if not crowded:
         return None
+    # Judge by what the reward does meanwhile
     since, largest = crowded[0][0][0], max(value for _, value in leaps)
     level = Level.SICK if is_falling(log) else Level.WATCH
     text = f"the gradient leapt {len(leaps)} times, to {largest:.3g} where {middle:.3g} is usual"
@@ -162,10 +169,12 @@ def rate_too_high(log: RunLog) -> Evidence | None:
         error = (window.error**2 + base.error**2) ** 0.5
         return window.first > base.last and base.mean - window.mean > max(3 * error, 0.02 * abs(base.mean))
 
+    # Find a fall of the reward or of held-out accuracy
     span = None if has_curriculum(log) else log.lasting(name, fell)
     change = accuracy_change(log)
     if span is None and not (change is not None and change.z < -3):
         return None
+    # Find a policy that moves too far, without a gain elsewhere
     moved = _moved(log)
     if moved is None or (change is not None and change.z > 2):
         return None
@@ -193,13 +202,16 @@ def _is_far_from(usual: float) -> Callable[[Window], bool]:
 
 def rate_too_low(log: RunLog) -> Evidence | None:
     """Find a policy that does not move though there is something to learn."""
+    # Adapters need larger rates than all weights do
     rate, rank = log.setting("optimizer.lr"), log.setting("model.lora_rank")
     if isinstance(rate, float) and rank and rate < FULL_LR_OF_LORA and len(log.steps) >= 2 * log.width:
         text = f"optimizer.lr={rate:g} with adapters of rank {rank}"
         return None if is_rising(log) else Evidence(Level.WATCH, text, None, values={"lr": rate})
+    # Excuse runs too short, or without a signal to learn from
     reward, signal = reward_change(log), log.windows("zero_std_fraction")
     if len(log.steps) < max(50, 4 * log.width) or reward is None or not signal or signal[-1].mean > 0.6:
         return None
+    # Find measures that stand still, without a trend in rewards
     still = [name for name in ("entropy", "completion_length_mean") if _stands_still(log, name)]
     values = thinned(log.values(reward_name(log)))
     if len(still) < 2 or is_rising(log) or mann_kendall(values) < 0.05:
@@ -222,10 +234,12 @@ def _relative(change: Change | None) -> float:
 
 def clip_works(log: RunLog) -> Evidence | None:
     """Find a clip that takes the gradient from many tokens, or from one side alone."""
+    # Find a clip fraction that is large overall
     span = log.lasting("clip_fraction", lambda window: window.mean > 0.25)
     if span is not None:
         level = Level.SICK if span.mean > 0.5 else Level.WATCH
         return evidence_of(level, span, f"the clip takes the gradient from {percent(span.mean)} of the tokens")
+    # Find a clip that works on one side
     low, high = log.windows("clip_low")[-2:], log.windows("clip_high")[-2:]
     if len(low) < 2 or len(high) < 2:
         return None

@@ -47,6 +47,7 @@ def hacking(log: RunLog) -> Evidence | None:
 
 def format_only(log: RunLog) -> Evidence | None:
     """Find a gain that comes from the form of answers, not from their being right."""
+    # Gains of each part of the reward
     parts = {
         name[7:]: change for name in log.columns if name.startswith("reward/") and (change := change_of(log, name))
     }
@@ -55,6 +56,7 @@ def format_only(log: RunLog) -> Evidence | None:
     total = sum(weights[name] * max(0.0, change.gain) for name, change in parts.items())
     if own is None or len(parts) < 2 or total < 0.02:
         return None
+    # Gain outside the part that says what is right
     rest = total - weights[own] * max(0.0, parts[own].gain)
     largest = max((name for name in parts if name != own), key=lambda name: weights[name] * parts[name].gain)
     if rest < 0.8 * total or parts[largest].z < 3:
@@ -79,11 +81,13 @@ def _weights(log: RunLog, names: Sequence[str]) -> dict[str, float]:
 
 def forged(log: RunLog) -> Evidence | None:
     """Find rewards that a second look takes back, or that one text wins everywhere."""
+    # Full scores that other tests take back
     for name in ("environment/recheck_disagreements", *_ends_with(log, "/recheck_disagreements")):
         caught = [(step, value) for step, value in log.known(name) if value > 0]
         if caught:
             total = sum(value for _, value in caught)
             return Evidence(Level.SICK, f"{total:.0f} programs of full score failed other tests", caught[0][0])
+    # Late answers whose text is right for a large share of prompts
     wins: dict[str, set[str]] = {}
     right = [row for row in (*log.answers, *log.rollouts) if _is_right(log, row)]
     late = [row for row in right if row["step"] > log.steps[-1] // 2] if log.steps else []
@@ -112,11 +116,13 @@ def _is_right(log: RunLog, row: Any) -> bool:
 def train_eval_gap(log: RunLog) -> Evidence | None:
     """Find a training reward that leaves the same reward of held-out prompts behind."""
     name, looks = reward_name(log), log.looks_at("reward_mean")
+    # Excuse runs whose prompts differ from the held-out ones
     windows = log.windows(name)
     if len(looks) < 2 or len(windows) < 2 or has_curriculum(log) or log.setting("algorithm.group_filter"):
         return None
     rewards = log.values(name)
     scale = max(max(rewards) - min(rewards), abs(looks[-1][1]), 1e-9) if max(map(abs, rewards)) > 1 else 1.0
+    # Compare the gaps at both ends, on the scale of the reward
     first, last = windows[0].mean - looks[0][1], windows[-1].mean - looks[-1][1]
     error = (windows[-1].error ** 2 + 0.25 * scale**2 / num_prompts(log)) ** 0.5
     if last < 0.15 * scale or last - 2 * error < 0.05 * scale or last <= first + 0.05 * scale:
@@ -127,6 +133,7 @@ def train_eval_gap(log: RunLog) -> Evidence | None:
 
 def forgetting(log: RunLog) -> Evidence | None:
     """Find held-out prompts that were solved at an evaluation and are not any more, more than chance explains."""
+    # Greedy verdicts on held-out prompts, by evaluation
     greedy = [row for row in log.answers if row.get("greedy")]
     steps = sorted({row["step"] for row in greedy})
     if len(steps) < 2:
@@ -135,6 +142,7 @@ def forgetting(log: RunLog) -> Evidence | None:
         step: {str(r["prompt_id"]): bool(r.get("correct")) for r in greedy if r["step"] == step} for step in steps
     }
     last = of_step[steps[-1]]
+    # Compare losses with gains by an exact sign test (McNemar)
     worst: tuple[float, int, int, int, list[str]] | None = None
     for step in steps[:-1]:
         shared = [name for name in of_step[step] if name in last]
@@ -189,6 +197,7 @@ def not_shown(log: RunLog) -> Evidence | None:
 
 def got_worse(log: RunLog) -> Evidence | None:
     """Find a run that ends, or has been for two evaluations, below where it began."""
+    # Held-out accuracy, where it was measured twice
     change = accuracy_change(log)
     if change is not None and change.z < -3:
         looks = log.looks_at("accuracy")
@@ -199,6 +208,7 @@ def got_worse(log: RunLog) -> Evidence | None:
         return Evidence(Level.SICK, text, best[0], values={"z": change.z})
     if change is not None or has_curriculum(log):
         return None
+    # Else a lasting fall of the training reward
     reward = reward_change(log)
     values = log.windows(reward_name(log))
     if reward is None or reward.z > -4 or mann_kendall([window.mean for window in values]) > 0.2:

@@ -111,15 +111,18 @@ def few_prompts(log: RunLog) -> Evidence | None:
 
 def much_dropped(log: RunLog) -> Evidence | None:
     """Find runs that throw most of what they sample away."""
+    # Share of the sampled groups that each step dropped
     sampled = dict(log.known("num_groups_sampled"))
     trained = dict(log.known("num_groups"))
     shares = RunLog(settings=log.settings)
     for step, number in sampled.items():
         if number > 0 and step in trained:
             shares.add_row({"step": step, "dropped": 1 - trained[step] / number})
+    # Find shares that stay above one half
     span = shares.lasting("dropped", _more_than_half)
     if span is None:
         return None
+    # Name the commonest reason
     reasons = [(sum(log.values(name)), name[8:]) for name in log.columns if name.startswith("dropped/")]
     most = f", most of them as {max(reasons)[1].replace('_', ' ')}" if reasons else ""
     level = Level.SICK if span.mean > 0.9 else Level.WATCH
