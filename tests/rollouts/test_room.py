@@ -12,7 +12,8 @@ from covey.engine.sessions import open_sessions
 from covey.environments.conversations.settings import GuessConfig
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
-from covey.run.build import episode_limits, longest_prompt
+from covey.run.build import episode_limits
+from covey.run.build_stream import longest_prompt
 from covey.types import Completion, Prompt, Sampling
 
 from ..engine.tiny import tiny_policy

@@ -3,131 +3,26 @@
 The last parts of names, and those of TRL and transformers, are in `covey.config.names`.
 """
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-import yaml
-
-from covey.policy.models.naming import ONE_DEVICE, device_of_map
-
-Words = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What stands for a foreign setting here."""
-
-    words: Words = ()
-    """Covey's words; none where nothing need be said, or nothing can."""
-    note: str = ""
-    """Why there are no words, or what differs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counterpart:
-    """How a foreign setting is answered."""
-
-    template: Words = ()
-    """Covey's words, {} standing for the value."""
-    choices: Mapping[str, Words] = field(default_factory=dict)
-    """Words of each value, in small letters; another value has the note alone."""
-    note: str = ""
-    """Given with every answer; of choices, where a value has no words."""
-    computed: Callable[[str, Mapping[str, str]], Words] | None = None
-    """Words from the value and all settings that were given."""
-
-    def answer(self, value: str, given: Mapping[str, str]) -> Answer:
-        """Return the words for a value. `given` holds all foreign settings by name."""
-        if self.computed is not None:
-            try:
-                return Answer(self.computed(value, given), self.note)
-            except ValueError:  # a number that is missing or none
-                return Answer((), self.note or f"{value} is no number")
-        if self.choices:
-            known = self.choices.get(value.strip("'\"").lower())
-            if known is not None:
-                return Answer(known, "" if known else self.note)
-            return Answer((), self.note or f"no counterpart for {value}; there is one for {', '.join(self.choices)}")
-        return Answer(tuple(word.format(value) for word in self.template), self.note)
-
-
-def _is(*template: str, note: str = "") -> Counterpart:
-    return Counterpart(template, note=note)
-
-
-def _switch(on: str = "", off: str = "", note: str = "") -> Counterpart:
-    """Answer a truth value with words, none where what it asks for is so in any case."""
-    said = {"true": tuple(on.split()), "false": tuple(off.split())}
-    return Counterpart(choices=said | {"1": said["true"], "0": said["false"]}, note=note)
-
-
-def _choice(note: str = "", **choices: str) -> Counterpart:
-    """Answer a word out of several, written with "_" or "-"."""
-    said = {name: tuple(words.split()) for name, words in choices.items()}
-    return Counterpart(choices=said | {name.replace("_", "-"): words for name, words in said.items()}, note=note)
-
-
-def _none(reason: str) -> Counterpart:
-    return Counterpart(note=reason)
-
-
-def _groups_of_turns(value: str, given: Mapping[str, str]) -> Words:
-    """Count prompts: TorchRL counts completions."""
-    return (f"groups_per_step={max(1, int(float(value)) // int(given.get('env.repeats', '16')))}",)
-
-
-def _epochs(steps: str) -> Callable[[str, Mapping[str, str]], Words]:
-    """Answer a number of passes, which does not count where `steps` is a number of steps."""
-
-    def words(value: str, given: Mapping[str, str]) -> Words:
-        return () if _steps(given.get(steps, ""), given) else (f"num_epochs={float(value):g}",)
-
-    return words
-
-
-def _steps(value: str, _: Mapping[str, str]) -> Words:
-    """Answer a number of steps; nothing, or one below 1, leaves the length of the run to the passes."""
-    if value.strip().lower() in ("", "null", "none") or float(value) < 1:
-        return ()
-    return (f"num_steps={int(float(value))}",)
-
-
-def _whole(setting: str) -> Callable[[str, Mapping[str, str]], Words]:
-    """Answer a whole number that may be written 1e5 or 100_000."""
-    return lambda value, _: (f"{setting}={int(float(value))}",)
-
-
-def _off_below_1(setting: str) -> Callable[[str, Mapping[str, str]], Words]:
-    """Answer a number of steps of which -1 means never."""
-    return lambda value, _: (f"{setting}={max(0, int(float(value)))}",)
-
-
-def _loggers(value: str, _: Mapping[str, str]) -> Words:
-    known = [name for name in ("tensorboard", "wandb") if name in value]
-    return (f"output.trackers=[{','.join(known)}]",) if known else ()
-
-
-def _device(value: str, _: Mapping[str, str]) -> Words:
-    """Answer transformers' device_map, which may be written as JSON."""
-    try:
-        given = yaml.safe_load(value)
-    except yaml.YAMLError:
-        given = value
-    return (f"model.device={device_of_map(given)}",)
-
-
-def _targets(value: str, _: Mapping[str, str]) -> Words:
-    """Answer one name, or a list of names in brackets and quotes."""
-    names = ",".join(re.findall(r"[\w.*-]+", value))
-    return (f"model.lora_targets=[{names}]",)
-
-
-def _reference(value: str, _: Mapping[str, str]) -> Words:
-    """Answer the name of a model that is compared with, of which None is the policy as it began."""
-    is_own = value.strip("'\"").lower() not in ("", "none", "null")
-    return (f"algorithm.reference_model={value}",) if is_own else ()
-
+from covey.config.counterparts import (
+    Answer,
+    Counterpart,
+    choice,
+    device,
+    epochs,
+    groups_of_turns,
+    loggers,
+    none,
+    off_below_1,
+    reference,
+    same,
+    steps,
+    switch,
+    targets,
+    whole,
+)
+from covey.policy.models.naming import ONE_DEVICE
 
 LORA = "model.lora_rank=0"
 MICRO = "micro_batch_tokens bounds the memory of a pass, and never changes the update"
@@ -148,106 +43,106 @@ PLACES = "devices.trainer, devices.sampler and Ray's cluster (RAY_ADDRESS) say w
 NO_CRITIC = "GRPO has no critic"
 
 TORCHRL: dict[str, Counterpart] = {
-    "mode": _choice(sync="source=local", **{"async": "source=ray max_staleness=2"}),
-    "env.dataset": _choice(**{name: f"recipe={name}" for name in ("gsm8k", "ifeval", "math", "countdown")}),
-    "env.num_envs": _is("engine.max_rows={}", note="rows that are sampled at a time"),
-    "env.repeats": _is("group_size={}"),
-    "env.seed": _is("seed={}"),
-    "env.reasoning": _none("environment.scheme and environment.instruction say how an answer is asked for"),
-    "env.max_steps": _none("environments that reply have as many turns as their limit says"),
-    "model.compile": _switch(off="", note=COMPILES),
-    "policy.kl_coef": _is("algorithm.kl_coef={}"),
-    "train.sync": _switch("source=local", "source=ray max_staleness=2"),
-    "train.sync_iter": _switch("max_staleness=0", "source=ray max_staleness=1"),
-    "train.total_dialog_turns": Counterpart(computed=_whole("total_rollouts")),
-    "train.dialog_turns_per_batch": Counterpart(computed=_groups_of_turns, note=PER_REPEATS),
-    "train.steps_per_batch": Counterpart(computed=_groups_of_turns, note=PER_REPEATS),
-    "train.buffer_size": _none("with source=ray (max_staleness + 1) x groups_per_step groups are held, none otherwise"),
-    "train.empty_replay_buffer": _switch("", note="a group is trained on in its step, and in no other"),
-    "train.epochs": _is("updates_per_batch={}"),
-    "train.optim_batch_size": _is("mini_batch_rollouts={}", note=MINI),
-    "train.gradient_accumulation_steps": _none(MICRO),
-    "train.checkpoint_frequency": _is("output.save_every={}"),
-    "train.logging_frequency": _none("every step is logged"),
-    "train.mixed_precision": _switch("model.precision=bfloat16", "model.precision=float32"),
-    "train.kl_to_ref_coeff": _is("algorithm.kl_coef={}"),
-    "train.use_kl_to_ref": _switch("", "algorithm.kl_coef=0"),
-    "train.kl_to_inference_coeff": _is("algorithm.sampler_kl_coef={}"),
-    "train.kl_coef_in_loss": _switch("algorithm.kl_in=loss", "algorithm.kl_in=reward"),
-    "train.entropy_coeff": _is("algorithm.entropy_coef={}"),
-    "train.weight_update_frequency": _is("publish_every={}", note=NEEDS_RAY),
-    "train.packing": _switch("packing=packed", "packing=padded"),
-    "train.exp_name": _is("hydra.run.dir=outputs/{}"),
-    "train_model.num_devices": _is("devices.trainer={}", note=NEEDS_RAY),
-    "train_model.gradient_checkpointing": _is("model.gradient_checkpointing={}"),
-    "train_model.lora.enabled": _switch("", LORA),
-    "train_model.lora.r": _is("model.lora_rank={}"),
-    "train_model.lora.alpha": _is("model.lora_alpha={}"),
-    "train_model.lora.dropout": _is("model.lora_dropout={}"),
-    "train_model.quantization.enabled": _is("model.load_in_4bit={}"),
-    "train_model.torch_dtype": _is("model.precision={}"),
-    "train_model.attn_implementation": _choice("model.attention=auto takes the fastest", sdpa="model.attention=sdpa"),
-    "inference_model.num_devices": _is("devices.sampler={}", note=NEEDS_RAY),
-    "inference_model.gpu_memory_utilization": _is("engine=vllm", "engine.gpu_memory_utilization={}"),
-    "inference_model.temperature": _is("sampling.temperature={}"),
-    "inference_model.top_p": _is("sampling.top_p={}"),
-    "inference_model.top_k": _is("sampling.top_k={}"),
-    "inference_model.max_tokens": _is("sampling.max_tokens={}"),
-    "inference_model.max_model_len": _is("sampling.max_total_tokens={}", note=OF_BOTH),
+    "mode": choice(sync="source=local", **{"async": "source=ray max_staleness=2"}),
+    "env.dataset": choice(**{name: f"recipe={name}" for name in ("gsm8k", "ifeval", "math", "countdown")}),
+    "env.num_envs": same("engine.max_rows={}", note="rows that are sampled at a time"),
+    "env.repeats": same("group_size={}"),
+    "env.seed": same("seed={}"),
+    "env.reasoning": none("environment.scheme and environment.instruction say how an answer is asked for"),
+    "env.max_steps": none("environments that reply have as many turns as their limit says"),
+    "model.compile": switch(off="", note=COMPILES),
+    "policy.kl_coef": same("algorithm.kl_coef={}"),
+    "train.sync": switch("source=local", "source=ray max_staleness=2"),
+    "train.sync_iter": switch("max_staleness=0", "source=ray max_staleness=1"),
+    "train.total_dialog_turns": Counterpart(computed=whole("total_rollouts")),
+    "train.dialog_turns_per_batch": Counterpart(computed=groups_of_turns, note=PER_REPEATS),
+    "train.steps_per_batch": Counterpart(computed=groups_of_turns, note=PER_REPEATS),
+    "train.buffer_size": none("with source=ray (max_staleness + 1) x groups_per_step groups are held, none otherwise"),
+    "train.empty_replay_buffer": switch("", note="a group is trained on in its step, and in no other"),
+    "train.epochs": same("updates_per_batch={}"),
+    "train.optim_batch_size": same("mini_batch_rollouts={}", note=MINI),
+    "train.gradient_accumulation_steps": none(MICRO),
+    "train.checkpoint_frequency": same("output.save_every={}"),
+    "train.logging_frequency": none("every step is logged"),
+    "train.mixed_precision": switch("model.precision=bfloat16", "model.precision=float32"),
+    "train.kl_to_ref_coeff": same("algorithm.kl_coef={}"),
+    "train.use_kl_to_ref": switch("", "algorithm.kl_coef=0"),
+    "train.kl_to_inference_coeff": same("algorithm.sampler_kl_coef={}"),
+    "train.kl_coef_in_loss": switch("algorithm.kl_in=loss", "algorithm.kl_in=reward"),
+    "train.entropy_coeff": same("algorithm.entropy_coef={}"),
+    "train.weight_update_frequency": same("publish_every={}", note=NEEDS_RAY),
+    "train.packing": switch("packing=packed", "packing=padded"),
+    "train.exp_name": same("hydra.run.dir=outputs/{}"),
+    "train_model.num_devices": same("devices.trainer={}", note=NEEDS_RAY),
+    "train_model.gradient_checkpointing": same("model.gradient_checkpointing={}"),
+    "train_model.lora.enabled": switch("", LORA),
+    "train_model.lora.r": same("model.lora_rank={}"),
+    "train_model.lora.alpha": same("model.lora_alpha={}"),
+    "train_model.lora.dropout": same("model.lora_dropout={}"),
+    "train_model.quantization.enabled": same("model.load_in_4bit={}"),
+    "train_model.torch_dtype": same("model.precision={}"),
+    "train_model.attn_implementation": choice("model.attention=auto takes the fastest", sdpa="model.attention=sdpa"),
+    "inference_model.num_devices": same("devices.sampler={}", note=NEEDS_RAY),
+    "inference_model.gpu_memory_utilization": same("engine=vllm", "engine.gpu_memory_utilization={}"),
+    "inference_model.temperature": same("sampling.temperature={}"),
+    "inference_model.top_p": same("sampling.top_p={}"),
+    "inference_model.top_k": same("sampling.top_k={}"),
+    "inference_model.max_tokens": same("sampling.max_tokens={}"),
+    "inference_model.max_model_len": same("sampling.max_total_tokens={}", note=OF_BOTH),
     **dict.fromkeys(
         ("inference_model.torch_dtype", "inference_model.attn_implementation", "inference_model.quantization.enabled"),
-        _none(SAMPLES_AS_TRAINED),
+        none(SAMPLES_AS_TRAINED),
     ),
-    "ref_model.name": _is("algorithm.reference_model={}", note=COMPARES),
-    "ref_model.num_devices": _is("devices.reference={}", note=NEEDS_RAY),
-    "optimizer.clip_grad_norm": _is("optimizer.max_grad_norm={}"),
-    "logging.experiment_name": _is("hydra.run.dir=outputs/{}"),
-    "logging.checkpoint_dir": _none("checkpoints are in the run folder, which hydra.run.dir names"),
-    "logging.checkpoint_frequency": _is("output.save_every={}"),
+    "ref_model.name": same("algorithm.reference_model={}", note=COMPARES),
+    "ref_model.num_devices": same("devices.reference={}", note=NEEDS_RAY),
+    "optimizer.clip_grad_norm": same("optimizer.max_grad_norm={}"),
+    "logging.experiment_name": same("hydra.run.dir=outputs/{}"),
+    "logging.checkpoint_dir": none("checkpoints are in the run folder, which hydra.run.dir names"),
+    "logging.checkpoint_frequency": same("output.save_every={}"),
 }
 """Settings of `grpo-sync.py` and `grpo-async.py`."""
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 VERL: dict[str, Counterpart] = {
-    "data.train_files": _is("data.path={}"),
-    "data.val_files": _none("held-out rows are data.test_split of data.path, or data.test_fraction of its rows"),
-    "data.train_batch_size": _is("groups_per_step={}"),
-    "data.max_prompt_length": _none("prompts are never cut; the preflight names those that the model cannot take"),
-    "data.max_response_length": _is("sampling.max_tokens={}"),
-    "data.prompt_key": _is("data.prompt_column={}"),
-    "data.shuffle": _is("shuffle={}"),
-    "data.seed": _is("seed={}"),
-    "data.filter_overlong_prompts": _none("data.bad_rows says what becomes of rows that cannot be used"),
-    "data.truncation": _none("prompts are never cut"),
-    f"{MODEL}.path": _is("model.name={}"),
-    f"{MODEL}.lora_rank": _is("model.lora_rank={}"),
-    f"{MODEL}.lora_alpha": _is("model.lora_alpha={}"),
-    f"{MODEL}.target_modules": Counterpart(computed=_targets),
-    f"{MODEL}.enable_gradient_checkpointing": _is("model.gradient_checkpointing={}"),
-    f"{MODEL}.enable_activation_offload": _is("model.activation_offload={}"),
-    f"{MODEL}.use_remove_padding": _switch("", "packing=padded", note="packing=shared, the default, pads nothing"),
-    f"{MODEL}.trust_remote_code": _switch(off="", note="code of a repository is never run"),
-    "actor_rollout_ref.ref.model.path": _is("algorithm.reference_model={}", note=COMPARES),
-    f"{ACTOR}.strategy": _choice(fsdp="parallel.strategy=fsdp", fsdp2="parallel.strategy=fsdp"),
-    f"{ACTOR}.optim.lr": _is("optimizer.lr={}"),
-    f"{ACTOR}.optim.lr_warmup_steps": _is("optimizer.warmup_steps={}"),
-    f"{ACTOR}.optim.weight_decay": _is("optimizer.weight_decay={}"),
-    f"{ACTOR}.optim.warmup_style": _choice(constant="optimizer.schedule=constant", cosine="optimizer.schedule=cosine"),
-    f"{ACTOR}.grad_clip": _is("optimizer.max_grad_norm={}"),
-    f"{ACTOR}.ppo_mini_batch_size": _is("mini_batch_groups={}"),
-    f"{ACTOR}.ppo_micro_batch_size": _none(MICRO),
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": _none(MICRO),
-    f"{ACTOR}.ppo_max_token_len_per_gpu": _is("micro_batch_tokens={}"),
-    f"{ACTOR}.use_dynamic_bsz": _none(MICRO),
-    f"{ACTOR}.use_torch_compile": _switch(off="", note=COMPILES),
-    f"{ACTOR}.ppo_epochs": _is("updates_per_batch={}"),
-    f"{ACTOR}.clip_ratio": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
-    f"{ACTOR}.clip_ratio_low": _is("algorithm.loss_options.eps_low={}"),
-    f"{ACTOR}.clip_ratio_high": _is("algorithm.loss_options.eps_high={}"),
-    f"{ACTOR}.clip_ratio_c": _is("algorithm.loss_options.dual_clip={}"),
-    f"{ACTOR}.use_kl_loss": _switch("algorithm.kl_in=loss", "", note="algorithm.kl_coef=0, the default, has no KL"),
-    f"{ACTOR}.kl_loss_coef": _is("algorithm.kl_coef={}"),
-    f"{ACTOR}.kl_loss_type": _choice(
+    "data.train_files": same("data.path={}"),
+    "data.val_files": none("held-out rows are data.test_split of data.path, or data.test_fraction of its rows"),
+    "data.train_batch_size": same("groups_per_step={}"),
+    "data.max_prompt_length": none("prompts are never cut; the preflight names those that the model cannot take"),
+    "data.max_response_length": same("sampling.max_tokens={}"),
+    "data.prompt_key": same("data.prompt_column={}"),
+    "data.shuffle": same("shuffle={}"),
+    "data.seed": same("seed={}"),
+    "data.filter_overlong_prompts": none("data.bad_rows says what becomes of rows that cannot be used"),
+    "data.truncation": none("prompts are never cut"),
+    f"{MODEL}.path": same("model.name={}"),
+    f"{MODEL}.lora_rank": same("model.lora_rank={}"),
+    f"{MODEL}.lora_alpha": same("model.lora_alpha={}"),
+    f"{MODEL}.target_modules": Counterpart(computed=targets),
+    f"{MODEL}.enable_gradient_checkpointing": same("model.gradient_checkpointing={}"),
+    f"{MODEL}.enable_activation_offload": same("model.activation_offload={}"),
+    f"{MODEL}.use_remove_padding": switch("", "packing=padded", note="packing=shared, the default, pads nothing"),
+    f"{MODEL}.trust_remote_code": switch(off="", note="code of a repository is never run"),
+    "actor_rollout_ref.ref.model.path": same("algorithm.reference_model={}", note=COMPARES),
+    f"{ACTOR}.strategy": choice(fsdp="parallel.strategy=fsdp", fsdp2="parallel.strategy=fsdp"),
+    f"{ACTOR}.optim.lr": same("optimizer.lr={}"),
+    f"{ACTOR}.optim.lr_warmup_steps": same("optimizer.warmup_steps={}"),
+    f"{ACTOR}.optim.weight_decay": same("optimizer.weight_decay={}"),
+    f"{ACTOR}.optim.warmup_style": choice(constant="optimizer.schedule=constant", cosine="optimizer.schedule=cosine"),
+    f"{ACTOR}.grad_clip": same("optimizer.max_grad_norm={}"),
+    f"{ACTOR}.ppo_mini_batch_size": same("mini_batch_groups={}"),
+    f"{ACTOR}.ppo_micro_batch_size": none(MICRO),
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": none(MICRO),
+    f"{ACTOR}.ppo_max_token_len_per_gpu": same("micro_batch_tokens={}"),
+    f"{ACTOR}.use_dynamic_bsz": none(MICRO),
+    f"{ACTOR}.use_torch_compile": switch(off="", note=COMPILES),
+    f"{ACTOR}.ppo_epochs": same("updates_per_batch={}"),
+    f"{ACTOR}.clip_ratio": same("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    f"{ACTOR}.clip_ratio_low": same("algorithm.loss_options.eps_low={}"),
+    f"{ACTOR}.clip_ratio_high": same("algorithm.loss_options.eps_high={}"),
+    f"{ACTOR}.clip_ratio_c": same("algorithm.loss_options.dual_clip={}"),
+    f"{ACTOR}.use_kl_loss": switch("algorithm.kl_in=loss", "", note="algorithm.kl_coef=0, the default, has no KL"),
+    f"{ACTOR}.kl_loss_coef": same("algorithm.kl_coef={}"),
+    f"{ACTOR}.kl_loss_type": choice(
         low_var_kl="algorithm.kl_estimator=k3 algorithm.kl_gradient=naive",
         k3="algorithm.kl_estimator=k3 algorithm.kl_gradient=naive",
         kl="algorithm.kl_estimator=k1 algorithm.kl_gradient=naive",
@@ -255,14 +150,14 @@ VERL: dict[str, Counterpart] = {
         mse="algorithm.kl_estimator=k2 algorithm.kl_gradient=naive",
         k2="algorithm.kl_estimator=k2 algorithm.kl_gradient=naive",
     ),
-    f"{ACTOR}.entropy_coeff": _is("algorithm.entropy_coef={}"),
-    f"{ACTOR}.loss_agg_mode": _choice(
+    f"{ACTOR}.entropy_coeff": same("algorithm.entropy_coef={}"),
+    f"{ACTOR}.loss_agg_mode": choice(
         token_mean="algorithm.aggregation=token_mean",
         seq_mean_token_sum="algorithm.aggregation=seq_mean_token_sum",
         seq_mean_token_mean="algorithm.aggregation=seq_mean_token_mean",
         seq_mean_token_sum_norm="algorithm.aggregation=seq_mean_token_sum_norm",
     ),
-    f"{ACTOR}.policy_loss.loss_mode": _choice(
+    f"{ACTOR}.policy_loss.loss_mode": choice(
         vanilla="algorithm.loss=clip",
         gspo="algorithm=gspo",
         gpg="algorithm=gpg",
@@ -270,17 +165,17 @@ VERL: dict[str, Counterpart] = {
         kl_cov="algorithm=kl_cov",
         geo_mean="algorithm=gmpo",
     ),
-    f"{ROLLOUT}.name": _choice("covey samples by its own engine or by vLLM", vllm="engine=vllm", hf="engine=native"),
-    f"{ROLLOUT}.mode": _none("source=ray samples while the trainer trains"),
-    f"{ROLLOUT}.n": _is("group_size={}"),
-    f"{ROLLOUT}.temperature": _is("sampling.temperature={}"),
-    f"{ROLLOUT}.top_p": _is("sampling.top_p={}"),
-    f"{ROLLOUT}.top_k": Counterpart(computed=_off_below_1("sampling.top_k")),
-    f"{ROLLOUT}.gpu_memory_utilization": _is("engine.gpu_memory_utilization={}", note="with engine=vllm"),
-    f"{ROLLOUT}.max_model_len": _is("sampling.max_total_tokens={}", note=OF_BOTH),
-    f"{ROLLOUT}.max_num_seqs": _is("engine.max_rows={}"),
-    f"{ROLLOUT}.val_kwargs.n": _is("evaluation.num_samples={}"),
-    "algorithm.adv_estimator": _choice(
+    f"{ROLLOUT}.name": choice("covey samples by its own engine or by vLLM", vllm="engine=vllm", hf="engine=native"),
+    f"{ROLLOUT}.mode": none("source=ray samples while the trainer trains"),
+    f"{ROLLOUT}.n": same("group_size={}"),
+    f"{ROLLOUT}.temperature": same("sampling.temperature={}"),
+    f"{ROLLOUT}.top_p": same("sampling.top_p={}"),
+    f"{ROLLOUT}.top_k": Counterpart(computed=off_below_1("sampling.top_k")),
+    f"{ROLLOUT}.gpu_memory_utilization": same("engine.gpu_memory_utilization={}", note="with engine=vllm"),
+    f"{ROLLOUT}.max_model_len": same("sampling.max_total_tokens={}", note=OF_BOTH),
+    f"{ROLLOUT}.max_num_seqs": same("engine.max_rows={}"),
+    f"{ROLLOUT}.val_kwargs.n": same("evaluation.num_samples={}"),
+    "algorithm.adv_estimator": choice(
         NO_CRITIC,
         grpo="algorithm.advantage=group_zscore",
         rloo="algorithm=rloo",
@@ -290,70 +185,70 @@ VERL: dict[str, Counterpart] = {
         gpg="algorithm=gpg",
         gigpo="algorithm.turn_credit=anchor_state",
     ),
-    "algorithm.gigpo.step_advantage_w": _is(
+    "algorithm.gigpo.step_advantage_w": same(
         "algorithm.turn_credit=anchor_state", "algorithm.turn_credit_options.weight={}"
     ),
-    "algorithm.gigpo.mode": _choice(
+    "algorithm.gigpo.mode": choice(
         mean_norm="algorithm.turn_credit=anchor_state algorithm.turn_credit_options.scale=none",
         mean_std_norm="algorithm.turn_credit=anchor_state",
     ),
-    "algorithm.norm_adv_by_std_in_grpo": _switch("", "algorithm.advantage=group_center"),
-    "algorithm.use_kl_in_reward": _switch("algorithm.kl_in=reward", ""),
-    "algorithm.kl_ctrl.kl_coef": _is("algorithm.kl_coef={}"),
-    "algorithm.kl_ctrl.target_kl": _is("algorithm.target_kl={}"),
-    "algorithm.kl_ctrl.horizon": _is("algorithm.kl_horizon={}"),
-    "algorithm.kl_ctrl.type": _choice(fixed="", adaptive="", note="algorithm.target_kl adapts the coefficient"),
-    "custom_reward_function.path": _none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
-    "custom_reward_function.name": _none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
-    "trainer.total_epochs": Counterpart(computed=_epochs("trainer.total_training_steps"), note=VERL_STEPS),
-    "trainer.total_training_steps": Counterpart(computed=_steps, note="null leaves it to trainer.total_epochs"),
-    "trainer.save_freq": Counterpart(computed=_off_below_1("output.save_every")),
-    "trainer.test_freq": Counterpart(computed=_off_below_1("evaluation.every")),
-    "trainer.val_before_train": _switch("", note="every run is evaluated before its first step"),
-    "trainer.logger": Counterpart(computed=_loggers, note="the console and metrics.jsonl are always there"),
-    "trainer.project_name": _is("output.wandb_project={}", note="with wandb among output.trackers"),
-    "trainer.experiment_name": _is("hydra.run.dir=outputs/{}"),
-    "trainer.default_local_dir": _is("hydra.run.dir={}"),
-    "trainer.resume_mode": _choice("resume=FOLDER goes on with a run", auto="resume=latest", disable=""),
-    "trainer.n_gpus_per_node": _none("torchrun --nproc-per-node=N -m covey train; " + PLACES),
-    "trainer.nnodes": _none("torchrun --nnodes=N -m covey train; " + PLACES),
+    "algorithm.norm_adv_by_std_in_grpo": switch("", "algorithm.advantage=group_center"),
+    "algorithm.use_kl_in_reward": switch("algorithm.kl_in=reward", ""),
+    "algorithm.kl_ctrl.kl_coef": same("algorithm.kl_coef={}"),
+    "algorithm.kl_ctrl.target_kl": same("algorithm.target_kl={}"),
+    "algorithm.kl_ctrl.horizon": same("algorithm.kl_horizon={}"),
+    "algorithm.kl_ctrl.type": choice(fixed="", adaptive="", note="algorithm.target_kl adapts the coefficient"),
+    "custom_reward_function.path": none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
+    "custom_reward_function.name": none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
+    "trainer.total_epochs": Counterpart(computed=epochs("trainer.total_training_steps"), note=VERL_STEPS),
+    "trainer.total_training_steps": Counterpart(computed=steps, note="null leaves it to trainer.total_epochs"),
+    "trainer.save_freq": Counterpart(computed=off_below_1("output.save_every")),
+    "trainer.test_freq": Counterpart(computed=off_below_1("evaluation.every")),
+    "trainer.val_before_train": switch("", note="every run is evaluated before its first step"),
+    "trainer.logger": Counterpart(computed=loggers, note="the console and metrics.jsonl are always there"),
+    "trainer.project_name": same("output.wandb_project={}", note="with wandb among output.trackers"),
+    "trainer.experiment_name": same("hydra.run.dir=outputs/{}"),
+    "trainer.default_local_dir": same("hydra.run.dir={}"),
+    "trainer.resume_mode": choice("resume=FOLDER goes on with a run", auto="resume=latest", disable=""),
+    "trainer.n_gpus_per_node": none("torchrun --nproc-per-node=N -m covey train; " + PLACES),
+    "trainer.nnodes": none("torchrun --nnodes=N -m covey train; " + PLACES),
 }
 """Settings of verl's GRPO scripts."""
 
 DOCUMENTS: dict[str, Counterpart] = {
-    "credit.turns": _is("algorithm.turn_credit={}"),
+    "credit.turns": same("algorithm.turn_credit={}"),
     "advantage_estimator": Counterpart(choices={"pass@k": ("algorithm=pass_at_k",), "grpo": ("algorithm=grpo",)}),
-    "pass_k": _is("algorithm.advantage_options.k={}", note="with algorithm=pass_at_k, k below group_size"),
-    "kl_penalty_weight": _is("algorithm.kl_coef={}"),
-    "use_mixed_precision": _switch("model.precision=bfloat16", "model.precision=float32"),
-    "mixed_precision": _choice(
+    "pass_k": same("algorithm.advantage_options.k={}", note="with algorithm=pass_at_k, k below group_size"),
+    "kl_penalty_weight": same("algorithm.kl_coef={}"),
+    "use_mixed_precision": switch("model.precision=bfloat16", "model.precision=float32"),
+    "mixed_precision": choice(
         bf16="model.precision=bfloat16", fp16="model.precision=float16", no="model.precision=float32"
     ),
-    "batch_size": _is("groups_per_step={}", note="prompts; where it counts completions, divide it by group_size"),
-    "train_dataset": _is("data.path={}"),
-    **dict.fromkeys(("tokenizer", "use_fast", "task_type", "mask_token_id"), _none("the model's folder says it")),
-    "problem": _is("recipe=code", "environment.problem={}"),
-    "difficulty": _is("environment.difficulty={}"),
-    "test_cases": _is("environment.tests_per_problem={}"),
-    **dict.fromkeys(("training_steps", "steps"), _is("num_steps={}")),
-    "max_iters": _is("num_steps={}"),
+    "batch_size": same("groups_per_step={}", note="prompts; where it counts completions, divide it by group_size"),
+    "train_dataset": same("data.path={}"),
+    **dict.fromkeys(("tokenizer", "use_fast", "task_type", "mask_token_id"), none("the model's folder says it")),
+    "problem": same("recipe=code", "environment.problem={}"),
+    "difficulty": same("environment.difficulty={}"),
+    "test_cases": same("environment.tests_per_problem={}"),
+    **dict.fromkeys(("training_steps", "steps"), same("num_steps={}")),
+    "max_iters": same("num_steps={}"),
     **dict.fromkeys(
         ("max_seq_length", "max_seq_len", "max_length", "max_model_len", "max_model_length", "vllm_max_model_length"),
-        _is("sampling.max_total_tokens={}", note=OF_BOTH),
+        same("sampling.max_total_tokens={}", note=OF_BOTH),
     ),
-    "kl_beta": _is("algorithm.kl_coef={}"),
-    "generations": _is("group_size={}"),
-    "mini_batch_size": _is("mini_batch_rollouts={}", note=MINI),
-    "clip_range": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
-    "clip_epsilon": _is("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    "kl_beta": same("algorithm.kl_coef={}"),
+    "generations": same("group_size={}"),
+    "mini_batch_size": same("mini_batch_rollouts={}", note=MINI),
+    "clip_range": same("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    "clip_epsilon": same("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
     **dict.fromkeys(
         ("ref_model", "ref_model_path", "ref_model_name_or_path", "reference_model_path"),
-        Counterpart(computed=_reference, note=f"None is the policy as it began; {COMPARES}"),
+        Counterpart(computed=reference, note=f"None is the policy as it began; {COMPARES}"),
     ),
-    "device_map": Counterpart(computed=_device, note=ONE_DEVICE),
-    "reward_fn": _is("environment=reward_functions", "rewards=[{}]", note="as MODULE:FUNCTION"),
-    "num_train_epochs": Counterpart(computed=_epochs("max_steps"), note=TRL_STEPS),
-    "max_steps": Counterpart(computed=_steps, note="-1 leaves it to num_train_epochs"),
+    "device_map": Counterpart(computed=device, note=ONE_DEVICE),
+    "reward_fn": same("environment=reward_functions", "rewards=[{}]", note="as MODULE:FUNCTION"),
+    "num_train_epochs": Counterpart(computed=epochs("max_steps"), note=TRL_STEPS),
+    "max_steps": Counterpart(computed=steps, note="-1 leaves it to num_train_epochs"),
 }
 """Words that scripts of other systems have without a section."""
 

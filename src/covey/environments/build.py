@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from covey.environments.conversations.tools.settings import ToolsConfig
     from covey.environments.doors.gateway.settings import AgentConfig
     from covey.environments.doors.settings import StepsConfig
-    from covey.environments.ifeval.generator import Recipe
-    from covey.environments.ifeval.rewards import Scheme
     from covey.environments.ifeval.settings import IfevalConfig
     from covey.environments.infill.settings import InfillConfig
     from covey.environments.machines.environment import MachineSettings
@@ -134,33 +132,19 @@ def code_runner(settings: "CodeConfig") -> "Runner":
 def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import row_settings
     from covey.environments.ifeval.environment import IFEval
-    from covey.environments.ifeval.generator import generate
+    from covey.environments.ifeval.generator import generate, recipe_of
     from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load
+    from covey.environments.ifeval.rewards import scheme_of
 
-    scheme = ifeval_scheme(settings)
+    scheme = scheme_of(settings)
     ask = scheme.instruction if settings.instruction is None else settings.instruction
 
     def generated() -> "dict[Split, list[Prompt]]":
-        requests = generate(ifeval_recipe(settings), settings.num_train, settings.num_test)
+        requests = generate(recipe_of(settings), settings.num_train, settings.num_test)
         return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
 
     source = Source(config.data.path, settings.benchmark, row_settings(config.data, COLUMNS, prompt=("prompt",)))
     return IFEval(load(source, generated, ask), scheme)
-
-
-def ifeval_scheme(settings: "IfevalConfig") -> "Scheme":
-    """Return how verdicts become a reward. Raises ValueError for an unknown name."""
-    from covey.environments.ifeval.rewards import Scheme
-
-    bonuses = (settings.answer_bonus, settings.think_bonus)
-    return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
-
-
-def ifeval_recipe(settings: "IfevalConfig") -> "Recipe":
-    """Return what prompts are made of. Raises ValueError for unknown kinds."""
-    from covey.environments.ifeval.generator import Recipe
-
-    return Recipe(settings.style, tuple(settings.kinds), settings.max_instructions, settings.problem_seed)
 
 
 def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Environment":

@@ -19,7 +19,7 @@ from covey.environments.reward_functions.call import problem_with
 from covey.rollouts.attempt import Attempt, Segment, sampled
 from covey.rollouts.encoding import Tools, as_conversation, encode_prompt, extended
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.rollouts.turns import decoded, known_ids, observed_tokens, rendered_tokens, turn_seed
+from covey.rollouts.turns import as_messages, decoded, known_ids, observed_tokens, rendered_tokens, turn_seed
 from covey.rollouts.verdicts import asked, checked, judge_together, tried
 from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
@@ -382,13 +382,6 @@ async def observed(
     if said.reward is not None and problem_with(said.reward):
         return Failure(f"{prompt.environment}.{method} gave a turn the reward {said.reward}")
     return said
-
-
-def as_messages(said: str | Sequence[Message]) -> tuple[Message, ...]:
-    """Return what the environment said as messages: text is the user's."""
-    if isinstance(said, str):
-        return ({"role": "user", "content": said},) if said else ()
-    return tuple(said)
 
 
 def _name_of(token_ids: Sequence[int]) -> str:

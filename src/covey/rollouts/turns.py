@@ -18,6 +18,13 @@ from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, pl
 from covey.types import Message
 
 
+def as_messages(said: str | Sequence[Message]) -> tuple[Message, ...]:
+    """Return what the environment said as messages: text is the user's."""
+    if isinstance(said, str):
+        return ({"role": "user", "content": said},) if said else ()
+    return tuple(said)
+
+
 def observed_tokens(
     tokenizer: PreTrainedTokenizerBase,
     conversation: str | Sequence[Message],

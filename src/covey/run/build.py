@@ -22,7 +22,7 @@ from covey.engine.base import Closable, Engine, UpdateMode
 from covey.engine.build import ENGINES, OWN_WEIGHTS, sampling_engine
 from covey.engine.weights import trained_tensors
 from covey.environments import build as environments
-from covey.environments.base import Environment, EnvironmentLike, Split, adapt
+from covey.environments.base import Environment, EnvironmentLike, adapt
 from covey.environments.settings import EnvironmentConfig, EpisodesConfig, MixtureConfig
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
@@ -44,9 +44,9 @@ from covey.run.build_stream import (
     check_graded,
     check_prompts,
     check_rendering,
-    fitting,
+    held_out_prompts,
     reads_sampler,
-    spread,
+    usable_prompts,
 )
 from covey.run.planner.memory import with_checkpointing
 from covey.run.preflight.room import available_bytes
@@ -287,31 +287,6 @@ def trainer_settings(config: Config) -> TrainerSettings:
 
 def _objective(config: Config) -> Objective:
     return build_objective(config.algorithm, norm_length=config.sampling.max_tokens)
-
-
-def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Split) -> list[Prompt]:
-    """Return the prompts of a split, with data.bad_rows=skip only those that fit a policy of `max_length`.
-
-    With data.bad_rows=error the check before the run, or the engine, refuses the first of them by its id.
-    """
-    prompts = sampler.environment.prompts(split)
-    if config.data.bad_rows == "error":
-        return prompts
-    longest = longest_prompt(config, max_length) if sampler.mask_id is None else max_length
-    return fitting(prompts, sampler.tokenizer, longest)
-
-
-def longest_prompt(config: Config, max_length: int) -> int:
-    """Return the most tokens of a prompt that leaves a policy of `max_length` room for its answer: a whole one, or any
-    where answers are cut to what is left (sampling.max_total_tokens)."""
-    most = config.sampling.max_total_tokens
-    is_cut = most is not None and most <= max_length
-    return most - 1 if is_cut and most is not None else max_length - config.sampling.max_tokens
-
-
-def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
-    """Return the prompts that evaluations look at, the same every time."""
-    return spread(usable_prompts(config, sampler, max_length, "test"), config.evaluation.num_prompts)
 
 
 def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:

@@ -15,6 +15,7 @@ from covey.policy.policy import Policy
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import GroupFilter
+from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import CurriculumConfig
 from covey.rollouts.source import PromptSampler, PromptStream
 from covey.system import custom
@@ -117,6 +118,31 @@ def _difficulties(curriculum: CurriculumConfig, environment: Environment, prompt
             f"a curriculum by difficulty needs one for every prompt of an environment, got none for {name}"
         )
     return graded if len(set(graded)) > 1 else ()
+
+
+def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Split) -> list[Prompt]:
+    """Return the prompts of a split, with data.bad_rows=skip only those that fit a policy of `max_length`.
+
+    With data.bad_rows=error the check before the run, or the engine, refuses the first of them by its id.
+    """
+    prompts = sampler.environment.prompts(split)
+    if config.data.bad_rows == "error":
+        return prompts
+    longest = longest_prompt(config, max_length) if sampler.mask_id is None else max_length
+    return fitting(prompts, sampler.tokenizer, longest)
+
+
+def longest_prompt(config: Config, max_length: int) -> int:
+    """Return the most tokens of a prompt that leaves a policy of `max_length` room for its answer: a whole one, or any
+    where answers are cut to what is left (sampling.max_total_tokens)."""
+    most = config.sampling.max_total_tokens
+    is_cut = most is not None and most <= max_length
+    return most - 1 if is_cut and most is not None else max_length - config.sampling.max_tokens
+
+
+def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
+    """Return the prompts that evaluations look at, the same every time."""
+    return spread(usable_prompts(config, sampler, max_length, "test"), config.evaluation.num_prompts)
 
 
 def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Prompt]:

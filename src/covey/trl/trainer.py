@@ -80,14 +80,9 @@ class GRPOTrainer:
 
         Raises ValueError, in one line, for an argument or a field of `args` that has no counterpart.
         """
-        _refuse(rollout_func=rollout_func, reason="covey samples; an environment of your own scores and replies")
-        own = [one for one in optimizers if one is not None]
-        _refuse(optimizers=own, reason="optim and lr_scheduler_type of GRPOConfig name one")
-        _refuse(quantization_config=quantization_config, reason="model.load_in_4bit of covey.train loads in 4 bits")
         # What is trained, on what
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
-        if ref_model is not None and not self.args.beta:
-            raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
+        _check_arguments(self.args, rollout_func, optimizers, quantization_config, ref_model)
         self._reference = ref_model
         self._given = _load(model, processing_class, peft_config, self.args)
         self._tools, self._factories = list(tools or ()), environment_factory
@@ -277,6 +272,18 @@ def _rows_of_reset(args: GRPOConfig) -> list[dict[str, Any]]:
         raise ValueError(f"without a train_dataset max_steps must say how long to train, got {args.max_steps}")
     num_steps, groups = batches(args, 0)
     return [{} for _ in range(num_steps * groups)]
+
+
+def _check_arguments(
+    args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], quantization_config: Any, ref_model: Any
+) -> None:
+    """Raise ValueError for an argument that has no counterpart, or that nothing would read."""
+    _refuse(rollout_func=rollout_func, reason="covey samples; an environment of your own scores and replies")
+    own = [one for one in optimizers if one is not None]
+    _refuse(optimizers=own, reason="optim and lr_scheduler_type of GRPOConfig name one")
+    _refuse(quantization_config=quantization_config, reason="model.load_in_4bit of covey.train loads in 4 bits")
+    if ref_model is not None and not args.beta:
+        raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
 
 
 def _refuse(reason: str, **arguments: Any) -> None:

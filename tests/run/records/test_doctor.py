@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from statistics import median
 from time import process_time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,7 +93,8 @@ def test_a_resumed_run_goes_on_counting_and_repeats_nothing(tmp_path: Path) -> N
     lines = [json.dumps({"step": step, **numbers}) for step in range(1, 31)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     doctor = Doctor(Config(), said.append)
-    doctor.on_start(None, tmp_path)  # type: ignore[arg-type]  # which it does not look at
+    run = SimpleNamespace(trainer=SimpleNamespace(num_steps=100))  # all that it looks at
+    doctor.on_start(run, tmp_path)  # type: ignore[arg-type]
     for step in range(26, 61):  # resumed after step 25
         step_of(doctor, step, zero_std_fraction=1.0, entropy=0.5 if step < 40 else 3.0)
     assert [line.split()[2] for line in said] == ["D5"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from covey.config.schema import Config
-from covey.environments.build import code_limits, ifeval_recipe, ifeval_scheme, machine_settings
+from covey.environments.build import code_limits, machine_settings
 from covey.environments.code.families import chosen_families
 from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
@@ -58,9 +58,12 @@ def _check_countdown(settings: Any, is_generated: bool) -> None:
 
 
 def _check_ifeval(settings: Any, is_generated: bool) -> None:
-    ifeval_scheme(settings)
+    from covey.environments.ifeval.generator import recipe_of
+    from covey.environments.ifeval.rewards import scheme_of
+
+    scheme_of(settings)
     if is_generated:
-        ifeval_recipe(settings)
+        recipe_of(settings)
 
 
 CHECKS: dict[str, Callable[[Any, bool], None]] = {

@@ -12,6 +12,7 @@ from typing import Any
 from covey.environments.base import Split
 from covey.environments.ifeval import material
 from covey.environments.ifeval.kinds import STYLES, Arguments, compatible
+from covey.environments.ifeval.settings import IfevalConfig
 
 ATTEMPTS = 50
 """Draws for each prompt that is asked for, before it is concluded that there are not so many."""
@@ -53,6 +54,11 @@ class Recipe:
             raise ValueError(f"kinds must be different, got {', '.join(self.kinds)}")
         if self.max_instructions < 1:
             raise ValueError(f"max_instructions must be >= 1, got {self.max_instructions}")
+
+
+def recipe_of(settings: IfevalConfig) -> Recipe:
+    """Return what the settings make prompts of. ValueError for unknown kinds."""
+    return Recipe(settings.style, tuple(settings.kinds), settings.max_instructions, settings.problem_seed)
 
 
 def generate(recipe: Recipe, num_train: int, num_test: int) -> dict[Split, list[Request]]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from covey.environments.ifeval.instructions import Instruction, Verdicts, judge
+from covey.environments.ifeval.settings import IfevalConfig
 from covey.environments.ifeval.topics import num_different_words
 from covey.types import Reward
 
@@ -83,6 +84,12 @@ class Scheme:
         answers, thoughts = _blocks(completion, "answer"), _blocks(completion, "think")
         blocks = {"answer_block": float(len(answers) == 1), "think_block": float(len(thoughts) == 1)}
         return answers[0] if answers else "", blocks
+
+
+def scheme_of(settings: IfevalConfig) -> Scheme:
+    """Return how the settings make a reward of verdicts. ValueError for an unknown name."""
+    bonuses = (settings.answer_bonus, settings.think_bonus)
+    return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
 
 
 def _blocks(text: str, tag: str) -> list[str]:

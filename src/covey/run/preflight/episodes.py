@@ -11,9 +11,8 @@ from covey.environments.conversations.tools.check import check_tools
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation
 from covey.rollouts.encoding import as_conversation
-from covey.rollouts.episodes import as_messages
 from covey.rollouts.rollout import roll_out
-from covey.rollouts.turns import roles_are_marks
+from covey.rollouts.turns import as_messages, roles_are_marks
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.types import Failure, Group, Message, Prompt, Reward, Rollout, RunStopped
 

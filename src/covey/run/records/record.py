@@ -78,14 +78,15 @@ class RunRecorder:
         self._folder = folder
         self.callbacks = Callbacks((*watching(config, self.say), *callbacks))
         self._started = self._step_started = time.monotonic()
-        output = config.output
-        self._goes_on = output.on_write_error == "continue"
+        self._goes_on = config.output.on_write_error == "continue"
         # Show and log on the main process alone
         self._tracker: Tracker = CompositeTracker(())
         self._progress: Progress = NullProgress()
         if collectives.is_main_process():
             self._progress = progress_of(config.num_steps, shows=config.output.progress)
-            self._tracker = make_trackers(output, folder, mask(asdict(config)), config.timeouts.tracker, self.say)
+            self._tracker = make_trackers(
+                config.output, folder, mask(asdict(config)), config.timeouts.tracker, self.say
+            )
         # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
         self._samplers = SamplersTotals()
@@ -364,10 +365,7 @@ class RunRecorder:
         write_json(self._folder / "cold_start.json", facts)
 
     def _summarise(self, status: str) -> None:
-        """Write summary.json, for programs and for the tables at the end.
-
-        Before is the first evaluation, after the last.
-        """
+        """Write summary.json, for programs and for the tables at the end."""
         if not collectives.is_main_process():
             return
         # Collect facts, of which a run that failed before it was built has fewer
@@ -396,10 +394,7 @@ class RunRecorder:
 
 
 def make_watchdog(config: Config, folder: Path) -> Watchdog:
-    """Make the watchdog with every deadline and this process' name.
-
-    It has to be entered.
-    """
+    """Make the watchdog with every deadline and this process' name, to be entered."""
     limits = {f"timeouts.{name}": seconds for name, seconds in asdict(config.timeouts).items()}
     who = f"rank {collectives.rank()}" if collectives.is_distributed() else "the run"
     return Watchdog(limits, folder / log_name(collectives.rank()), who)
