@@ -36,7 +36,8 @@ def never_stops(log: RunLog) -> Evidence | None:
     longest = log.setting("sampling.max_tokens")
     within = f" within {longest} tokens" if longest else ""
     ended = any(value < 0.5 for value in log.values("truncated_fraction")[-3:])
-    level = Level.NOTE if ended else Level.SICK
+    # Two steps may be a policy that has not learnt to end yet.
+    level = Level.NOTE if ended else Level.SICK if len(values) == 3 else Level.WATCH
     return Evidence(level, f"no answer of the first {len(values)} steps ended by itself{within}", values[0][0])
 
 
