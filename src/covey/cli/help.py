@@ -303,7 +303,7 @@ def _is_section(statement: ast.AnnAssign) -> bool:
 
 def _docstring(node: ast.stmt | None) -> str:
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return str(ast.literal_eval(node.value)) if is_text and isinstance(node, ast.Expr) else ""
+    return " ".join(ast.literal_eval(node.value).split()) if is_text and isinstance(node, ast.Expr) else ""
 
 
 def _default(node: ast.expr | None) -> str:

@@ -1,7 +1,7 @@
 """A report for terminals: the verdict, curves of block characters with their sentences, and what compares."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.report.content import comparison, verdict
@@ -22,12 +22,14 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
         lines += [f"  doctor: {line}" for line in _of_doctor(run)]
         curves = curves_of(run)
         width = max((len(curve["title"]) for curve in curves), default=0)
-        lines += [f"  {c['title']:<{width}}  {_drawn(c['y']):<{WIDTH}}  {c['reading']}" for c in curves]
+        lines += [f"  {c['title']:<{width}}  {_drawn(c):<{WIDTH}}  {c['reading']}" for c in curves]
         lines += [f"  {line}" for line in _last_groups(run)] + [""]
     return lines + (_compared(runs, names) if len(runs) > 1 else [])
 
 
-def _drawn(values: Sequence[float | None]) -> str:
+def _drawn(curve: Mapping[str, Any]) -> str:
+    """Draw a curve: each step where there is room for all, else its moving mean."""
+    values = curve["raw"] if len(curve["raw"]) <= WIDTH else curve["y"]
     return sparkline(binned([math.nan if value is None else value for value in values], WIDTH))
 
 

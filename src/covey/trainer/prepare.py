@@ -106,7 +106,7 @@ def train_ahead(
 ) -> None:
     """Accumulate the gradients of groups whose step has others that are not there yet.
 
-    On this rank alone, where settings allow it (`trainer.ahead`); `make_training_batch` then leaves them out.
+    On this rank alone, where settings allow it (`trainer.ahead`); `make_training_batches` then leaves them out.
     """
     penalties = reward_penalty(groups, trainer, packing)
     credit = assigner.assign_alone(groups, penalties)
