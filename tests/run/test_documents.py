@@ -82,6 +82,7 @@ def test_the_offline_variant_has_the_formulas_of_the_document(name: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_the_offline_variant_learns(name: str, tmp_path: Path) -> None:
     words = [f"recipe=documents/{name}_nano", f"hydra.run.dir={tmp_path / 'run'}", "output.progress=false"]
