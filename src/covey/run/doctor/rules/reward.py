@@ -1,11 +1,11 @@
 """Is the reward what one wants: against held-out accuracy, its parts, repeated answers, a control."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from covey.run.doctor.finding import Evidence, Level
 from covey.run.doctor.log import RunLog
 from covey.run.doctor.measures import binomial_tail, mann_kendall
+from covey.run.doctor.rules.answers import wins_everywhere
 from covey.run.doctor.rules.common import (
     Change,
     above,
@@ -23,8 +23,6 @@ OWN_PARTS = ("correct", "accuracy", "answer", "solved", "passed", "score", "test
 """How the part of a reward is called that is about the task itself."""
 FEW_HELD_OUT = 200
 """Prompts; with fewer an interval is wider than most gains."""
-ONE_ANSWER = 0.3
-"""Of the prompts won by one and the same text."""
 
 
 def hacking(log: RunLog) -> Evidence | None:
@@ -87,30 +85,11 @@ def forged(log: RunLog) -> Evidence | None:
         if caught:
             total = sum(value for _, value in caught)
             return Evidence(Level.SICK, f"{total:.0f} programs of full score failed other tests", caught[0][0])
-    # Late answers whose text is right for a large share of prompts
-    wins: dict[str, set[str]] = {}
-    right = [row for row in (*log.answers, *log.rollouts) if _is_right(log, row)]
-    late = [row for row in right if row["step"] > log.steps[-1] // 2] if log.steps else []
-    for row in late:
-        wins.setdefault(str(row.get("completion")), set()).add(str(row.get("prompt_id")))
-    prompts = {name for names in wins.values() for name in names}
-    if len(prompts) < 20:
-        return None
-    text, names = max(wins.items(), key=lambda one: len(one[1]))
-    share = len(names) / len(prompts)
-    if share < ONE_ANSWER:
-        return None
-    said = f"one answer ({text[:40]!r}) is right for {percent(share)} of {len(prompts)} prompts"
-    return Evidence(Level.WATCH, said, late[0]["step"], values={"share": share}, prompts=tuple(sorted(names)[:4]))
+    return wins_everywhere(log)
 
 
 def _ends_with(log: RunLog, end: str) -> list[str]:
     return [name for name in log.columns if name.startswith("environment/") and name.endswith(end)]
-
-
-def _is_right(log: RunLog, row: Any) -> bool:
-    reward = row.get("reward")
-    return isinstance(reward, int | float) and reward >= log.setting("evaluation.correct_above", 1.0) and reward > 0
 
 
 def train_eval_gap(log: RunLog) -> Evidence | None:

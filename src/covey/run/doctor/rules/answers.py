@@ -1,0 +1,115 @@
+"""Does one text win whatever is asked: told from an answer that is right often, as `yes` is where most are yes."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from covey.run.doctor.finding import Evidence, Level
+from covey.run.doctor.log import Row, RunLog
+from covey.run.doctor.rules.common import percent
+
+MIN_PROMPTS = 20
+"""Of an opinion: as many are won late in the run, and as many were answered with the text."""
+ONE_ANSWER, MOST = 0.3, 0.5
+"""Of the prompts won by one text: to look further, and more than the commonest answer of an open question has."""
+ALWAYS = 0.95
+"""Of the prompts that a text was given to and that it wins: the share of a class fails on those of another."""
+GROWN = 1.5
+"""Times the share of its first half: how often an answer is right is a matter of the prompts, and stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """The prompts that each text won, and those that it lost."""
+
+    won: dict[str, set[str]] = field(default_factory=dict)
+    lost: dict[str, set[str]] = field(default_factory=dict)
+
+    @property
+    def prompts(self) -> set[str]:
+        """Return the prompts that any text won."""
+        return set().union(*self.won.values())
+
+    def share(self, text: str) -> float:
+        """Return how many of the prompts that were won this text won."""
+        return len(self.won.get(text, ())) / max(1, len(self.prompts))
+
+
+def wins_everywhere(log: RunLog) -> Evidence | None:
+    """Find one text that is right for prompts whose right answers differ."""
+    rows = [*log.answers, *log.rollouts]
+    middle = log.steps[-1] // 2 if log.steps else 0
+    bound = log.setting("evaluation.correct_above", 1.0)
+    late = verdicts_of((row for row in rows if row["step"] > middle), bound)
+    if len(late.prompts) < MIN_PROMPTS:
+        return None
+    text = max(late.won, key=lambda one: len(late.won[one]))
+    share = late.share(text)
+    early = verdicts_of((row for row in rows if row["step"] <= middle), bound)
+    if share < ONE_ANSWER or fails_somewhere(text, late) or is_class(text, early, late):
+        return None
+    first = min(row["step"] for row in rows if row["step"] > middle and said(row) == text)
+    names = sorted(late.won[text])
+    seen = f"one answer ({text[:40]!r}) is right for {percent(share)} of {len(late.prompts)} prompts, and seldom wrong"
+    return Evidence(Level.WATCH, seen, first, values={"share": share}, prompts=tuple(names[:4]))
+
+
+def fails_somewhere(text: str, seen: Verdicts) -> bool:
+    """Tell whether a text loses more than chance on prompts that it was given to, or was given to few.
+
+    An answer that is right as often as its class is loses wherever the policy takes one class for another.
+    """
+    won, lost = seen.won[text], seen.lost.get(text, set())
+    return len(won | lost) < MIN_PROMPTS or len(won - lost) < ALWAYS * len(won | lost)
+
+
+def is_class(text: str, early: Verdicts, late: Verdicts) -> bool:
+    """Tell whether a text is one of the right answers there are, as far as the other right answers show."""
+    if wins_against_others(text, late) or wins_against_others(text, joined(early, late)):
+        return False
+    others = {one: names - late.won[text] for one, names in late.won.items() if one != text}
+    others = {one: names for one, names in others.items() if names}
+    prompts = set().union(*others.values())
+    # A few answers that share the other prompts out are the classes of the task
+    if prompts and len(others) < 0.5 * len(prompts):
+        return True
+    # Among open answers, one is as often right as its prompts are asked: in the first half as now
+    share = late.share(text)
+    if len(early.prompts) >= MIN_PROMPTS:
+        return share < min(ALWAYS, GROWN * early.share(text))
+    return share < MOST
+
+
+def wins_against_others(text: str, seen: Verdicts) -> bool:
+    """Tell whether a text wins prompts for which another is right, and prompts for which that one is wrong.
+
+    A class has several spellings, but what is right for some of its prompts is right for all.
+    """
+    won = seen.won.get(text, set())
+    enough = max(2.0, 0.1 * len(won))
+    pairs = ((seen.won[one] & won, seen.lost.get(one, set()) & won) for one in seen.won if one != text)
+    return any(min(len(right), len(wrong - right)) >= enough for right, wrong in pairs)
+
+
+def verdicts_of(rows: Iterable[Row], bound: float) -> Verdicts:
+    """Return what each text won and lost; answers without a number are left out."""
+    found = Verdicts()
+    for row in rows:
+        reward = row.get("reward")
+        if isinstance(reward, int | float):
+            kept = found.won if reward >= bound and reward > 0 else found.lost
+            kept.setdefault(said(row), set()).add(str(row.get("prompt_id")))
+    return found
+
+
+def joined(one: Verdicts, other: Verdicts) -> Verdicts:
+    return Verdicts(_joined(one.won, other.won), _joined(one.lost, other.lost))
+
+
+def _joined(one: Mapping[str, set[str]], other: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    return {text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}}
+
+
+def said(row: Row) -> str:
+    """Return the text of an answer, spaces at its ends and runs of them left out."""
+    return re.sub(r"\s+", " ", str(row.get("completion"))).strip()
