@@ -10,6 +10,7 @@ import pytest
 from covey.cli.main import main
 from covey.report.make import make_report
 
+from .test_environments import HOSTILE_PAGES, changed
 from .test_report import hostile_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -17,6 +18,7 @@ PAGES = {
     "overview": "reward of training",
     "groups": "answer 1",
     "pairs": "The same prompts",
+    "doctor": "rules looked at",
     "time": "Most of the time",
 }
 
@@ -53,6 +55,20 @@ def test_a_browser_draws_every_page_of_a_hostile_run_as_text(
         assert words in shown
         assert not re.search(r"<(img|b>bold|script)", shown)
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in opened(page, "tab=groups", width)[0]
+
+
+@pytest.mark.parametrize("kind", HOSTILE_PAGES)
+def test_a_browser_draws_hostile_pages_of_environments_as_text(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = make_report([changed(hostile_run(tmp_path, monkeypatch), *HOSTILE_PAGES[kind])])
+    for name in ("environment", "groups"):
+        dom, console = opened(page, f"tab={name}", 1280)
+        shown = dom[dom.index("<body") : dom.index('<script type="application/json"')]
+        assert console == ""
+        assert f'aria-labelledby="tab-{name}"' in shown
+        assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in shown
+        assert not re.search(r"<(img|b>bold|script)", shown)
 
 
 SMALL = (
@@ -99,7 +115,7 @@ def test_a_browser_draws_the_report_of_every_kind_of_run(
     page = make_report([tmp_path / "run"])
     assert page.stat().st_size < 3_000_000
     for width in (1280, 420):
-        for name in PAGES:
+        for name in (*PAGES, "environment", "settings"):
             dom, console = opened(page, f"tab={name}", width)
             assert console == ""
             assert "covey report" in dom

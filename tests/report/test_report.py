@@ -19,7 +19,6 @@ from covey.config.schema import OutputConfig
 from covey.report.bands import mean_band, moving_bands, share_band
 from covey.report.content import comparison, content, pairs_of, thinned, verdict
 from covey.report.curves import reading
-from covey.report.environments import environment_of
 from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import make_report, names_of
 from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
@@ -323,19 +322,3 @@ def test_answers_go_out_to_another_tools_files_and_come_back_with_their_rewards(
 def test_a_folder_that_holds_no_log_is_refused_with_what_could_be_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is no run folder: it has no config.yaml, no completions/\*.parquet of TRL"):
         read_any(tmp_path)
-
-
-def test_the_page_of_programs_shows_the_tests_of_their_problems() -> None:
-    problem = {"statement": "double", "tests": [{"args": [2], "expected": 4}]}
-    own = {
-        "step": 3,
-        "greedy": True,
-        "prompt_id": "p",
-        "prompt": "double",
-        "completion": "def f(n): ...",
-        "reward": 1.0,
-    }
-    run = RunFiles(Path("run"), {"environment.name": "code"}, answers=[{**own, "columns": {"problem": problem}}])
-    found = environment_of(run)
-    assert found is not None
-    assert found["items"][0]["tests"] == {"tests": "[{'args': [2], 'expected': 4}]"}

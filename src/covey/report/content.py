@@ -200,11 +200,22 @@ def _rollout(one: Row) -> Row:
         "extra": {name: cut(_plain(value), 600) for name, value in (one.get("extra") or {}).items()},
         "advantage": one.get("advantage"),
         "finish": one.get("finish_reason"),
+        "stop": one.get("stop_reason"),
+        "turns": [_turn(turn) for turn in one.get("turns") or [] if isinstance(turn, dict)],
         "num": one.get("num_tokens"),
         "pieces": tokens.get("pieces") or [],
         "ids": tokens.get("ids") or [],
         "learnt": "".join("1" if flag else "0" for flag in tokens.get("learnt") or []),
         **numbers,
+    }
+
+
+def _turn(turn: Row) -> Row:
+    """Return a turn of an episode: how many tokens the policy chose, and what the environment made of it."""
+    own = {"num": turn.get("num_tokens"), "reward": turn.get("reward"), "void": bool(turn.get("is_void"))}
+    return own | {
+        "state": cut(turn.get("state"), 200),
+        "info": cut(_plain(turn["info"]), 300) if "info" in turn else "",
     }
 
 

@@ -68,13 +68,20 @@ def read_run(folder: Path) -> RunFiles:
 def cut(text: Any, most: int = MAX_TEXT) -> Any:
     """Cut text, or each turn of a conversation, to so many characters."""
     if isinstance(text, list):
-        return [
-            {"role": str(turn.get("role")), "content": cut(str(turn.get("content")), most)}
-            for turn in text
-            if isinstance(turn, dict)
-        ]
+        return [_turn(turn, most) for turn in text if isinstance(turn, dict)]
     shown = "" if text is None else str(text)
     return shown if len(shown) <= most else shown[:most] + "…"
+
+
+def _turn(turn: Row, most: int) -> Row:
+    """Return role and text of a message, and the calls of tools in it with what they were called by."""
+    content = turn.get("content")
+    shown = {"role": str(turn.get("role")), "content": cut("" if content is None else str(content), most)}
+    if turn.get("name"):
+        shown["name"] = cut(turn["name"], 80)
+    if turn.get("tool_calls"):
+        shown["calls"] = cut(json.dumps(turn["tool_calls"], default=str, ensure_ascii=False), most)
+    return shown
 
 
 def _json(path: Path) -> Any:

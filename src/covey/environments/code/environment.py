@@ -26,6 +26,8 @@ NO_PROGRAM = "No program was found."
 CORRECT_IT = "Write the corrected function."
 MAX_MESSAGE = 300
 """Characters of a failing test that go back to the policy."""
+MAX_VERDICTS = 100
+"""Tests whose verdicts are noted for the logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,10 @@ def reward_of(report: Report, partial_weight: float) -> Reward:
     """Give 1 where all tests pass, else their share times the weight."""
     solved = all(result.passed for result in report.results)
     value = 1.0 if solved else partial_weight * report.fraction
-    return Reward(value, {"solved": float(solved), "tests_passed": report.fraction})
+    parts = {"solved": float(solved), "tests_passed": report.fraction}
+    noted = {"verdicts": [result.kind for result in report.results[:MAX_VERDICTS]]}
+    failed = _first_failure(report)
+    return Reward(value, parts, noted if failed is None else {**noted, "first_failure": failed[:MAX_MESSAGE]})
 
 
 def is_chosen(text: str, rate: float) -> bool:

@@ -58,10 +58,10 @@ function spelled(piece) {
   return piece.replace(/\n/g, "⏎\n");
 }
 
-function tokensOf(trace, answer, best, scale) {
-  const other = answer === best ? new Set() : differing(best.pieces, answer.pieces);
+function tokensOf(trace, answer, other, scale, from = 0, to = answer.pieces.length) {
   const made = h("div", { class: "text" + (state.numbers ? " numbers" : "") });
-  answer.pieces.forEach((piece, k) => {
+  answer.pieces.slice(from, to).forEach((piece, at) => {
+    const k = from + at;
     const given = answer.learnt[k] !== "1", v = state.colour === "difference" ? null : value(answer, k, state.colour);
     const span = h("span", { class: "tok" + (given ? " given" : "") + (other.has(k) ? " other" : ""), "data-k": k }, spelled(piece));
     paint(span, v, scale);
@@ -79,12 +79,15 @@ function tokensOf(trace, answer, best, scale) {
 }
 
 function answerOf(trace, answer, place, best, scale) {
-  const head = h("h4", {}, h("b", {}, "answer " + (place + 1)), " · reward ", h("b", {}, shown(answer.reward)), " · A " + signed(answer.advantage) + " · " + answer.num + " tokens" + (answer.finish === "length" ? ", cut" : "") + (answer === best ? " · best" : ""));
-  const body = answer.pieces.length ? tokensOf(trace, answer, best, scale) : h("div", { class: "text" }, written(answer.text));
+  const head = h("h4", {}, h("b", {}, "answer " + (place + 1)), " · reward ", h("b", {}, shown(answer.reward)), (answer.advantage === null ? "" : " · A " + signed(answer.advantage)) + (answer.num === null ? "" : " · " + answer.num + (answer.num === 1 ? " token" : " tokens")) + (answer.finish === "length" ? ", cut" : "") + (answer === best ? " · best" : ""));
+  const other = answer === best ? new Set() : differing(best.pieces, answer.pieces);
+  const tokens = isDialogue(answer.text) && answer.pieces.length ? turnTokens(answer) : null;
+  const strip = answer.pieces.length && !tokens ? tokensOf(trace, answer, other, scale) : null;
+  const turns = isDialogue(answer.text) ? dialogue(answer.text, answer.turns, tokens, (from, to) => tokensOf(trace, answer, other, scale, from, to), "conversation of answer " + (place + 1)) : null;
+  const body = strip || turns ? [strip, turns] : h("div", { class: "text" }, written(answer.text));
   const more = Object.entries({ ...answer.parts, ...answer.extra });
   const below = more.length > 1 || Object.keys(answer.extra).length ? h("h4", {}, more.map(([name, v]) => name + " " + shown(v)).join(" · ")) : null;
-  const turns = Array.isArray(answer.text) && answer.text.length > 1 ? h("div", { class: "text" }, answer.text.map((turn) => [h("span", { class: "role" }, turn.role + (turn.role === "assistant" ? "" : " (not learnt)")), turn.content])) : null;
-  return h("article", { class: "answer", "data-answer": place, "aria-label": "answer " + (place + 1) + ", reward " + shown(answer.reward) }, head, body, turns, below);
+  return h("article", { class: "answer", "data-answer": place, "aria-label": "answer " + (place + 1) + ", reward " + shown(answer.reward) }, head, body, turns && ended(answer) ? h("h4", {}, ended(answer)) : null, below);
 }
 
 function glyphs(rewards, range) {
@@ -111,7 +114,6 @@ function groupsPage(run) {
   const best = trace.rollouts.reduce((a, b) => (b.reward > a.reward ? b : a), trace.rollouts[0]);
   const different = new Set(trace.rollouts.map((r) => written(r.text))).size;
   const means = trace.rollouts.length + " answers, " + different + " different" + (trace.dropped ? "; not trained: " + trace.dropped : new Set(trace.rollouts.map((r) => r.reward)).size < 2 ? "; no signal, rewards are equal" : "");
-  const columns = Object.entries(trace.columns);
   const long = trace.rollouts.some((r) => r.pieces.length > 60);
   return h("div", {},
     h("div", { class: "bar" }, h("label", {}, "step " + step + " ", slider), buttons("colour by", SCHEMES, state.colour, (c) => set({ colour: c })),
@@ -121,9 +123,14 @@ function groupsPage(run) {
       h("section", { "aria-label": "groups" }, h("h3", {}, "traced groups of step " + step), list, allGroups(run, step, range)),
       h("section", { "aria-label": "answers" }, h("h3", {}, trace.id + ": " + means),
         textBox(trace.prompt, "prompt"),
-        columns.length ? h("p", { class: "soft" }, columns.map(([name, v]) => name + ": " + v.slice(0, 200)).join(" · ")) : null,
+        columnsLine(trace),
         trace.failures.length ? h("p", { class: "lost" }, "not scored: " + trace.failures.join("; ")) : null,
         h("div", { class: "answers" + (long ? " few" : "") }, trace.rollouts.map((answer, k) => answerOf(trace, answer, k, best, scale))))));
+}
+
+function columnsLine(trace) {
+  const columns = Object.entries(trace.columns);
+  return columns.length ? h("p", { class: "soft row" }, columns.map(([name, v]) => name + ": " + (v.length > 200 ? v.slice(0, 200) + "…" : v)).join(" · ")) : null;
 }
 
 function mean(values) {

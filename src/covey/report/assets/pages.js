@@ -36,9 +36,16 @@ function pairsPage(run) {
     h("div", { class: "pairs" }, rows.slice(0, 200).map((row) => h("div", { class: "pair" },
       h("div", {}, h("span", { class: "tag " + (row.kind === "lost" ? "lost" : row.kind === "gained" ? "shown" : "soft") }, TAGS[row.kind]), h("h4", {}, row.id)),
       h("div", {}, h("h4", {}, "prompt"), h("div", { class: "text" }, written(row.prompt)), h("h4", {}, Object.entries(row.columns).map(([name, v]) => name + ": " + v.slice(0, 120)).join(" · "))),
-      h("div", {}, h("h4", {}, "before, reward " + shown(row.before.reward)), h("div", { class: "text" }, written(row.before.text))),
-      h("div", {}, h("h4", {}, "after, reward " + shown(row.after.reward)), marked(row.after.text, row.before.text))))),
+      h("div", {}, h("h4", {}, "before, reward " + shown(row.before.reward)), pairText(row.before.text, null)),
+      h("div", {}, h("h4", {}, "after, reward " + shown(row.after.reward)), pairText(row.after.text, row.before.text))))),
     rows.length > 200 ? h("p", { class: "soft" }, "200 of " + rows.length + " are drawn; the kinds above narrow them.") : null);
+}
+
+// An answer, or a conversation turn by turn, with marks where it differs from the one before.
+function pairText(text, before) {
+  const policy = (turns) => turns.filter((turn) => turn.role === "assistant").map((turn) => turn.content);
+  if (isDialogue(text)) return dialogue(text, [], null, null, "conversation", isDialogue(before) ? policy(before) : null);
+  return before === null ? h("div", { class: "text" }, written(text)) : marked(text, before);
 }
 
 function interval(values, factor) {
@@ -102,8 +109,25 @@ function machine(one) {
 
 function environmentPage(run) {
   const page = run.environment;
+  if (page.kind === "conversations") return conversationsPage(run);
   if (page.kind === "machines") return h("div", {}, h("p", {}, "The machines with the highest scores among the rollouts that were kept. covey machines gallery films them."), h("div", { class: "machines" }, page.items.map(machine)));
-  return h("div", {}, h("p", {}, "Programs of the last evaluation, from the best to the worst, with the tests that its row shows."), page.items.map((one) => h("section", {},
-    h("h3", {}, one.id + ": reward " + shown(one.reward) + Object.entries(one.parts).map(([n, v]) => " · " + n + " " + shown(v)).join("")),
-    textBox(one.prompt, "prompt"), textBox(one.text, "program"), Object.entries(one.tests).map(([name, text]) => [h("p", { class: "soft" }, name), textBox(text, name)]))));
+  return h("div", {}, h("p", {}, "Programs of the last evaluation, from the best to the worst, with the tests that judged them."), page.items.map(program));
+}
+
+function program(one) {
+  const parts = Object.entries(one.parts).map(([name, v]) => " · " + name.replace(/_/g, " ") + " " + shown(v)).join("");
+  return h("section", { class: "program" }, h("h3", {}, one.id + ": reward " + shown(one.reward) + parts),
+    h("div", { class: "hist" }, h("div", {}, textBox(one.prompt, "prompt"), isDialogue(one.text) ? dialogue(one.text, [], null, null, "program, turn by turn") : textBox(one.text, "program")), h("div", {}, casesOf(one))),
+    Object.entries(one.tests).map(([name, text]) => [h("p", { class: "soft" }, name), textBox(text, name)]));
+}
+
+const VERDICTS = { passed: "✓ passed", wrong: "✗ wrong answer", error: "✗ raised", timeout: "✗ too slow", crash: "✗ crashed", output: "✗ too much output", load: "✗ does not load", channel: "✗ no answer", not_run: "– not run" };
+
+function casesOf(one) {
+  if (!one.cases.length) return null;
+  const verdict = (k) => (one.verdicts[k] ? h("td", { class: one.verdicts[k] === "passed" ? "shown" : "lost" }, VERDICTS[one.verdicts[k]] || one.verdicts[k]) : h("td", { class: "soft" }, "–"));
+  const rows = one.cases.map(([call, expected], k) => h("tr", {}, h("td", { class: "text" }, one.entry + "(" + call + ")"), h("td", { class: "text" }, expected), verdict(k)));
+  const few = one.num_cases > one.cases.length ? h("p", { class: "soft" }, one.cases.length + " of " + one.num_cases + " tests") : null;
+  return [h("div", { class: "wide" }, h("table", { "aria-label": "tests" }, h("thead", {}, h("tr", {}, ["test", "expected", "verdict"].map((t) => h("th", {}, t)))), h("tbody", {}, rows))),
+    one.failure ? h("p", { class: "lost" }, "first failure: " + one.failure) : null, one.verdicts.length ? null : h("p", { class: "soft" }, "No program was found to run the tests on, or the log has no verdicts of single tests."), few];
 }

@@ -3,7 +3,7 @@
 function tabs() {
   const run = DATA.runs[state.run];
   const found = [["overview", "Overview", overview], ["groups", "Groups and tokens", groupsPage], ["pairs", "Before and after", pairsPage]];
-  if (run.environment) found.push(["environment", run.environment.kind === "machines" ? "Machines" : "Programs", environmentPage]);
+  if (run.environment) found.push(["environment", { machines: "Machines", conversations: "Conversations" }[run.environment.kind] || "Programs", environmentPage]);
   found.push(["doctor", "Doctor" + (run.doctor.findings.length ? " " + run.doctor.findings.length : ""), doctorPage]);
   if (DATA.compare) found.push(["compare", "Compare", comparePage]);
   return found.concat([["time", "Time", timePage], ["settings", "Settings", settingsPage]]);
@@ -32,7 +32,7 @@ function head() {
   const choose = DATA.runs.length > 1 ? h("div", { class: "bar" }, buttons("run", DATA.runs.map((one, k) => [k, one.name]), state.run, (k) => set({ run: k, step: null, trace: 0 }))) : h("p", { class: "soft" }, run.name);
   place.replaceChildren(choose, h("p", { class: "verdict" }, h("span", { class: "state " + run.verdict.state }, names[run.verdict.state] || run.verdict.state), run.verdict.text),
     h("p", { class: "soft" }, "Doctor: ", h("button", { type: "button", class: "link", onclick: () => set({ tab: "doctor" }) }, run.doctor.line)),
-    h("p", { class: "facts" }, run.facts.map(([name, text]) => h("span", {}, name + " ", h("b", {}, text)))));
+    h("p", { class: "facts" }, run.facts.map(([name, text]) => h("span", { class: name }, name + " ", h("b", {}, text)))));
 }
 
 function draw(changes) {
@@ -87,7 +87,7 @@ function moveToken(step) {
 }
 
 function stepBy(by) {
-  const run = DATA.runs[state.run], rows = state.tab === "groups" ? run.traces : run.histograms[state.hist] || [];
+  const run = DATA.runs[state.run], rows = ["groups", "environment"].includes(state.tab) ? run.traces : run.histograms[state.hist] || [];
   const steps = [...new Set(rows.map((row) => row.step))];
   if (!steps.length) return;
   const at = steps.indexOf(nearest(rows, state.step).step);
@@ -105,7 +105,7 @@ document.addEventListener("keydown", (event) => {
   };
   const page = all[Number(event.key) - 1];
   const action = page && event.key !== " " ? () => set({ tab: page[0] }) : actions[event.key];
-  if (action && (onTab || !event.key.startsWith("Arrow") || state.tab === "groups")) { event.preventDefault(); action(); }
+  if (action && (onTab || !event.key.startsWith("Arrow") || state.tab === "groups" || state.tab === "environment")) { event.preventDefault(); action(); }
 });
 document.getElementById("theme").addEventListener("click", () => { theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); draw(); });
 let resizing = 0;

@@ -142,12 +142,17 @@ def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
         "parts": dict(rollout.reward.parts),
         "finish_reason": rollout.finish_reason,
     }
-    # Turns of an episode
-    if rollout.stop_reason is not None:
-        row |= {"stop_reason": rollout.stop_reason, "turns": [_turn_row(turn) for turn in rollout.turns]}
+    row |= episode_facts(rollout)
     # Notes never take the place of covey's own columns
     extra = rollout.reward.extra.items()
     return row | {f"extra/{name}" if name in row or name in MORE_NAMES else name: value for name, value in extra}
+
+
+def episode_facts(rollout: Rollout) -> dict[str, Any]:
+    """Return why an episode ended and what became of its turns, nothing of a single answer."""
+    if rollout.stop_reason is None:
+        return {}
+    return {"stop_reason": rollout.stop_reason, "turns": [_turn_row(turn) for turn in rollout.turns]}
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:

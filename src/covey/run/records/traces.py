@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from covey.rollouts.source import Dropped
-from covey.run.records.rollout_log import bounded, spread
+from covey.run.records.rollout_log import bounded, episode_facts, spread
 from covey.run.records.token_scores import RowScores, StepScores
 from covey.run.records.updates import FORMAT
 from covey.system.text.format import four_digits, timestamp
@@ -132,6 +132,7 @@ def _rollouts(
             "finish_reason": rollout.finish_reason,
             "policy_version": rollout.policy_version,
             "num_tokens": rollout.num_loss_tokens,
+            **episode_facts(rollout),
             "tokens": _tokens(rollout, scores, pieces, limit),
         }
 
