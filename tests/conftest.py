@@ -1,6 +1,8 @@
 """What all tests share."""
 
+import contextlib
 import gc
+import importlib
 import os
 import re
 import tempfile
@@ -63,6 +65,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "of one run" if file.removesuffix(".py").endswith(OF_ONE_RUN) else file
 
     return Scheduling(config, log)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begin each process with another part of the tests: what one has compiled, with its asserts, the others read."""
+    options = getattr(session.config, "workerinput", None)
+    if options is None:
+        return
+    here = Path(__file__).parent
+    number = int(options["workerid"].removeprefix("gw"))
+    for file in sorted(here.rglob("test_*.py"))[number :: options["workercount"]]:
+        # What is wrong with it is said when it is collected
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join((here.name, *file.relative_to(here).with_suffix("").parts)))
 
 
 def mark_long(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,24 +13,34 @@ from covey.environments.episode import Answer, Episode, Observation
 from covey.rollouts.encoding import as_conversation
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks
+from covey.rollouts.verdicts import tried
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.types import Failure, Group, Message, Prompt, Reward, Rollout, RunStopped
 
 
 def has_episodes(subject: PreflightContext) -> bool:
     """Tell whether the policy may have several turns."""
-    if subject.run.policy.mask_id is not None:
-        return False
-    episode = subject.run.environment.episode(subject.prompts[0], 0)
-    if episode is not None:
-        asyncio.run(episode.close())  # it may hold an object of a pool, or a session with a server
-    return episode is not None
+    return subject.run.policy.mask_id is None and _first_episode(subject) is not None
+
+
+def _first_episode(subject: PreflightContext) -> Episode | Failure | None:
+    """Open and close the first prompt's episode: None where there is none, a Failure where one of both raises."""
+    prompt, environment = subject.prompts[0], subject.run.environment
+    episode = tried(prompt, "episode", lambda: environment.episode(prompt, 0))
+    if episode is None or isinstance(episode, Failure):
+        return episode
+    # It may hold an object of a pool, or a session with a server
+    return tried(prompt, "episode", lambda: asyncio.run(episode.close())) or episode
 
 
 def check_episodes(subject: PreflightContext) -> Check:
     """Play gold turns in a few episodes, and look at the template, the reader of tool calls and the tools."""
     environment, tokenizer = subject.run.environment, subject.run.policy.tokenizer
     notes: list[str] = []
+    # An episode must open and close
+    begun = _first_episode(subject)
+    if isinstance(begun, Failure):
+        return Check(False, begun.reason, "", "mend it: every attempt at this prompt would be a failure")
     # Roles must be told by tokens that no text can make
     if not isinstance(subject.prompts[0].text, str):
         notes.append("roles are marked by special tokens" if roles_are_marks(tokenizer) else "ROLES ARE PLAIN TEXT")
