@@ -107,8 +107,8 @@ def test_steps_earn_what_the_server_says_and_the_last_one_is_the_verdict(server:
     assert [turn.done for turn in said] == [False, False, False, True]
     assert earned == pytest.approx(0.6)
     assert server.heard[0] == {"type": "reset", "data": {"size": 4, "seed": 5}}
-    assert server.heard[-1] == {"type": "close"}
     assert server.closed.acquire(timeout=10)
+    assert server.heard[-1] == {"type": "close"}
 
 
 def test_the_splits_share_no_seed(server: OpenEnvServer) -> None:
