@@ -1,6 +1,7 @@
 """The pages of environments: conversations turn by turn, programs with the verdicts of their tests, all of it text."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,18 @@ from typing import Any
 import pytest
 
 from covey.environments.code.environment import reward_of
+from covey.environments.machines.design.stages import Problem
+from covey.environments.machines.design.types import Tree
+from covey.environments.machines.physics.simulate import record
+from covey.environments.machines.prompts import write_answer
 from covey.report.content import content
 from covey.report.environments import conversations_of, environment_of
+from covey.report.machines import MOTION_BYTES, machines_of
 from covey.report.make import make_report
 from covey.report.read import RunFiles, cut, read_run
 from covey.sandbox.types import Report, TestResult
 
+from ..environments.machines.designs import CAR, ROTOR_CATAPULT, machine
 from ..support.small import rows
 from .test_report import HOSTILE, data_of, hostile_run
 
@@ -121,3 +128,50 @@ def test_the_judge_notes_the_verdict_of_every_test_and_the_first_failure() -> No
     noted = reward_of(Report(results, (), 0.1), 0.5).extra
     assert noted == {"verdicts": ["passed", "wrong", "error"], "first_failure": "f(3) gave 5"}
     assert reward_of(Report(results[:1], (), 0.1), 0.5).extra == {"verdicts": ["passed"]}
+
+
+# ------------------------------------------------------------------------------------------------ machines
+
+
+def run_of_machines(folder: Path, *trees: Tree) -> RunFiles:
+    """A folder whose rollouts are these machines, the first with the highest score."""
+    written = [write_answer(tree, Problem("car", 48), "tree") for tree in trees]
+    kept = [
+        {"step": 1, "prompt": [], "completion": text, "parts": {"score": 9.0 - place}}
+        for place, text in enumerate(written)
+    ]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    return RunFiles(folder, {"environment.name": "machines"})
+
+
+def test_the_best_machines_are_simulated_again_and_move_as_far_as_they_did(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    page = machines_of(run_of_machines(tmp_path, CAR, ROTOR_CATAPULT))
+    assert [item["score"] for item in page["items"]] == [9.0, 8.0]
+    for item, tree, world in zip(page["items"], (CAR, ROTOR_CATAPULT), ("car", "catapult"), strict=True):
+        motion, recording = item["motion"], record(machine(tree), world)
+        moments, num_bodies = motion["moments"], recording.positions_TB3.shape[1]
+        assert motion["bodies"] == num_bodies == len(item["pivots"])
+        assert {len(row) for row in moments} == {9 * num_bodies}
+        assert {solid["body"] for solid in item["solids"]} <= set(range(num_bodies))
+        assert len(json.dumps(motion)) <= MOTION_BYTES
+        # The same place and turn at a moment in the middle, within what rounding leaves
+        middle = len(moments) // 2
+        look = round(middle * motion["seconds"] / 0.02)
+        shown = [value / 100 for value in moments[middle][: 3 * num_bodies]]
+        assert shown == pytest.approx(recording.positions_TB3[look].ravel(), abs=0.0051)
+        axes = [value / 1000 for value in moments[middle][3 * num_bodies :]]
+        assert axes == pytest.approx(recording.rotations_TB33[look, :, :, :2].ravel(), abs=0.00051)
+
+
+def test_a_machine_that_cannot_be_simulated_here_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "covey.environments.machines.physics.simulate", None)
+    (item,) = machines_of(run_of_machines(tmp_path, CAR))["items"]
+    assert item["motion"] is None
+    assert len(item["solids"]) >= len(CAR)
+
+
+def test_a_run_without_machines_says_so_on_their_page(tmp_path: Path) -> None:
+    assert machines_of(RunFiles(tmp_path))["items"] == []
+    (tmp_path / "rollouts.jsonl").write_text('{"step": 1, "parts": 3}\nno json\n')
+    assert machines_of(RunFiles(tmp_path))["items"] == []

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from covey.report.machines import machines_of
 from covey.report.read import Row, RunFiles, cut
 
-NUM_MACHINES, NUM_PROGRAMS, NUM_TESTS = 6, 8, 40
+NUM_PROGRAMS, NUM_TESTS = 8, 40
 TESTS = ("tests", "test_list", "test", "public_tests", "examples", "assertions")
 """Columns that may hold the tests of a program."""
 
@@ -23,34 +24,6 @@ def conversations_of(run: RunFiles) -> dict[str, Any] | None:
     """
     answers = (one.get("completion") for row in run.traces for one in row.get("rollouts") or [])
     return {"kind": "conversations"} if any(isinstance(text, list) and len(text) > 1 for text in answers) else None
-
-
-def machines_of(run: RunFiles) -> dict[str, Any] | None:
-    """Draw the best machines of the run as polygons, None where it kept none."""
-    from covey.environments.machines.design.blocks import BLOCKS
-    from covey.environments.machines.design.place import place
-    from covey.environments.machines.design.types import Invalid
-    from covey.environments.machines.pictures.command import ANY_BLOCK, best_of_run, describe
-    from covey.environments.machines.pictures.mesh import VIEWS, in_view, mesh_of
-
-    # Machines of the highest scores
-    try:
-        best = best_of_run(run.folder, NUM_MACHINES)
-    except (ValueError, OSError, LookupError):
-        return None
-    found = []
-    for one in best:
-        machine = place(one.tree, ANY_BLOCK)
-        if isinstance(machine, Invalid):
-            continue
-        # Project to the oblique view
-        shown = in_view(mesh_of(machine).polygons, VIEWS["oblique"])
-        polygons = [
-            ("root" if kind == 0 else BLOCKS[kind].kind, round(shade, 2), corners.round(2).reshape(-1).tolist())
-            for corners, shade, kind in shown
-        ]
-        found.append({"score": one.score, "step": one.step, "about": describe(machine), "polygons": polygons})
-    return {"kind": "machines", "items": found} if found else None
 
 
 def programs_of(run: RunFiles) -> dict[str, Any] | None:

@@ -93,24 +93,10 @@ function settingsPage(run) {
     h("h2", {}, "Versions"), table(Object.entries(run.versions), ["what", "version"]));
 }
 
-const KINDS = { root: [42, 157, 143], rigid: [224, 180, 130], rod: [185, 139, 94], wheel: [92, 102, 112], rotor: [231, 111, 81], hinge: [244, 162, 97], ball: [244, 162, 97], swivel: [244, 162, 97], suspension: [163, 177, 138], container: [169, 197, 232], boulder: [141, 153, 174], caster: [92, 102, 112], pad: [132, 165, 157] };
-
-function machine(one) {
-  const xs = one.polygons.flatMap((p) => p[2].filter((_, k) => k % 2 === 0)), ys = one.polygons.flatMap((p) => p[2].filter((_, k) => k % 2));
-  const [left, right, low, high] = [Math.min(...xs) - .4, Math.max(...xs) + .4, Math.min(...ys) - .4, Math.max(...ys) + .4];
-  const made = svg("svg", { viewBox: [left, -high, right - left, high - low].join(" "), role: "img", "aria-label": one.about });
-  one.polygons.forEach(([kind, shade, points]) => {
-    const fill = "rgb(" + (KINDS[kind] || [200, 120, 120]).map((part) => Math.round(part * shade)).join(",") + ")";
-    const corners = points.map((v, k) => (k % 2 ? -v : v)).reduce((text, v, k) => text + (k % 2 ? "," : " ") + v, "");
-    made.append(svg("polygon", { points: corners, fill, stroke: "rgba(0,0,0,.35)", "stroke-width": .02 }));
-  });
-  return h("figure", {}, made, h("figcaption", {}, h("b", {}, "score " + shown(one.score) + ", step " + one.step), one.about));
-}
-
 function environmentPage(run) {
   const page = run.environment;
   if (page.kind === "conversations") return conversationsPage(run);
-  if (page.kind === "machines") return h("div", {}, h("p", {}, "The machines with the highest scores among the rollouts that were kept. covey machines gallery films them."), h("div", { class: "machines" }, page.items.map(machine)));
+  if (page.kind === "machines") return machinesPage(page);
   return h("div", {}, h("p", {}, "Programs of the last evaluation, from the best to the worst, with the tests that judged them."), page.items.map(program));
 }
 

@@ -41,6 +41,7 @@ function draw(changes) {
   const slides = focus && focus.type === "range" && changes && "step" in changes;
   tip("");
   clearCharts();
+  stopMachines();
   head();
   document.getElementById("tabs").replaceChildren(...all.map(([name, title]) => h("button", { type: "button", role: "tab", id: "tab-" + name, "aria-selected": String(name === chosen[0]), tabindex: name === chosen[0] ? 0 : -1, onclick: () => set({ tab: name }) }, title)));
   const page = document.getElementById("page");

@@ -12,6 +12,7 @@ from covey.environments.machines.physics.trajectory import Array, Recording
 from covey.environments.machines.physics.worlds import WORLDS, Wall
 from covey.environments.machines.pictures.mesh import (
     ALONG,
+    FILM,
     VIEWS,
     Mesh,
     Polygon,
@@ -20,7 +21,6 @@ from covey.environments.machines.pictures.mesh import (
     in_view,
     mesh_of,
     moved,
-    oblique,
 )
 
 try:
@@ -231,7 +231,6 @@ def name_axes(axes: Axes, view: View) -> None:
 
 EVERY = 4
 """Looks from one picture to the next: 0.08 s, the speed of what happened."""
-CAMERA = oblique("film", 76.0, 14.0)
 SELDOM = 20
 """Looks between the poses that the pictures surely have room for: 0.4 s."""
 WIDTH, HEAD, DPI = 9.0, 0.4, 80
@@ -264,10 +263,10 @@ def _frame(recording: Recording, mesh: Mesh, look: int, room: tuple[Array, Array
     axes.set_axis_off()
     axes.set_title(f"{title}   {recording.trajectory.times_T[look]:.1f} s", fontsize=10, family="monospace")
     # Draw the scene at this moment
-    _add_grid(axes, recording, CAMERA)
-    add_walls(axes, recording, CAMERA)
-    add_ways(axes, recording, CAMERA, look + 1)
-    add_mesh(axes, moved(mesh, recording.positions_TB3[look], recording.rotations_TB33[look]), CAMERA)
+    _add_grid(axes, recording, FILM)
+    add_walls(axes, recording, FILM)
+    add_ways(axes, recording, FILM, look + 1)
+    add_mesh(axes, moved(mesh, recording.positions_TB3[look], recording.rotations_TB33[look]), FILM)
     window(axes, np.array(room), 0.0)
     # Few colours keep the film small
     canvas = FigureCanvasAgg(figure)
@@ -282,10 +281,10 @@ def _room(recording: Recording, mesh: Mesh) -> tuple[Array, Array]:
     trajectory = recording.trajectory
     seldom = range(0, len(recording.positions_TB3), SELDOM)
     poses = [moved(mesh, recording.positions_TB3[look], recording.rotations_TB33[look]) for look in (*seldom, -1)]
-    points = [CAMERA.flat(polygon.corners_K3) for pose in poses for polygon in pose.polygons]
-    points.append(CAMERA.flat(trajectory.root_T3))
+    points = [FILM.flat(polygon.corners_K3) for pose in poses for polygon in pose.polygons]
+    points.append(FILM.flat(trajectory.root_T3))
     if trajectory.boulder_T3 is not None:
-        ways = CAMERA.flat(trajectory.boulder_T3)
+        ways = FILM.flat(trajectory.boulder_T3)
         points += [ways - BLOCKS[BOULDER].size[0] / 2, ways + BLOCKS[BOULDER].size[0] / 2]
     # A margin around it
     every = np.concatenate(points)

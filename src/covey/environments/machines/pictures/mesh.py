@@ -246,3 +246,6 @@ VIEWS = {
         oblique("oblique", 60.0, 24.0),
     )
 }
+
+FILM = oblique("film", 76.0, 14.0)
+"""From which machines are seen moving: forward is to the right."""
