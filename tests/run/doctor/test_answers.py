@@ -112,3 +112,10 @@ def test_one_text_that_wins_whatever_is_asked_is_found(name: str) -> None:
 
 def test_few_prompts_are_no_evidence() -> None:
     assert found(rows_of(FORGED["to everything from the start"], num_prompts=15)) is None
+
+
+def test_prompts_that_ask_for_the_same_are_one() -> None:
+    rows = rows_of(FORGED["to everything from the start"])
+    assert found([{**row, "prompt": "small_car 7:", "columns": {"budget": 7}} for row in rows]) is None
+    assert found([{**row, "prompt": f"{row['prompt_id']}?"} for row in rows]) is not None
+    assert found([{**row, "prompt": "guess", "columns": {"hidden": row["prompt_id"]}} for row in rows]) is not None

@@ -162,6 +162,21 @@ def test_falling_rewards_of_a_curriculum_are_no_learning_rate() -> None:
     assert "D14" not in names(with_settings(falling, curriculum__name="difficulty"))
 
 
+def test_answers_that_grow_alike_as_they_become_right_are_no_sickness() -> None:
+    alike = [0.6] * 12 + [0.1] * 48
+    flat, rising = [0.4 + 0.001 * (n % 3) for n in range(60)], [0.4 + 0.009 * n for n in range(60)]
+
+    def found(reward: list[float], *accuracies: float) -> list[tuple[str, Level]]:
+        log = rows_of({"unique_fraction": alike, "completion_length_mean": [9.0] * 60, "sampled_reward_mean": reward})
+        log = replace(log, look_steps=[0, 60][: len(accuracies)], looks={"accuracy": list(accuracies)})
+        return [(one.rule.id, one.level) for one in diagnose(log) if one.rule.id == "D22"]
+
+    assert found(flat) == [("D22", Level.SICK)]
+    assert found(rising) == [("D22", Level.WATCH)]
+    assert found(rising, 0.4, 0.45) == [("D22", Level.SICK)]  # held-out accuracy is believed before the reward
+    assert found(rising, 0.4, 0.99) == []
+
+
 def test_exit_codes_follow_the_worst_finding() -> None:
     assert [EXIT_CODES[level] for level in (None, Level.NOTE, Level.WATCH, Level.SICK)] == [0, 0, 3, 4]
     assert EXIT_CODES[worst(diagnose(KEPT["form_pays"]))] == 4

@@ -1,5 +1,6 @@
 """Does one text win whatever is asked: told from an answer that is right often, as `yes` is where most are yes."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ GROWN = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """The prompts that each text won, and those that it lost."""
+    """The questions that each text won, and those that it lost."""
 
     won: dict[str, set[str]] = field(default_factory=dict)
     lost: dict[str, set[str]] = field(default_factory=dict)
@@ -48,10 +49,12 @@ def wins_everywhere(log: RunLog) -> Evidence | None:
     early = verdicts_of((row for row in rows if row["step"] <= middle), bound)
     if share < ONE_ANSWER or fails_somewhere(text, late) or is_class(text, early, late):
         return None
-    first = min(row["step"] for row in rows if row["step"] > middle and said(row) == text)
-    names = sorted(late.won[text])
+    its_own = [row for row in rows if row["step"] > middle and said(row) == text]
+    names = sorted({str(row.get("prompt_id")) for row in its_own})
     seen = f"one answer ({text[:40]!r}) is right for {percent(share)} of {len(late.prompts)} prompts, and seldom wrong"
-    return Evidence(Level.WATCH, seen, first, values={"share": share}, prompts=tuple(names[:4]))
+    return Evidence(
+        Level.WATCH, seen, min(row["step"] for row in its_own), values={"share": share}, prompts=tuple(names[:4])
+    )
 
 
 def fails_somewhere(text: str, seen: Verdicts) -> bool:
@@ -98,7 +101,7 @@ def verdicts_of(rows: Iterable[Row], bound: float) -> Verdicts:
         reward = row.get("reward")
         if isinstance(reward, int | float):
             kept = found.won if reward >= bound and reward > 0 else found.lost
-            kept.setdefault(said(row), set()).add(str(row.get("prompt_id")))
+            kept.setdefault(said(row), set()).add(asked(row))
     return found
 
 
@@ -108,6 +111,16 @@ def joined(one: Verdicts, other: Verdicts) -> Verdicts:
 
 def _joined(one: Mapping[str, set[str]], other: Mapping[str, set[str]]) -> dict[str, set[str]]:
     return {text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}}
+
+
+def asked(row: Row) -> str:
+    """Return what tells a prompt from others: its text and columns, else its name.
+
+    Prompts that ask for the same are one, such as the best machine of a stage: a text that wins one wins all.
+    """
+    if row.get("prompt") is None:
+        return str(row.get("prompt_id"))
+    return json.dumps([row["prompt"], row.get("columns")], sort_keys=True, default=str)
 
 
 def said(row: Row) -> str:

@@ -4,7 +4,7 @@ from statistics import fmean
 
 from covey.run.doctor.finding import Evidence, Level
 from covey.run.doctor.log import RunLog, Span, Window
-from covey.run.doctor.rules.common import above, accuracy_change, evidence_of, percent
+from covey.run.doctor.rules.common import above, accuracy_change, evidence_of, is_rising, percent
 
 NO_SIGNAL_WATCH, NO_SIGNAL_SICK = 0.6, 0.9
 SOLVED = 0.95
@@ -67,14 +67,21 @@ def _shares(log: RunLog) -> tuple[float, float]:
 
 
 def duplicates(log: RunLog) -> Evidence | None:
-    """Find groups whose answers, of more than a few tokens, are nearly all the same."""
+    """Find groups whose answers, of more than a few tokens, are nearly all the same.
+
+    Answers grow alike too where a policy learns the one that is right: that is none while the task is solved, and to
+    watch while it gets better.
+    """
     lengths = log.usual("completion_length_mean")
     if lengths is None or lengths <= LONG_ANSWER:
         return None
     span = log.lasting("unique_fraction", lambda window: window.mean < 0.25)
     if span is None:
         return None
-    level = Level.SICK if span.mean < 0.15 else Level.WATCH
+    change = accuracy_change(log)
+    if change is not None and change.last > SOLVED:
+        return None
+    level = Level.SICK if span.mean < 0.15 and not is_rising(log) else Level.WATCH
     return evidence_of(level, span, f"only {percent(span.mean)} of a group's answers differ from each other")
 
 
