@@ -109,7 +109,12 @@ def write_kept(found: Mapping[str, Any]) -> None:
     KEPT.write_bytes(gzip.compress(text, 9, mtime=0))
 
 
+def read_rows() -> dict[str, Any]:
+    """Return what is kept of each run, as it stands in the file."""
+    found: dict[str, Any] = json.loads(gzip.decompress(KEPT.read_bytes()))
+    return found
+
+
 def read_kept() -> dict[str, RunLog]:
     """Return the kept runs by name."""
-    found = json.loads(gzip.decompress(KEPT.read_bytes()))
-    return {name: log_of_kept(kept) for name, kept in found.items()}
+    return {name: log_of_kept(kept) for name, kept in read_rows().items()}

@@ -1,6 +1,7 @@
 """Runs that are made sick on purpose: the recipe `arithmetic`, shortened, with one thing wrong each.
 
 python -m benchmarks.doctor.planted NAME hydra.run.dir=FOLDER     # trains one of them
+python -m benchmarks.doctor.planted control RECIPE WORDS          # trains a recipe with shuffled rewards
 """
 
 import copy
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.environments.arithmetic import Arithmetic
-from covey.types import Failure, Prompt, Reward
+from covey.types import Failure, Group, Prompt, Reward
 
 USUAL = (
     "recipe=arithmetic",
@@ -132,9 +133,44 @@ def hotter() -> None:
     NativeEngine.generate = generated  # type: ignore[method-assign]
 
 
+def deal_rewards_anew() -> None:
+    """Each group's rewards are shuffled among its answers before they are trained on, whatever the environment."""
+    from covey.rollouts.source import LocalSource
+
+    take = LocalSource.take
+
+    def taken(self: Any, n: int, meanwhile: Any = None) -> list[Group]:
+        return [dealt(group) for group in take(self, n, meanwhile)]
+
+    LocalSource.take = taken  # type: ignore[method-assign]
+
+
+def dealt(group: Group) -> Group:
+    """Return the group with its rewards shuffled among its answers."""
+    rewards = [one.reward for one in group.rollouts]
+    draw = random.Random("\n".join([group.prompt.id, *(one.text for one in group.rollouts)]))
+    draw.shuffle(rewards)
+    return replace(
+        group, rollouts=tuple(replace(one, reward=reward) for one, reward in zip(group.rollouts, rewards, strict=True))
+    )
+
+
+SHUFFLED = ("D24", "D35", "D21")
+"""What names rewards that are no function of the answer: verdicts that differ, or what follows from them."""
+CONTROLS = (
+    "gsm8k_nano",
+    "tldr_nano",
+    "countdown_nano",
+    "machines_nano",
+    "lookup_nano",
+    "ifeval_nano",
+    "infill_nano",
+    "code",
+)
+"""Recipes that are trained once more with rewards shuffled within each group, of each kind of environment one."""
 PLANTED: dict[str, Planted] = {
     "healthy": Planted(()),
-    "shuffled": Planted(("D24", "D35", "D21"), judge=shuffled),
+    "shuffled": Planted(SHUFFLED, judge=shuffled),
     "flipped": Planted(("D24",), judge=flipped),
     "no_cold_start": Planted(("D1", "D2"), (COLD,)),
     "wrong_level": Planted(("D1", "D2"), ("environment.levels=[6]", "cold_start.num_steps=20")),
@@ -184,5 +220,15 @@ def run_planted(name: str, arguments: Sequence[str]) -> int:
     return main(["train", *USUAL, *planted.words, *arguments])
 
 
+def run_control(recipe: str, arguments: Sequence[str]) -> int:
+    """`covey train` of a recipe whose rewards are shuffled."""
+    from covey.cli.main import main
+
+    deal_rewards_anew()
+    return main(["train", f"recipe={recipe}", *arguments])
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "control":
+        sys.exit(run_control(sys.argv[2], sys.argv[3:]))
     sys.exit(run_planted(sys.argv[1], sys.argv[2:]))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.doctor.__main__ import is_healthy
 from benchmarks.doctor.kept import read_kept
 from benchmarks.doctor.logs import MADE_SICK, set_column, with_settings
 from benchmarks.doctor.planted import PLANTED
@@ -23,7 +24,8 @@ from covey.run.doctor.measures import binomial_tail, mann_kendall, spread, stand
 
 KEPT = read_kept()
 PAGE = (Path(__file__).parents[3] / "docs" / "use" / "doctor.md").read_text(encoding="utf-8")
-HEALTHY = [name for name in KEPT if name not in PLANTED or not PLANTED[name].expected]
+HEALTHY = [name for name in KEPT if is_healthy(name)]
+CONTROLS = [name for name in KEPT if name.startswith("control_")]
 
 
 def names(log: RunLog) -> list[str]:
@@ -36,6 +38,12 @@ def names(log: RunLog) -> list[str]:
 @pytest.mark.parametrize("name", [name for name, planted in PLANTED.items() if planted.expected])
 def test_a_run_that_was_made_sick_is_named_first_or_second(name: str) -> None:
     assert set(PLANTED[name].expected) & set(names(KEPT[name])[:2]), names(KEPT[name])
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_run_with_shuffled_rewards_is_called_sick(name: str) -> None:
+    found = [finding.rule.id for finding in diagnose(KEPT[name]) if finding.level is Level.SICK]
+    assert set(found) & {"D24", "D35", "D21"}, found
 
 
 @pytest.mark.parametrize("name", MADE_SICK)
@@ -175,6 +183,13 @@ def test_answers_that_grow_alike_as_they_become_right_are_no_sickness() -> None:
     assert found(rising) == [("D22", Level.WATCH)]
     assert found(rising, 0.4, 0.45) == [("D22", Level.SICK)]  # held-out accuracy is believed before the reward
     assert found(rising, 0.4, 0.99) == []
+
+
+def test_a_reward_that_falls_is_believed_where_accuracy_was_never_above_zero() -> None:
+    reward = [0.3 - 0.005 * step + 0.001 * (step % 3) for step in range(60)]
+    log = replace(rows_of({"sampled_reward_mean": reward}), look_steps=[0, 60])
+    assert "D35" in names(replace(log, looks={"accuracy": [0.0, 0.0]}))
+    assert "D35" not in names(replace(log, looks={"accuracy": [0.4, 0.4]}))
 
 
 def test_exit_codes_follow_the_worst_finding() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.doctor.__main__ import RECIPES, SEEDS, names_first, train
+from benchmarks.doctor.__main__ import RECIPES, SEEDS, names_first, train, words_of
 from benchmarks.doctor.planted import PLANTED
 from covey.report.health import health_of, read_for_doctor
 from covey.run.doctor.finding import Level
@@ -22,6 +22,6 @@ def test_what_is_wrong_with_a_run_is_named_first_or_second(tmp_path: Path, name:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_no_recipe_is_called_sick(tmp_path: Path, recipe: str, seed: int) -> None:
-    train(tmp_path / "run", ["-m", "covey", "train", f"recipe={recipe}", f"seed={seed}"])
+    train(tmp_path / "run", ["-m", "covey", "train", f"recipe={recipe}", *words_of(recipe, seed)])
     found = health_of(read_for_doctor(tmp_path / "run")).findings
     assert [one.title for one in found if one.level is Level.SICK] == []

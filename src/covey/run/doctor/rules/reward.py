@@ -185,9 +185,10 @@ def got_worse(log: RunLog) -> Evidence | None:
             f"held-out accuracy fell from {percent(change.first)} to {percent(change.last)}, best after step {best[0]}"
         )
         return Evidence(Level.SICK, text, best[0], values={"z": change.z})
-    if change is not None or has_curriculum(log):
+    # Else a lasting fall of the training reward. An accuracy of 0 throughout has nothing to lose
+    can_fall = change is not None and max(value for _, value in log.looks_at("accuracy")) > 0
+    if can_fall or has_curriculum(log):
         return None
-    # Else a lasting fall of the training reward
     reward = reward_change(log)
     values = log.windows(reward_name(log))
     if reward is None or reward.z > -4 or mann_kendall([window.mean for window in values]) > 0.2:
