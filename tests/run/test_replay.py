@@ -12,10 +12,11 @@ import pytest
 from covey.cluster.source import RaySource
 from covey.config.giving_way import corrected
 from covey.config.schema import Config
+from covey.engine.base import digest_of
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Scheduler
 from covey.run.records.record import RunRecorder
-from covey.run.replay import read_schedule, replay
+from covey.run.replay import PastStep, check_replayable, read_schedule, replay
 from covey.train import train
 from covey.types import Message, Prompt
 
@@ -126,6 +127,12 @@ def test_a_schedule_that_names_another_version_is_found_at_its_step(tmp_path: Pa
     path.write_text("".join(json.dumps(row) + "\n" for row in changed))
     with pytest.raises(ValueError, match="step 4 ends with other weights"):
         replayed(run, config(max_staleness=1), tmp_path / "scratch")
+
+
+def test_a_schedule_whose_digests_an_older_covey_made_is_refused_for_that() -> None:
+    with pytest.raises(ValueError, match="digests of an older covey"):
+        check_replayable(config(), [PastStep(1, "9f3c" * 8, ())])
+    check_replayable(config(), [PastStep(1, digest_of({}), ()), PastStep(2, None, ())])
 
 
 def test_a_run_in_process_has_no_schedule_and_needs_none(tmp_path: Path) -> None:

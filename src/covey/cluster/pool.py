@@ -23,7 +23,7 @@ from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import Call, Limits, SamplerLost, Slot, last_line
 from covey.cluster.start import ClusterLost, import_ray, inline_bytes, put, watch_cluster, worker_environment
-from covey.cluster.wire import Result, pack
+from covey.cluster.wire import Result, copied, pack
 from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
 from covey.rollouts.sampler import Sampler
 from covey.types import RunStopped
@@ -88,10 +88,10 @@ class SamplerPool:
         self._loop.call_soon_threadsafe(self._enqueue, calls)
 
     def push(self, weights: WeightSet) -> None:
-        """Give every sampler new weights, without waiting for any of them."""
+        """Give every sampler a copy of new weights, without waiting for any of them."""
         packed = pack(weights)
         try:
-            latest = (weights.version, packed if packed.num_bytes < inline_bytes() else put(packed))
+            latest = (weights.version, copied(packed) if packed.num_bytes < inline_bytes() else put(packed))
         except ClusterLost as error:
             self._fail(error)
             raise

@@ -247,7 +247,8 @@ class RaySource:
         with sharding.unsharded(self._policy):
             if self._pool is not None:
                 prompt = self.stream.prompts[version % len(self.stream.prompts)]
-                weights = make_weight_set(self._policy, version, encode_prompt(self.local.sampler.tokenizer, prompt))
+                text = encode_prompt(self.local.sampler.tokenizer, prompt)
+                weights = make_weight_set(self._policy, version, text, copy=False)  # the pool keeps copies of its own
                 self._digest = weights.digest
                 self._pool.push(weights)
         self._pushed = version

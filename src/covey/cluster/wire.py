@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -148,6 +148,12 @@ def pack(weights: WeightSet) -> PackedWeights:
             plain.flatten().view(torch.uint8).numpy(),
         )
     return PackedWeights(weights.version, arrays, weights.digest, weights.probe)
+
+
+def copied(packed: PackedWeights) -> PackedWeights:
+    """Return the same weights in memory of their own."""
+    arrays = {name: (dtype, shape, data.copy()) for name, (dtype, shape, data) in packed.arrays.items()}
+    return replace(packed, arrays=arrays)
 
 
 def unpack(packed: PackedWeights) -> WeightSet:

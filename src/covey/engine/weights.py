@@ -30,12 +30,13 @@ def trained_tensors(policy: Policy) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in policy.model.named_parameters() if tensor.requires_grad}
 
 
-def make_weight_set(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet:
+def make_weight_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy: bool = True) -> WeightSet:
     """Copy the policy's trained weights as they are now, with a probe that reads `text` too.
 
-    Shards must be gathered around it (`sharding.unsharded`).
+    Shards must be gathered around it (`sharding.unsharded`). Without `copy`, weights in the host's memory are those
+    of the policy itself: for who is done with them before the policy is trained on.
     """
-    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in trained_tensors(policy).items()}
+    tensors = {name: tensor.detach().to("cpu", copy=copy) for name, tensor in trained_tensors(policy).items()}
     return WeightSet(version, tensors, digest_of(tensors), make_probe(policy, text))
 
 

@@ -14,8 +14,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from covey.config.schema import Config
+from covey.engine.base import DIGEST_KIND, digest_of
 from covey.engine.native.replaying import ReplayingEngine
-from covey.engine.weights import make_weight_set
+from covey.engine.weights import trained_tensors
 from covey.policy.models.loading import load_policy
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
@@ -146,6 +147,8 @@ def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
             f"covey replay trains in one process, and sums over devices.trainer={config.devices.trainer} ranks round "
             "otherwise: runs of one rank are replayed bit for bit"
         )
+    if any(step.digest is not None and not step.digest.startswith(DIGEST_KIND) for step in steps):
+        raise ValueError("the run's schedule has digests of an older covey, which this one cannot compare")
     # Every group must be attributable to versions
     mixed = [group for step in steps for group in step.groups if group.failures and len(group.versions()) > 1]
     if mixed:
@@ -173,7 +176,7 @@ def _train(run: Run, groups: Sequence[Group], step: PastStep, record: RunRecorde
         batches, _ = make_training_batches(groups, run.trainer, run.credit, run.packing, step.step - 1)
         run.trainer.step(batches, step.step - 1)
     # Compare the digest of the weights
-    digest = make_weight_set(run.policy, step.step).digest
+    digest = digest_of(trained_tensors(run.policy))
     if step.digest is not None and digest != step.digest:
         raise ValueError(
             f"step {step.step} ends with other weights than the run had ({digest}, recorded {step.digest}): other "

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from covey.cluster.wire import copied, pack, unpack
 from covey.engine.base import PushRefused, UpdateMode, WeightSet, digest_of
 from covey.engine.native.cache import Block
 from covey.engine.native.layouts import PrefillLayout
@@ -258,10 +259,29 @@ def test_a_processor_on_which_companions_change_a_bit_encodes_each_prompt_alone(
     assert OwnWeightsEngine(policy, ROOM, 64)._limits.max_prefill == ALONE
 
 
-def test_a_digest_is_the_same_with_threads_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = trained_tensors(tiny_policy("llama"))
-    alone = digest_of(tensors)
-    monkeypatch.setattr("covey.engine.base.THREADED_BYTES", 0)
-    assert digest_of(tensors) == alone
-    name = next(iter(tensors))
-    assert digest_of({**tensors, name: tensors[name] + 1}) != alone
+def test_a_digest_tells_every_change_of_names_types_shapes_and_bytes() -> None:
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0), "c": torch.tensor(1.0)}
+    digest = digest_of(tensors)
+    assert digest_of(dict(reversed(tensors.items()))) == digest
+    bent = tensors["a"].clone()
+    bent.view(torch.uint8)[1, 7] ^= 1  # one bit
+    others = (
+        {**tensors, "a": bent},
+        {**tensors, "a": tensors["a"].reshape(3, 2)},
+        {**tensors, "a": tensors["a"].view(torch.int32)},
+        {"A": tensors["a"], "b": tensors["b"], "c": tensors["c"]},
+        {"a": tensors["a"], "c": tensors["c"]},
+        {"a": tensors["a"], "b": tensors["c"], "c": tensors["b"]},
+    )
+    assert len({digest, *map(digest_of, others)}) == 7
+
+
+def test_weights_without_a_copy_are_those_of_the_policy_and_others_stay() -> None:
+    policy = tiny_policy("llama")
+    kept, shared = make_weight_set(policy, 1), make_weight_set(policy, 1, copy=False)
+    assert kept.digest == shared.digest
+    packed = copied(pack(shared))
+    with torch.no_grad():
+        next(iter(trained_tensors(policy).values())).add_(1)
+    assert digest_of(kept.tensors) == kept.digest == digest_of(unpack(packed).tensors)
+    assert digest_of(shared.tensors) != shared.digest
