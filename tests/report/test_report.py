@@ -259,12 +259,22 @@ def test_the_text_for_terminals_has_the_verdict_a_curve_a_line_and_groups_as_squ
 ) -> None:
     assert main(["report", str(finished), "--text"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["run", f"  {verdict(read_run(finished))['text']}"]
+    assert lines[0] == "run"
+    assert " ".join(lines[1].split()).startswith(verdict(read_run(finished))["text"][:40])
     assert any(line.strip().startswith("reward of training") for line in lines)
     assert "  groups of step 4:" in lines
     assert main(["watch", str(finished)]) == 0  # a run that has ended is shown once
     assert "reward of training" in capsys.readouterr().out
     assert as_lines([read_run(finished)] * 2, ["a", "b"])[-2:] == ["settings that differ:", "  none"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 128])
+def test_lines_of_text_fit_the_terminal_and_end_with_what_a_curve_did(finished: Path, columns: int) -> None:
+    lines = as_lines([read_run(finished)], ["run"], columns)
+    assert all(len(line) <= max(columns, 80) for line in lines)
+    drawn = [line for line in lines if line.startswith("  reward of training ")]
+    assert len(drawn) == 1
+    assert re.search(r"(rose|fell|stayed).* \S+$", drawn[0])
 
 
 def test_curves_are_drawn_as_pictures(finished: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`covey report RUN ...`: a page, text, pictures or other tools' files. `covey watch RUN`: the numbers as they come."""
 
 import logging
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from covey.config.schema import OutputConfig
 from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of
 from covey.report.png import draw_curves
-from covey.report.text import as_lines
+from covey.report.text import COLUMNS, as_lines
 from covey.run.folder import is_running
 from covey.system.lookup import one_of
 from covey.system.text.cleaning import CleanConsole
@@ -43,7 +44,7 @@ def run_report(words: Sequence[str]) -> None:
         for folder in asked.folders:
             _say(console, f"export: {write(folder)}")
     elif "--text" in asked.flags:
-        for line in as_lines([read_any(folder) for folder in asked.folders], names):
+        for line in as_lines([read_any(folder) for folder in asked.folders], names, columns()):
             _say(console, line)
     elif "--png" in asked.flags:
         runs = [read_any(folder) for folder in asked.folders]
@@ -69,10 +70,16 @@ def run_watch(words: Sequence[str]) -> None:
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             runs = [read_any(folder) for folder in asked.folders]
-            live.update(Text("\n".join(as_lines(runs, names)), no_wrap=True, overflow="ellipsis"), refresh=True)
+            lines = as_lines(runs, names, columns())
+            live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if not any(map(is_running, asked.folders)):
                 return
             time.sleep(WATCH_SECONDS)
+
+
+def columns() -> int:
+    """Return how wide the terminal is, or a page where the lines go into a file."""
+    return shutil.get_terminal_size((COLUMNS, 0)).columns
 
 
 def report_at_the_end(output: OutputConfig, folder: Path) -> Path | None:

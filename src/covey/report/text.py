@@ -1,6 +1,7 @@
 """A report for terminals: the verdict, curves of block characters with their sentences, and what compares."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,26 +12,45 @@ from covey.report.read import RunFiles
 from covey.run.doctor.finding import Level
 from covey.run.records.terminal import binned, sparkline
 
-WIDTH = 40
+WIDTH, LEAST_WIDTH, TITLE = 40, 12, 26
+"""Characters of a curve, at most and at least, and those of its title that a narrow terminal keeps."""
+COLUMNS = 128
+"""Where no terminal says how many it has."""
 
 
-def as_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """Return the report of the runs as lines of plain text."""
+def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLUMNS) -> list[str]:
+    """Return the report of the runs as lines of plain text, for a terminal of so many columns."""
     lines: list[str] = []
     for run, name in zip(runs, names, strict=True):
-        lines += [name, f"  {verdict(run)['text']}"]
-        lines += [f"  doctor: {line}" for line in _of_doctor(run)]
-        curves = curves_of(run)
-        width = max((len(curve["title"]) for curve in curves), default=0)
-        lines += [f"  {c['title']:<{width}}  {_drawn(c):<{WIDTH}}  {c['reading']}" for c in curves]
-        lines += [f"  {line}" for line in _last_groups(run)] + [""]
+        said = [verdict(run)["text"], *(f"doctor: {line}" for line in _of_doctor(run))]
+        lines += [name, *(line for text in said for line in _wrapped(text, columns))]
+        lines += [f"  {line}" for line in (*_drawn(curves_of(run), columns - 2), *_last_groups(run))] + [""]
     return lines + (_compared(runs, names) if len(runs) > 1 else [])
 
 
-def _drawn(curve: Mapping[str, Any]) -> str:
+def _wrapped(text: str, columns: int) -> list[str]:
+    """Break a sentence into lines, those after the first further in."""
+    return textwrap.wrap(text, max(columns, 30), initial_indent="  ", subsequent_indent="    ")
+
+
+def _drawn(curves: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+    """Return a line for each curve: its title, the curve as wide as there is room for, and its sentence."""
+    longest = max((len(curve["title"]) for curve in curves), default=0)
+    sentence = max((len(curve["reading"]) for curve in curves), default=0)
+    # Titles give way to the curve, and the curve to the sentence
+    title = min(longest, max(TITLE, columns - sentence - WIDTH - 4))
+    width = min(WIDTH, max(LEAST_WIDTH, columns - title - sentence - 4))
+    return [f"{_cut(c['title'], title):<{title}}  {_line(c, width):<{width}}  {c['reading']}" for c in curves]
+
+
+def _cut(title: str, most: int) -> str:
+    return title if len(title) <= most else title[: most - 1] + "…"
+
+
+def _line(curve: Mapping[str, Any], width: int) -> str:
     """Draw a curve: each step where there is room for all, else its moving mean."""
-    values = curve["raw"] if len(curve["raw"]) <= WIDTH else curve["y"]
-    return sparkline(binned([math.nan if value is None else value for value in values], WIDTH))
+    values = curve["raw"] if len(curve["raw"]) <= width else curve["y"]
+    return sparkline(binned([math.nan if value is None else value for value in values], width))
 
 
 def _of_doctor(run: RunFiles) -> list[str]:

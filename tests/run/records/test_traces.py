@@ -1,20 +1,24 @@
 """traces.jsonl and updates.jsonl: what they say of a step is what the trainer found, and nothing else changes."""
 
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from covey.config.schema import Config
-from covey.run.records.trace_log import is_traced
+from covey.run.records.token_scores import RowScores, TrainedRow
+from covey.run.records.trace_log import is_traced, rows_of_ranks
 from covey.run.records.traces import EVENLY, Candidate, Pieces, _sequence, choose
 from covey.run.records.updates import LOG_RATIO_EDGES, count_in_bins, fitting
+from covey.system import collectives
 from covey.train import train
 from covey.types import Failure, Group, Prompt
 
+from ...support.processes import on_two_ranks
 from ...support.small import (
     POLICIES,
     TOKENIZER,
@@ -198,3 +202,25 @@ def test_of_branches_what_is_read_again_before_the_first_chosen_token_is_left_ou
     assert _sequence(branched) == ([8, 8, 7], [0, 1, 2])
     between = replace(branched, loss_mask=(False, True, False, True, False, True))
     assert _sequence(between) == ([8, 8, 30, 31, 7], [0, 2, 4])
+
+
+class Trained(NamedTuple):
+    """What a rank trained: the answers by prompt, in place of a step's scores."""
+
+    answers: Mapping[str, tuple[int, ...]]
+
+    def rows(self, prompt_ids: Iterable[str]) -> Iterator[TrainedRow]:
+        for name in prompt_ids:
+            if name in self.answers:
+                yield name, self.answers[name], RowScores([-0.5], [1.0], None, None)
+
+
+def _rows_of_this_rank() -> list[tuple[str, tuple[int, ...]]]:
+    answers = ({"a": (1, 2), "b": (3,)}, {"a": (4,), "c": (5,)})[collectives.rank()]
+    wanted = (["a", "b"], ["c"])[collectives.rank()]
+    return [row[:2] for row in rows_of_ranks(wanted, Trained(answers))]  # type: ignore[arg-type] # its rows alone are read
+
+
+def test_answers_of_rank_0s_groups_have_their_numbers_whichever_rank_trained_them(tmp_path: Path) -> None:
+    for found in on_two_ranks(_rows_of_this_rank, tmp_path):
+        assert found == [("a", (1, 2)), ("b", (3,)), ("a", (4,))]

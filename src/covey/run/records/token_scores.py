@@ -37,6 +37,10 @@ class RowScores:
     """To the reference, nats; None without one."""
 
 
+TrainedRow = tuple[str, tuple[int, ...], RowScores]
+"""Prompt, loss tokens, and their numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepScores:
     """All micro-batches of a step, as the first and the last update on them saw them."""
@@ -71,7 +75,7 @@ class StepScores:
                 found[prompt_id] = (max(before[0], gap), max(before[1], ratio))
         return found
 
-    def rows(self, prompt_ids: Iterable[str]) -> Iterator[tuple[str, tuple[int, ...], RowScores]]:
+    def rows(self, prompt_ids: Iterable[str]) -> Iterator[TrainedRow]:
         """Yield prompt, tokens and numbers of the rows of some prompts, in the order in which they were trained."""
         wanted = set(prompt_ids)
         for first, last in zip(self.first, self.last, strict=True):

@@ -10,8 +10,8 @@ from covey.config.schema import Config
 from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.folder import TRACES, UPDATES
-from covey.run.records.token_scores import TokenScores
-from covey.run.records.traces import Pieces, candidates, choose, trace_rows
+from covey.run.records.token_scores import StepScores, TokenScores, TrainedRow
+from covey.run.records.traces import Candidate, Pieces, candidates, choose, trace_rows
 from covey.run.records.updates import fitting, update_row
 from covey.system import collectives
 from covey.system.jsonl import JsonlWriter, encoded
@@ -39,6 +39,13 @@ class TraceLog:
         """Write a finished step down. Collective."""
         scores, output, num_steps = self._scores.take(), self._config.output, self._config.num_steps
         row = update_row(step, groups, credit, scores, self._config.sampling.max_tokens)
+        every = output.trace_every or -(-num_steps // ABOUT)
+        # Choose groups of rank 0 to be written whole. Other ranks may have trained answers of them
+        chosen: list[tuple[Candidate, str]] = []
+        trained: list[TrainedRow] = []
+        if is_traced(step, num_steps, every):
+            chosen = choose(candidates(groups, credit, dropped, scores), output.traced_groups)
+            trained = rows_of_ranks([one.group.prompt.id for one, _ in chosen if one.dropped is None], scores)
         if not collectives.is_main_process():
             return
         # Write how the step spread, of all ranks
@@ -46,13 +53,10 @@ class TraceLog:
         updates, traces = self._files
         share = updates.share(num_steps - step + 1)
         updates.write(row | {"groups": fitting(row["groups"], share)}, share)
-        # Write some of the groups of rank 0 whole
-        every = output.trace_every or -(-num_steps // ABOUT)
-        if is_traced(step, num_steps, every):
-            chosen = choose(candidates(groups, credit, dropped, scores), output.traced_groups)
-            num_bytes = traces.share(1 + -(-(num_steps - step) // every))
-            for row in trace_rows(step, chosen, scores, self._pieces, num_bytes):
-                num_bytes -= traces.write(row, num_bytes)
+        # Write the groups
+        num_bytes = traces.share(1 + -(-(num_steps - step) // every)) if chosen else 0
+        for row in trace_rows(step, chosen, trained, self._pieces, num_bytes):
+            num_bytes -= traces.write(row, num_bytes)
 
     def _open(self) -> "tuple[BoundedLog, BoundedLog]":
         most, wait = self._config.output.max_trace_bytes, self._config.output.on_write_error == "continue"
@@ -62,6 +66,15 @@ class TraceLog:
         with ExitStack() as closing:  # both, also where one raises
             for file in self._files or ():
                 closing.callback(file.close)
+
+
+def rows_of_ranks(prompt_ids: Sequence[str], scores: StepScores) -> list[TrainedRow]:
+    """Return what was trained of rank 0's `prompt_ids`, on whichever rank. Collective."""
+    if collectives.world_size() == 1:
+        return list(scores.rows(prompt_ids))
+    wanted: list[list[str]] = collectives.all_gather(list(prompt_ids))
+    of_ranks: list[list[TrainedRow]] = collectives.all_gather(list(scores.rows(wanted[0])))
+    return [row for of_rank in of_ranks for row in of_rank]
 
 
 class BoundedLog:

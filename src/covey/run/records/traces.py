@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from covey.rollouts.source import Dropped
 from covey.run.records.rollout_log import bounded, episode_facts, spread
-from covey.run.records.token_scores import RowScores, StepScores
+from covey.run.records.token_scores import RowScores, StepScores, TrainedRow
 from covey.run.records.updates import FORMAT
 from covey.system.text.format import four_digits, timestamp
 from covey.trainer.credit import Credit
@@ -82,12 +82,15 @@ def choose(found: Sequence[Candidate], most: int) -> list[tuple[Candidate, str]]
 
 
 def trace_rows(
-    step: int, chosen: Sequence[tuple[Candidate, str]], scores: StepScores, pieces: "Pieces", num_bytes: int
+    step: int, chosen: Sequence[tuple[Candidate, str]], trained: Sequence[TrainedRow], pieces: "Pieces", num_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the chosen groups. Long answers are cut to what `num_bytes` hold of all of them."""
+    """Yield the lines of the chosen groups, of whose answers `trained` are those that were trained, on any rank.
+
+    Long answers are cut to what `num_bytes` hold of all of them.
+    """
     num_rollouts = sum(len(one.group.rollouts) for one, _ in chosen)
     limit = max(LEAST_TOKENS, num_bytes // (TOKEN_BYTES * max(num_rollouts, 1)))
-    rows = list(scores.rows(one.group.prompt.id for one, _ in chosen if one.dropped is None))
+    rows = list(trained)
     for one, reason in chosen:
         yield _group_row(step, one, reason) | {"rollouts": [*_rollouts(one, rows, pieces, limit)]}
 
@@ -110,9 +113,7 @@ def _group_row(step: int, one: Candidate, reason: str) -> dict[str, Any]:
     }
 
 
-def _rollouts(
-    one: Candidate, rows: list[tuple[str, tuple[int, ...], RowScores]], pieces: "Pieces", limit: int
-) -> Iterator[dict[str, Any]]:
+def _rollouts(one: Candidate, rows: list[TrainedRow], pieces: "Pieces", limit: int) -> Iterator[dict[str, Any]]:
     """Yield the answers of a group.
 
     `rows` are the rows that were trained, in order: each is taken out by the rollout that it is of.
