@@ -33,6 +33,7 @@ from covey.types import Failure, Prompt, Reward
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results" / "plan.json", HERE / "plan.md"
+EDGES = HERE / "results" / "plan_edge.json"
 STEPS, PROBE = 10, 4
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -185,6 +186,28 @@ predicted. Memory is what comes on top of the weights, as the preflight measures
 Measured on {results["machine"]}, one thread.
 
 {table(results)}
+{edges()}"""
+
+
+def edges() -> str:
+    """Return the table of benchmarks.plan_edge, nothing where it has not run."""
+    if not EDGES.is_file():
+        return ""
+    rows = [
+        f"| {name} | {one['bytes'] / MIB:.0f} | {one['predicted']} | {one['fits']} | {one['fails']} "
+        f"| {100 * off(one['predicted'], one['fits']):+.0f} % |"
+        for name, one in json.loads(EDGES.read_text()).items()
+    ]
+    return f"""
+## The edge of memory
+
+`python -m benchmarks.plan_edge`: a process may have so many MiB more (RLIMIT_DATA) than it holds with the policy, and
+takes two micro-batches through the trainer; the largest that passes is found by bisection, each try in a process of its
+own. Freed blocks go back to the system, as a GPU's allocator reuses them.
+
+| policy | MiB | tokens that fit, predicted | passed | ran out | off |
+|---|---|---|---|---|---|
+{chr(10).join(rows)}
 """
 
 

@@ -48,6 +48,7 @@ RECIPES = {
 }
 """Every recipe that trains a policy of its own offline, and the steps it is given here."""
 SEEDS = (0, 1, 2)
+HOW = "A *run* was trained so; a *changed log* has columns of the real run `arithmetic-0`, one thing of them changed."
 QUIET = ("output.report=false", "output.progress=false", "output.save_every=0")
 
 
@@ -112,20 +113,33 @@ def table() -> str:
     healthy = {name: log for name, log in kept.items() if is_healthy(name)}
     runs = {name: planted for name, planted in PLANTED.items() if planted.expected and name in kept}
     rows = [row(name, "run", planted.expected, kept[name]) for name, planted in runs.items()]
-    rows += [row(name, "log", made.expected, made.change(kept["arithmetic-0"])) for name, made in MADE_SICK.items()]
+    rows += [
+        row(name, "changed log", made.expected, made.change(kept["arithmetic-0"])) for name, made in MADE_SICK.items()
+    ]
     named = sum(line.endswith("| yes |") for line in rows)
-    lines = [f"{named} of {len(rows)} are named first or second.", ""]
+    lines = [f"{named} of {len(rows)} are named first or second. {HOW}", ""]
     lines += ["| made sick by | as a | to be found | first | second | named |", "|---|---|---|---|---|---|", *rows, ""]
     lines += [*control_lines({name: log for name, log in kept.items() if name in map(control_of, CONTROLS)}), ""]
     sick = {name: [one for one in diagnose(log) if one.level is Level.SICK] for name, log in healthy.items()}
     number = sum(bool(found) for found in sick.values())
-    lines += [f"Of {len(healthy)} runs in which nothing was made sick, {number} are called sick.", ""]
+    lines += [f"Of {len(healthy)} runs in which nothing was made sick, {number} are called sick. {not_run(kept)}", ""]
     lines += ["| healthy run | steps | sick | to watch | to know |", "|---|---|---|---|---|"]
     lines += [healthy_row(name, log) for name, log in sorted(healthy.items())]
     lines += ["", "Every finding there is, a cause before what follows from it:", ""]
     lines += ["| finding | name | why it matters | source |", "|---|---|---|---|"]
     lines += [f"| {rule.id} | {rule.name} | {rule.why} | {rule.source} |" for rule in RULES]
     return "\n".join(lines)
+
+
+def not_run(kept: Mapping[str, RunLog]) -> str:
+    """Say how much of recipes by seeds was run, and what was not at all."""
+    number = sum(name_of(recipe, seed) in kept for recipe in RECIPES for seed in SEEDS)
+    never = [recipe for recipe in RECIPES if not any(name_of(recipe, seed) in kept for seed in SEEDS)]
+    said = f"{number} of the {len(RECIPES) * len(SEEDS)} runs of every offline recipe by {len(SEEDS)} seeds were made"
+    rest = f"; none of {', '.join(never)}" if never else ""
+    return (
+        f"{said}{rest}. Recipes of more steps than the table says are cut to them, four windows of the rules and more."
+    )
 
 
 def control_lines(controls: Mapping[str, RunLog]) -> list[str]:

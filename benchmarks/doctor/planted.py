@@ -102,6 +102,12 @@ def heavy_tail(prompt: Prompt, texts: list[str], honest: list[Reward]) -> list[R
     return [Reward(one.value + math.exp(min(25.0, 8 * size))) for one, size in zip(honest, drawn, strict=True)]
 
 
+def overflowing(prompt: Prompt, texts: list[str], honest: list[Reward]) -> list[Reward]:
+    """One answer in some thousands is worth nearly the largest number of float32."""
+    rare = [random.Random(f"{prompt.id} {text}").random() < 3e-4 for text in texts]
+    return [Reward(3e38) if is_rare else one for one, is_rare in zip(honest, rare, strict=True)]
+
+
 # ------------------------------------------------------------------------------------------------ engines gone wrong
 
 
@@ -192,6 +198,11 @@ PLANTED: dict[str, Planted] = {
     "heavy_tail": Planted(("D27", "D13"), ("algorithm.advantage=group_center",), judge=heavy_tail),
     "many_updates": Planted(("D26", "D25", "D14"), ("updates_per_batch=12", "optimizer.lr=4e-4", "num_steps=30")),
     "few_prompts": Planted(("D20", "D19"), ("environment.num_train=64", "cold_start.num_check_prompts=16")),
+    "narrow_clip": Planted(
+        ("D26",),
+        ("updates_per_batch=4", "algorithm.loss_options.eps_low=0.002", "algorithm.loss_options.eps_high=0.002"),
+    ),
+    "overflow": Planted(("D33",), ("algorithm.advantage=group_center",), judge=overflowing),
     "all_filtered": Planted(("D28",), (COLD, "algorithm.group_filter=zero_std", "environment.levels=[3]")),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from covey.cli.main import main
 from covey.cli.plan import lines_of, read_flags
 from covey.config.schema import Config
+from covey.environments.conversations.settings import GuessConfig
 from covey.policy.settings import ModelConfig
 from covey.report.content import planned
 from covey.report.read import RunFiles
@@ -46,6 +47,25 @@ def seconds(config: Config, shape: Shape, length: float = 200, on: Hardware = H1
 
 
 # ------------------------------------------------------------------------------------------------ memory
+
+
+def test_a_conversation_has_the_answers_of_all_its_turns(small: Shape) -> None:
+    words = {"groups_per_step": 2, "group_size": 4, "sampling__max_tokens": 100, "micro_batch_tokens": 8192}
+    plain, talk = config_of(**words), config_of(**words)
+    talk.environment = GuessConfig(max_turns=4)
+    assert (workload(plain, 1).num_cached, workload(talk, 1).num_cached) == (800, 3200)
+    known = Measured(prompt_tokens=50)
+    once, turns = (plan_of(config, small, H100, 1, known) for config in (plain, talk))
+    assert turns.memory["training"] > 2 * once.memory["training"]  # of a step, which is less than a micro-batch
+    assert turns.step.value > once.step.value
+
+
+def test_prompts_that_are_not_shared_are_there_for_each_answer(small: Shape) -> None:
+    words = {"groups_per_step": 2, "group_size": 8, "sampling__max_tokens": 10, "micro_batch_tokens": 16384}
+    known = Measured(prompt_tokens=500)
+    shared, apart = (plan_of(config_of(**words, packing=name), small, H100, 1, known) for name in ("shared", "packed"))
+    assert apart.memory["training"] > 2 * shared.memory["training"]
+    assert apart.phases["backward"] > 2 * shared.phases["backward"]
 
 
 def test_weights_of_models_are_counted_exactly() -> None:

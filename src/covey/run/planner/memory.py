@@ -3,12 +3,14 @@
 It counts what is large; `covey check` measures on the machine itself.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
+from covey.environments.settings import EpisodesConfig
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import group_sizes
 from covey.run.planner.model_shapes import Shape, shape_of
@@ -92,9 +94,17 @@ def workload(config: Config, num_ranks: int) -> Workload:
         keeps_gradients=config.streaming,
         engine=config.engine.name,
         num_rows=num_rows,
-        num_cached=num_rows * config.sampling.max_tokens,
+        num_cached=num_rows * answer_bound(config),
         cache_bytes=config.engine.cache_bytes,
     )
+
+
+def answer_bound(config: Config) -> int:
+    """Return the most tokens that the policy writes for one prompt: of a conversation those of all its turns."""
+    environment, length = config.environment, config.sampling.max_tokens
+    if not isinstance(environment, EpisodesConfig):
+        return length
+    return min(length * (environment.max_turns or 1), environment.max_context or sys.maxsize)
 
 
 def holds_reference(config: Config) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from covey.config.schema import Config
 from covey.rollouts.settings import group_sizes
 from covey.run.planner.hardware import Hardware
-from covey.run.planner.memory import derived, with_checkpointing, workload
+from covey.run.planner.memory import answer_bound, derived, with_checkpointing, workload
 from covey.run.planner.model_shapes import Shape
 from covey.run.planner.seconds import ON_CPU, ON_GPU, PHASES, Work, step_seconds
 from covey.run.preflight.memory_model import Workload, memory_of
@@ -88,9 +88,13 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
 
 
 def _within_a_step(config: Config, load: Workload, known: Measured) -> Workload:
-    """Leave out of a micro-batch what a step does not have: answers at their bound, and a prompt for each group."""
-    groups = load.num_rows / max(1, config.group_size)
-    tokens = int(load.num_rows * config.sampling.max_tokens + groups * known.prompt_tokens)
+    """Leave out of a micro-batch what a step does not have: answers at their bound, and prompts.
+
+    Shared, a prompt is read once a group; what branches of a conversation have in common beyond it is unknown here,
+    and counted for each.
+    """
+    prompts = load.num_rows / max(1, config.group_size) if config.packing == "shared" else load.num_rows
+    tokens = int(load.num_rows * answer_bound(config) + prompts * known.prompt_tokens)
     return replace(load, micro_batch_tokens=max(1, min(load.micro_batch_tokens, tokens)))
 
 
@@ -205,7 +209,7 @@ def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_toke
         group_size=-(-config.groups_per_step * size // processes) if is_shared else size,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
-        max_tokens=config.sampling.max_tokens,
+        max_tokens=answer_bound(config),
         max_rows=config.engine.max_rows,
         num_updates=config.updates_per_batch,
         num_mini_batches=config.num_mini_batches,
@@ -218,7 +222,7 @@ def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_toke
 
 def _step(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured, share: float) -> dict[str, float]:
     """Return the seconds of a step by phase, with samplers of their own beside or before training."""
-    length = known.completion_tokens or share * config.sampling.max_tokens
+    length = known.completion_tokens or share * answer_bound(config)
     load = workload(config, num_gpus)
     work = work_of(config, num_gpus, known.prompt_tokens, length)
     found = step_seconds(shape, load, work, on, known.factors)
@@ -240,11 +244,11 @@ def _run_seconds(
     rollouts = max(1, config.groups_per_step * config.group_size)
     answers = counts["evaluations"] * counts["completions_per_evaluation"]
     evaluating = (step["sampling"] + step["reward"]) * answers / rollouts
-    length = known.completion_tokens or LENGTHS[1] * config.sampling.max_tokens
+    length = known.completion_tokens or LENGTHS[1] * answer_bound(config)
     # The cold start, as passes over demonstrations
     cold = 0.0
     if config.cold_start.enabled:
-        rows = Work(config.cold_start.batch_size, 1, known.prompt_tokens, length, config.sampling.max_tokens, 1)
+        rows = Work(config.cold_start.batch_size, 1, known.prompt_tokens, length, answer_bound(config), 1)
         cold = config.cold_start.num_steps * step_seconds(shape, workload(config, num_gpus), rows, on)["backward"]
     return config.num_steps * sum(step.values()) + evaluating + cold + START_SECONDS
 
