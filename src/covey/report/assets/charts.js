@@ -30,6 +30,15 @@ function curvesOf(runs) {
   return grid;
 }
 
+const WHOLE = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5, 6].map((power) => one * 10 ** power)).sort((a, b) => a - b);
+
+// Room around what is drawn; a value that never changes lies in the middle.
+function roomy(u, low, high) {
+  if (low === null || high === null) return [0, 1];
+  if (low === high) return low === 0 ? [-.1, 1] : [low - Math.abs(low) / 10, low + Math.abs(low) / 10];
+  return uPlot.rangeNum(low, high, .1, true);
+}
+
 function drawCurve(place, now, of, first) {
   if (!place.isConnected) return;
   const series = [{}], bands = [], tables = [];
@@ -46,8 +55,8 @@ function drawCurve(place, now, of, first) {
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   const options = {
     width: Math.max(240, place.clientWidth), height: 170, series, bands, legend: { show: false },
-    scales: { x: { time: false }, y: first.log ? { distr: 3 } : {} },
-    axes: [{ ...axis, size: 26 }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : shown(t))) }],
+    scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: first.log ? { distr: 3 } : { range: roomy } },
+    axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : shown(t))) }],
     cursor: { sync: { key: "steps", setSeries: false }, y: false, points: { show: false } },
     hooks: { setCursor: [(u) => {
       const at = u.cursor.idx;

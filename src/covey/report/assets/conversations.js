@@ -60,7 +60,7 @@ function ended(answer) {
 function counted(names) {
   const of = new Map();
   names.forEach((name) => of.set(name, (of.get(name) || 0) + 1));
-  return [...of].sort((a, b) => b[1] - a[1]).map(([name, count]) => count + " " + name).join(" · ");
+  return [...of].sort((a, b) => b[1] - a[1]).map(([name, count]) => count + " × " + name).join(" · ");
 }
 
 function policyTurns(answer) {

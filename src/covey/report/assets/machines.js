@@ -155,7 +155,7 @@ function machine(one, view, number) {
     running = requestAnimationFrame(frame);
   };
   const button = h("button", { type: "button", class: "plain", "aria-label": (still ? "next picture of machine " : "play machine ") + number, onclick: play }, still ? "next" : "play");
-  requestAnimationFrame(() => canvas.isConnected && show(0));
+  requestAnimationFrame(() => canvas.isConnected && show(Math.round(Math.max(0, Math.min(1, state.moment)) * last)));
   return h("figure", {}, canvas, h("div", { class: "bar" }, button, slider, now), caption);
 }
 

@@ -1,8 +1,8 @@
 "use strict";
 // Small tools. What a model wrote reaches the page through textContent alone.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const state = { run: 0, tab: "overview", step: null, trace: 0, answer: 0, token: -1, colour: "difference", numbers: false, kind: "all", hist: "reward" };
-const KEEP = ["run", "tab", "step", "trace", "answer", "colour", "numbers", "kind", "hist"];
+const state = { run: 0, tab: "overview", step: null, trace: 0, answer: 0, token: -1, colour: "difference", numbers: false, kind: "all", hist: "reward", moment: 0 };
+const KEEP = ["run", "tab", "step", "trace", "answer", "colour", "numbers", "kind", "hist", "moment"];
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
 function visible(text) {
