@@ -89,7 +89,11 @@ def train_healthy(runs: Path, seeds: Sequence[int]) -> None:
 
 
 def longest(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the kept runs, of two of one name the one with more steps, the newer of equals."""
+    """Return the kept runs, of two of one name the one with more steps, the newer of equals.
+
+    A run that was stopped before its first step says nothing, and is left out.
+    """
+    old, new = ({name: one for name, one in runs.items() if one["steps"]} for runs in (old, new))
     stays = {name for name in old if name in new and old[name]["steps"][-1] > new[name]["steps"][-1]}
     return {name: old[name] if name in stays or name not in new else new[name] for name in {**old, **new}}
 
