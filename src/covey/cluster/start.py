@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -30,6 +30,8 @@ INLINE_BYTES = 4_000_000
 it is little, and Ray ends a process without a word whose store dies while it writes or reads."""
 LOOK_SECONDS = 2.0
 """Between two looks at whether the cluster lives."""
+AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
+"""Names of processes that a node of Ray starts beside those of actors."""
 CLUSTER_SECONDS = 20.0
 """For the cluster to answer, at most: Ray itself ends a process without a word that has not reached it for 60 s."""
 
@@ -103,9 +105,30 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
 
 def disconnect(is_own: bool) -> None:
     """Leave the cluster. One that was started here ends."""
-    if is_own:
-        with kept_handlers():
-            import_ray().shutdown()
+    if not is_own:
+        return
+    agents = agents_of(import_ray())
+    with kept_handlers():
+        import_ray().shutdown()
+    # Ray leaves them for a minute where its GCS died before its node
+    for pid in agents:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def agents_of(ray: Any, proc: Path = Path("/proc")) -> list[int]:
+    """Return the processes that the node of this machine has started to look after itself: no workers."""
+    try:
+        nodes = {info.process.pid for info in ray._private.worker._global_node.all_processes["raylet"]}
+    except (AttributeError, KeyError):  # another Ray keeps them elsewhere
+        return []
+    found = []
+    for entry in proc.glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent in nodes and (entry / "cmdline").read_bytes().startswith(AGENTS):
+                found.append(int(entry.name))
+    return found
 
 
 def worker_environment(num_threads: int, python: str | None = None) -> dict[str, Any]:

@@ -195,6 +195,31 @@ def test_the_whole_cluster_killed_five_times_ends_in_one_line_each_and_is_resume
     check_run(folder, "cluster", 100)
 
 
+def test_the_gcs_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed(folder: Path) -> None:
+    daemon = "gcs_server"
+    process = start(folder, daemon, "num_steps=60", "timeouts.samplers=4")
+    assert wait_until(lambda: saved_step(folder / daemon) >= 10, process)
+    daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
+    (victim,) = (pid for pid in daemons if program_of(pid) == daemon)
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    status, output = finish(process)
+    assert time.monotonic() - killed < 45
+    assert status == 2, output
+    assert output.strip().splitlines()[-1].startswith("covey: "), output
+    assert "Traceback" not in output
+    assert are_gone(daemons)
+    finish_well(resume(folder, daemon, environment=SLOWLY))
+    check_run(folder, daemon, 60)
+
+
+def program_of(pid: int) -> str:
+    """Name of the program that a process runs."""
+    with suppress(OSError):
+        return Path(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]).name
+    return ""
+
+
 @pytest.mark.parametrize("seed", [2, 3])
 def test_a_trainer_rank_killed_at_five_random_moments_ends_its_run_in_one_line_and_it_is_resumed(
     seed: int, folder: Path
