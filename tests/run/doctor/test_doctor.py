@@ -192,6 +192,15 @@ def test_a_reward_that_falls_is_believed_where_accuracy_was_never_above_zero() -
     assert "D35" not in names(replace(log, looks={"accuracy": [0.4, 0.4]}))
 
 
+def test_a_clip_that_takes_most_is_to_watch_while_the_run_gets_better() -> None:
+    def found(*accuracies: float) -> list[Level]:
+        log = replace(rows_of({"clip_fraction": [0.7] * 60}), look_steps=[0, 60], looks={"accuracy": list(accuracies)})
+        return [one.level for one in diagnose(log) if one.rule.id == "D26"]
+
+    assert found(0.2, 0.6) == [Level.WATCH]
+    assert found(0.4, 0.4) == [Level.SICK]
+
+
 def test_exit_codes_follow_the_worst_finding() -> None:
     assert [EXIT_CODES[level] for level in (None, Level.NOTE, Level.WATCH, Level.SICK)] == [0, 0, 3, 4]
     assert EXIT_CODES[worst(diagnose(KEPT["form_pays"]))] == 4

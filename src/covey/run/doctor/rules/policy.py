@@ -237,7 +237,8 @@ def clip_works(log: RunLog) -> Evidence | None:
     # Find a clip fraction that is large overall
     span = log.lasting("clip_fraction", lambda window: window.mean > 0.25)
     if span is not None:
-        level = Level.SICK if span.mean > 0.5 else Level.WATCH
+        # A run that gets better learns from the rest, as where ratios against a reference leave their range
+        level = Level.SICK if span.mean > 0.5 and not is_rising(log) else Level.WATCH
         return evidence_of(level, span, f"the clip takes the gradient from {percent(span.mean)} of the tokens")
     # Find a clip that works on one side
     low, high = log.windows("clip_low")[-2:], log.windows("clip_high")[-2:]
