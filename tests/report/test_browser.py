@@ -19,7 +19,7 @@ PAGES = {
     "groups": "answer 1",
     "pairs": "The same prompts",
     "doctor": "rules looked at",
-    "time": "Most of the time",
+    "time": "The longest part",
 }
 
 pytestmark = [

@@ -52,6 +52,9 @@ def _print(console: Console, name: str, health: Health) -> None:
     lines = [f"{name}: {health.line}"]
     for one in health.findings:
         rule = one.rule
+        if one.cause is not None:
+            lines += ["", f"{one.level.word:<5} {one.title}"]
+            continue
         lines += [
             "",
             f"{one.level.word:<5} {one.title}",

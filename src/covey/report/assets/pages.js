@@ -7,19 +7,21 @@ function overview(run) {
   return h("div", {}, keys, curvesOf(shownRuns), h("h2", {}, "How a step spreads"), histogramsOf(run));
 }
 
-function findingOf(one) {
+function findingOf(one, all) {
+  const after = all.filter((other) => other.cause === one.id);
   const list = (name, items) => [h("dt", {}, name), h("dd", {}, items)];
   const steps = one.look.length ? list("look at", one.look.map((step) => h("button", { type: "button", class: "plain", onclick: () => set({ tab: "groups", step, trace: 0, answer: 0 }) }, "groups of step " + step))) : null;
   return h("section", { class: "finding " + one.level }, h("h2", {}, h("span", { class: "state " + one.level }, one.level), one.id + " " + one.name),
     h("p", {}, one.title.slice(one.id.length + one.name.length + 1).replace(/^: /, "")),
-    h("dl", {}, list("why", [one.why + " ", h("span", { class: "soft" }, "(" + one.source + ")")]), list("turn", h("ol", {}, one.advice.map((text) => h("li", {}, text)))),
-      list("wrong if", one.refuted), one.prompts.length ? list("prompts", one.prompts.join(", ")) : null, steps));
+    h("dl", {}, list("why", [one.why + " ", h("span", { class: "soft" }, "(" + one.source + ")")]), list("change", h("ol", {}, one.advice.map((text) => h("li", {}, text)))),
+      list("refuted if", one.refuted), one.prompts.length ? list("prompts", one.prompts.join(", ")) : null, steps),
+    after.length ? h("details", {}, h("summary", {}, "what follows from it: " + after.map((other) => other.id + " " + other.name).join(", ")), after.map((other) => findingOf(other, all))) : null);
 }
 
 function doctorPage(run) {
   const { findings, line, num_rules } = run.doctor;
   const about = num_rules + " rules looked at the numbers of this run; a finding needs two windows of steps in a row. sick: act now; watch: look again; note: know it.";
-  return h("div", {}, h("p", { class: "verdict" }, line), h("p", { class: "soft" }, about), findings.map(findingOf));
+  return h("div", {}, h("p", { class: "verdict" }, line), h("p", { class: "soft" }, about), findings.filter((one) => one.cause === null).map((one) => findingOf(one, findings)));
 }
 
 const KIND_NAMES = { all: "all", lost: "lost", gained: "gained", "stayed wrong": "stayed wrong", "stayed right": "stayed right" };
@@ -69,7 +71,7 @@ function comparePage() {
 function timePage(run) {
   if (!run.phases.length) return h("p", {}, "A run under way has no table of phases yet; seconds a step are on the first page.");
   const [first] = run.phases;
-  return h("div", {}, h("p", {}, "Most of the time went to " + first[0] + ": " + (100 * first[2]).toFixed(0) + " %."),
+  return h("div", {}, h("p", {}, "The longest part was " + first[0] + ": " + (100 * first[2]).toFixed(0) + " % of the time."),
     run.phases.map(([name, seconds, share]) => {
       const bar = h("i", {});
       bar.style.width = Math.max(.2, 100 * share) + "%";

@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
         ("covey check on the same settings", "engine and its version", "stop: what is learnt from here on is noise"),
         "a checksum of the engine's weights equals that of the trainer's after a step",
         sampler.old_weights,
+        brings=("D10", "D11", "D25", "D14", "D32"),
     ),
     Rule(
         "D10",
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "mismatch is at rounding with engine=native in float32",
         sampler.not_the_trainer,
+        brings=("D11", "D25"),
     ),
     Rule(
         "D24",
@@ -60,6 +62,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "judging the kept answers again gives the same rewards",
         reward.noisy_verifier,
+        brings=("D35", "D21", "D32"),
     ),
     Rule(
         "D23",
@@ -91,6 +94,7 @@ RULES: tuple[Rule, ...] = (
         ("reward_weights lower for the form", "the form as a factor of the reward, not as a term"),
         "the task's own part rises once the others have levelled off",
         reward.format_only,
+        brings=("D16", "D14", "D19", "D35", "D21"),
     ),
     Rule(
         "D7",
@@ -146,6 +150,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "a person, or a verifier the run has never seen, finds the new answers right",
         reward.hacking,
+        brings=("D19", "D35", "D21"),
     ),
     Rule(
         "D4",
@@ -178,6 +183,7 @@ RULES: tuple[Rule, ...] = (
         ("optimizer.lr to a third", "optimizer.warmup_steps", "groups_per_step larger"),
         "a third of the rate falls as well",
         policy.rate_too_high,
+        brings=("D35", "D21"),
     ),
     Rule(
         "D34",
@@ -191,6 +197,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "answers end by themselves at a larger sampling.max_tokens",
         system.never_stops,
+        brings=("D8",),
     ),
     Rule(
         "D8",
@@ -282,6 +289,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "pass@k of many samples is above 0",
         signal.too_hard,
+        brings=("D1",),
     ),
     Rule(
         "D1",

@@ -1,6 +1,7 @@
 """Looks at a run with every rule, and says how it is."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from covey.run.doctor.catalogue import RULES
 from covey.run.doctor.finding import Finding, Level
@@ -11,9 +12,15 @@ EXIT_CODES = {None: 0, Level.NOTE: 0, Level.WATCH: 3, Level.SICK: 4}
 
 
 def diagnose(log: RunLog) -> list[Finding]:
-    """Return what is found, the most severe first. Of equal severity a cause before what follows from it."""
+    """Return what is found, the most severe first. Of equal severity a cause before what follows from it.
+
+    What follows keeps its severity, for `doctor.stop_on` and scripts may ask for it.
+    """
     found = [Finding(rule, evidence) for rule in RULES if (evidence := rule.look(log)) is not None]
-    return sorted(found, key=lambda finding: -finding.level)
+    sick = [finding.rule for finding in found if finding.level is Level.SICK]
+    causes = {id: rule.id for rule in reversed(sick) for id in rule.brings}
+    found = [replace(finding, cause=causes.get(finding.rule.id)) for finding in found]
+    return sorted(found, key=lambda finding: (-finding.level, finding.cause is not None))
 
 
 def worst(findings: Sequence[Finding]) -> Level | None:
@@ -28,15 +35,17 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     """
     # Count the findings by level
     level, needed = worst(findings), 2 * log.width
-    counts = {one: sum(finding.level is one for finding in findings) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
+    own = [finding.level for finding in findings if finding.cause is None]
+    counts = {one: own.count(one) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
     # Begin with the worst, or with being too early
     first = "healthy" if len(log.steps) >= needed else f"too early to say, after {len(log.steps)} steps"
     if level is Level.SICK:
         first = f"sick: {findings[0].rule.id} {findings[0].rule.name}"
     elif level is Level.WATCH and len(log.steps) < needed:
         first = f"after {len(log.steps)} steps"
-    # Add how many there are besides
+    # Add how many there are besides, and how many follow from one of them
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch" if counts[Level.WATCH] else ""
     know = f"{counts[Level.NOTE]} to know" if counts[Level.NOTE] else ""
-    return ", ".join(word for word in (first, more, watch, know) if word)
+    follow = f"{len(findings) - len(own)} that follow" if len(own) < len(findings) else ""
+    return ", ".join(word for word in (first, more, watch, know, follow) if word)

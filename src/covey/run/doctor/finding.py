@@ -52,6 +52,8 @@ class Rule:
     refuted: str
     """What would prove it wrong."""
     look: Callable[[RunLog], Evidence | None]
+    brings: tuple[str, ...] = ()
+    """Rules, by id, whose findings follow where this sickness is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Finding:
 
     rule: Rule
     evidence: Evidence
+    cause: str | None = None
+    """The id of the finding that it follows from, whose advice comes first."""
 
     @property
     def level(self) -> Level:
@@ -72,13 +76,15 @@ class Finding:
         when = "" if evidence.since is None else f" since step {evidence.since}"
         if evidence.until is not None:
             when = f" from step {evidence.since} to {evidence.until}, over now"
-        return f"{self.rule.id} {self.rule.name}{when}: {evidence.seen}"
+        after = "" if self.cause is None else f" (follows from {self.cause})"
+        return f"{self.rule.id} {self.rule.name}{when}: {evidence.seen}{after}"
 
     def as_row(self) -> dict[str, Any]:
         """Return it as plain data."""
         rule, evidence = self.rule, self.evidence
         return {
             **{"id": rule.id, "name": rule.name, "level": self.level.word, "title": self.title, "why": rule.why},
+            "cause": self.cause,
             **{"source": rule.source, "advice": list(rule.advice), "refuted": rule.refuted},
             **{name: value for name, value in asdict(evidence).items() if name != "level"},
             "prompts": list(evidence.prompts),
