@@ -123,8 +123,6 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         found.append(("time", duration(summary.get("seconds", 0))))
         found.append(("tokens", f"{summary.get('tokens', 0):,}, {summary.get('tokens_per_second', 0):,.0f} a second"))
         found.append(("memory", f"{memory(summary.get('peak_memory_bytes', 0))} at peak"))
-    if command := run.versions.get("command"):
-        found.append(("command", str(command)))
     return found
 
 

@@ -32,6 +32,40 @@ def names(log: RunLog) -> list[str]:
     return [finding.rule.id for finding in diagnose(log)]
 
 
+# ------------------------------------------------------------------------------------------------ causes
+
+
+def test_a_rule_brings_only_rules_that_there_are_and_never_itself() -> None:
+    brings = {rule.id: rule.brings for rule in RULES}
+    seen: dict[str, set[str]] = {}
+
+    def below(rule: str, above: tuple[str, ...]) -> set[str]:
+        assert rule not in above, f"{above} bring one another"
+        if rule not in seen:
+            seen[rule] = {*brings[rule], *(one for other in brings[rule] for one in below(other, (*above, rule)))}
+        return seen[rule]
+
+    assert all(rule not in below(rule, ()) for rule in brings)
+
+
+def test_what_old_weights_bring_follows_from_them_and_keeps_its_level() -> None:
+    found = diagnose(KEPT["old_weights"])
+    assert found[0].rule.id == "D12"
+    assert found[0].cause is None
+    after = {finding.rule.id: finding for finding in found if finding.cause == "D12"}
+    assert "D10" in after
+    assert after["D10"].level is Level.SICK
+    assert after["D10"].title.endswith(" (follows from D12)")
+    assert after["D10"].as_row()["cause"] == "D12"
+    assert in_a_line(found, KEPT["old_weights"]).startswith("sick: D12 engine has old weights")
+    assert in_a_line(found, KEPT["old_weights"]).endswith(f"{len(found) - 1} in consequence")
+
+
+def test_what_would_follow_stands_alone_where_its_cause_is_not_found() -> None:
+    found = diagnose(KEPT["hotter_engine"])
+    assert [(finding.rule.id, finding.cause) for finding in found][0] == ("D10", None)
+
+
 # ------------------------------------------------------------------------------------------------ real and made logs
 
 

@@ -28,9 +28,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "D12",
         "engine has old weights",
-        "the sampler never gets the new weights, so training moves ever further from what it learns on",
+        "the sampler never gets the new weights: training moves ever further from what it learns on, and is not measured",
         "ms-swift issue 9855, TRL issue 5312",
-        ("covey check on the same settings", "engine and its version", "stop: what is learnt from here on is noise"),
+        (
+            "engine.name=native, or another version of the engine",
+            "covey check on the same settings",
+            "stop: what is learnt from here on is noise",
+        ),
         "a checksum of the engine's weights equals that of the trainer's after a step",
         sampler.old_weights,
         brings=("D10", "D11", "D25", "D14", "D32"),

@@ -47,5 +47,5 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch" if counts[Level.WATCH] else ""
     know = f"{counts[Level.NOTE]} to know" if counts[Level.NOTE] else ""
-    follow = f"{len(findings) - len(own)} that follow" if len(own) < len(findings) else ""
+    follow = f"{len(findings) - len(own)} in consequence" if len(own) < len(findings) else ""
     return ", ".join(word for word in (first, more, watch, know, follow) if word)
