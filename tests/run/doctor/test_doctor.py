@@ -63,7 +63,7 @@ def test_what_old_weights_bring_follows_from_them_and_keeps_its_level() -> None:
 
 def test_what_would_follow_stands_alone_where_its_cause_is_not_found() -> None:
     found = diagnose(KEPT["hotter_engine"])
-    assert [(finding.rule.id, finding.cause) for finding in found][0] == ("D10", None)
+    assert (found[0].rule.id, found[0].cause) == ("D10", None)
 
 
 # ------------------------------------------------------------------------------------------------ real and made logs
