@@ -415,8 +415,8 @@ def behind_a_link(file: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a bracket": (spoiled("seed: [1\nnum_steps: 3\n"), "cannot be read: line 2: expected ',' or ']'"),
-    "a tab": (spoiled("seed:\n\t- 1\n"), "cannot be read: line 2: found character '\\t'"),
+    "a bracket": (spoiled("seed: [1\nnum_steps: 3\n"), "cannot be read: line 2: did not find expected ',' or ']'"),
+    "a tab": (spoiled("seed:\n\t- 1\n"), "cannot be read: line 2: found character that cannot start any token"),
     "text": (spoiled("nothing"), "holds no settings of a run"),
     "a list": (spoiled("- seed\n"), "holds no settings of a run"),
     "nothing": (spoiled(""), "holds no settings of a run"),

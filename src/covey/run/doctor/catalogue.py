@@ -28,7 +28,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "D12",
         "engine has old weights",
-        "the sampler never gets the new weights: training moves ever further from what it learns on, and is not measured",
+        "the sampler never gets the new weights: training moves ever further, unmeasured, from what it learns on",
         "ms-swift issue 9855, TRL issue 5312",
         (
             "engine.name=native, or another version of the engine",
