@@ -161,7 +161,7 @@ def test_the_command_says_findings_with_their_reasons_and_ends_with_a_code(
     assert main(["doctor", str(well)]) == 0
     assert capsys.readouterr().out == "well: healthy\n"
     assert main(["doctor", str(watched)]) == 3
-    assert "watch D1 no signal since step 1: the rewards of 70 % of the groups" in capsys.readouterr().out
+    assert "watch D1 no signal from the first step on: the rewards of 70 % of the groups" in capsys.readouterr().out
     assert main(["doctor", str(well), str(ill)]) == 4
     said = capsys.readouterr().out
     for words in ("well: healthy\n", "ill: sick: D1 no signal", "\n      why:   ", "\n      turn:  ", "wrong: if "):

@@ -47,7 +47,7 @@ def test_a_finding_is_said_once_and_again_only_when_it_is_worse(caplog: pytest.L
     for step in range(1, 31):
         step_of(doctor, step, zero_std_fraction=0.7)
     assert [line.split(":")[0] for line in said] == ["doctor, watch"]
-    assert "D1 no signal since step 1: the rewards of 70 %" in said[0]
+    assert "D1 no signal from the first step on: the rewards of 70 %" in said[0]
     for step in range(31, 81):
         step_of(doctor, step, zero_std_fraction=1.0)
     assert [line.split(":")[0] for line in said] == ["doctor, watch", "doctor, sick"]

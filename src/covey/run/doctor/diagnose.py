@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from covey.run.doctor.advice import still_open
 from covey.run.doctor.catalogue import RULES
 from covey.run.doctor.finding import Finding, Level
 from covey.run.doctor.log import RunLog
@@ -16,7 +17,12 @@ def diagnose(log: RunLog) -> list[Finding]:
 
     What follows keeps its severity, for `doctor.stop_on` and scripts may ask for it.
     """
-    found = [Finding(rule, evidence) for rule in RULES if (evidence := rule.look(log)) is not None]
+    first = log.steps[0] if log.steps else 1
+    found = [
+        Finding(rule, evidence, first_step=first, advice=still_open(rule.advice, log.settings))
+        for rule in RULES
+        if (evidence := rule.look(log)) is not None
+    ]
     sick = [finding.rule for finding in found if finding.level is Level.SICK]
     causes = {id: rule.id for rule in reversed(sick) for id in rule.brings}
     found = [replace(finding, cause=causes.get(finding.rule.id)) for finding in found]

@@ -64,6 +64,10 @@ class Finding:
     evidence: Evidence
     cause: str | None = None
     """The id of the finding that it follows from, whose advice comes first."""
+    first_step: int = 1
+    """Of the log."""
+    advice: tuple[str, ...] = ()
+    """That of the rule, without what the run does already."""
 
     @property
     def level(self) -> Level:
@@ -73,11 +77,19 @@ class Finding:
     def title(self) -> str:
         """Return one line: when, what, by which numbers."""
         evidence = self.evidence
-        when = "" if evidence.since is None else f" since step {evidence.since}"
-        if evidence.until is not None:
-            when = f" from step {evidence.since} to {evidence.until}, over now"
         after = "" if self.cause is None else f" (follows from {self.cause})"
-        return f"{self.rule.id} {self.rule.name}{when}: {evidence.seen}{after}"
+        return f"{self.rule.id} {self.rule.name}{self._when}: {evidence.seen}{after}"
+
+    @property
+    def _when(self) -> str:
+        """Say in which steps it holds, "" where it is about the run as a whole."""
+        since, until = self.evidence.since, self.evidence.until
+        if since is None:
+            return ""
+        is_first = since <= self.first_step
+        if until is not None:
+            return f" from {'the first step' if is_first else f'step {since}'} to {until}, over now"
+        return " from the first step on" if is_first else f" since step {since}"
 
     def as_row(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -85,7 +97,7 @@ class Finding:
         return {
             **{"id": rule.id, "name": rule.name, "level": self.level.word, "title": self.title, "why": rule.why},
             "cause": self.cause,
-            **{"source": rule.source, "advice": list(rule.advice), "refuted": rule.refuted},
+            **{"source": rule.source, "advice": list(self.advice), "refuted": rule.refuted},
             **{name: value for name, value in asdict(evidence).items() if name != "level"},
             "prompts": list(evidence.prompts),
         }

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from covey.run.doctor.measures import standard_error
 
@@ -15,6 +15,28 @@ HUGE = 1e100
 """What is larger in a log is taken as this: its square is still a number."""
 SKIPPED_ROWS = 2
 """At the start, before the baseline: the optimiser's state is not yet one."""
+
+
+class Part(NamedTuple):
+    """A number, and the part of the run that it is of."""
+
+    value: float
+    first: int
+    """Step, as the next."""
+    last: int
+    is_look: bool = False
+    """Whether it was measured by an evaluation after these steps, rather than in them."""
+
+    @property
+    def steps(self) -> str:
+        """Return the steps in words.
+
+        >>> Part(0.5, 3, 12).steps, Part(0.5, 0, 0, is_look=True).steps
+        ('steps 3 to 12', 'before the first step')
+        """
+        if self.is_look:
+            return f"after step {self.last}" if self.last else "before the first step"
+        return f"step {self.last}" if self.first == self.last else f"steps {self.first} to {self.last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +55,10 @@ class Window:
     def error(self) -> float:
         return standard_error(self.values)
 
+    @property
+    def part(self) -> Part:
+        return Part(self.mean, self.first, self.last)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -41,10 +67,8 @@ class Span:
     windows: tuple[Window, ...]
     is_over: bool
     """Whether a later window is free of it."""
-
-    @property
-    def since(self) -> int:
-        return self.windows[0].first
+    since: int
+    """Its first step: that of the first window, or of the column where it holds from there on."""
 
     @property
     def until(self) -> int | None:
@@ -127,18 +151,21 @@ class RunLog:
             return None
         return Window(part[0][0], part[-1][0], tuple(value for _, value in part))
 
-    def usual(self, name: str) -> float | None:
+    def usual(self, name: str) -> Part | None:
         """Return the median of the baseline."""
         base = self.baseline(name)
-        return None if base is None else float(median(base.values))
+        return None if base is None else Part(float(median(base.values)), base.first, base.last)
 
-    def at_first(self, name: str, pick: Callable[..., float]) -> float | None:
+    def at_first(self, name: str, pick: Callable[..., Part]) -> Part | None:
         """Return the median of the baseline or of the rows before and in it, whichever `pick`, such as max, picks.
 
         What goes wrong within the first steps is in the baseline already.
         """
-        usual, early = self.usual(name), self.values(name)[: SKIPPED_ROWS + 1]
-        return None if usual is None else pick(usual, float(median(early)))
+        usual, rows = self.usual(name), self.known(name)[: SKIPPED_ROWS + 1]
+        if usual is None:
+            return None
+        early = Part(float(median(value for _, value in rows)), rows[0][0], rows[-1][0])
+        return pick(usual, early, key=lambda part: part.value)
 
     def lasting(self, name: str, holds: Callable[[Window], bool]) -> Span | None:
         """Return the latest two or more windows in a row of which something holds."""
@@ -149,7 +176,14 @@ class RunLog:
             elif runs[-1]:
                 runs.append([])
         found = [run for run in runs if len(run) >= 2]
-        return Span(tuple(found[-1]), is_over=found[-1][-1] is not windows[-1]) if found else None
+        if not found:
+            return None
+        # What holds in all windows may hold in the steps before the first as well, which are in none
+        latest, points = found[-1], self.known(name)
+        rest = [value for step, value in points if step < windows[0].first]
+        is_whole = latest[0] is windows[0] and (not rest or holds(Window(points[0][0], latest[0].first, tuple(rest))))
+        since = points[0][0] if is_whole else latest[0].first
+        return Span(tuple(latest), latest[-1] is not windows[-1], since)
 
     def looks_at(self, name: str) -> list[tuple[int, float]]:
         """Return (step, number) of the evaluations that have it."""

@@ -52,9 +52,18 @@ def wins_everywhere(log: RunLog) -> Evidence | None:
     its_own = [row for row in rows if row["step"] > middle and said(row) == text]
     names = sorted({str(row.get("prompt_id")) for row in its_own})
     seen = f"one answer ({text[:40]!r}) is right for {percent(share)} of {len(late.prompts)} prompts, and seldom wrong"
-    return Evidence(
-        Level.WATCH, seen, min(row["step"] for row in its_own), values={"share": share}, prompts=tuple(names[:4])
-    )
+    # It may have begun before the half that it is judged by
+    first = 0 if early.share(text) >= ONE_ANSWER else middle + 1
+    began = [step for kept in (log.answers, log.rollouts) for step in _said_since(kept, text) if step >= first]
+    return Evidence(Level.WATCH, seen, min(began, default=first), values={"share": share}, prompts=tuple(names[:4]))
+
+
+def _said_since(rows: Iterable[Row], text: str) -> list[int]:
+    """Return for each row of a text the first step since the rows before: what is kept is not every step."""
+    rows = list(rows)
+    steps = sorted({0, *(row["step"] for row in rows)})
+    before = dict(zip(steps[1:], steps, strict=False))
+    return [before.get(row["step"], 0) + 1 for row in rows if said(row) == text]
 
 
 def fails_somewhere(text: str, seen: Verdicts) -> bool:

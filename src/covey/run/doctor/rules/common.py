@@ -1,26 +1,67 @@
 """What several rules ask of a run: how its reward went, how its held-out accuracy went, how a column changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import NamedTuple
 
 from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import RunLog, Span, Window, as_number
+from covey.run.doctor.log import Part, RunLog, Span, Window, as_number
 
 REWARDS = ("sampled_reward_mean", "reward_mean")
 USUAL_PROMPTS = 128
 """Of an evaluation that does not say how many it had."""
 
 
-class Change(NamedTuple):
-    """From a first number to a last one."""
+def number(value: float) -> str:
+    """Say a number.
 
-    first: float
-    last: float
+    >>> number(0.25634)
+    '0.256'
+    """
+    return f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    """Say a share.
+
+    >>> percent(0.256)
+    '25.6 %'
+    """
+    return f"{100 * value:.3g} %"
+
+
+def nats(value: float) -> str:
+    return f"{value:.3g} nats"
+
+
+def from_to(first: Part, last: Part, show: Callable[[float], str] = number) -> str:
+    """Say what is compared with what: the one way in which all findings say it.
+
+    >>> from_to(Part(0.25, 3, 12), Part(0.5, 51, 60), percent)
+    'from 25 % (steps 3 to 12) to 50 % (steps 51 to 60)'
+    """
+    return f"from {show(first.value)} ({first.steps}) to {show(last.value)} ({last.steps})"
+
+
+class Change(NamedTuple):
+    """From a number of the first part of a run to one of the last."""
+
+    before: Part
+    after: Part
     error: float
     """Standard error of the difference."""
-    step: int
-    """Of the last number."""
+
+    @property
+    def first(self) -> float:
+        return self.before.value
+
+    @property
+    def last(self) -> float:
+        return self.after.value
+
+    def seen(self, show: Callable[[float], str] = number) -> str:
+        """Say it with the steps of both numbers."""
+        return from_to(self.before, self.after, show)
 
     @property
     def gain(self) -> float:
@@ -46,7 +87,7 @@ def change_of(log: RunLog, name: str) -> Change | None:
     if base is None or not windows or windows[-1].first <= base.last:
         return None
     last = windows[-1]
-    return Change(base.mean, last.mean, sqrt(base.error**2 + last.error**2), last.last)
+    return Change(base.part, last.part, sqrt(base.error**2 + last.error**2))
 
 
 def reward_change(log: RunLog) -> Change | None:
@@ -61,16 +102,52 @@ def accuracy_change(log: RunLog) -> Change | None:
     looks = log.looks_at("accuracy")
     if len(looks) < 2:
         return None
-    (_, first), (step, last) = looks[0], looks[-1]
+    before, after = looked(looks[0]), looked(looks[-1])
+    first, last = before.value, after.value
     # Take the paired interval of the summary, where it fits
     found = (log.summary.get("gain") or {}).get("accuracy") or {}
     low, high, value = (as_number(found.get(name)) for name in ("low", "high", "value"))
     if low is not None and high is not None and value is not None and abs(value - (last - first)) < 1e-6:
-        return Change(first, last, (high - low) / 3.92, step)
+        return Change(before, after, (high - low) / 3.92)
     # Else estimate the binomial error of both accuracies
     prompts = num_prompts(log)
     variance = first * (1 - first) + last * (1 - last)
-    return Change(first, last, sqrt(max(variance, 1 / prompts) / prompts), step)
+    return Change(before, after, sqrt(max(variance, 1 / prompts) / prompts))
+
+
+def looked(look: tuple[int, float]) -> Part:
+    """Return the number of an evaluation."""
+    return Part(look[1], look[0], look[0], is_look=True)
+
+
+def onset(parts: Sequence[tuple[int, float]]) -> int | None:
+    """Return the step from which on all numbers lie nearer to the last than to the first, None for fewer than two.
+
+    >>> onset([(1, 0.2), (11, 0.3), (21, 0.6), (31, 0.7)])
+    21
+    """
+    if len(parts) < 2:
+        return None
+    middle, rises = (parts[0][1] + parts[-1][1]) / 2, parts[-1][1] > parts[0][1]
+    found = parts[-1][0]
+    for step, value in reversed(parts):
+        if (value > middle) is not rises:
+            break
+        found = step
+    return found
+
+
+def since_moved(log: RunLog, name: str) -> int | None:
+    """Return since when a column is nearer to where it is now than to where it was."""
+    return onset([(window.first, window.mean) for window in log.windows(name)])
+
+
+def since_look(looks: Sequence[tuple[int, float]]) -> int | None:
+    """Return the same of evaluations: the first step after the last one that is nearer to the first."""
+    if len(looks) < 2:
+        return None
+    before = [0, *(step for step, _ in looks)]
+    return onset([(before[place] + 1, value) for place, (_, value) in enumerate(looks)])
 
 
 def num_prompts(log: RunLog) -> int:
@@ -119,12 +196,3 @@ def evidence_of(level: Level, span: Span, seen: str, **values: float) -> Evidenc
     """Return the evidence of a span. What is over is milder."""
     level = level.milder() if span.is_over else level
     return Evidence(level, seen, span.since, span.until, {"mean": span.mean, **values})
-
-
-def percent(value: float) -> str:
-    """Say a share.
-
-    >>> percent(0.256)
-    '25.6 %'
-    """
-    return f"{100 * value:.3g} %"

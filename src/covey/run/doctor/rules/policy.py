@@ -4,19 +4,23 @@ from collections.abc import Callable
 from statistics import fmean, median
 
 from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import RunLog, Window
+from covey.run.doctor.log import Part, RunLog, Span, Window
 from covey.run.doctor.measures import mann_kendall, spread, theil_sen, thinned
 from covey.run.doctor.rules.common import (
     Change,
     accuracy_change,
     change_of,
     evidence_of,
+    from_to,
     has_curriculum,
     is_falling,
     is_rising,
+    looked,
+    nats,
     percent,
     reward_change,
     reward_name,
+    since_look,
 )
 
 COLLAPSED = 0.15
@@ -31,16 +35,20 @@ FULL_LR_OF_LORA = 2e-5
 def entropy_collapse(log: RunLog) -> Evidence | None:
     """Find entropy that is gone, together with the variety of the answers."""
     usual = log.at_first("entropy", max)
-    if usual is None or usual <= 0:
+    if usual is None or usual.value <= 0:
         return None
-    span = log.lasting("entropy", lambda window: window.mean < COLLAPSED * usual)
+    span = log.lasting("entropy", lambda window: window.mean < COLLAPSED * usual.value)
     if span is None:
         return None
-    lost = _variety_lost(log)
+    lost, text = _variety_lost(log), f"entropy fell {_to_the_end(usual, span, nats)}"
     if lost is None:
-        return evidence_of(Level.WATCH, span, f"entropy fell from {usual:.3g} to {span.windows[-1].mean:.3g} nats")
-    text = f"entropy fell from {usual:.3g} to {span.windows[-1].mean:.3g} nats, and {lost}"
-    return evidence_of(Level.SICK, span, text) if lost else None
+        return evidence_of(Level.WATCH, span, text)
+    return evidence_of(Level.SICK, span, f"{text}, and {lost}") if lost else None
+
+
+def _to_the_end(usual: Part, span: Span, show: Callable[[float], str]) -> str:
+    """Say how a column went from its usual number to the last window of a span."""
+    return from_to(usual, span.windows[-1].part, show)
 
 
 def _variety_lost(log: RunLog) -> str | None:
@@ -51,7 +59,8 @@ def _variety_lost(log: RunLog) -> str | None:
         if len(few) >= 2 and len(many) == len(few):
             before, after = many[0][1] - few[0][1], many[-1][1] - few[-1][1]
             if after < 0.5 * before and many[-1][1] <= many[0][1]:
-                return f"pass@{names[-1][8:]} is {after:.3f} above pass@{names[0][8:]}, {before:.3f} at first"
+                went = from_to(looked((many[0][0], before)), looked((many[-1][0], after)))
+                return f"pass@{names[-1][8:]} less pass@{names[0][8:]} went {went}"
             return _unique_lost(log) or ""
     return _unique_lost(log)
 
@@ -61,7 +70,7 @@ def _unique_lost(log: RunLog) -> str | None:
     if change is None:
         return None
     if change.last < FEW_UNIQUE and change.last < 0.5 * change.first and not is_rising(log):
-        return f"{percent(change.last)} of a group's answers differ, {percent(change.first)} at first"
+        return f"the share of a group's answers that differ fell {change.seen(percent)}"
     return ""
 
 
@@ -70,22 +79,21 @@ def entropy_explosion(log: RunLog) -> Evidence | None:
     usual = log.at_first("entropy", min)
     if usual is None or is_rising(log):
         return None
-    bound = min(max(2 * usual, usual + 0.3), usual + 1.5)
+    bound = min(max(2 * usual.value, usual.value + 0.3), usual.value + 1.5)
     span = log.lasting("entropy", lambda window: window.mean > bound)
     if span is None:
         return None
-    level = Level.SICK if is_falling(log) or span.windows[-1].mean > usual + 1.5 else Level.WATCH
-    text = f"entropy rose from {usual:.3g} to {span.windows[-1].mean:.3g} nats, and the reward does not rise"
-    return evidence_of(level, span, text)
+    level = Level.SICK if is_falling(log) or span.windows[-1].mean > usual.value + 1.5 else Level.WATCH
+    return evidence_of(level, span, f"entropy rose {_to_the_end(usual, span, nats)}, and the reward does not rise")
 
 
 def length_explosion(log: RunLog) -> Evidence | None:
     """Find answers that grow while what they are worth does not, or until the limit cuts them."""
     # Find lengths that stay above those of the first steps
     usual = log.at_first("completion_length_mean", min)
-    if usual is None or usual <= 0:
+    if usual is None or usual.value <= 0:
         return None
-    span = log.lasting("completion_length_mean", lambda window: window.mean > 1.5 * usual)
+    span = log.lasting("completion_length_mean", lambda window: window.mean > 1.5 * usual.value)
     if span is None or span.is_over:
         return None
     # Excuse growth that pays, unless the limit cuts more
@@ -95,21 +103,24 @@ def length_explosion(log: RunLog) -> Evidence | None:
     if (is_rising(log) and not more_cut) or (better is not None and better.z > 2):
         return None
     level = Level.SICK if more_cut or is_falling(log) else Level.WATCH
-    cuts = f"; {percent(cut.last)} are cut, {percent(cut.first)} at first" if cut is not None and more_cut else ""
-    text = f"answers grew from {usual:.3g} to {span.windows[-1].mean:.3g} tokens without better ones{cuts}"
-    return evidence_of(level, span, text)
+    cuts = f"; the share that is cut rose {cut.seen(percent)}" if cut is not None and more_cut else ""
+    return evidence_of(level, span, f"answers grew {_to_the_end(usual, span, _tokens)} without better ones{cuts}")
+
+
+def _tokens(value: float) -> str:
+    return f"{value:.3g} tokens"
 
 
 def length_collapse(log: RunLog) -> Evidence | None:
     """Find answers that have shrunk to next to nothing, all alike."""
     usual, spread_usual = log.at_first("completion_length_mean", max), log.at_first("mean_group_std", max)
-    if usual is None or usual <= 0:
+    if usual is None or usual.value <= 0:
         return None
-    span = log.lasting("completion_length_mean", lambda window: window.mean < 0.3 * usual)
+    span = log.lasting("completion_length_mean", lambda window: window.mean < 0.3 * usual.value)
     spreads = log.windows("mean_group_std")
-    if span is None or (spread_usual is not None and spreads and spreads[-1].mean > 0.2 * spread_usual):
+    if span is None or (spread_usual is not None and spreads and spreads[-1].mean > 0.2 * spread_usual.value):
         return None
-    text = f"answers shrank from {usual:.3g} to {span.windows[-1].mean:.3g} tokens, and rewards hardly differ any more"
+    text = f"answers shrank {_to_the_end(usual, span, _tokens)}, and rewards hardly differ any more"
     better = accuracy_change(log)
     is_better = better is not None and better.z > 2
     return evidence_of(Level.WATCH if is_better else Level.SICK, span, text)
@@ -119,18 +130,19 @@ def kl_runs_away(log: RunLog) -> Evidence | None:
     """Find a KL to the reference that grows without a gain, or far beyond its target."""
     points = log.known("kl")
     # Bound the KL by its target, else by its early level
-    early = [value for step, value in points if 5 <= step <= 20]
+    early = [(step, value) for step, value in points if 5 <= step <= 20]
     if not early:
         return None
-    usual, target = median(early), log.setting("algorithm.target_kl")
-    bound = 3 * target if isinstance(target, int | float) and target > 0 else max(10 * usual, 0.1)
+    usual = Part(median(value for _, value in early), early[0][0], early[-1][0])
+    target = log.setting("algorithm.target_kl")
+    bound = 3 * target if isinstance(target, int | float) and target > 0 else max(10 * usual.value, 0.1)
     # Find KL beyond the bound without a reward that rises
     span = log.lasting("kl", lambda window: window.mean > bound)
     if span is None or (is_rising(log) and span.windows[-1].mean < 10 * bound):
         return None
     level = Level.SICK if is_falling(log) or span.windows[-1].mean > 5 * bound else Level.WATCH
-    text = f"KL to the reference is {span.windows[-1].mean:.3g} nats a token, {usual:.3g} in steps 5 to 20"
-    return evidence_of(level, span, f"{text}, without a gain that is shown")
+    text = f"KL to the reference, a token, went {_to_the_end(usual, span, nats)}, without a gain that is shown"
+    return evidence_of(level, span, text)
 
 
 def gradient_spikes(log: RunLog) -> Evidence | None:
@@ -152,9 +164,10 @@ def gradient_spikes(log: RunLog) -> Evidence | None:
     if not crowded:
         return None
     # Judge by what the reward does meanwhile
-    since, largest = crowded[0][0][0], max(value for _, value in leaps)
+    since, (farthest, largest) = crowded[0][0][0], max(leaps, key=lambda leap: leap[1])
     level = Level.SICK if is_falling(log) else Level.WATCH
-    text = f"the gradient leapt {len(leaps)} times, to {largest:.3g} where {middle:.3g} is usual"
+    went = from_to(Part(middle, points[0][0], points[-1][0]), Part(largest, farthest, farthest))
+    text = f"the gradient leapt {len(leaps)} times, the farthest {went}"
     return Evidence(level, text, since, values={"largest": largest, "usual": middle})
 
 
@@ -178,21 +191,23 @@ def rate_too_high(log: RunLog) -> Evidence | None:
     moved = _moved(log)
     if moved is None or (change is not None and change.z > 2):
         return None
-    worth = f"the reward fell from {base.mean:.3g} to {span.windows[-1].mean:.3g}" if span else "held-out accuracy fell"
-    if span is None:
-        return Evidence(Level.SICK, f"{worth}, and {moved}", change.step if change else None)
-    return evidence_of(Level.SICK, span, f"{worth}, and {moved}")
+    if span is not None:
+        went = from_to(base.part, span.windows[-1].part)
+        return evidence_of(Level.SICK, span, f"the reward fell {went}, and {moved}")
+    fallen = f" {change.seen(percent)}" if change else ""
+    return Evidence(Level.SICK, f"held-out accuracy fell{fallen}, and {moved}", since_look(log.looks_at("accuracy")))
 
 
 def _moved(log: RunLog) -> str | None:
     """Say by what the policy is seen to be thrown about, since the baseline or since the very first step."""
-    for usual in (log.usual("entropy"), next(iter(log.values("entropy")), None)):
-        span = None if not usual else log.lasting("entropy", _is_far_from(usual))
-        if span is not None:
-            return f"entropy went from {usual:.3g} to {span.windows[-1].mean:.3g} nats"
+    first = next((Part(value, step, step) for step, value in log.known("entropy")), None)
+    for usual in (log.usual("entropy"), first):
+        span = None if usual is None or not usual.value else log.lasting("entropy", _is_far_from(usual.value))
+        if usual is not None and span is not None:
+            return f"entropy went {_to_the_end(usual, span, nats)}"
     clip = log.windows("clip_fraction")
     if len(clip) >= 2 and all(window.mean > 0.3 for window in clip[-2:]):
-        return f"{percent(clip[-1].mean)} of the tokens are clipped"
+        return f"{percent(clip[-1].mean)} of the tokens are clipped ({clip[-1].part.steps})"
     return None
 
 
@@ -212,17 +227,16 @@ def rate_too_low(log: RunLog) -> Evidence | None:
     if len(log.steps) < max(50, 4 * log.width) or reward is None or not signal or signal[-1].mean > 0.6:
         return None
     # Find measures that stand still, without a trend in rewards
-    still = [name for name in ("entropy", "completion_length_mean") if _stands_still(log, name)]
+    entropy, length = change_of(log, "entropy"), change_of(log, "completion_length_mean")
     values = thinned(log.values(reward_name(log)))
-    if len(still) < 2 or is_rising(log) or mann_kendall(values) < 0.05:
+    if not (_stands_still(entropy) and _stands_still(length)) or is_rising(log) or mann_kendall(values) < 0.05:
         return None
-    slope = theil_sen(values)
-    text = f"after {len(log.steps)} steps reward, entropy and length are where they began (slope {slope:.1g})"
-    return Evidence(Level.WATCH, text, log.steps[0], values={"entropy_change": _relative(change_of(log, "entropy"))})
+    went = [f"{name} {one.seen()}" for name, one in (("entropy", entropy), ("length", length)) if one is not None]
+    text = f"all is where it began: the reward went {reward.seen()}, {', '.join(went)} (slope {theil_sen(values):.1g})"
+    return Evidence(Level.WATCH, text, log.steps[0], values={"entropy_change": _relative(entropy)})
 
 
-def _stands_still(log: RunLog, name: str) -> bool:
-    change = change_of(log, name)
+def _stands_still(change: Change | None) -> bool:
     return change is not None and (
         abs(_relative(change)) < 0.01 or (abs(change.z) < 2 and abs(_relative(change)) < 0.1)
     )
@@ -239,13 +253,24 @@ def clip_works(log: RunLog) -> Evidence | None:
     if span is not None:
         # A run that gets better learns from the rest, as where ratios against a reference leave their range
         level = Level.SICK if span.mean > 0.5 and not is_rising(log) else Level.WATCH
-        return evidence_of(level, span, f"the clip takes the gradient from {percent(span.mean)} of the tokens")
+        return evidence_of(level, span, f"{percent(span.mean)} of the tokens lose their gradient to the clip")
     # Find a clip that works on one side
-    low, high = log.windows("clip_low")[-2:], log.windows("clip_high")[-2:]
+    low, high = log.windows("clip_low"), log.windows("clip_high")
     if len(low) < 2 or len(high) < 2:
         return None
-    of_low, of_high = (fmean(window.mean for window in side) for side in (low, high))
-    if max(of_low, of_high) < 0.02 or max(of_low, of_high) < 10 * min(of_low, of_high):
+    of_low, of_high = (fmean(window.mean for window in side[-2:]) for side in (low, high))
+    if not _is_one_sided(of_low, of_high):
         return None
+    # Find since when it does
+    since = low[-2].first
+    for one, other in zip(reversed(low), reversed(high), strict=False):
+        if not _is_one_sided(one.mean, other.mean) or (one.mean > other.mean) is not (of_low > of_high):
+            break
+        since = min(since, one.first if one is not low[0] else log.known("clip_low")[0][0])
     text = f"{percent(of_high)} of the tokens are clipped above the range, {percent(of_low)} below"
-    return Evidence(Level.NOTE, text, low[0].first, values={"high": of_high, "low": of_low})
+    seen = f"{text} (steps {low[-2].first} to {low[-1].last})"
+    return Evidence(Level.NOTE, seen, since, values={"high": of_high, "low": of_low})
+
+
+def _is_one_sided(low: float, high: float) -> bool:
+    return max(low, high) >= 0.02 and max(low, high) >= 10 * min(low, high)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import RunLog
+from covey.run.doctor.log import Part, RunLog
 from covey.run.doctor.measures import binomial_tail, mann_kendall
 from covey.run.doctor.rules.answers import wins_everywhere
 from covey.run.doctor.rules.common import (
@@ -12,11 +12,15 @@ from covey.run.doctor.rules.common import (
     accuracy_change,
     change_of,
     evidence_of,
+    from_to,
     has_curriculum,
+    looked,
     num_prompts,
     percent,
     reward_change,
     reward_name,
+    since_look,
+    since_moved,
 )
 
 OWN_PARTS = ("correct", "accuracy", "answer", "solved", "passed", "score", "tests", "exact")
@@ -36,11 +40,9 @@ def hacking(log: RunLog) -> Evidence | None:
     if not fell and accuracy.first > 0.9:
         return None
     level = Level.SICK if fell or (reward.z > 8 and accuracy.gain < 0.1 * reward.gain) else Level.WATCH
-    text = f"the training reward rose from {reward.first:.3g} to {reward.last:.3g}, held-out accuracy went"
+    text = f"the training reward rose {reward.seen()}, held-out accuracy went {accuracy.seen(percent)}"
     values = {"reward_z": reward.z, "accuracy_z": accuracy.z}
-    return Evidence(
-        level, f"{text} from {percent(accuracy.first)} to {percent(accuracy.last)}", accuracy.step, None, values
-    )
+    return Evidence(level, text, since_moved(log, reward_name(log)), None, values)
 
 
 def format_only(log: RunLog) -> Evidence | None:
@@ -60,10 +62,9 @@ def format_only(log: RunLog) -> Evidence | None:
     if rest < 0.8 * total or parts[largest].z < 3:
         return None
     shown = f"{percent(rest / total)} of the gain is not of the part {own}"
-    other = parts[largest]
-    text = f"{shown}: {largest} rose from {other.first:.3g} to {other.last:.3g}, {own} went from {parts[own].first:.3g}"
+    text = f"{shown}: {largest} rose {parts[largest].seen()}, {own} went {parts[own].seen()}"
     level = Level.SICK if parts[own].z < -2 else Level.WATCH
-    return Evidence(level, f"{text} to {parts[own].last:.3g}", log.steps[0], values={"share": rest / total})
+    return Evidence(level, text, since_moved(log, f"reward/{largest}"), values={"share": rest / total})
 
 
 def _own_part(names: Sequence[str]) -> str | None:
@@ -106,8 +107,19 @@ def train_eval_gap(log: RunLog) -> Evidence | None:
     error = (windows[-1].error ** 2 + 0.25 * scale**2 / num_prompts(log)) ** 0.5
     if last < 0.15 * scale or last - 2 * error < 0.05 * scale or last <= first + 0.05 * scale:
         return None
-    text = f"training reward is {last:.3g} above that of held-out prompts, {first:.3g} at first"
-    return Evidence(Level.WATCH, text, looks[-1][0], values={"gap": last, "first": first})
+    gaps = from_to(Part(first, windows[0].first, windows[0].last), Part(last, windows[-1].first, windows[-1].last))
+    text = f"the training reward less that of held-out prompts went {gaps}"
+    return Evidence(Level.WATCH, text, since_look(_gaps(log)), values={"gap": last, "first": first})
+
+
+def _gaps(log: RunLog) -> list[tuple[int, float]]:
+    """Return the step of each evaluation, and how far the training reward lay above its own."""
+    windows = log.windows(reward_name(log))
+
+    def training(step: int) -> float:
+        return next((window.mean for window in reversed(windows) if window.first <= step), windows[0].mean)
+
+    return [(step, training(step) - value) for step, value in log.looks_at("reward_mean")]
 
 
 def forgetting(log: RunLog) -> Evidence | None:
@@ -134,10 +146,10 @@ def forgetting(log: RunLog) -> Evidence | None:
     if worst is None:
         return None
     p, step, solved, gained, lost = worst
-    text = (
-        f"of {solved} held-out prompts solved after step {step}, {len(lost)} are lost; {gained} were gained (p {p:.1g})"
-    )
-    return Evidence(Level.SICK, text, step, values={"lost": len(lost), "p": p}, prompts=tuple(lost[:4]))
+    before, after = (looked((one, 0.0)).steps for one in (step, steps[-1]))
+    text = f"of {solved} held-out prompts solved ({before}), {len(lost)} are lost ({after}); {gained} were gained"
+    seen = f"{text} (p {p:.1g})"
+    return Evidence(Level.SICK, seen, step + 1, values={"lost": len(lost), "p": p}, prompts=tuple(lost[:4]))
 
 
 def noisy_verifier(log: RunLog) -> Evidence | None:
@@ -153,7 +165,7 @@ def without_signal(log: RunLog) -> Evidence | None:
     own, other = _gain(log), _gain(log.control)
     if own is None or other is None or own.gain <= 0 or other.gain < 0.5 * own.gain or other.z < 2:
         return None
-    text = f"the control with shuffled rewards gained {other.gain:+.3g}, the run itself {own.gain:+.3g}"
+    text = f"with shuffled rewards the control went {other.seen()}, the run itself {own.seen()}"
     return Evidence(Level.SICK, text, None, values={"own": own.gain, "control": other.gain})
 
 
@@ -166,7 +178,7 @@ def not_shown(log: RunLog) -> Evidence | None:
     change = accuracy_change(log)
     if change is None or log.summary.get("status") != "completed":
         return None
-    text = f"accuracy went from {percent(change.first)} to {percent(change.last)} on {num_prompts(log)} prompts"
+    text = f"accuracy went {change.seen(percent)} on {num_prompts(log)} prompts"
     if abs(change.z) < 1.96:
         return Evidence(Level.NOTE, f"{text}: the interval of the gain holds 0", None, values={"z": change.z})
     if num_prompts(log) < FEW_HELD_OUT and abs(change.z) < 3.3:
@@ -181,10 +193,8 @@ def got_worse(log: RunLog) -> Evidence | None:
     if change is not None and change.z < -3:
         looks = log.looks_at("accuracy")
         best = max(looks, key=lambda one: one[1])
-        text = (
-            f"held-out accuracy fell from {percent(change.first)} to {percent(change.last)}, best after step {best[0]}"
-        )
-        return Evidence(Level.SICK, text, best[0], values={"z": change.z})
+        text = f"held-out accuracy fell {change.seen(percent)}, best {looked(best).steps}"
+        return Evidence(Level.SICK, text, best[0] + 1, values={"z": change.z})
     # Else a lasting fall of the training reward. An accuracy of 0 throughout has nothing to lose
     can_fall = change is not None and max(value for _, value in log.looks_at("accuracy")) > 0
     if can_fall or has_curriculum(log):
@@ -196,4 +206,4 @@ def got_worse(log: RunLog) -> Evidence | None:
     span = log.lasting(reward_name(log), lambda window: window.mean < reward.first - 3 * reward.error)
     if span is None:
         return None
-    return evidence_of(Level.SICK, span, f"the reward fell from {reward.first:.3g} to {reward.last:.3g}")
+    return evidence_of(Level.SICK, span, f"the reward fell {reward.seen()}")

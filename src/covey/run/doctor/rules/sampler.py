@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import RunLog
+from covey.run.doctor.log import Part, RunLog
 from covey.run.doctor.measures import mann_kendall, theil_sen, thinned
-from covey.run.doctor.rules.common import above, change_of, evidence_of, percent
+from covey.run.doctor.rules.common import above, change_of, evidence_of, from_to, nats, percent
 
 FAR_TOKEN = 5.0
 """Nats by which one token may differ."""
@@ -62,17 +62,17 @@ def gap_grows(log: RunLog) -> Evidence | None:
     """Find a gap that grows as training goes on."""
     change = change_of(log, "mismatch")
     usual = log.usual("mismatch")
-    if change is None or usual is None or change.last < max(2 * usual, bounds_of(log).floor):
+    if change is None or usual is None or change.last < max(2 * usual.value, bounds_of(log).floor):
         return None
     # What training has changed since a token was sampled grows with the rate and the age alone
     if mann_kendall(thinned(log.values("mismatch"))) >= 0.01:
         return None
-    span = log.lasting("mismatch", lambda window: window.mean > 2 * usual)
+    span = log.lasting("mismatch", lambda window: window.mean > 2 * usual.value)
     if span is None or span.is_over:
         return None
     level = Level.SICK if change.last > 0.1 else Level.WATCH
-    text = f"sampler and trainer differ by {change.last:.3g} nats a token, by {usual:.3g} at first"
-    return evidence_of(level, span, text)
+    went = from_to(usual, change.after, nats)
+    return evidence_of(level, span, f"what sampler and trainer differ by, a token, grew {went}")
 
 
 def old_weights(log: RunLog) -> Evidence | None:
@@ -80,11 +80,13 @@ def old_weights(log: RunLog) -> Evidence | None:
     points = log.known("mismatch")
     if len(points) < 2 * log.width or log.setting("max_staleness", 0):
         return None
-    first, last, floor = points[0][1], log.windows("mismatch")[-1].mean, bounds_of(log).floor
+    window, floor = log.windows("mismatch")[-1], bounds_of(log).floor
+    first, last = points[0][1], window.mean
     values = thinned([value for _, value in points])
     if first > floor or last < 5 * max(floor, first) or theil_sen(values) <= 0 or mann_kendall(values) > 0.05:
         return None
-    text = f"engine and trainer agreed in the first step ({first:.1g} nats) and are {last:.3g} nats apart now"
+    went = from_to(Part(first, points[0][0], points[0][0]), window.part, nats)
+    text = f"engine and trainer agreed in the first step, and what they differ by grew {went}"
     return Evidence(Level.SICK, text, points[1][0], values={"first": first, "last": last})
 
 

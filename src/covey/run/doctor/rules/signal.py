@@ -73,7 +73,7 @@ def duplicates(log: RunLog) -> Evidence | None:
     watch while it gets better.
     """
     lengths = log.usual("completion_length_mean")
-    if lengths is None or lengths <= LONG_ANSWER:
+    if lengths is None or lengths.value <= LONG_ANSWER:
         return None
     span = log.lasting("unique_fraction", lambda window: window.mean < 0.25)
     if span is None:
@@ -90,7 +90,7 @@ def few_carry(log: RunLog) -> Evidence | None:
     rollouts = log.usual("num_rollouts_trained")
     silent = log.windows("zero_std_fraction")
     # One of few is no hundredth, and of one group with a signal the best answer always holds much
-    if (rollouts is not None and rollouts < 32) or (silent and silent[-1].mean > NO_SIGNAL_WATCH):
+    if (rollouts is not None and rollouts.value < 32) or (silent and silent[-1].mean > NO_SIGNAL_WATCH):
         return None
     text = "the hundredth of the answers with the largest advantages holds {} of their sum"
     return above(log, "advantage_top_share", *TOP_SHARES, lambda span: text.format(percent(span.mean)))

@@ -5,7 +5,7 @@ import math
 from covey.run.doctor.finding import Evidence, Level
 from covey.run.doctor.log import RunLog
 from covey.run.doctor.measures import mann_kendall, theil_sen, thinned
-from covey.run.doctor.rules.common import above, evidence_of, percent
+from covey.run.doctor.rules.common import above, evidence_of, from_to, percent
 
 TOOL_ERRORS = ("tools/failure_frequency", "tool_error_fraction", "tool_errors")
 """How logs call the share of tool calls that failed."""
@@ -61,11 +61,10 @@ def turns_go_wrong(log: RunLog) -> Evidence | None:
         if found is not None:
             return found
     for name in [name for name in log.columns if name.endswith(TURNS)]:
-        span = log.lasting(name, lambda window: window.mean < 1.2)
-        if span is not None and (log.usual(name) or 0) > 1.5:
-            return evidence_of(
-                Level.WATCH, span, f"conversations have {span.mean:.2g} turns, {log.usual(name):.2g} at first"
-            )
+        span, usual = log.lasting(name, lambda window: window.mean < 1.2), log.usual(name)
+        if span is not None and usual is not None and usual.value > 1.5:
+            went = from_to(usual, span.windows[-1].part)
+            return evidence_of(Level.WATCH, span, f"the turns of a conversation fell {went}")
     return None
 
 
@@ -82,14 +81,19 @@ def slower(log: RunLog) -> Evidence | None:
     windows, usual = costs.windows("cost"), costs.usual("cost")
     values = thinned([window.mean for window in windows])
     slope, p = theil_sen(values), mann_kendall(values)
-    if usual is None or slope <= 0 or p > 0.001 or windows[-1].mean < 1.5 * usual:
+    if usual is None or slope <= 0 or p > 0.001 or windows[-1].mean < 1.5 * usual.value:
         return None
     # Find since when, if it still lasts
-    span = costs.lasting("cost", lambda window: window.mean > 1.2 * usual)
+    span = costs.lasting("cost", lambda window: window.mean > 1.2 * usual.value)
     if span is None or span.is_over:
         return None
-    text = f"a token takes {windows[-1].mean / usual:.2g} times as long as at first, more with every window"
-    return evidence_of(Level.WATCH, span, text, p=p)
+    went = from_to(usual, windows[-1].part, _milliseconds)
+    times = f"{windows[-1].mean / usual.value:.2g} times as long"
+    return evidence_of(Level.WATCH, span, f"a token takes {times}, more with every window: {went}", p=p)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
 
 
 def numbers_break(log: RunLog) -> Evidence | None:
@@ -116,5 +120,6 @@ def numbers_break(log: RunLog) -> Evidence | None:
 def ended_early(log: RunLog) -> Evidence | None:
     """Find a run that failed."""
     if log.error is not None and log.summary.get("status") == "failed":
-        return Evidence(Level.SICK, f"the run ended early: {log.error[:200]}", log.steps[-1] if log.steps else None)
+        where = f"after step {log.steps[-1]}" if log.steps else "before the first step was done"
+        return Evidence(Level.SICK, f"the run ended {where}: {log.error[:200]}", None)
     return None
