@@ -57,7 +57,7 @@ def test_every_training_ends_with_a_report_of_one_file(finished: Path) -> None:
     page = finished / "report.html"
     assert page.stat().st_size < 3_000_000
     (run,) = data_of(page)["runs"]
-    assert [curve["name"] for curve in run["curves"]][:2] == ["reward", "accuracy"]
+    assert [curve["name"] for curve in run["curves"]][:2] == ["accuracy", "reward"]
     assert {trace["step"] for trace in run["traces"]} == {1, 2, 3, 4}
     assert run["histograms"]["reward"][0]["step"] == 1
     text = page.read_text(encoding="utf-8")
@@ -216,6 +216,8 @@ def test_a_curve_is_read_in_words() -> None:
     assert reading([4.0] * 10 + [1.0] * 10) == "fell by 75 %: 4 to 1"
     assert reading([2440.0] * 10 + [1230.0] * 10) == "fell by 50 %: 2,440 to 1,230"
     assert reading([]) == "nothing was measured"
+    assert reading([0.25]) == "measured once: 0.25"
+    assert reading([3.64] * 10 + [3.63] * 10) == "hardly moved: 3.64 to 3.63"
 
 
 def test_rows_are_left_out_evenly_and_both_ends_stay() -> None:

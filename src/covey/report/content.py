@@ -3,14 +3,13 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config
-from covey.report.curves import curves_of, phases_of, prompts_of, short
+from covey.report.curves import curves_of, phases_of, prompts_of, short, span_of
 from covey.report.environments import environment_of
 from covey.report.health import doctor_page
-from covey.report.read import Row, RunFiles, cut, flat
+from covey.report.origins import command_of, plain, settings_page
+from covey.report.read import Row, RunFiles, cut
 from covey.run.planner.kept import against, kept_plan
 from covey.run.records.summary import paired_accuracy_gain, paired_mean_gain
 from covey.system.text.format import duration, memory
@@ -38,13 +37,14 @@ def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
         "facts": _facts(run),
         "doctor": doctor_page(run),
         "curves": curves_of(run),
+        "span": span_of(run),
         "histograms": _histograms(run.updates),
         "groups": thinned(_groups(run.updates), GROUP_BYTES // shares),
         "traces": thinned([_trace(row) for row in run.traces], TRACE_BYTES // shares),
         "pairs": pairs_of(run, PAIR_BYTES // shares),
         "phases": [(phase, short(seconds), short(share)) for phase, seconds, share in phases_of(run.summary or {})],
         "planned": planned(run),
-        "settings": _settings(run.settings),
+        "settings": settings_page(run),
         "versions": {key: str(value) for key, value in run.versions.items()},
         "environment": environment_of(run),
     }
@@ -111,7 +111,9 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
     settings, summary = run.settings, run.summary or {}
     sizes = f"{settings.get('groups_per_step')} × {settings.get('group_size')} answers a step"
     # Settings of the run
+    recipe = command_of(run.versions).recipe
     found = [
+        *([("recipe", recipe)] if recipe else []),
         ("task", f"{settings.get('environment.name')}"),
         ("policy", f"{settings.get('model.name')}" + (", LoRA" if settings.get("model.lora_rank") else "")),
         ("algorithm", f"{settings.get('algorithm.advantage')}, {settings.get('algorithm.loss')}"),
@@ -124,24 +126,6 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         found.append(("tokens", f"{summary.get('tokens', 0):,}, {summary.get('tokens_per_second', 0):,.0f} a second"))
         found.append(("memory", f"{memory(summary.get('peak_memory_bytes', 0))} at peak"))
     return found
-
-
-def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (name, value, default) of every setting, those that differ first."""
-    default = _defaults(str(settings.get("environment.name")))
-    rows = [(name, _plain(value), _plain(default.get(name))) for name, value in settings.items()]
-    return sorted(rows, key=lambda row: row[1] == row[2])
-
-
-def _defaults(environment: str) -> dict[str, Any]:
-    config = Config()
-    if environment in ENVIRONMENT_SETTINGS:
-        config.environment = ENVIRONMENT_SETTINGS[environment]()
-    return flat(asdict(config))
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 # ------------------------------------------------------------------------------------------------ groups and tokens
@@ -173,7 +157,7 @@ def _trace(row: Row) -> Row:
         "reason": row.get("reason"),
         "id": row.get("prompt_id"),
         "prompt": cut(row.get("prompt")),
-        "columns": {name: cut(_plain(value), 600) for name, value in (row.get("columns") or {}).items()},
+        "columns": {name: cut(plain(value), 600) for name, value in (row.get("columns") or {}).items()},
         "dropped": row.get("dropped"),
         "failures": row.get("failures") or [],
         "rollouts": [_rollout(one) for one in row.get("rollouts") or []],
@@ -195,7 +179,7 @@ def _rollout(one: Row) -> Row:
         "text": cut(one.get("completion")),
         "reward": one.get("reward"),
         "parts": one.get("parts") or {},
-        "extra": {name: cut(_plain(value), 600) for name, value in (one.get("extra") or {}).items()},
+        "extra": {name: cut(plain(value), 600) for name, value in (one.get("extra") or {}).items()},
         "advantage": one.get("advantage"),
         "finish": one.get("finish_reason"),
         "stop": one.get("stop_reason"),
@@ -213,7 +197,7 @@ def _turn(turn: Row) -> Row:
     own = {"num": turn.get("num_tokens"), "reward": turn.get("reward"), "void": bool(turn.get("is_void"))}
     return own | {
         "state": cut(turn.get("state"), 200),
-        "info": cut(_plain(turn["info"]), 300) if "info" in turn else "",
+        "info": cut(plain(turn["info"]), 300) if "info" in turn else "",
     }
 
 
@@ -271,7 +255,7 @@ def _pair(before: Row, after: Row) -> Row:
         "kind": kinds.get((bool(before.get("correct")), bool(after.get("correct"))), "stayed wrong"),
         "id": after["prompt_id"],
         "prompt": cut(after.get("prompt"), 1500),
-        "columns": {name: cut(_plain(value), 300) for name, value in (after.get("columns") or {}).items()},
+        "columns": {name: cut(plain(value), 300) for name, value in (after.get("columns") or {}).items()},
         "before": {"text": cut(before.get("completion"), 1500), "reward": before.get("reward")},
         "after": {"text": cut(after.get("completion"), 1500), "reward": after.get("reward")},
     }
@@ -283,7 +267,7 @@ def _pair(before: Row, after: Row) -> Row:
 def comparison(runs: Sequence[RunFiles]) -> dict[str, Any]:
     """Compare every run with the first: the settings that differ, and the last evaluations prompt by prompt."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
-    values = [(name, [_plain(run.settings.get(name)) for run in runs]) for name in names]
+    values = [(name, [plain(run.settings.get(name)) for run in runs]) for name in names]
     ends = [_last_answers(run) for run in runs]
     return {
         "settings": [(name, of) for name, of in values if len(set(of)) > 1],

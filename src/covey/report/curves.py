@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from covey.report.bands import Band, mean_band, moving_bands, share_band, window
+from covey.report.bands import Band, inside, mean_band, moving_bands, moving_shares, share_band, window
 from covey.report.read import Row, RunFiles
+from covey.run.doctor.rules.reward import OWN_PARTS
 from covey.system.text.format import four_digits, three_digits
 
 MAX_POINTS = 600
@@ -26,38 +27,67 @@ class Plot:
     only_if_varied: bool = False
     """Left out where it never changes."""
     is_log: bool = False
+    trials: str = ""
+    """The metric that counts what a share is of, where these are independent of each other."""
+    least: float | None = None
+    """What it cannot be below; shares lie between 0 and 1."""
 
 
 PLOTS = (
-    Plot("entropy", "entropy, nats"),
-    Plot("completion_length_mean", "length, tokens"),
-    Plot("zero_std_fraction", "groups without signal"),
+    # What is learnt, from how much
+    Plot("zero_std_fraction", "groups without signal", trials="num_groups"),
+    Plot("completion_length_mean", "length, tokens", least=0.0),
     Plot("truncated_fraction", "cut by the token limit", only_if_varied=True),
-    Plot("grad_norm", "gradient norm"),
+    # How far the policy moves
+    Plot("entropy", "entropy, nats", least=0.0),
     Plot("kl", "KL to the reference, nats"),
     Plot("approx_kl", "KL of the updates, nats", only_if_varied=True),
-    Plot("clip_fraction", "clipped tokens", only_if_varied=True),
-    Plot("mismatch", "mismatch of sampler and trainer, nats", is_log=True),
+    # Whether what is sampled is what is trained
+    Plot("mismatch", "mismatch of sampler and trainer, nats", is_log=True, least=0.0),
     Plot("ess_fraction", "effective sample size", only_if_varied=True),
-    Plot("staleness/mean", "staleness, versions", only_if_varied=True),
-    Plot("unscored_fraction", "not scored", only_if_varied=True),
-    Plot("skipped", "skipped updates", only_if_varied=True),
+    Plot("staleness/mean", "staleness, versions", only_if_varied=True, least=0.0),
+    # The update
+    Plot("clip_fraction", "clipped tokens", only_if_varied=True),
+    Plot("grad_norm", "gradient norm", least=0.0),
     Plot("loss", "loss"),
-    Plot("learning_rate", "learning rate", only_if_varied=True),
-    Plot("seconds", "seconds a step"),
-    Plot("tokens_per_second", "tokens a second"),
+    Plot("learning_rate", "learning rate", only_if_varied=True, least=0.0),
+    Plot("skipped", "skipped updates", only_if_varied=True, least=0.0),
+    Plot("unscored_fraction", "not scored", only_if_varied=True),
+)
+TIMES = (
+    Plot("seconds", "seconds a step", least=0.0),
+    Plot("tokens_per_second", "tokens a second", least=0.0),
 )
 MEASURED_BY_EVALUATIONS = "accuracy"
 
 
 def curves_of(run: RunFiles) -> list[dict[str, Any]]:
-    """Return what is drawn, in order: reward and accuracy first."""
-    found = [curve for curve in (_reward(run), _accuracy(run)) if curve]
-    plots = list(PLOTS)
-    parts = [name for name in _names(run.steps) if name.startswith("reward/")]
-    plots += [Plot(name, f"reward, part {name[7:]}") for name in (parts if len(parts) > 1 else [])]
-    plots += [Plot(name, name, only_if_varied=True) for name in _names(run.steps) if name.startswith("environment/")]
-    return found + [curve for plot in plots if (curve := _metric(run.steps, plot))]
+    """Return what is drawn, in the order of what tells the truth first: evaluations, rewards, then means, then time."""
+    first = [curve for curve in (_accuracy(run), _reward(run)) if curve]
+    names = _names(run.steps)
+    # Parts of the reward, the task's own before the form, then what the environment says is right
+    parts = [name for name in names if name.startswith("reward/")]
+    plots = [Plot(name, f"reward, part {name[7:]}") for name in sorted(parts, key=_is_form)] if len(parts) > 1 else []
+    others = [Plot(name, name, only_if_varied=True) for name in names if name.startswith("environment/")]
+    plots += [plot for plot in others if not _is_form(plot.metric)]
+    plots += [*PLOTS, *(plot for plot in others if _is_form(plot.metric)), *TIMES]
+    return first + [curve for plot in plots if (curve := _metric(run.steps, plot))]
+
+
+def _is_form(name: str) -> bool:
+    """Tell whether a metric is about something else than being right."""
+    return not any(word in name.rpartition("/")[2].lower() for word in OWN_PARTS)
+
+
+def span_of(run: RunFiles) -> tuple[int, int]:
+    """Return the first step and the last that a curve of the run may have, apart from each other.
+
+    A run that was only looked at before its first step has the steps that it was to have.
+    """
+    steps = [row["step"] for row in (*run.steps, *run.looks)]
+    first, last = min(steps, default=0), max(steps, default=0)
+    wanted = run.settings.get("num_steps")
+    return first, last if last > first else first + max(1, wanted if isinstance(wanted, int) else 1)
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -83,6 +113,7 @@ def _reward(run: RunFiles) -> dict[str, Any] | None:
         drawn = [Band(value, band.low, band.high) for value, band in zip(values, bands, strict=True) if band]
     else:
         about, drawn = _moving(values)
+    drawn = [inside(band, *_range_of(values)) for band in drawn]
     return _curve("reward", "reward of training", steps, values, drawn) | {"about": about}
 
 
@@ -122,8 +153,26 @@ def _metric(rows: Sequence[Row], plot: Plot) -> dict[str, Any] | None:
     if not known or (plot.only_if_varied and max(known) - min(known) <= FLAT * max(map(abs, known))):
         return None
     about, bands = _moving(values)
-    log = {"log": True} if plot.is_log and min(known) > 0 else {}
-    return _curve(plot.metric, plot.title, [step for step, _ in found], values, bands) | {"about": about} | log
+    # Shares of what is counted have Wilson's interval, and no band leaves what a number can be
+    counts = [number(row.get(plot.trials)) for row in rows if plot.metric in row] if plot.trials else []
+    if counts and None not in counts:
+        about = f"mean of {window(len(values))} steps and its 95 %, Wilson"
+        bands = moving_shares(values, [count or 0.0 for count in counts], window(len(values)))
+    is_log = plot.is_log and min(known) > 0
+    low, high = _range_of(values) if _may_be_share(plot.metric) else (plot.least, None)
+    bands = [inside(band, min(known) if is_log else low, high) for band in bands]
+    curve = _curve(plot.metric, plot.title, [step for step, _ in found], values, bands) | {"about": about}
+    return curve | ({"log": True} if is_log else {})
+
+
+def _may_be_share(metric: str) -> bool:
+    return metric.startswith(("reward/", "environment/")) or metric.endswith(("_fraction", "_frequency", "accuracy"))
+
+
+def _range_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Return 0 and 1 where all values lie between these, as shares and most rewards do, else no bounds."""
+    known = [value for value in values if value is not None]
+    return (0.0, 1.0) if known and min(known) >= 0 and max(known) <= 1 else (None, None)
 
 
 def _moving(values: Sequence[float | None]) -> tuple[str, list[Band]]:
@@ -171,12 +220,16 @@ def reading(values: Sequence[float]) -> str:
     """
     if not values:
         return "nothing was measured"
+    if len(values) == 1:
+        return f"measured once: {three_digits(values[0])}"
     # Compare the first tenth with the last
     ends = max(1, len(values) // 10)
     first, last = fmean(values[:ends]), fmean(values[-ends:])
     shown = f"{three_digits(first)} to {three_digits(last)}"
     if three_digits(first) == three_digits(last):
         return f"stayed at {three_digits(last)}"
+    if first and abs(last / first - 1) < 0.005:  # would be 0 %
+        return f"hardly moved: {shown}"
     way = "rose" if last > first else "fell"
     # Percentages are undefined at 0 and across it
     if first == 0 or first * last < 0:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.report.curves import curves_of
+from covey.report.curves import curves_of, span_of
 from covey.report.read import RunFiles
 
 STYLES = ("-", "--", ":", "-.")
@@ -20,6 +20,7 @@ def draw_curves(runs: Sequence[RunFiles], names: Sequence[str], folder: Path) ->
     # Collect the curves of each run by name
     folder.mkdir(parents=True, exist_ok=True)
     curves = [{curve["name"]: curve for curve in curves_of(run)} for run in runs]
+    spans = [span_of(run) for run in runs]
     found = []
     for name in dict.fromkeys(name for of_run in curves for name in of_run):
         # Draw a figure for each curve, with a line for each run
@@ -33,6 +34,7 @@ def draw_curves(runs: Sequence[RunFiles], names: Sequence[str], folder: Path) ->
         first = next(of_run[name] for of_run in curves if name in of_run)
         axes.set_title(first["title"], loc="left", fontsize=10)
         axes.set_xlabel("step")
+        axes.set_xlim(min(first for first, _ in spans) - 0.5, max(last for _, last in spans) + 0.5)
         if len(runs) > 1:
             axes.legend(fontsize=8, frameon=False)
         path = folder / f"{name.replace('/', '_')}.png"

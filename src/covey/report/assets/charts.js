@@ -16,7 +16,7 @@ function names(runs) {
 
 // Small multiples of all curves that the runs have; several runs lie in the same axes.
 function curvesOf(runs) {
-  const grid = h("div", { class: "grid" });
+  const grid = h("div", { class: "grid" }), span = [Math.min(...runs.map((run) => run.span[0])), Math.max(...runs.map((run) => run.span[1]))];
   const places = [];
   for (const [name, first] of names(runs)) {
     const of = runs.map((run) => run.curves.find((curve) => curve.name === name));
@@ -24,7 +24,7 @@ function curvesOf(runs) {
     const now = h("span", { class: "now" }, first.about);
     const plot = h("div", { role: "img", "aria-label": first.title + ": " + of.map((c) => c && c.reading).join("; ") });
     grid.append(h("figure", {}, h("figcaption", {}, h("b", {}, first.title), readings, now), plot));
-    places.push(() => drawCurve(plot, now, of, first));
+    places.push(() => drawCurve(plot, now, of, first, span));
   }
   requestAnimationFrame(() => places.forEach((draw) => draw()));
   return grid;
@@ -39,7 +39,20 @@ function roomy(u, low, high) {
   return uPlot.rangeNum(low, high, .1, true);
 }
 
-function drawCurve(place, now, of, first) {
+// Decades around what is drawn, and at most six of them as ticks: the lines between would be a smear.
+function decades(u, low, high) {
+  const end = (value, round) => round(Math.log10(value) + (round === Math.ceil ? -1e-9 : 1e-9));
+  if (low === null || high === null || low <= 0) return [.1, 1];
+  const from = end(low, Math.floor), to = Math.max(from + 1, end(high, Math.ceil));
+  return [10 ** from, 10 ** to];
+}
+
+function decadeTicks(u, axis, low, high) {
+  const from = Math.round(Math.log10(low)), to = Math.round(Math.log10(high)), by = Math.ceil((to - from) / 5);
+  return Array.from({ length: Math.floor((to - from) / by) + 1 }, (_, k) => Number("1e" + (from + k * by)));
+}
+
+function drawCurve(place, now, of, first, span) {
   if (!place.isConnected) return;
   const series = [{}], bands = [], tables = [];
   of.forEach((curve, k) => {
@@ -55,8 +68,8 @@ function drawCurve(place, now, of, first) {
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   const options = {
     width: Math.max(240, place.clientWidth), height: 170, series, bands, legend: { show: false },
-    scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: first.log ? { distr: 3 } : { range: roomy } },
-    axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : shown(t))) }],
+    scales: { x: { time: false, range: () => span }, y: first.log ? { distr: 3, range: decades } : { range: roomy } },
+    axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : first.log ? t.toExponential(0) : shown(t))), ...(first.log ? { splits: decadeTicks, filter: (u, ticks) => ticks } : {}) }],
     cursor: { sync: { key: "steps", setSeries: false }, y: false, points: { show: false } },
     hooks: { setCursor: [(u) => {
       const at = u.cursor.idx;

@@ -24,17 +24,18 @@ function doctorPage(run) {
   return h("div", {}, h("p", { class: "verdict" }, line), h("p", { class: "soft" }, about), findings.filter((one) => one.cause === null).map((one) => findingOf(one, findings)));
 }
 
-const KIND_NAMES = { all: "all", lost: "lost", gained: "gained", "stayed wrong": "stayed wrong", "stayed right": "stayed right" };
+const KIND_NAMES = { all: "all", gained: "gained", lost: "lost", "stayed right": "stayed right", "stayed wrong": "stayed wrong" };
 const TAGS = { lost: "✗ lost", gained: "✓ gained", "stayed wrong": "– wrong", "stayed right": "= right" };
 
 function pairsPage(run) {
   const pairs = run.pairs;
   if (!pairs.rows.length) return h("p", {}, "There are no two evaluations of the same prompts to compare.");
   const rows = pairs.rows.filter((row) => state.kind === "all" || row.kind === state.kind);
-  const counts = Object.entries(pairs.counts).map(([kind, count]) => kind + " " + count).join(" · ");
-  const total = Object.values(pairs.counts).reduce((a, b) => a + b, 0);
-  return h("div", {}, h("p", {}, "The same prompts, answered greedily before step 1 and after step " + pairs.steps[1] + ": " + counts + ". " + (total > pairs.rows.length ? pairs.rows.length + " of " + total + " are on this page." : "")),
-    h("div", { class: "bar" }, buttons("show", Object.entries(KIND_NAMES), state.kind, (kind) => set({ kind }))),
+  const total = Object.values(pairs.counts).reduce((a, b) => a + b, 0), counts = { all: total, ...pairs.counts };
+  const kinds = Object.entries(KIND_NAMES).map(([kind, name]) => [kind, name + " " + (counts[kind] || 0)]);
+  return h("div", {}, h("p", {}, "The same prompts, answered greedily " + (pairs.steps[0] ? "after step " + pairs.steps[0] : "before the first step") + " and after step " + pairs.steps[1] + ". " + (total > pairs.rows.length ? pairs.rows.length + " of " + total + " are on this page." : "")),
+    h("div", { class: "bar" }, buttons("show", kinds, state.kind, (kind) => set({ kind }))),
+    rows.length ? null : h("p", { class: "soft" }, "There are none."),
     h("div", { class: "pairs" }, rows.slice(0, 200).map((row) => h("div", { class: "pair" },
       h("div", {}, h("span", { class: "tag " + (row.kind === "lost" ? "lost" : row.kind === "gained" ? "shown" : "soft") }, TAGS[row.kind]), h("h4", {}, row.id)),
       h("div", {}, h("h4", {}, "prompt"), h("div", { class: "text" }, written(row.prompt)), h("h4", {}, Object.entries(row.columns).map(([name, v]) => name + ": " + v.slice(0, 120)).join(" · "))),
@@ -87,11 +88,28 @@ function plannedTable(planned) {
       h("tbody", {}, planned.rows.map(([name, plan, taken]) => h("tr", {}, h("td", {}, name), h("td", { class: "number" }, shown(plan)), h("td", { class: "number" }, shown(taken)), h("td", { class: "number" }, part(plan, taken))))))));
 }
 
+// A dotted name, which may be broken after a dot or a dash below where a table is narrow.
+function dotted(name) {
+  return name.split(/(?<=[._])/).flatMap((part) => [part, h("wbr", {})]);
+}
+
+// What was typed first, then what the recipe chose, what covey fitted to both, and in a fold what is as by default.
 function settingsPage(run) {
   const table = (rows, heads) => h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((t) => h("th", {}, t)))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map((v) => h("td", {}, v)))))));
-  const own = run.settings.filter(([, v, d]) => v !== d), rest = run.settings.filter(([, v, d]) => v === d);
-  return h("div", {}, h("h2", {}, own.length + " settings differ from their defaults"), table(own, ["setting", "value", "default"]),
-    h("details", {}, h("summary", {}, rest.length + " settings are as by default"), table(rest.map(([n, v]) => [n, v]), ["setting", "value"])),
+  const { recipe, presets, file, rows } = run.settings, of = (origin) => rows.filter((row) => row[4] === origin);
+  const base = [recipe ? "recipe " + recipe : "", ...presets].filter(Boolean).join(", "), known = base || (recipe === "" && of("own").length);
+  const own = of("own"), chosen = of("recipe"), fitted = of("fitted"), rest = of("default");
+  const section = (list, title, about, heads, pick) => (list.length ? [h("h2", {}, title), about ? h("p", { class: "soft" }, about) : null, table(list.map(pick), heads)] : null);
+  const yours = (name) => [h("span", { class: "state own" }, "own"), dotted(name)];
+  return h("div", {}, file ? h("p", {}, "The run began with the settings of " + file + ".") : null,
+    known && !own.length ? h("h2", {}, "No setting differs from " + (base || "the defaults") + " by the user's own choice") : null,
+    section(own, own.length + (own.length === 1 ? " setting is" : " settings are") + " the user's own", "Typed for this run" + (base ? ", and other than " + base + " has them." : "."), base ? ["setting", "value", "recipe", "default"] : ["setting", "value", "default"],
+      ([name, value, d, b]) => (base ? [yours(name), value, b, d] : [yours(name), value, d])),
+    section(chosen, chosen.length + (chosen.length === 1 ? " setting comes" : " settings come") + " from " + base, "", ["setting", "value", "default"], ([name, value, d]) => [dotted(name), value, d]),
+    section(fitted, fitted.length + (fitted.length === 1 ? " setting differs" : " settings differ") + " from " + (base || "the defaults") + (known ? " without having been typed" : ""),
+      known ? "A file, a program, or what gives way to other settings: covey.log says which." : "", base ? ["setting", "value", "recipe", "default"] : ["setting", "value", "default"],
+      ([name, value, d, b]) => (base ? [dotted(name), value, b, d] : [dotted(name), value, d])),
+    h("details", {}, h("summary", {}, rest.length + " settings are as by default"), table(rest.map(([n, v]) => [dotted(n), v]), ["setting", "value"])),
     h("h2", {}, "Versions"), table(Object.entries(run.versions), ["what", "version"]));
 }
 

@@ -45,6 +45,8 @@ function draw(changes) {
   stopMachines();
   head();
   document.getElementById("tabs").replaceChildren(...all.map(([name, title]) => h("button", { type: "button", role: "tab", id: "tab-" + name, "aria-selected": String(name === chosen[0]), tabindex: name === chosen[0] ? 0 : -1, onclick: () => set({ tab: name }) }, title)));
+  const tab = document.getElementById("tab-" + chosen[0]), bar = tab.parentElement;
+  bar.scrollLeft = Math.max(0, tab.offsetLeft + tab.offsetWidth - bar.offsetLeft - bar.clientWidth + 16);
   const page = document.getElementById("page");
   page.setAttribute("role", "tabpanel");
   page.setAttribute("aria-labelledby", "tab-" + chosen[0]);

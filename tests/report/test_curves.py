@@ -1,0 +1,86 @@
+"""Curves come in the order of what tells the truth first, over the steps of the run, in bands that can be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.report.bands import Band, inside, moving_shares, share_band
+from covey.report.curves import curves_of, span_of
+from covey.report.read import RunFiles
+
+STEPS = range(1, 31)
+
+
+def run_of(looks: tuple[int, ...] = (0, 30), **columns: Any) -> RunFiles:
+    """A run of 30 steps with the columns, functions of the step."""
+    steps = [{"step": n, **{name.replace("__", "/"): of(n) for name, of in columns.items()}} for n in STEPS]
+    rows = [{"step": step, "kind": "evaluate", "accuracy": 0.5} for step in looks]
+    return RunFiles(Path("run"), {"num_steps": 30}, steps=steps, looks=rows, summary={"before": {"num_prompts": 8}})
+
+
+def test_what_tells_the_truth_comes_first_and_time_last() -> None:
+    names = (
+        *("seconds", "grad_norm", "mismatch", "kl", "entropy", "completion_length_mean", "environment__cost"),
+        *("environment__pool/solved", "reward__form", "reward__correct", "sampled_reward_mean", "tokens_per_second"),
+    )
+    run = run_of(**{name: lambda step: step / 100 for name in names})
+    assert [curve["name"] for curve in curves_of(run)] == [
+        *("accuracy", "reward", "reward/correct", "reward/form", "environment/pool/solved"),
+        *("completion_length_mean", "entropy", "kl", "mismatch", "grad_norm", "environment/cost"),
+        *("seconds", "tokens_per_second"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["truncated_fraction", "reward__form", "unscored_fraction", "environment__solved"])
+@pytest.mark.parametrize("common", [0.0, 1.0])
+def test_no_band_of_a_share_leaves_0_to_1(name: str, common: float) -> None:
+    other = {"reward__correct": lambda step: 0.5}
+    run = run_of(**other | {name: lambda step: abs(common - 0.3) if step % 7 == 0 else common})
+    curve = next(one for one in curves_of(run) if one["name"] == name.replace("__", "/"))
+    bounds = [value for value in (*curve["low"], *curve["high"]) if value is not None]
+    assert 0 <= min(bounds) < max(bounds) <= 1
+    assert (0.0 if common == 0 else 1.0) in bounds  # the interval would have gone on
+
+
+def test_the_band_of_a_reward_between_0_and_1_stays_there_and_others_go_on() -> None:
+    def bounds(scale: float) -> list[float]:
+        run = run_of(sampled_reward_mean=lambda step: scale * (step % 9 == 0))
+        curve = next(one for one in curves_of(run) if one["name"] == "reward")
+        return [value for value in (*curve["low"], *curve["high"]) if value is not None]
+
+    assert min(bounds(1.0)) == 0
+    assert min(bounds(2.0)) < 0
+
+
+def test_groups_without_signal_have_wilsons_interval_over_the_groups_of_the_steps() -> None:
+    run = run_of(zero_std_fraction=lambda step: 0.25, num_groups=lambda step: 8)
+    curve = next(one for one in curves_of(run) if one["name"] == "zero_std_fraction")
+    low, high = share_band(10, 40)[1:]
+    assert (curve["low"][10], curve["high"][10]) == pytest.approx((low, high), abs=1e-4)
+    assert "Wilson" in curve["about"]
+    assert moving_shares([0.5, None, 1.0], [2, 2, 4], 3)[1] == share_band(5, 6)
+
+
+def test_a_band_on_a_log_axis_ends_at_the_smallest_number_drawn() -> None:
+    run = run_of(mismatch=lambda step: 1e-6 if step % 5 else 1e-3)
+    curve = next(one for one in curves_of(run) if one["name"] == "mismatch")
+    assert curve["log"] is True
+    assert min(value for value in curve["low"] if value is not None) == 1e-6
+
+
+def test_an_interval_is_cut_on_both_sides_and_nothing_stays_nothing() -> None:
+    assert inside(Band(0.5, -1.0, 2.0), 0.0, 1.0) == Band(0.5, 0.0, 1.0)
+    assert inside(Band(None, None, None), 0.0, 1.0) == Band(None, None, None)
+    assert inside(Band(5.0, -1.0, 9.0), None, None) == Band(5.0, -1.0, 9.0)
+
+
+@pytest.mark.parametrize(("looks", "span"), [((0,), (0, 30)), ((30,), (1, 30)), ((0, 40), (0, 40)), ((), (1, 30))])
+def test_the_axis_of_steps_covers_the_run_whatever_was_looked_at(looks: tuple[int, ...], span: tuple[int, int]) -> None:
+    assert span_of(run_of(looks, entropy=lambda step: 0.5)) == span
+
+
+def test_a_run_without_a_step_has_the_axis_of_the_steps_it_was_to_have() -> None:
+    before = RunFiles(Path("run"), {"num_steps": 60}, looks=[{"step": 0, "accuracy": 0.5}])
+    assert span_of(before) == (0, 60)
+    assert span_of(RunFiles(Path("run"))) == (0, 1)
