@@ -44,11 +44,14 @@ ROWS = (
 )
 RAY = ("source=ray", "max_staleness=0", "devices.sampler=1")
 LARGER = (*SUMS, "model.nano_hidden_size=256", "model.nano_num_layers=6")
+LONGER = (*LARGER, "groups_per_step=128")
 CASES: dict[str, tuple[str, ...]] = {
     "local": SUMS,
     "ray": (*SUMS, *RAY),
     "local, larger": LARGER,
     "ray, larger": (*LARGER, *RAY),
+    "local, longer steps": LONGER,
+    "ray, longer steps": (*LONGER, *RAY),
     "local, waiting": ROWS,
     "local, waiting, streaming": (*ROWS, "streaming=true"),
     "ray, waiting": (*ROWS, *RAY),
@@ -57,6 +60,7 @@ CASES: dict[str, tuple[str, ...]] = {
 PAIRS = (
     ("local", "ray"),
     ("local, larger", "ray, larger"),
+    ("local, longer steps", "ray, longer steps"),
     ("local, waiting", "local, waiting, streaming"),
     ("ray, waiting", "ray, waiting, streaming"),
 )
