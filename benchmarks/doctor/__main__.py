@@ -5,7 +5,9 @@ python -m benchmarks.doctor --table              # the table alone, from what is
 """
 
 import argparse
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,11 +55,19 @@ QUIET = ("output.report=false", "output.progress=false", "output.save_every=0")
 
 
 def train(folder: Path, words: Sequence[str]) -> None:
-    """Train into a folder, in a process of its own, unless it has been."""
-    if (folder / "summary.json").is_file():
-        return
+    """Train into a folder, in a process of its own, unless it has been, whole."""
+    if folder.is_dir():
+        if is_whole(folder):
+            return
+        shutil.rmtree(folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words, *QUIET, f"hydra.run.dir={folder}"], env=environment, check=False)
+
+
+def is_whole(folder: Path) -> bool:
+    """Tell whether a run ended by itself: its last step, or what it was made sick by."""
+    summary = folder / "summary.json"
+    return summary.is_file() and json.loads(summary.read_text())["status"] != "interrupted"
 
 
 def words_of(recipe: str, seed: int) -> tuple[str, ...]:

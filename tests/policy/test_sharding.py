@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from covey.cluster.wire import pack, unpack
+from covey.engine.weights import make_weight_set
 from covey.policy import sharding
 from covey.policy.logprobs import Scoring
 from covey.policy.models.loading import load_policy
@@ -45,6 +47,17 @@ def test_moments_are_saved_one_tensor_at_a_time_and_rank_0_alone_keeps_them(tmp_
     assert first["kept"] == everything
     assert second["kept"] == 0
     assert second["peak"] <= 3 * second["largest"] < everything / 3
+
+
+def test_weights_that_were_gathered_to_be_pushed_are_put_away_again(tmp_path: Path) -> None:
+    def work() -> bool:
+        policy, _ = distributed(nano(), None, "fsdp")
+        with sharding.unsharded(policy):
+            packed = pack(make_weight_set(policy, 1, copy=False))
+        pushed = unpack(packed).tensors
+        return all(torch.equal(sharding.whole(own), pushed[name]) for name, own in policy.model.named_parameters())
+
+    assert on_two_ranks(work, tmp_path) == [True, True]
 
 
 def test_a_reference_is_made_of_the_policy_s_shards(tmp_path: Path) -> None:

@@ -34,8 +34,10 @@ def make_weight_set(policy: Policy, version: int, text: Sequence[int] = (), *, c
     """Copy the policy's trained weights as they are now, with a probe that reads `text` too.
 
     Shards must be gathered around it (`sharding.unsharded`). Without `copy`, weights in the host's memory are those
-    of the policy itself: for who is done with them before the policy is trained on.
+    of the policy itself: for who is done with them before the policy is trained on. Gathered ones are copied anyway,
+    since memory that somebody else reads too cannot be given back.
     """
+    copy = copy or policy.sharded
     tensors = {name: tensor.detach().to("cpu", copy=copy) for name, tensor in trained_tensors(policy).items()}
     return WeightSet(version, tensors, digest_of(tensors), make_probe(policy, text))
 

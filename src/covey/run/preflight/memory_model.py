@@ -135,25 +135,24 @@ def optimizer_bytes(name: str, num_weights: int, num_bytes: int) -> int:
 def training_bytes(shape: Shape, load: Workload) -> int:
     """Return the bytes of one micro-batch on top of weights and gradients.
 
-    The fullest moment is after the last layer, when the head computes, or in the backward pass of that layer; where
-    activations are computed again, it may also be the end of the forward pass, when all weights are cast.
+    The fullest moment is when the head computes, or in the backward pass of the last layer, when what is around the
+    head is gone; where activations are computed again, it may also be the end of the forward pass, when all weights
+    are cast.
     """
     tokens = load.micro_batch_tokens
     kept = tokens * kept_by_layer(shape, load)
     passing = tokens * passing_in_layer(shape, load)
-    casts = cast_bytes(shape, load)
-    # From one layer to the next, and around the head: norms, rows of hidden states and their gradients
-    stream = tokens * shape.hidden * (load.stream_bytes + 3 * load.whole_bytes)
-    head = head_bytes(shape, load)
-    if load.num_shards > 1:
-        stream += _gathered_bytes(shape, load)
-        casts = 0
+    # Around the head: norms, rows of hidden states and their gradients
+    around = tokens * shape.hidden * (load.stream_bytes + 3 * load.whole_bytes)
+    head = head_bytes(shape, load) + around
+    gathered = _gathered_bytes(shape, load) if load.num_shards > 1 else 0
+    casts = 0 if load.num_shards > 1 else cast_bytes(shape, load)
     if load.gradient_checkpointing:
         between = 0 if load.activation_offload else shape.depth * tokens * shape.hidden * load.stream_bytes
         of_one = 0 if load.num_shards > 1 else cast_bytes(replace(shape, layers=block_layers(shape)), load)
-        return between + stream + max(casts, head, kept + passing + of_one)
+        return between + gathered + max(casts + around, head, kept + passing + of_one)
     held = GATHERED_LAYERS if load.activation_offload else shape.depth
-    return held * kept + casts + stream + max(head, passing)
+    return held * kept + casts + gathered + max(head, passing)
 
 
 def kept_by_layer(shape: Shape, load: Workload) -> int:
