@@ -3,6 +3,7 @@
 About six minutes on two cores. Runs that FOLDER has already are taken as they are. Needs Chromium and Pillow.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from benchmarks.figures.front import ROOT
 from covey.report.make import make_report
 
 FOLDER = ROOT / "docs" / "figures" / "use"
+TRAIN, PLANTED = ("covey", "train"), ("benchmarks.doctor.planted",)
 RUNS = {
-    "arithmetic": ("recipe=arithmetic", "num_steps=60"),
-    "guess": ("recipe=guess_nano", "num_steps=20"),
-    "machines": ("recipe=documents/machines_nano", "num_steps=100"),
-    "code": ("recipe=documents/code_nano", "num_steps=6"),
+    "arithmetic": (*TRAIN, "recipe=arithmetic", "num_steps=60"),
+    "guess": (*TRAIN, "recipe=guess_nano", "num_steps=20"),
+    "machines": (*TRAIN, "recipe=documents/machines_nano", "num_steps=100"),
+    "code": (*TRAIN, "recipe=documents/code_nano", "num_steps=6"),
+    "form_pays": (*PLANTED, "form_pays"),
 }
 QUIET = ("output.progress=false", "preflight.enabled=false", "evaluation.num_prompts=128")
 THEMES = {"light": 1, "dark": 0}
@@ -42,6 +45,7 @@ SHOTS = {
     "report-conversations": Shot("guess", "tab=environment&colour=entropy", 1180),
     "report-machines": Shot("machines", "tab=environment&moment=0.6", 760),
     "report-programs": Shot("code", "tab=environment", 700),
+    "doctor": Shot("form_pays", "tab=doctor", 660),
 }
 
 
@@ -50,8 +54,9 @@ def trained(folder: Path, name: str) -> Path:
     run = folder / name
     if not (run / "summary.json").exists():
         words = [*RUNS[name], *QUIET, f"hydra.run.dir={name}"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         subprocess.run(
-            [sys.executable, "-m", "covey", "train", *words], check=True, stdout=subprocess.DEVNULL, cwd=folder
+            [sys.executable, "-m", *words], check=True, stdout=subprocess.DEVNULL, cwd=folder, env=environment
         )
     return run
 

@@ -1,6 +1,7 @@
 """What a report says of a run, of several, and of logs of other tools; and that nothing a model writes is markup."""
 
 import base64
+import fcntl
 import hashlib
 import json
 import re
@@ -24,6 +25,7 @@ from covey.report.make import make_report, names_of
 from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
 from covey.report.read import RunFiles, read_run
 from covey.report.text import as_lines
+from covey.run.folder import LOCK
 from covey.train import train
 from covey.types import Prompt
 
@@ -166,8 +168,15 @@ def test_the_verdict_says_whether_the_interval_holds_0(low: float, high: float, 
 def test_the_verdict_of_a_run_that_failed_says_why_and_of_one_under_way_how_far_it_is() -> None:
     failed = RunFiles(Path("run"), {"num_steps": 9}, summary=summary(0, 1, "failed"), error="the disk is full")
     assert verdict(failed)["text"].startswith("Failed after 3 of 9 steps because the disk is full.")
-    running = RunFiles(Path("run"), {"num_steps": 9}, steps=[{"step": 2, "sampled_reward_mean": 0.5}])
-    assert verdict(running) == {"state": "running", "text": "Under way, or killed: step 2 of 9, reward 0.5."}
+    running = RunFiles(Path("run"), {"num_steps": 9}, steps=[{"step": 2, "sampled_reward_mean": 0.5031249999}])
+    assert verdict(running) == {"state": "running", "text": "Under way, or killed: step 2 of 9, reward 0.503."}
+
+
+def test_the_verdict_of_a_run_whose_lock_is_held_says_that_it_is_under_way(tmp_path: Path) -> None:
+    with (tmp_path / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        running = RunFiles(tmp_path, {"num_steps": 9}, steps=[{"step": 2, "sampled_reward_mean": None}])
+        assert verdict(running)["text"] == "Under way: step 2 of 9."
 
 
 def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() -> None:

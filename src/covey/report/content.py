@@ -5,14 +5,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from covey.report.curves import curves_of, phases_of, prompts_of, short, span_of
+from covey.report.curves import curves_of, number, phases_of, prompts_of, short, span_of
 from covey.report.environments import environment_of
 from covey.report.health import doctor_page
 from covey.report.origins import command_of, plain, settings_page
 from covey.report.read import Row, RunFiles, cut
+from covey.run.folder import is_running
 from covey.run.planner.kept import against, kept_plan
 from covey.run.records.summary import paired_accuracy_gain, paired_mean_gain
-from covey.system.text.format import duration, memory
+from covey.system.text.format import duration, memory, three_digits
 
 FORMAT = 1
 TRACE_BYTES, PAIR_BYTES, GROUP_BYTES = 1_300_000, 500_000, 300_000
@@ -69,8 +70,10 @@ def verdict(run: RunFiles) -> dict[str, str]:
     # No summary: under way, or killed
     if summary is None:
         where = f"step {last['step']} of {wanted}" if last else "no step is finished yet"
-        reward = f", reward {last.get('sampled_reward_mean')}" if last else ""
-        return {"state": "running", "text": f"Under way, or killed: {where}{reward}."}
+        mean = number(last.get("sampled_reward_mean")) if last else None
+        reward = "" if mean is None else f", reward {three_digits(mean)}"
+        how = "Under way" if is_running(run.folder) else "Under way, or killed"
+        return {"state": "running", "text": f"{how}: {where}{reward}."}
     # Completed, interrupted or failed
     gain, how = _gain(summary), summary.get("status", "")
     if how == "completed":

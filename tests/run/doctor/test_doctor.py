@@ -235,6 +235,18 @@ def test_a_clip_that_takes_most_is_to_watch_while_the_run_gets_better() -> None:
     assert found(0.4, 0.4) == [Level.SICK]
 
 
+def test_an_accuracy_that_keeps_up_with_the_reward_on_few_prompts_is_no_hacking() -> None:
+    rows = rows_of({"sampled_reward_mean": [0.25 + 0.001 * step + 0.001 * (step % 3) for step in range(60)]})
+    few = {"evaluation.num_prompts": 8}
+
+    def found(*accuracies: float) -> list[str]:
+        log = replace(rows, look_steps=[0, 60], looks={"accuracy": list(accuracies)}, settings=few)
+        return [name for name in names(log) if name == "D16"]
+
+    assert found(0.125, 0.25) == []
+    assert found(0.25, 0.25) == ["D16"]
+
+
 def test_exit_codes_follow_the_worst_finding() -> None:
     assert [EXIT_CODES[level] for level in (None, Level.NOTE, Level.WATCH, Level.SICK)] == [0, 0, 3, 4]
     assert EXIT_CODES[worst(diagnose(KEPT["form_pays"]))] == 4

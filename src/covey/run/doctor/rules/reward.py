@@ -25,6 +25,8 @@ from covey.run.doctor.rules.common import (
 
 OWN_PARTS = ("correct", "accuracy", "answer", "solved", "passed", "score", "tests", "exact")
 """How the part of a reward is called that is about the task itself."""
+KEEPS_UP = 0.5
+"""Of the reward's gain: an accuracy that gains more shows no hacking, however few prompts it is measured on."""
 FEW_HELD_OUT = 200
 """Prompts; with fewer an interval is wider than most gains."""
 
@@ -37,7 +39,8 @@ def hacking(log: RunLog) -> Evidence | None:
     if has_curriculum(log) and accuracy.z > -2:
         return None
     fell = accuracy.z < -2
-    if not fell and accuracy.first > 0.9:
+    # Few prompts may not show a gain that keeps up with the reward's
+    if not fell and (accuracy.first > 0.9 or accuracy.gain > KEEPS_UP * reward.gain):
         return None
     level = Level.SICK if fell or (reward.z > 8 and accuracy.gain < 0.1 * reward.gain) else Level.WATCH
     text = f"the training reward rose {reward.seen()}, held-out accuracy went {accuracy.seen(percent)}"
