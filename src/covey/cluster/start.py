@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
@@ -175,15 +176,27 @@ def put(value: object) -> Any:
 
 def check_store() -> None:
     """Raise ClusterLost where the object store of this machine is gone: Ray would end this process without a word."""
+    with store_of_this_machine():
+        pass
+
+
+@contextmanager
+def store_of_this_machine() -> Iterator[list[socket.socket]]:
+    """Connect to the object store, which the node of this machine keeps: the connection ends with the node.
+
+    ClusterLost where it is gone. No connection where another version of Ray keeps its address elsewhere.
+    """
     try:
         path = import_ray()._private.worker.global_worker.node.plasma_store_socket_name
-    except AttributeError:  # another Ray keeps it elsewhere
+    except AttributeError:
+        yield []
         return
     with socket.socket(socket.AF_UNIX) as store:
         try:
             store.connect(path)
         except OSError as error:
             raise ClusterLost(f"the object store of the Ray cluster is gone ({error})") from error
+        yield [store]
 
 
 def loss_of_cluster(seconds: float) -> ClusterLost | None:
@@ -207,9 +220,24 @@ def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: 
     seconds = min(silence, CLUSTER_SECONDS)
 
     def look() -> None:
-        while not is_over.wait(LOOK_SECONDS):
-            if (lost := loss_of_cluster(seconds)) is not None:
-                tell(lost)
-                return
+        if (lost := _await_loss(seconds, is_over)) is not None:
+            tell(lost)
 
     threading.Thread(target=look, name="covey-cluster", daemon=True).start()
+
+
+def _await_loss(seconds: float, is_over: threading.Event) -> ClusterLost | None:
+    """Return what ended the cluster, None once `is_over` is set.
+
+    The death of this machine's node is known at once, before Ray ends this process for it.
+    """
+    try:
+        with store_of_this_machine() as connections:
+            while not is_over.is_set():
+                if select.select(connections, [], [], LOOK_SECONDS)[0]:
+                    return None if is_over.is_set() else ClusterLost("the Ray node of this machine is gone")
+                if (lost := loss_of_cluster(seconds)) is not None:
+                    return lost
+    except ClusterLost as lost:
+        return lost
+    return None
