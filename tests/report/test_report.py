@@ -226,6 +226,7 @@ def test_a_curve_is_read_in_words() -> None:
     assert reading([2440.0] * 10 + [1230.0] * 10) == "fell by 50 %: 2,440 to 1,230"
     assert reading([]) == "nothing was measured"
     assert reading([0.25]) == "measured once: 0.25"
+    assert reading([0.01] * 10 + [0.5] * 10) == "rose 50-fold: 0.01 to 0.5"
     assert reading([3.64] * 10 + [3.63] * 10) == "hardly moved: 3.64 to 3.63"
 
 

@@ -63,15 +63,26 @@ MEASURED_BY_EVALUATIONS = "accuracy"
 
 def curves_of(run: RunFiles) -> list[dict[str, Any]]:
     """Return what is drawn, in the order of what tells the truth first: evaluations, rewards, then means, then time."""
-    first = [curve for curve in (_accuracy(run), _reward(run)) if curve]
     names = _names(run.steps)
-    # Parts of the reward, the task's own before the form, then what the environment says is right
     parts = [name for name in names if name.startswith("reward/")]
-    plots = [Plot(name, f"reward, part {name[7:]}") for name in sorted(parts, key=_is_form)] if len(parts) > 1 else []
-    others = [Plot(name, name, only_if_varied=True) for name in names if name.startswith("environment/")]
-    plots += [plot for plot in others if not _is_form(plot.metric)]
-    plots += [*PLOTS, *(plot for plot in others if _is_form(plot.metric)), *TIMES]
-    return first + [curve for plot in plots if (curve := _metric(run.steps, plot))]
+    plots = [Plot(name, f"reward, part {name[7:]}") for name in (parts if len(parts) > 1 else [])]
+    plots += [Plot(name, name, only_if_varied=True) for name in names if name.startswith("environment/")]
+    plots += [*PLOTS, *TIMES]
+    found = [_accuracy(run), _reward(run), *(_metric(run.steps, plot) for plot in plots)]
+    ranked = [curve | {"rank": _rank(curve["name"])} for curve in found if curve]
+    return sorted(ranked, key=lambda curve: curve["rank"])
+
+
+def _rank(name: str) -> int:
+    """Return the place of a curve among all that there are, so that those of several runs can be put in order."""
+    own = [plot.metric for plot in PLOTS]
+    if name in own:
+        return 10 + own.index(name)
+    if name.startswith("environment/"):
+        return 10 + len(own) if _is_form(name) else 4
+    if name.startswith("reward/"):
+        return 3 if _is_form(name) else 2
+    return {"accuracy": 0, "reward": 1}.get(name, 11 + len(own))
 
 
 def _is_form(name: str) -> bool:
@@ -234,6 +245,8 @@ def reading(values: Sequence[float]) -> str:
     # Percentages are undefined at 0 and across it
     if first == 0 or first * last < 0:
         return f"{way}: {shown}"
+    if last / first >= 10:
+        return f"rose {three_digits(last / first)}-fold: {shown}"
     return f"{way} by {abs(last / first - 1):.0%}: {shown}".replace("%", " %")
 
 

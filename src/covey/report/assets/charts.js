@@ -11,7 +11,7 @@ function clearCharts() {
 function names(runs) {
   const found = new Map();
   runs.forEach((run) => run.curves.forEach((curve) => found.has(curve.name) || found.set(curve.name, curve)));
-  return found;
+  return new Map([...found].sort((one, other) => one[1].rank - other[1].rank));
 }
 
 // Small multiples of all curves that the runs have; several runs lie in the same axes.
@@ -52,6 +52,26 @@ function decadeTicks(u, axis, low, high) {
   return Array.from({ length: Math.floor((to - from) / by) + 1 }, (_, k) => Number("1e" + (from + k * by)));
 }
 
+// The interval of each evaluation, seen also where there is a single one and no band.
+function bars(u, curve, stroke) {
+  const { ctx, bbox } = u, at = (value, axis) => u.valToPos(value, axis, true);
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left - 4, bbox.top, bbox.width + 8, bbox.height);
+  ctx.clip();
+  ctx.beginPath();
+  curve.x.forEach((step, k) => {
+    if (curve.low[k] === null || curve.high[k] === null) return;
+    ctx.moveTo(at(step, "x"), at(curve.low[k], "y"));
+    ctx.lineTo(at(step, "x"), at(curve.high[k], "y"));
+  });
+  ctx.strokeStyle = typeof stroke === "function" ? stroke() : stroke;
+  ctx.lineWidth = 1.5 * devicePixelRatio;
+  ctx.globalAlpha = .6;
+  ctx.stroke();
+  ctx.restore();
+}
+
 function drawCurve(place, now, of, first, span) {
   if (!place.isConnected) return;
   const series = [{}], bands = [], tables = [];
@@ -71,7 +91,7 @@ function drawCurve(place, now, of, first, span) {
     scales: { x: { time: false, range: () => span }, y: first.log ? { distr: 3, range: decades } : { range: roomy } },
     axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : first.log ? t.toExponential(0) : shown(t))), ...(first.log ? { splits: decadeTicks, filter: (u, ticks) => ticks } : {}) }],
     cursor: { sync: { key: "steps", setSeries: false }, y: false, points: { show: false } },
-    hooks: { setCursor: [(u) => {
+    hooks: { draw: [(u) => of.filter(Boolean).forEach((curve, k) => curve.points && bars(u, curve, series[2 + 4 * k].stroke))], setCursor: [(u) => {
       const at = u.cursor.idx;
       if (at === null || at === undefined) { now.textContent = first.about; return; }
       const values = of.map((curve, k) => curve && u.data[2 + 4 * of.slice(0, k).filter(Boolean).length]).filter(Boolean);
