@@ -194,6 +194,14 @@ def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() ->
         ("b", "gained"),
         ("a", "stayed right"),
     ]
+    many = [
+        answer(step, f"{right}{n}", right == (step == 0))
+        for step in (0, 5)
+        for n in range(9)
+        for right in (True, False)
+    ]
+    kinds = [row["kind"] for row in pairs_of(RunFiles(Path("run"), answers=many), 10_000)["rows"]]
+    assert kinds == ["lost"] * 9 + ["gained"] * 9
 
 
 def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() -> None:

@@ -228,17 +228,17 @@ def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
     if len(steps) < 2:
         return {"steps": steps, "counts": {}, "rows": []}
     before, after = ({row["prompt_id"]: row for row in greedy if row["step"] == s} for s in (steps[0], steps[-1]))
-    # Pair them by prompt, those that changed first
+    # Pair them by prompt
     rows = [_pair(before[name], row) for name, row in after.items() if name in before]
     counts = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
-    rows.sort(key=lambda row: KINDS.index(row["kind"]))
-    # Take all kinds in turn, up to the size of the page
+    # Take all kinds in turn, up to the size of the page, and show those that changed first
     size, shown = 0, []
     for row in _round_robin(rows):
         size += len(json.dumps(row, default=str))
         if size > most:
             break
         shown.append(row)
+    shown.sort(key=lambda row: KINDS.index(row["kind"]))
     return {"steps": [steps[0], steps[-1]], "counts": counts, "rows": shown}
 
 

@@ -74,7 +74,7 @@ function bars(u, curve, stroke) {
 
 function drawCurve(place, now, of, first, span) {
   if (!place.isConnected) return;
-  const series = [{}], bands = [], tables = [];
+  const series = [{}], bands = [], tables = [], isLog = of.every((curve) => !curve || curve.log);
   of.forEach((curve, k) => {
     if (!curve) return;
     const stroke = colour(COLOURS[k % COLOURS.length]), start = series.length;
@@ -88,8 +88,8 @@ function drawCurve(place, now, of, first, span) {
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   const options = {
     width: Math.max(240, place.clientWidth), height: 170, series, bands, legend: { show: false },
-    scales: { x: { time: false, range: () => span }, y: first.log ? { distr: 3, range: decades } : { range: roomy } },
-    axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : first.log ? t.toExponential(0) : shown(t))), ...(first.log ? { splits: decadeTicks, filter: (u, ticks) => ticks } : {}) }],
+    scales: { x: { time: false, range: () => span }, y: isLog ? { distr: 3, range: decades } : { range: roomy } },
+    axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : isLog ? t.toExponential(0) : shown(t))), ...(isLog ? { splits: decadeTicks, filter: (u, ticks) => ticks } : {}) }],
     cursor: { sync: { key: "steps", setSeries: false }, y: false, points: { show: false } },
     hooks: { draw: [(u) => of.filter(Boolean).forEach((curve, k) => curve.points && bars(u, curve, series[2 + 4 * k].stroke))], setCursor: [(u) => {
       const at = u.cursor.idx;
