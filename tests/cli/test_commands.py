@@ -118,7 +118,7 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     assert lines[-1] == "run folder: run"
     assert "\x1b" not in printed.out
     assert besides_the_doctor(printed.err) == []
-    assert "D34 never stops since step 1" in printed.err  # a random policy, and four tokens
+    assert "D34 never stops from the first step on: " in printed.err  # a random policy, and four tokens
     assert sorted(path.name for path in Path("run").iterdir()) == [
         *("checkpoints", "config.yaml", "covey.log", "evaluations.jsonl", "metrics.jsonl", "preflight.json"),
         *(
