@@ -315,12 +315,15 @@ class VLLMEngine:
                 self._stats = replace(self._stats, seconds=seconds)
 
     async def _watch(self, work: Awaitable[T]) -> T:
-        """Wait as long as vLLM's engine loop answers: completions take as long as they are."""
+        """Wait as long as vLLM's engine loop answers: completions take as long as they are.
+
+        It is asked every half a deadline, so that silence is named after one and a half.
+        """
         self._raise_if_lost()
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
-                done, _ = await asyncio.wait({task}, timeout=self._served.deadline)
+                done, _ = await asyncio.wait({task}, timeout=self._served.deadline / 2)
                 if not done:
                     await self._within(self._wire.ping(), "answer a ping")
             return task.result()
