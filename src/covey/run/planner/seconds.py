@@ -78,7 +78,9 @@ class Constants:
     pass_layer: float
     """... of one layer of one micro-batch, forth and back."""
     train_token: float
-    """... of one token of the batch, in norms, gates and softmax."""
+    """... of one token of the batch in one layer: norms, gates and softmax."""
+    attended: float
+    """... of one cached token that a sampled one attends to, in one layer."""
     rollout: float
     """... of one answer: judged, credited, packed, logged."""
     text: float
@@ -89,8 +91,8 @@ class Constants:
     """Factor by which a prediction may be off, either way."""
 
 
-ON_GPU = Constants(0.40, 0.70, 0.40, 40e-6, 4e-3, 0.0, 400e-6, 0.0, 2e-3, 0.0, 0.2, 1.35)
-ON_CPU = Constants(0.80, 1.00, 0.60, 50e-6, 200e-6, 4e-6, 1e-3, 12e-6, 0.0, 12e-6, 0.04, 1.3)
+ON_GPU = Constants(0.40, 0.70, 0.40, 40e-6, 4e-3, 0.0, 400e-6, 0.0, 0.0, 2e-3, 0.0, 0.2, 1.35)
+ON_CPU = Constants(0.83, 1.00, 0.93, 230e-6, 0.0, 3e-6, 1.8e-3, 10e-6, 0.17e-6, 0.0, 12e-6, 0.02, 1.3)
 
 
 def active_weights(shape: Shape) -> float:
@@ -136,9 +138,9 @@ def _sampling(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
     reading = (each * active + rows * context * shape.key_value_width * each) / (own.decode_bandwidth * on.bandwidth)
     computing = 2 * active * rows / (own.decode_flops * on.flops)
     starting = own.step + own.layer * shape.depth
-    a_step = max(reading, computing) if on.is_gpu else reading + computing
+    attending = own.attended * shape.depth * context * work.sampled_tokens
     prompts = 2 * active * work.num_groups * work.prompt_tokens / (own.train_flops * on.flops)
-    return steps * (a_step + starting) + own.row * work.sampled_tokens + prompts
+    return steps * (max(reading, computing) + starting) + own.row * work.sampled_tokens + attending + prompts
 
 
 def _passes(shape: Shape, load: Workload, work: Work, on: Hardware, forwards: float) -> float:
@@ -146,7 +148,7 @@ def _passes(shape: Shape, load: Workload, work: Work, on: Hardware, forwards: fl
     if not forwards:
         return 0.0
     computing = 2 * active_weights(shape) * work.read_tokens / (own.train_flops * on.flops)
-    return forwards * (computing + 0.3 * own.train_token * work.read_tokens)
+    return forwards * (computing + 0.3 * own.train_token * shape.depth * work.read_tokens)
 
 
 def _update(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
@@ -158,7 +160,7 @@ def _update(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
     attention = 12 * shape.depth * max(queries, shape.hidden) * tokens * context / 2
     computing = (products * active_weights(shape) * tokens + attention) / (own.train_flops * on.flops)
     passes = max(1.0, math.ceil(tokens / load.micro_batch_tokens))
-    return computing + own.pass_layer * shape.depth * passes + own.train_token * tokens
+    return computing + shape.depth * (own.pass_layer * passes + own.train_token * tokens)
 
 
 def _optimizer(shape: Shape, load: Workload, on: Hardware) -> float:
