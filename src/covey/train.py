@@ -124,7 +124,6 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         else:
             check_unfinished(config, output_dir, checkpoint)
         first = stages.resume(run, config, record, checkpoint) if checkpoint is not None else 0
-
         # Evaluate before the first step, once there is a sampler, and where a signal came during one that was due.
         stages.await_samplers(run, record)
         evaluation_is_due = is_due(first - 1, config.evaluation.every, config.num_steps)

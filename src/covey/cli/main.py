@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
+    from covey.cli.job import Job
     from covey.cli.plan import Asked
     from covey.config.schema import Config
 
@@ -178,6 +179,24 @@ class Given(NamedTuple):
     """What flags of covey plan ask for."""
 
 
+@contextmanager
+def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
+    """Start the other ranks, join them, and lock the run folder: the one that is wanted, or the next that is free."""
+    # imports torch and transformers, for which a refused setting need not wait
+    from covey.cluster.trainers import trainer_ranks
+    from covey.run.checkpoints import resume
+    from covey.system import collectives
+    from covey.train import train_rank
+
+    others = partial(train_rank, job.config, wanted, exact=is_exact, old=job.old)
+    with (
+        trainer_ranks(job.config.devices, others) if verb == "train" else nullcontext(),
+        collectives.process_group(job.config.timeouts.ranks, job.config.model.device),
+        resume.locked_run_folder(job.config, wanted, exact=is_exact, old=job.old) as folder,
+    ):
+        yield folder
+
+
 def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
     """Do one job in the folder that Hydra has made and return the folders it used, possibly none."""
     from dataclasses import asdict
@@ -202,16 +221,7 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
                 return []
             for line in (*job.changed, *job.first_lines) if ranks.rank() == 0 else ():
                 print(line, flush=True)
-            # imports torch and transformers, for which a refused setting need not wait
-            from covey.cluster.trainers import trainer_ranks
-            from covey.run.checkpoints import resume
-            from covey.system import collectives
-            from covey.train import train_rank
-
-            others = partial(train_rank, job.config, wanted, exact=named, old=job.old)
-            held.enter_context(trainer_ranks(job.config.devices, others) if verb == "train" else nullcontext())
-            held.enter_context(collectives.process_group(job.config.timeouts.ranks, job.config.model.device))
-            folder = held.enter_context(resume.locked_run_folder(job.config, wanted, exact=named, old=job.old))
+            folder = held.enter_context(_place_to_work(verb, job, wanted, is_exact=named))
         finally:
             if not given.was_there:
                 run_folder.discard_if_empty(wanted, num_parents=0 if named else 2)

@@ -64,8 +64,7 @@ class SamplerPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: list[Future[dict[str, float]]] = []
         self._counts: Counter[str] = Counter()
-        self._push_seconds = 0.0
-        self._idle_seconds = 0.0
+        self._push_seconds = self._idle_seconds = 0.0
         self.error: Exception | None = None
         """What ended the pool; the run ends with it."""
         self._loop = asyncio.new_event_loop()
@@ -330,19 +329,22 @@ class SamplerPool:
                 if slot.version == version:
                     return
                 started = time.monotonic()
-                try:
-                    async with asyncio.timeout(self._limits.silence):
-                        refused = await slot.call("update", [ref])
-                except TimeoutError:
-                    refused = f"version {version} was not taken within {self._limits.silence:g} s"
-                except SamplerLost as lost:
-                    refused = str(lost)
-                if refused:
+                if refused := await self._refusal(slot, version, ref):
                     self._lose(slot, incarnation, refused)
                     return
                 slot.version = version
                 self._push_seconds += time.monotonic() - started
                 self._counts["pushes"] += 1
+
+    async def _refusal(self, slot: Slot, version: int, ref: Any) -> str:
+        """Give a sampler weights and return why it has not taken them, "" where it has."""
+        try:
+            async with asyncio.timeout(self._limits.silence):
+                return str(await slot.call("update", [ref]))
+        except TimeoutError:
+            return f"version {version} was not taken within {self._limits.silence:g} s"
+        except SamplerLost as lost:
+            return str(lost)
 
     def _lose(self, slot: Slot, incarnation: int, why: str) -> None:
         """Give an incarnation up and start the next one."""
@@ -365,10 +367,10 @@ class SamplerPool:
         """Give what a lost sampler had to others."""
         again = [call.once_more() for call in calls]
         self._counts["groups_sent_again"] += len(again)
-        for ticket in (call.ticket for call in again):
+        for ticket in [call.ticket for call in again]:
             if ticket.attempt >= MOST_ATTEMPTS:
-                name = ticket.prompt.id
-                self._fail(RunStopped(f"prompt {name} was lost with its sampler {ticket.attempt} times: {why}"))
+                lost = f"prompt {ticket.prompt.id} was lost with its sampler {ticket.attempt} times"
+                self._fail(RunStopped(f"{lost}: {why}"))
         self._enqueue(again)
 
     def _kill(self, actor: Any) -> None:

@@ -311,11 +311,7 @@ class RaySource:
             if isinstance(self.stream, AdaptiveSampler):
                 self.stream.learn(outcomes_of(groups, self.local.correct_above))
             tried += groups
-            for ticket, group in taken:
-                self.local.sampled_size = ticket.group_size
-                if self.local.keep_or_drop(group, ticket.group_size):
-                    kept[ticket.number] = group
-                    self._trained.append(row_of(ticket, group, has_logprobs=self._records_logprobs))
+            kept |= self._kept_of(taken)
         # Count what became of them, and let the next step's prompts in.
         with self._wait.changed:
             buffer.count(trained=len(kept), dropped=len(tried) - len(kept))
@@ -328,6 +324,16 @@ class RaySource:
         late = kept.keys() - {number for part in early for number in part}
         ranks = shares(len(kept))
         yield Part({number: (ranks[places[number]], kept[number]) for number in kept if number in late}, is_last=True)
+
+    def _kept_of(self, taken: list[tuple[Ticket, Group]]) -> dict[int, Group]:
+        """Return the groups that the filter lets pass by number of their tickets, and note them as trained."""
+        kept = {}
+        for ticket, group in taken:
+            self.local.sampled_size = ticket.group_size
+            if self.local.keep_or_drop(group, ticket.group_size):
+                kept[ticket.number] = group
+                self._trained.append(row_of(ticket, group, has_logprobs=self._records_logprobs))
+        return kept
 
     def _complete_early(self, n: int) -> Iterator[Part]:
         """Yield groups of the present round as they are complete, while others of it are under way."""

@@ -220,24 +220,22 @@ def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: 
     seconds = min(silence, CLUSTER_SECONDS)
 
     def look() -> None:
-        if (lost := _await_loss(seconds, is_over)) is not None:
+        try:
+            _await_loss(seconds, is_over)
+        except ClusterLost as lost:
             tell(lost)
 
     threading.Thread(target=look, name="covey-cluster", daemon=True).start()
 
 
-def _await_loss(seconds: float, is_over: threading.Event) -> ClusterLost | None:
-    """Return what ended the cluster, None once `is_over` is set.
+def _await_loss(seconds: float, is_over: threading.Event) -> None:
+    """Return once `is_over` is set. ClusterLost where the cluster is gone before.
 
     The death of this machine's node is known at once, before Ray ends this process for it.
     """
-    try:
-        with store_of_this_machine() as connections:
-            while not is_over.is_set():
-                if select.select(connections, [], [], LOOK_SECONDS)[0]:
-                    return None if is_over.is_set() else ClusterLost("the Ray node of this machine is gone")
-                if (lost := loss_of_cluster(seconds)) is not None:
-                    return lost
-    except ClusterLost as lost:
-        return lost
-    return None
+    with store_of_this_machine() as connections:
+        while not is_over.is_set():
+            has_ended = bool(select.select(connections, [], [], LOOK_SECONDS)[0])
+            lost = ClusterLost("the Ray node of this machine is gone") if has_ended else loss_of_cluster(seconds)
+            if lost is not None and not is_over.is_set():
+                raise lost

@@ -61,12 +61,7 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
         yield
         return
     if ranks.world_size() > 1:
-        asked = f"devices.gpus_per_trainer={devices.gpus_per_trainer:g}"
-        asked = f"devices.trainer={devices.trainer}" if devices.trainer > 1 else asked
-        raise ValueError(
-            f"{asked} starts the ranks itself, and a launcher has started "
-            f"{ranks.world_size()} already: leave one of both out"
-        )
+        raise ValueError(_started_twice(devices))
     is_own = connect(devices, 0)
     ray = import_ray()
     place: Allotment | None = None
@@ -91,6 +86,14 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
             with suppress(Exception):
                 place.close()
         disconnect(is_own)
+
+
+def _started_twice(devices: DevicesConfig) -> str:
+    """Say which setting and which launcher would both start ranks."""
+    by_gpus = f"devices.gpus_per_trainer={devices.gpus_per_trainer:g}"
+    asked = f"devices.trainer={devices.trainer}" if devices.trainer > 1 else by_gpus
+    started = f"a launcher has started {ranks.world_size()} already"
+    return f"{asked} starts the ranks itself, and {started}: leave one of both out"
 
 
 @contextmanager

@@ -131,16 +131,10 @@ def warm_up(
     prompts = [prompt for prompt, _ in held_back]
     engine = sampling_engine(policy, config.engine, config.model.kernels)
     sampler = make_sampler(config, engine, environment, policy)
-    how = config.sampling
-    sampling = Sampling(
-        temperature=0.0,
-        max_tokens=how.max_tokens,
-        max_total_tokens=how.max_total_tokens,
-        stop=tuple(how.stop),
-    )
+    how, stop = config.sampling, tuple(config.sampling.stop)
+    sampling = Sampling(temperature=0.0, max_tokens=how.max_tokens, max_total_tokens=how.max_total_tokens, stop=stop)
     source = LocalSource(sampler, PromptStream(prompts, 0, False), 1, sampling)
     # Train, and validate now and then
-    stop = sampling.stop
     groups = [demonstration_group(policy, p, shown, stop, environment.tool_schemas(p)) for p, shown in trained_on]
     order = random.Random(f"{config.seed}/cold-start/order")
     accuracy = 0.0

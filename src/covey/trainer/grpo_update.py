@@ -113,11 +113,7 @@ def pack(groups: Sequence[Group], trainer: Trainer) -> DocumentBatch:
     has_tokens = [place for place, (_, one) in enumerate(scored) if one.num_loss_tokens > 0]
     for part in batch.micro_batches:
         places_L = torch.tensor(has_tokens, device=part.row_L.device)[part.row_L]
-        kept = (
-            allowed_tokens(trainer.policy, part, trainer.forward.scoring)
-            if trainer.forward.scoring.sampling.filters
-            else None
-        )
+        kept = allowed_tokens(trainer.policy, part, scoring) if scoring.sampling.filters else None
         found_L = score_tokens(trainer.policy, part, scoring, kept).logprob_L.double()
         logprobs_N = logprobs_N.index_add(0, places_L, found_L)
         reference_L = reference_logprobs(trainer.reference, part, scoring, kept).double()

@@ -41,16 +41,24 @@ HEARD = (
 class Bridge(Callback):
     """Tells callbacks of transformers what happens, keeps the state they read, and stops where they ask for it."""
 
-    def __init__(self, args: GRPOConfig, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
-        """Make callbacks that are given as classes. ValueError for one that waits for an event that never comes."""
+    def __init__(
+        self,
+        args: GRPOConfig,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
+        *,
+        num_steps: int,
+        is_evaluated: bool,
+    ) -> None:
+        """Make callbacks that are given as classes. ValueError for one that waits for an event that never comes.
+
+        `num_steps` is that of the optimiser in the whole run. `is_evaluated` says whether there is an eval_dataset,
+        whose evaluations scripts hear of.
+        """
         self.args, self.state, self.control = args, TrainerState(), TrainerControl()
         self.callbacks: list[TrainerCallback] = []
         for callback in callbacks:
             self.add(callback)
-        self.num_steps = 0
-        """Optimiser steps of the run."""
-        self.is_evaluated = True
-        """Whether there is an eval_dataset, whose evaluations scripts hear of."""
+        self.num_steps, self.is_evaluated = num_steps, is_evaluated
         self.model: Any = None
         self._run: Run | None = None
         self._since: list[Mapping[str, float | None]] = []

@@ -56,6 +56,9 @@ class GRPOTrainer:
     >>> trainer.train(), trainer.save_model()
     """
 
+    _result: Result | None = None
+    """Of the training that ended last."""
+
     def __init__(
         self,
         model: Any,
@@ -76,30 +79,26 @@ class GRPOTrainer:
     ) -> None:
         """Take what TRL's trainer takes. Without a train_dataset, `reset` of the environment supplies the prompts.
 
-        `ref_model`, a name or a model, is what beta compares with, where it is not the model as it began.
-
-        Raises ValueError, in one line, for an argument or a field of `args` that has no counterpart.
+        `ref_model`, a name or a model, is what beta compares with, where it is not the model as it began. ValueError,
+        in one line, for an argument or a field of `args` that has no counterpart.
         """
         # What is trained, on what
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
         _check_arguments(self.args, rollout_func, optimizers, quantization_config, ref_model)
-        self._reference = ref_model
         self._given = _load(model, processing_class, peft_config, self.args)
-        self._tools, self._factories = list(tools or ()), environment_factory
+        self._reference, self._tools, self._factories = ref_model, list(tools or ()), environment_factory
         if train_dataset is None and callable(environment_factory):
             train_dataset = _rows_of_reset(self.args)
         self._splits = _splits(train_dataset, eval_dataset)
         is_rewarded = reward_funcs is not None or environment_factory is None
-        rewards = reward_list(reward_funcs, reward_processing_classes) if is_rewarded else []
-        is_narrow = self.args.remove_unused_columns
-        self.reward_funcs = [without_columns(_function(reward)) for reward in rewards] if is_narrow else rewards
+        self.reward_funcs = reward_list(reward_funcs, reward_processing_classes) if is_rewarded else []
+        if self.args.remove_unused_columns:
+            self.reward_funcs = [without_columns(_function(reward)) for reward in self.reward_funcs]
         self.config = self._make_config(model)
         # What hears of it
-        self._bridge = Bridge(self.args, callbacks or [])
-        self._bridge.num_steps = self.config.num_steps * self.args.steps_per_batch
-        self._bridge.is_evaluated = "test" in self._splits
+        num_steps = self.config.num_steps * self.args.steps_per_batch
+        self._bridge = Bridge(self.args, callbacks or [], num_steps=num_steps, is_evaluated="test" in self._splits)
         self._bridge._tell("on_init_end")
-        self._result: Result | None = None
 
     @property
     def state(self) -> TrainerState:

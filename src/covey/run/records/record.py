@@ -195,8 +195,7 @@ class RunRecorder:
         if self._traces is not None:
             self._traces.step(step + 1, groups, credit, dropped)
         if metrics["num_rollouts_trained"] == 0:
-            reason = why_no_signal(row, credit)
-            self.say(f"step {step + 1}: no signal, {reason}; the policy stays as it is")
+            self.say(f"step {step + 1}: no signal, {why_no_signal(row, credit)}; the policy stays as it is")
         self._step_started = time.monotonic()
 
     def _log_schedule(self, step: int) -> None:
