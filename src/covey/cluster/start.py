@@ -202,7 +202,12 @@ def store_of_this_machine() -> Iterator[list[socket.socket]]:
 def loss_of_cluster(seconds: float) -> ClusterLost | None:
     """Return what is wrong with the cluster, None where it answers within `seconds` and a node is alive."""
     answer: SimpleQueue[list[dict[str, Any]]] = SimpleQueue()
-    threading.Thread(target=lambda to: to.put(import_ray().nodes()), args=(answer,), daemon=True).start()
+
+    def ask() -> None:
+        with suppress(Exception):  # who is no longer connected has no answer either
+            answer.put(import_ray().nodes())
+
+    threading.Thread(target=ask, daemon=True).start()
     try:
         nodes = answer.get(timeout=seconds)
     except Empty:
