@@ -185,8 +185,8 @@ def page(results: dict[str, Any]) -> str:
 Seconds of the processor a step, prompts and lengths known. The plan alone takes constants that were fitted to this very
 table, so it says little of other machines; the probe takes three steps of the run, which are not among the six that are
 predicted. Memory is what comes on top of the weights, as the preflight measures it with the largest micro-batch. A
-step of a single micro-batch makes its gradients while its activations go, and the plan counts both: that is what it
-is off by where activations are few (7 M, checkpointing).
+step of a single micro-batch makes its gradients while its activations go, and the plan counts both: by that it is too
+high for 7 M with checkpointing and for 26 M.
 
 - Time, the plan alone: {within(results, "plain", "measured", 0.30)}.
 - Time, with the probe: {within(results, "probed", "measured", 0.10)}.
