@@ -226,6 +226,20 @@ def test_a_reward_that_falls_is_believed_where_accuracy_was_never_above_zero() -
     assert "D35" not in names(replace(log, looks={"accuracy": [0.4, 0.4]}))
 
 
+def test_entropy_that_goes_while_a_solved_task_earns_more_is_no_collapse() -> None:
+    log = read_kept()["machines_nano-1"]  # accuracy and pass@32 are 1 throughout, the reward goes from 0.4 to 27
+    assert "D4" not in names(log)
+    not_solved = {name: [0.4, 0.4] for name in log.looks if name == "accuracy" or name.startswith("pass_at_")}
+    assert "D4" in names(replace(log, looks=log.looks | not_solved))
+
+
+def test_greedy_answers_of_few_prompts_are_no_sickness_where_sampled_ones_deny_it() -> None:
+    log = read_kept()["documents_machines_nano-1"]  # 8 prompts: greedy from 100 % to 0, pass@1 from 19 to 24 %
+    assert [one.level for one in diagnose(log) if one.rule.id in ("D35", "D21")] == [Level.WATCH, Level.WATCH]
+    sampled_worse = replace(log, looks=log.looks | {"pass_at_1": [0.24, 0.19]})
+    assert [one.level for one in diagnose(sampled_worse) if one.rule.id == "D35"] == [Level.SICK]
+
+
 def test_a_clip_that_takes_most_is_to_watch_while_the_run_gets_better() -> None:
     def found(*accuracies: float) -> list[Level]:
         log = replace(rows_of({"clip_fraction": [0.7] * 60}), look_steps=[0, 60], looks={"accuracy": list(accuracies)})

@@ -10,6 +10,8 @@ from covey.run.doctor.log import Part, RunLog, Span, Window, as_number
 REWARDS = ("sampled_reward_mean", "reward_mean")
 USUAL_PROMPTS = 128
 """Of an evaluation that does not say how many it had."""
+FEW_PROMPTS = 30
+"""Held-out prompts whose greedy answers alone say little."""
 
 
 def number(value: float) -> str:
@@ -172,9 +174,23 @@ def is_falling(log: RunLog, errors: float = 2.0) -> bool:
 
 
 def is_rising(log: RunLog, errors: float = 2.0) -> bool:
-    """Tell whether the run gets better by what can be trusted most."""
-    change = accuracy_change(log) or reward_change(log)
+    """Tell whether the run gets better by what can be trusted most.
+
+    An accuracy that was at its ceiling from the beginning says nothing, so the reward is asked.
+    """
+    change = accuracy_change(log)
+    if change is None or min(change.first, change.last) >= 1:
+        change = reward_change(log)
     return change is not None and change.z > errors
+
+
+def samples_deny(log: RunLog) -> bool:
+    """Tell whether sampled answers are right as often as before, where greedy ones are of too few prompts to say more.
+
+    Greedy answers of few prompts that are much alike change all at once.
+    """
+    sampled = log.looks_at("pass_at_1")
+    return num_prompts(log) < FEW_PROMPTS and len(sampled) >= 2 and sampled[-1][1] >= sampled[0][1]
 
 
 def above(

@@ -26,6 +26,8 @@ from covey.run.doctor.rules.common import (
 COLLAPSED = 0.15
 """Of the entropy at the beginning."""
 FEW_UNIQUE = 0.25
+ALMOST_ALL = 0.99
+"""A pass@k above it has lost nothing to fewer kinds of answers."""
 SPIKE, SPIKE_STEPS, SPIKES = 8.0, 50, 3
 """A gradient this many deviations above the median, so often in so many steps."""
 FULL_LR_OF_LORA = 2e-5
@@ -58,7 +60,7 @@ def _variety_lost(log: RunLog) -> str | None:
         few, many = log.looks_at(names[0]), log.looks_at(names[-1])
         if len(few) >= 2 and len(many) == len(few):
             before, after = many[0][1] - few[0][1], many[-1][1] - few[-1][1]
-            if after < 0.5 * before and many[-1][1] <= many[0][1]:
+            if after < 0.5 * before and many[-1][1] <= min(many[0][1], ALMOST_ALL):
                 went = from_to(looked((many[0][0], before)), looked((many[-1][0], after)))
                 return f"pass@{names[-1][8:]} less pass@{names[0][8:]} went {went}"
             return _unique_lost(log) or ""

@@ -19,6 +19,7 @@ from covey.run.doctor.rules.common import (
     percent,
     reward_change,
     reward_name,
+    samples_deny,
     since_look,
     since_moved,
 )
@@ -152,7 +153,12 @@ def forgetting(log: RunLog) -> Evidence | None:
     before, after = (looked((one, 0.0)).steps for one in (step, steps[-1]))
     text = f"of {solved} held-out prompts solved ({before}), {len(lost)} are lost ({after}); {gained} were gained"
     seen = f"{text} (p {p:.1g})"
-    return Evidence(Level.SICK, seen, step + 1, values={"lost": len(lost), "p": p}, prompts=tuple(lost[:4]))
+    return Evidence(_of_greedy(log), seen, step + 1, values={"lost": len(lost), "p": p}, prompts=tuple(lost[:4]))
+
+
+def _of_greedy(log: RunLog) -> Level:
+    """Return how bad it is that greedy answers got worse: only to watch where sampled ones deny it."""
+    return Level.WATCH if samples_deny(log) else Level.SICK
 
 
 def noisy_verifier(log: RunLog) -> Evidence | None:
@@ -197,7 +203,7 @@ def got_worse(log: RunLog) -> Evidence | None:
         looks = log.looks_at("accuracy")
         best = max(looks, key=lambda one: one[1])
         text = f"held-out accuracy fell {change.seen(percent)}, best {looked(best).steps}"
-        return Evidence(Level.SICK, text, best[0] + 1, values={"z": change.z})
+        return Evidence(_of_greedy(log), text, best[0] + 1, values={"z": change.z})
     # Else a lasting fall of the training reward. An accuracy of 0 throughout has nothing to lose
     can_fall = change is not None and max(value for _, value in log.looks_at("accuracy")) > 0
     if can_fall or has_curriculum(log):
