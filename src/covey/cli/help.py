@@ -153,6 +153,27 @@ SHOW = {
     "--help, -h": "this help",
 }
 
+USAGES = {
+    "machines": "covey machines show|simulate FILE.json [flags]\n       covey machines gallery FOLDER [flags]",
+    "show": "covey show RUN [RUN ...] [--answers N]",
+    "rollouts": "covey rollouts RUN [flags]",
+    "report": "covey report RUN [RUN ...] [flags]",
+    "doctor": "covey doctor RUN [RUN ...] [flags]",
+    "watch": "covey watch RUN",
+    "status": "covey status RUN",
+    "replay": "covey replay RUN",
+    "translate": "covey translate FILE|-- COMMAND",
+}
+"""Of the verbs without settings."""
+OWN_FLAGS = {
+    "machines": (MACHINES, 22),
+    "show": (SHOW, 12),
+    "rollouts": (ROLLOUTS, 15),
+    "report": (REPORT, 18),
+    "doctor": (DOCTOR, 15),
+}
+"""Flags of these verbs, and the width of the column of names."""
+
 OVERVIEW = """\
 covey: GRPO post-training of language models from verifiable rewards
 
@@ -180,21 +201,9 @@ def verb_help(verb: str) -> str:
 
     For config these are all settings, else those of the top level.
     """
-    # Leave verbs without settings to their own pages
-    if verb == "machines":
-        return _machines_help()
-    if verb == "show":
-        return _show_help()
-    if verb == "rollouts":
-        return _rollouts_help()
-    if verb == "report":
-        return _report_help()
-    if verb == "doctor":
-        return _doctor_help()
-    if verb in ("watch", "status", "replay", "translate"):
-        examples = "\n".join(f"  {line}" for line in EXAMPLES[verb])
-        what = "FILE|-- COMMAND" if verb == "translate" else "RUN"
-        return f"usage: covey {verb} {what}\n\n{VERBS[verb]}\n\nexamples:\n{examples}"
+    # Leave verbs without settings to pages of their own
+    if verb in USAGES:
+        return _page_without_settings(verb)
     # Describe usage, flags and groups
     parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
     parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))
@@ -216,34 +225,11 @@ def verb_help(verb: str) -> str:
     return "\n\n".join(parts)
 
 
-def _show_help() -> str:
-    examples = "\n".join(f"  {line}" for line in EXAMPLES["show"])
-    usage = "usage: covey show RUN [RUN ...] [--answers N]"
-    return f"{usage}\n\n{VERBS['show']}\n\nexamples:\n{examples}\n\n{_columns(SHOW, 12)}"
-
-
-def _rollouts_help() -> str:
-    examples = "\n".join(f"  {line}" for line in EXAMPLES["rollouts"])
-    usage = "usage: covey rollouts RUN [flags]"
-    return f"{usage}\n\n{VERBS['rollouts']}\n\nexamples:\n{examples}\n\n{_columns(ROLLOUTS, 15)}"
-
-
-def _report_help() -> str:
-    examples = "\n".join(f"  {line}" for line in EXAMPLES["report"])
-    usage = "usage: covey report RUN [RUN ...] [flags]"
-    return f"{usage}\n\n{VERBS['report']}\n\nexamples:\n{examples}\n\n{_columns(REPORT, 18)}"
-
-
-def _doctor_help() -> str:
-    examples = "\n".join(f"  {line}" for line in EXAMPLES["doctor"])
-    usage = "usage: covey doctor RUN [RUN ...] [flags]"
-    return f"{usage}\n\n{VERBS['doctor']}\n\nexamples:\n{examples}\n\n{_columns(DOCTOR, 15)}\n\n{DOCTOR_EXIT}"
-
-
-def _machines_help() -> str:
-    examples = "\n".join(f"  {line}" for line in EXAMPLES["machines"])
-    usage = "usage: covey machines show|simulate FILE.json [flags]\n       covey machines gallery FOLDER [flags]"
-    return f"{usage}\n\n{VERBS['machines']}\n\nexamples:\n{examples}\n\n{_columns(MACHINES, 22)}"
+def _page_without_settings(verb: str) -> str:
+    examples = "examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb])
+    flags = [_columns(*OWN_FLAGS[verb])] if verb in OWN_FLAGS else []
+    ending = [DOCTOR_EXIT] if verb == "doctor" else []
+    return "\n\n".join([f"usage: {USAGES[verb]}", VERBS[verb], examples, *flags, *ending])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from html import escape
-from types import TracebackType
 from typing import Any, Self
 
 from covey.run.records.terminal import (
@@ -38,7 +37,7 @@ def progress_of(num_steps: int, *, shows: bool) -> Progress:
     return NotebookProgress(num_steps) if shows and is_notebook() else make_progress(num_steps, shows)
 
 
-class NotebookProgress:
+class NotebookProgress(Progress):
     """Bar, numbers, the curve of the reward and the last messages, in one output of the cell."""
 
     def __init__(self, num_steps: int) -> None:
@@ -68,19 +67,11 @@ class NotebookProgress:
         self._messages.append(text)
         self._draw()
 
-    def close(self) -> None:
-        return
-
     def __enter__(self) -> Self:
         from IPython.display import HTML, display
 
         self._handle = display(HTML(self.html()), display_id=True)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def html(self) -> str:
         """Return what the cell shows now."""

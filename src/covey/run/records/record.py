@@ -49,7 +49,7 @@ from covey.run.records.summary import (
     versions,
     write_summary,
 )
-from covey.run.records.terminal import NullProgress, Progress
+from covey.run.records.terminal import Progress
 from covey.run.records.trace_log import TraceLog
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.system import collectives
@@ -81,7 +81,7 @@ class RunRecorder:
         self._goes_on = config.output.on_write_error == "continue"
         # Show and log on the main process alone
         self._tracker: Tracker = CompositeTracker(())
-        self._progress: Progress = NullProgress()
+        self._progress = Progress()
         if collectives.is_main_process():
             self._progress = progress_of(config.num_steps, shows=config.output.progress)
             self._tracker = make_trackers(

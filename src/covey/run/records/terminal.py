@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -34,32 +34,31 @@ RATE_STEPS = 20
 """Steps whose pace predicts the time left."""
 
 
-class Progress(Protocol):
-    """Shows how a run goes. A context manager. `close` may be called more than once."""
+class Progress:
+    """Shows how a run goes: this one nothing, as on the other ranks. `close` may be called more than once."""
 
     def expect(self, num_steps: int) -> None:
         """Learn how many steps there will be, where that was not known before."""
-        ...
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Show that `step` steps are done, counted from 1, with the numbers of the last one."""
-        ...
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show an evaluation after `step` steps, which stays in view until the next one."""
-        ...
 
     def message(self, text: str) -> None:
         """Show a message on lines of its own."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Leave the terminal as it was."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 def make_progress(num_steps: int, enabled: bool, console: Console | None = None) -> Progress:
@@ -91,7 +90,7 @@ class EtaEstimator:
         return (self.num_steps - last) * (now - then) / max(1, last - first)
 
 
-class PlainProgress:
+class PlainProgress(Progress):
     """One line a step, for logs and pipes."""
 
     def __init__(self, num_steps: int, console: Console, *, steps: bool = True) -> None:
@@ -119,46 +118,8 @@ class PlainProgress:
         with ignore_stdout_errors():
             self._console.print(Text(text), soft_wrap=True)
 
-    def close(self) -> None:
-        return
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class NullProgress:
-    """Says nothing: the other ranks of a run."""
-
-    def expect(self, num_steps: int) -> None:
-        return
-
-    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        return
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        return
-
-    def message(self, text: str) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
-
-
-class LiveProgress:
+class LiveProgress(Progress):
     """A few lines at the foot of the terminal that stay in place. Messages and warnings scroll above them."""
 
     def __init__(self, num_steps: int, console: Console) -> None:
@@ -194,11 +155,6 @@ class LiveProgress:
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def render(self) -> RenderableType:
         """Build the panel.
