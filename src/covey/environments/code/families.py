@@ -20,6 +20,7 @@ import random
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Arguments = tuple[Any, ...]
@@ -77,15 +78,7 @@ def _small_number(rng: random.Random) -> Arguments:
     return (rng.randint(-50, 50),)
 
 
-def fizzbuzz(rng: random.Random) -> Draft:
-    return _fizzbuzz(rng, 2)
-
-
-def fizzbuzz_of_three(rng: random.Random) -> Draft:
-    return _fizzbuzz(rng, 3)
-
-
-def _fizzbuzz(rng: random.Random, num_words: int) -> Draft:
+def fizzbuzz(rng: random.Random, num_words: int) -> Draft:
     # Draw divisors and words
     divisors = sorted(rng.sample(range(2, 10), num_words))
     words = rng.sample(WORDS, num_words)
@@ -350,7 +343,7 @@ def chosen_families(problem: str, difficulty: int | None) -> list[tuple[str, int
 FAMILIES: dict[str, dict[int, Family]] = {
     "line": {1: line},
     "steps": {2: steps},
-    "fizzbuzz": {3: fizzbuzz, 4: fizzbuzz_of_three},
+    "fizzbuzz": {3: partial(fizzbuzz, num_words=2), 4: partial(fizzbuzz, num_words=3)},
     "counting": {4: counting},
     "letters": {5: letters},
     "digits": {6: digits},

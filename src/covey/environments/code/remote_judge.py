@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from covey.sandbox.inside import checker, codec, wire
 from covey.sandbox.inside.case import START_SECONDS, SUSPICIOUS, LoadFailed, error_text
-from covey.sandbox.inside.host import Ended, Program, TimedOut, TooMuch, Unjudged, Violation
+from covey.sandbox.inside.host import Ended, Program, TimedOut, TooMuch, Unjudged, Violation, decoded_object
 from covey.sandbox.inside.link import Link
 from covey.sandbox.inside.supervisor import Supervisor
 from covey.sandbox.orders import decode_report, encode_request
@@ -324,15 +324,7 @@ def _frame(line: str, max_bytes: int) -> dict[str, Any]:
     """Return what the program said in one line. Raises Violation where that is no answer."""
     if len(line) > max_bytes + MAX_MESSAGE:
         raise Violation("a line is too long")
-    try:
-        frame = codec.loads(line.encode("utf-8", "replace"))
-    except MemoryError:
-        raise
-    except codec.FOREIGN as error:
-        raise Violation("a line is not JSON") from error
-    if type(frame) is not dict:
-        raise Violation("a line is not an object")
-    return frame
+    return decoded_object(line.encode("utf-8", "replace"), "line")
 
 
 NUM_SLOTS = 4

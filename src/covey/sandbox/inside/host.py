@@ -230,16 +230,7 @@ class Program:
             return None
         text = bytes(self.incoming[wire.LENGTH : wire.LENGTH + length])
         del self.incoming[: wire.LENGTH + length]
-        # Decode it: anything but a JSON object is a violation
-        try:
-            frame = codec.loads(text)
-        except MemoryError:
-            raise
-        except codec.FOREIGN as error:
-            raise Violation("a frame is not JSON") from error
-        if type(frame) is not dict:
-            raise Violation("a frame is not an object")
-        return frame
+        return decoded_object(text, "frame")
 
     def _read(self, descriptor: int) -> None:
         try:
@@ -282,3 +273,16 @@ class Program:
             self._poll.unregister(descriptor)
         self._open.discard(descriptor)
         os.close(descriptor)
+
+
+def decoded_object(text: bytes, what: str) -> dict[str, Any]:
+    """Return the JSON object that a program said in a "frame" or a "line". Raises Violation where it is none."""
+    try:
+        found = codec.loads(text)
+    except MemoryError:
+        raise
+    except codec.FOREIGN as error:
+        raise Violation(f"a {what} is not JSON") from error
+    if type(found) is not dict:
+        raise Violation(f"a {what} is not an object")
+    return found
