@@ -132,6 +132,7 @@ def _memory(checks: Any) -> dict[str, float]:
 def planned_bytes(config: Config, on: Hardware, num_tokens: float, prompt_tokens: float) -> float:
     """Return the bytes on top of weights of the one model of memory."""
     load = through_c(config, replace(workload(config, 1), micro_batch_tokens=int(num_tokens)), on)
+    load = replace(load, single_pass=num_tokens < config.micro_batch_tokens)
     load = replace(load, num_cached=load.num_cached + int(config.groups_per_step * prompt_tokens))
     parts = memory_of(shape_for(config.model), load)
     return float(parts["optimizer"] + max(parts["gradients"] + parts["training"], parts["sampling"]))
@@ -184,9 +185,7 @@ def page(results: dict[str, Any]) -> str:
 `python -m benchmarks.plan`: {len(results["cases"])} runs of ten steps on sums, randomly initialised, in float32.
 Seconds of the processor a step, prompts and lengths known. The plan alone takes constants that were fitted to this very
 table, so it says little of other machines; the probe takes three steps of the run, which are not among the six that are
-predicted. Memory is what comes on top of the weights, as the preflight measures it with the largest micro-batch. A
-step of a single micro-batch makes its gradients while its activations go, and the plan counts both: by that it is too
-high for 7 M with checkpointing and for 26 M.
+predicted. Memory is what comes on top of the weights, as the preflight measures it with the largest micro-batch.
 
 - Time, the plan alone: {within(results, "plain", "measured", 0.30)}.
 - Time, with the probe: {within(results, "probed", "measured", 0.10)}.

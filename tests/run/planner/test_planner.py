@@ -277,12 +277,20 @@ def test_this_machine_is_measured() -> None:
 def test_a_micro_batch_is_no_larger_than_a_step() -> None:
     config = config_of(model__name="nano", groups_per_step=4, group_size=2, sampling__max_tokens=8)
     config.model.precision = "float32"
-    cpu = Hardware("a CPU", 1e10, 1e11, 1e10, is_gpu=False)
-    few, many = (
-        plan_of(replace(config, groups_per_step=count), shape_for(config.model), cpu, 1, Measured()).memory["training"]
-        for count in (4, 8)
+    shape, cpu = shape_for(config.model), Hardware("a CPU", 1e10, 1e11, 1e10, is_gpu=False)
+    few, many, sampled_in_turns = (
+        plan_of(
+            replace(config, groups_per_step=count, engine=replace(config.engine, max_rows=rows)),
+            shape,
+            cpu,
+            1,
+            Measured(),
+        )
+        for count, rows in ((4, 256), (8, 256), (8, 4))
     )
-    assert many == pytest.approx(2 * few, rel=0.05)
+    activations = [plan.memory["training"] + plan.memory["gradients"] for plan in (few, many)]
+    assert activations[1] == pytest.approx(2 * activations[0], rel=0.05)
+    assert sampled_in_turns.memory["training"] == many.memory["training"]
 
 
 @pytest.mark.slow

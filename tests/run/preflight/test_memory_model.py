@@ -9,12 +9,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from covey.environments.arithmetic import Arithmetic
 from covey.policy import head
 from covey.policy.policy import DTYPES
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
-from covey.run.planner.memory import plan
+from covey.run.planner.memory import plan, workload
 from covey.run.planner.model_shapes import Shape, shape_of
+from covey.run.planner.shapes import shape_for
 from covey.run.preflight import passes
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.memory_model import (
@@ -26,6 +28,7 @@ from covey.run.preflight.memory_model import (
     memory_of,
     passing_in_layer,
 )
+from covey.run.preflight.policy import probe_trainer
 from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
 
@@ -151,6 +154,36 @@ def test_a_whole_pass_takes_what_is_told_beforehand(
         run.close()
     told = plan(config, num_ranks=1)
     assert told["training"] + told["gradients"] == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("chunk", [0, 256])
+def test_gradients_of_a_single_micro_batch_are_made_while_its_activations_go(again: bool, chunk: int) -> None:
+    model = {"kernels": "torch", "nano_hidden_size": 256, "nano_num_layers": 6, "gradient_checkpointing": again}
+    config = small_config(
+        **{f"model__{name}": value for name, value in model.items()},
+        groups_per_step=8,
+        group_size=8,
+        sampling__max_tokens=16,
+        logprob_chunk=chunk,
+    )
+    # Measure a step of one micro-batch, and one of two
+    run = build_run(config, Arithmetic(), PhaseTimer())
+    subject = PreflightContext(run, config)
+    largest = passes.largest_shape(subject, config.groups_per_step)
+    try:
+        one, two = (
+            passes.measured(probe_trainer(subject), replace(largest, several=flag), largest.num_tokens)
+            for flag in (False, True)
+        )
+    finally:
+        run.close()
+    # Compare what the second adds with what is told
+    load = replace(workload(config, 1), micro_batch_tokens=one.num_tokens)
+    single, several = (memory_of(shape_for(config.model), replace(load, single_pass=flag)) for flag in (True, False))
+    added = several["training"] - single["training"]
+    assert added == pytest.approx(two.num_bytes - one.num_bytes, abs=0.05 * one.num_bytes)
+    assert two.num_bytes > 1.1 * one.num_bytes
 
 
 def test_norms_and_gates_through_c_keep_their_inputs_alone() -> None:

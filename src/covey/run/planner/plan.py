@@ -72,7 +72,7 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
     """Plan a run. `num_gpus` counts those that train. Samplers of source=ray come on top."""
     # Count what a step asks of one GPU
     config = with_checkpointing(config, num_gpus, int(on.memory))
-    load = through_c(config, _within_a_step(config, workload(config, num_gpus), known), on)
+    load = through_c(config, _within_a_step(config, workload(config, num_gpus), num_gpus, known), on)
     load = bounded(load, shape, on)
     # Bound its duration by short and by long answers
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
@@ -87,15 +87,19 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
     return Plan(on, gpus, memory, change, value, step, hours, _cost(on, gpus, hours), bottleneck(value), known.source)
 
 
-def _within_a_step(config: Config, load: Workload, known: Measured) -> Workload:
+def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measured) -> Workload:
     """Leave out of a micro-batch what a step does not have: answers at their bound, and prompts.
 
     Shared, a prompt is read once a group; what branches of a conversation have in common beyond it is unknown here,
     and counted for each.
     """
-    prompts = load.num_rows / max(1, config.group_size) if config.packing == "shared" else load.num_rows
-    tokens = int(load.num_rows * answer_bound(config) + prompts * known.prompt_tokens)
-    return replace(load, micro_batch_tokens=max(1, min(load.micro_batch_tokens, tokens)))
+    num_groups = -(-config.groups_per_step // num_gpus)
+    group_size = max(group_sizes(config.group_size, config.group_size_schedule))
+    prompts = num_groups if config.packing == "shared" else num_groups * group_size
+    tokens = max(1, int(num_groups * group_size * answer_bound(config) + prompts * known.prompt_tokens))
+    if tokens > load.micro_batch_tokens:
+        return load
+    return replace(load, micro_batch_tokens=tokens, single_pass=not config.streaming)
 
 
 def through_c(config: Config, load: Workload, on: Hardware) -> Workload:

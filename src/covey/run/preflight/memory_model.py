@@ -44,6 +44,8 @@ class Workload:
     optimizer: str = "adamw"
     micro_batch_tokens: int = 16384
     """Tokens of a micro-batch, padding included."""
+    single_pass: bool = False
+    """One micro-batch is the whole step: gradients are made while its activations go."""
     logprob_chunk: int = 4096
     """Loss tokens whose logits live at the same time; 0: all."""
     num_shards: int = 1
@@ -137,7 +139,8 @@ def training_bytes(shape: Shape, load: Workload) -> int:
 
     The fullest moment is when the head computes, or in the backward pass of the last layer, when what is around the
     head is gone; where activations are computed again, it may also be the end of the forward pass, when all weights
-    are cast.
+    are cast. The gradients of a single pass grow by layers while activations shrink, so that either the last layer or
+    the first is the fullest.
     """
     tokens = load.micro_batch_tokens
     kept = tokens * kept_by_layer(shape, load)
@@ -147,12 +150,31 @@ def training_bytes(shape: Shape, load: Workload) -> int:
     head = head_bytes(shape, load) + around
     gathered = _gathered_bytes(shape, load) if load.num_shards > 1 else 0
     casts = 0 if load.num_shards > 1 else cast_bytes(shape, load)
+    # While the head computes, then from the backward pass of the last layer to that of the first
     if load.gradient_checkpointing:
         between = 0 if load.activation_offload else shape.depth * tokens * shape.hidden * load.stream_bytes
         of_one = 0 if load.num_shards > 1 else cast_bytes(replace(shape, layers=block_layers(shape)), load)
-        return between + gathered + max(casts + around, head, kept + passing + of_one)
-    held = GATHERED_LAYERS if load.activation_offload else shape.depth
-    return held * kept + casts + gathered + max(head, passing)
+        at_head, first_layer = between + max(casts + around, head), kept + passing + of_one
+        last_layer = between + first_layer
+    else:
+        held = GATHERED_LAYERS if load.activation_offload else shape.depth
+        at_head, first_layer = held * kept + casts + head, kept + casts + passing
+        last_layer = held * kept + casts + passing
+    if load.single_pass:
+        gradients, of_head = kept_bytes(shape, load)["gradients"], _head_gradient(shape, load)
+        at_head += (0 if _is_chunked(load) else of_head) - gradients
+        last_layer = max(last_layer + of_head - gradients, first_layer)
+    return gathered + max(at_head, last_layer)
+
+
+def _is_chunked(load: Workload) -> bool:
+    """Tell whether the head sums its weight's gradient over chunks of tokens."""
+    return 0 < load.logprob_chunk < load.micro_batch_tokens
+
+
+def _head_gradient(shape: Shape, load: Workload) -> int:
+    """Return the bytes of the gradient of the head's weight, the first that a backward pass makes."""
+    return 0 if load.lora_rank else load.whole_bytes * shape.vocabulary * shape.hidden // load.num_shards
 
 
 def kept_by_layer(shape: Shape, load: Workload) -> int:
@@ -184,7 +206,7 @@ def head_bytes(shape: Shape, load: Workload) -> int:
     entries = tokens * shape.vocabulary
     other = max(load.value_bytes * entries if load.is_half else 0, load.whole_bytes * min(entries, SOFTMAX_ENTRIES))
     # The weight's gradient: the sum over chunks so far, and in half precision that of one, or the weight cast
-    each = load.whole_bytes * (tokens < load.micro_batch_tokens) + load.value_bytes * load.is_half
+    each = load.whole_bytes * _is_chunked(load) + load.value_bytes * load.is_half
     of_weight = 0 if load.lora_rank else each * shape.vocabulary * shape.hidden
     return load.whole_bytes * entries + other + of_weight
 
