@@ -92,7 +92,7 @@ class Constants:
 
 
 ON_GPU = Constants(0.40, 0.70, 0.40, 40e-6, 4e-3, 0.0, 400e-6, 0.0, 0.0, 2e-3, 0.0, 0.2, 1.35)
-ON_CPU = Constants(0.83, 1.00, 0.93, 230e-6, 0.0, 3e-6, 1.8e-3, 10e-6, 0.17e-6, 0.0, 12e-6, 0.02, 1.3)
+ON_CPU = Constants(0.83, 1.00, 0.93, 230e-6, 0.0, 2.1e-6, 1.8e-3, 7e-6, 0.12e-6, 0.0, 8.4e-6, 0.02, 1.3)
 
 
 def active_weights(shape: Shape) -> float:
