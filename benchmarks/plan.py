@@ -183,9 +183,10 @@ def page(results: dict[str, Any]) -> str:
     return f"""# What `covey plan` predicts, and what runs take
 
 `python -m benchmarks.plan`: {len(results["cases"])} runs of ten steps on sums, randomly initialised, in float32.
-Seconds of the processor a step, prompts and lengths known. The plan alone takes constants that were fitted to this table
-and to an earlier round of it, so it says little of other machines; the probe takes three steps of the run, which are not among the six that are
-predicted. Memory is what comes on top of the weights, as the preflight measures it with the largest micro-batch.
+Seconds of the processor a step, prompts and lengths known. The plan alone takes constants that were fitted to this
+table and to an earlier round of it, so it says little of other machines; the probe takes three steps of the run, which
+are not among the six that are predicted. Memory is what comes on top of the weights, as the preflight measures it with
+the largest micro-batch.
 
 - Time, the plan alone: {within(results, "plain", "measured", 0.30)}.
 - Time, with the probe: {within(results, "probed", "measured", 0.10)}.
