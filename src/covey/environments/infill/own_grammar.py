@@ -92,9 +92,9 @@ class Grammar:
             agenda = list(chart[place])
             while agenda:
                 for end, item in self._next(agenda.pop(), place, text, chart):
-                    if item not in chart[end]:
-                        chart[end][item] = None
-                        agenda += [item] if end == place else []
+                    is_new = item not in chart[end]
+                    chart[end][item] = None
+                    agenda += [item] if is_new and end == place else []
         return any(item[0] == self.start and item[3] == 0 and self._is_read(item) for item in chart[-1])
 
     def _next(self, item: Item, place: int, text: str, chart: list[dict[Item, None]]) -> Iterator[tuple[int, Item]]:
