@@ -132,8 +132,8 @@ def _memory(checks: Any) -> dict[str, float]:
 def planned_bytes(config: Config, on: Hardware, num_tokens: float, prompt_tokens: float) -> float:
     """Return the bytes on top of weights of the one model of memory."""
     load = through_c(config, replace(workload(config, 1), micro_batch_tokens=int(num_tokens)), on)
-    load = replace(load, single_pass=num_tokens < config.micro_batch_tokens)
-    load = replace(load, num_cached=load.num_cached + int(config.groups_per_step * prompt_tokens))
+    num_cached = load.num_cached + int(config.groups_per_step * prompt_tokens)
+    load = replace(load, num_cached=num_cached, single_pass=num_tokens < config.micro_batch_tokens)
     parts = memory_of(shape_for(config.model), load)
     return float(parts["optimizer"] + max(parts["gradients"] + parts["training"], parts["sampling"]))
 

@@ -93,10 +93,9 @@ def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measure
     Shared, a prompt is read once a group; what branches of a conversation have in common beyond it is unknown here,
     and counted for each.
     """
-    num_groups = -(-config.groups_per_step // num_gpus)
-    group_size = max(group_sizes(config.group_size, config.group_size_schedule))
-    prompts = num_groups if config.packing == "shared" else num_groups * group_size
-    tokens = max(1, int(num_groups * group_size * answer_bound(config) + prompts * known.prompt_tokens))
+    counts = derived(config, num_gpus)
+    prompts = counts["groups_per_rank" if config.packing == "shared" else "rollouts_per_rank"]
+    tokens = max(1, int(counts["rollouts_per_rank"] * answer_bound(config) + prompts * known.prompt_tokens))
     if tokens > load.micro_batch_tokens:
         return load
     return replace(load, micro_batch_tokens=tokens, single_pass=not config.streaming)
