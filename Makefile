@@ -72,7 +72,7 @@ test: $(STAMP)  ## all tests that run in minutes
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
 
-test-cluster: $(STAMP)  ## samplers on a real Ray, killed, frozen and resumed (fifteen minutes)
+test-cluster: $(STAMP)  ## samplers on a real Ray, killed, frozen and resumed (eighteen minutes)
 	$(BIN)/python -m pytest -m cluster tests/cluster --durations=20
 
 test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +90,18 @@ class SlurmCluster:
             time.sleep(0.2)
         return job
 
+    def wait_for_no_process(self, number: int, seconds: float) -> None:
+        """Wait until no process of a job is left. TimeoutError where one stays.
+
+        A job that is requeued is PENDING before its script's end is told to slurmctld: a start in between would be
+        taken for ended with that script's exit code. Slurm's own delay of two minutes keeps them apart.
+        """
+        until = time.monotonic() + seconds
+        while left := _commands_with(f"slurmstepd: [{number}."):
+            if time.monotonic() > until:
+                raise TimeoutError(f"job {number} still has {', '.join(left)}\n{self.output(number)}")
+            time.sleep(0.2)
+
     def output(self, number: int) -> str:
         """Return what the job has printed."""
         return "\n".join(path.read_text() for path in self.folder.glob(f"*-{number}.out"))
@@ -144,6 +156,15 @@ def _end(pid_file: Path) -> None:
             except ProcessLookupError:
                 return
             time.sleep(0.1)
+
+
+def _commands_with(beginning: str) -> list[str]:
+    """Return the command lines of processes that begin so."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended since
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip())
+    return [line for line in found if line.startswith(beginning)]
 
 
 def _free_port() -> int:
