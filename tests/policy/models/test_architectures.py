@@ -1,5 +1,6 @@
 """Architectures of transformers: the same as transformers alone computes them, or refused in one line at loading."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,10 @@ def test_the_page_has_every_architecture_once_and_none_that_is_different() -> No
     assert "Different without a word" not in PAGE.read_text()
     assert set(VARIANTS) <= set(named)
     assert "| odd | a \\| b |" in page([{"name": "odd", "status": "refused", "reason": "a | b"}])
+
+
+def test_development_stays_at_the_version_of_transformers_that_the_page_was_written_with() -> None:
+    makefile = (PAGE.parents[2] / "Makefile").read_text()
+    pinned = re.search(r"^TRANSFORMERS := transformers==(\S+)$", makefile, re.MULTILINE)
+    assert pinned is not None
+    assert f"of transformers {pinned[1]} (" in PAGE.read_text()
