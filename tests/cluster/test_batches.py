@@ -1,7 +1,9 @@
 """Prompts go out and groups come back in as few calls as they can, and no group waits long for another."""
 
 import asyncio
+import os
 import pickle
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -11,10 +13,14 @@ import pytest
 
 from covey.cluster.sampler import SamplerActor, patience
 from covey.cluster.slot import Call, Slot
-from covey.cluster.wire import Batch, Jobs, Sampled
-from covey.engine.base import EngineLost, EngineStats
+from covey.cluster.start import prepare_actor, worker_environment
+from covey.cluster.wire import Batch, Jobs, Sampled, pack
+from covey.engine.base import EngineLost, EngineStats, WeightSet
+from covey.engine.weights import arrived, prove, unproved_set
 from covey.policy.policy import Policy
+from covey.rollouts import rollout
 from covey.rollouts.buffer import Bound, Ticket
+from covey.system.machine import KEPT_MEMORY
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
 
 from ..support.fake_ray import Actor
@@ -68,6 +74,89 @@ def test_small_weights_travel_inside_of_the_call_and_do_not_need_the_store(
         run.plan.ray.is_full = not is_stored
         run.advance(3)
         assert (run.plan.ray.puts > 0) is is_stored
+
+
+@pytest.mark.parametrize(("bound", "order"), [(Bound(4, 0), ["begin", "update"]), (Bound(4, 1), ["update", "begin"])])
+def test_prompts_go_ahead_of_weights_only_where_they_must_wait_for_them(
+    bound: Bound, order: list[str], policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    call = Actor.call
+
+    def noted(self: Actor, name: str, given: tuple[Any, ...]) -> "asyncio.Future[Any]":
+        said.append(name)
+        return call(self, name, given)
+
+    with training(policy, samplers=1) if bound.max_staleness else training(policy, Plan(), bound, samplers=1) as run:
+        run.advance(1)
+        run.wait_until(lambda: not run.pool._tasks or run.pool.status()[0]["version"] == 1)
+        monkeypatch.setattr(Actor, "call", noted)
+        run.advance(1)
+        assert [name for name in said if name in order] == order
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_proof_is_taken_whether_it_comes_before_its_weights_or_after(is_first: bool, policy: Policy) -> None:
+    weights = unproved_set(policy, 1)
+    packed = pack(weights)
+    assert (packed.is_proved, packed.probe.logprobs) == (False, ())
+    proved: list[object] = []
+
+    async def on_update(engine: Engine, given: WeightSet) -> None:
+        proved.append((await arrived(given.probe)).logprobs)
+
+    async def run() -> None:
+        actor = SamplerActor(lambda: make_sampler(Plan(on_update=on_update)), "keep")
+        calls = [actor.prove(1, prove(policy, weights.probe)), actor.update([packed])]
+        async with asyncio.timeout(10):
+            await asyncio.gather(*calls[:: 1 if is_first else -1])
+            await actor.prove(1, (0.0,))  # again, and too late to change anything
+        assert actor._version == 1
+
+    asyncio.run(run())
+    assert proved == [prove(policy, replace(weights.probe, logprobs=()))]
+
+
+def test_a_prompt_is_encoded_once_and_before_its_weights_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode = rollout.encode_prompt
+
+    def counted(tokenizer: Any, prompt: Prompt) -> list[int]:
+        encoded.append(prompt.id)
+        return encode(tokenizer, prompt)
+
+    monkeypatch.setattr(rollout, "encode_prompt", counted)
+
+    async def run() -> None:
+        plan = Plan()
+        actor = SamplerActor(lambda: make_sampler(plan), "keep")
+        waiting = tuple(replace(ticket, least_version=1) for ticket in tickets(2))
+        await actor.begin(Jobs(waiting, incarnation=1))
+        await asyncio.sleep(0.01)
+        assert (encoded, actor._engine.calls) == (["p0", "p1"], 0)  # type: ignore[attr-defined]
+        actor._engine.load_weights((), 1)
+        actor._updated.set()
+        assert len((await actor.collect()).sampled) == 2
+
+    asyncio.run(run())
+    assert encoded == ["p0", "p1"]
+
+
+def test_an_actor_keeps_its_memory_unless_the_user_says_how_and_its_own_processes_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in KEPT_MEMORY:
+        monkeypatch.delenv(name, raising=False)
+    variables = worker_environment(1)["env_vars"]
+    assert {name: variables[name] for name in KEPT_MEMORY} == KEPT_MEMORY
+    # In the process that starts with them
+    for name, value in (KEPT_MEMORY | {"MALLOC_ARENA_MAX": "7"}).items():
+        monkeypatch.setenv(name, value)
+    before = sys.getswitchinterval()
+    prepare_actor()
+    sys.setswitchinterval(before)
+    assert {name for name in KEPT_MEMORY if name in os.environ} == {"MALLOC_ARENA_MAX"}
+    assert KEPT_MEMORY.keys().isdisjoint(worker_environment(1)["env_vars"])
 
 
 def tickets(num: int) -> tuple[Ticket, ...]:

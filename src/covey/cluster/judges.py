@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from covey.cluster.serving import Answerers, Serving, lost
-from covey.cluster.start import import_ray
+from covey.cluster.start import import_ray, prepare_actor
 from covey.environments.base import Environment, Split
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -15,6 +15,7 @@ class JudgeActor:
     """Holds the environment. Ray makes one in each process of devices.judge."""
 
     def __init__(self, make_environment: Callable[[], Environment]) -> None:
+        prepare_actor()
         self._environment = make_environment()
 
     async def ready(self) -> bool:

@@ -9,20 +9,31 @@ what it still says is not believed.
 import asyncio
 import heapq
 import logging
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
 from covey.cluster.roles import Allotment, role_of
 from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
-from covey.cluster.slot import Call, Limits, SamplerLost, Slot, last_line
-from covey.cluster.start import ClusterLost, import_ray, inline_bytes, put, watch_cluster, worker_environment
+from covey.cluster.slot import Call, Limits, SamplerLost, Slot
+from covey.cluster.start import (
+    SWITCH_SECONDS,
+    ClusterLost,
+    import_ray,
+    inline_bytes,
+    put,
+    watch_cluster,
+    worker_environment,
+)
+from covey.cluster.waiting import hand_over
 from covey.cluster.wire import Result, copied, pack
 from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
 from covey.rollouts.sampler import Sampler
@@ -38,6 +49,10 @@ ANSWER_SECONDS = 1.0
 """A row waits so long for what samplers' environments logged."""
 CLOSE_SECONDS = 5.0
 """For samplers to let go of their worker processes."""
+
+
+Proof = tuple[int, tuple[float, ...]]
+"""Version, and log-probs of its probe."""
 
 
 class SamplerPool:
@@ -60,6 +75,8 @@ class SamplerPool:
         self._queue: list[tuple[int, int, Call]] = []
         self._numbers = count()
         self._weights: tuple[int, Any] | None = None
+        self._proof: Proof = (-1, ())
+        """Of the newest weights of which it is known."""
         self._follow: tuple[int, int, float] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: list[Future[dict[str, float]]] = []
@@ -67,6 +84,9 @@ class SamplerPool:
         self._push_seconds = self._idle_seconds = 0.0
         self.error: Exception | None = None
         """What ended the pool; the run ends with it."""
+        self._switch_seconds = sys.getswitchinterval()
+        """Of the interpreter, from before."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="samplers", daemon=True)
         self._thread.start()
@@ -84,21 +104,23 @@ class SamplerPool:
 
     def submit(self, calls: Sequence[Call]) -> None:
         """Have the groups of tickets sampled. Lower numbers first."""
-        self._loop.call_soon_threadsafe(self._enqueue, calls)
+        hand_over(self._loop, lambda: self._enqueue(calls))
 
     def push(self, weights: WeightSet) -> None:
         """Give every sampler a copy of new weights, without waiting for any of them."""
-        packed = pack(weights)
+        packed, what = pack(weights), f"weights of version {weights.version}"
         try:
-            latest = (weights.version, copied(packed) if packed.num_bytes < inline_bytes() else put(packed))
+            latest = (weights.version, copied(packed) if packed.num_bytes < inline_bytes() else put(packed, what))
         except ClusterLost as error:
             self._fail(error)
             raise
-        except self._ray.exceptions.RayError as error:
-            raise RunStopped(
-                f"weights of version {weights.version} could not be put into Ray's object store: {last_line(error)}"
-            ) from error
-        self._loop.call_soon_threadsafe(self._set_weights, latest)
+        hand_over(self._loop, lambda: self._set_weights(latest))
+        # What proves them follows once the trainer knows it
+        logprobs = weights.probe.logprobs
+        if isinstance(logprobs, Future):
+            logprobs.add_done_callback(
+                lambda known: self._loop.call_soon_threadsafe(self._set_proof, (weights.version, known.result()))
+            )
 
     def follow(self, step: int, num_steps: int, epochs: float) -> None:
         """Tell all environments how far training is."""
@@ -131,8 +153,8 @@ class SamplerPool:
         async def take() -> dict[str, float]:
             counts, self._counts = self._counts, Counter()
             pushed, self._push_seconds = self._push_seconds, 0.0
-            idle, self._idle_seconds = self._idle_seconds + self._idle_now(), 0.0
-            counts["late_results_refused"] += self._late_results()
+            idle, self._idle_seconds = self._idle_seconds + sum(slot.take_idle_seconds() for slot in self._slots), 0.0
+            counts["late_results_refused"] += sum(slot.take_late_results() for slot in self._slots)
             found = {f"samplers/{name}": float(number) for name, number in counts.items() if number}
             return found | {
                 "samplers/alive": float(sum(slot.is_alive for slot in self._slots)),
@@ -144,18 +166,7 @@ class SamplerPool:
 
     def status(self) -> list[dict[str, Any]]:
         """Return what each sampler does now."""
-        return [
-            {
-                "sampler": slot.index,
-                "pid": slot.pid,
-                "state": "sampling" if slot.under_way else "waiting" if slot.is_alive else "starting",
-                "version": slot.version,
-                "groups_under_way": len(slot.under_way),
-                "tokens": slot.tokens,
-                "restarts": slot.incarnation - 1,
-            }
-            for slot in self._slots
-        ]
+        return [slot.status() for slot in self._slots]
 
     def close(self) -> None:
         """End all samplers, and what they started."""
@@ -178,6 +189,7 @@ class SamplerPool:
         if self._loop.is_closed():
             return
         self._is_closing.set()
+        sys.setswitchinterval(self._switch_seconds)
         is_gone = isinstance(self.error, ClusterLost)  # nobody to be told, and calls of Ray may block this thread
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(1.0 if is_gone else CLOSE_SECONDS + 5)
@@ -217,7 +229,7 @@ class SamplerPool:
         """Give free places to those who wait, in their order, where the end is expected first."""
         most = self._devices.groups_per_sampler
         while self._queue and (free := [s for s in self._slots if s.is_alive and len(s.under_way) < most]):
-            slot = min(free, key=_expected_end)
+            slot = min(free, key=Slot.expected_end)
             if not slot.under_way:
                 self._idle_seconds += time.monotonic() - slot.idle_since
             slot.begin(heapq.heappop(self._queue)[-1])
@@ -320,6 +332,20 @@ class SamplerPool:
             if slot.is_alive:
                 self._soon(self._update, slot)
 
+    def _set_proof(self, proof: Proof) -> None:
+        self._proof = proof
+        for slot in self._slots:
+            if slot.is_alive:
+                self._soon(partial(self._prove, proof), slot)
+
+    async def _prove(self, proof: Proof, slot: Slot) -> None:
+        """Tell a sampler the log-probs of a probe."""
+        incarnation = slot.incarnation
+        try:
+            await slot.call("prove", *proof)
+        except SamplerLost as lost:
+            self._lose(slot, incarnation, str(lost))
+
     async def _update(self, slot: Slot) -> None:
         """Push weights until the slot has the newest. Versions in between are left out."""
         incarnation = slot.incarnation
@@ -328,23 +354,15 @@ class SamplerPool:
                 version, ref = self._weights
                 if slot.version == version:
                     return
+                if self._proof[0] == version:  # known before: it has not been told to who starts now
+                    self._soon(partial(self._prove, self._proof), slot)
                 started = time.monotonic()
-                if refused := await self._refusal(slot, version, ref):
+                if refused := await slot.update(version, ref, self._limits.silence):
                     self._lose(slot, incarnation, refused)
                     return
                 slot.version = version
                 self._push_seconds += time.monotonic() - started
                 self._counts["pushes"] += 1
-
-    async def _refusal(self, slot: Slot, version: int, ref: Any) -> str:
-        """Give a sampler weights and return why it has not taken them, "" where it has."""
-        try:
-            async with asyncio.timeout(self._limits.silence):
-                return str(await slot.call("update", [ref]))
-        except TimeoutError:
-            return f"version {version} was not taken within {self._limits.silence:g} s"
-        except SamplerLost as lost:
-            return str(lost)
 
     def _lose(self, slot: Slot, incarnation: int, why: str) -> None:
         """Give an incarnation up and start the next one."""
@@ -376,25 +394,3 @@ class SamplerPool:
     def _kill(self, actor: Any) -> None:
         with suppress(Exception):
             self._ray.kill(actor, no_restart=True)
-
-    def _late_results(self) -> int:
-        """Return how many results came too late until now, counted once."""
-        late = sum(slot.late_results for slot in self._slots)
-        for slot in self._slots:
-            slot.late_results = 0
-        return late
-
-    def _idle_now(self) -> float:
-        """Return the seconds that samplers have been idle until now, counted once."""
-        now, idle = time.monotonic(), 0.0
-        for slot in self._slots:
-            if slot.is_alive and not slot.under_way:
-                idle += now - slot.idle_since
-                slot.idle_since = now
-        return idle
-
-
-def _expected_end(slot: Slot) -> tuple[float, int, int]:
-    """Return when a further group would be finished, and what decides between equals."""
-    num = len(slot.under_way)
-    return (num + 1) * max(slot.seconds_per_group, 1e-3), num, slot.index

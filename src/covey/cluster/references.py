@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from covey.cluster.serving import Answerers, answers_of
-from covey.cluster.start import import_ray
+from covey.cluster.start import import_ray, prepare_actor
 from covey.policy.logprobs import AllowedTokens, Scoring, reference_logprobs
 from covey.policy.reference import Reference
 from covey.system import collectives
@@ -21,6 +21,7 @@ class ReferenceActor:
     """Holds the reference policy. Ray makes one in each process of devices.reference."""
 
     def __init__(self, make_reference: Callable[[], Reference]) -> None:
+        prepare_actor()
         self._reference = make_reference()
 
     def ready(self) -> bool:

@@ -8,9 +8,11 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 
-from covey.cluster.wire import Batch, Jobs, PackedWeights, Sampled, unpack
+from covey.cluster.start import prepare_actor
+from covey.cluster.wire import Batch, Jobs, Logprobs, PackedWeights, Sampled, unpack
 from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
 from covey.rollouts.buffer import Ticket
 from covey.rollouts.rollout import roll_out
@@ -22,6 +24,7 @@ class SamplerActor:
 
     def __init__(self, make_sampler: Callable[[], Sampler], how: UpdateMode) -> None:
         """`make_sampler` loads model and environment. `how` says what a push does to completions under way."""
+        prepare_actor()
         self._sampler = make_sampler()
         engine = self._sampler.engine
         assert isinstance(engine, UpdatableEngine), f"{type(engine).__name__} has no weights of its own"
@@ -30,6 +33,8 @@ class SamplerActor:
         self._how: UpdateMode = how
         self._updating = asyncio.Lock()
         self._updated = asyncio.Event()
+        self._logprobs: dict[int, Logprobs] = {}
+        """Of the probe of each version that came or is coming, by version."""
         self._tokens = 0
         self._incarnation = 0
         # Rollouts under way, and those not yet collected
@@ -54,11 +59,21 @@ class SamplerActor:
             given = weights[0]
             packed = given if isinstance(given, PackedWeights) else await given
             try:
-                await self._engine.update(unpack(packed), self._how)
+                await self._engine.update(unpack(packed, self._logprobs_of(packed.version)), self._how)
             except PushRefused as refused:
                 return str(refused)
         self._updated.set()
         return ""
+
+    async def prove(self, version: int, logprobs: tuple[float, ...]) -> None:
+        """Take the log-probs of a version's probe, which follow its weights. Hearing them again changes nothing."""
+        coming = self._logprobs_of(version)
+        if not coming.done():
+            coming.set_result(logprobs)
+        self._logprobs = {later: own for later, own in self._logprobs.items() if later >= version}
+
+    def _logprobs_of(self, version: int) -> Logprobs:
+        return self._logprobs.setdefault(version, Future())
 
     async def follow(self, step: int, num_steps: int, epochs: float) -> None:
         """Tell the environment how far training is."""
@@ -90,12 +105,17 @@ class SamplerActor:
 
     async def _roll_out(self, ticket: Ticket) -> None:
         """Sample and score the group of a ticket, once the weights it demands are here."""
-        while self._version < ticket.least_version:
-            self._updated.clear()
-            await self._updated.wait()
         started = time.monotonic()
+
+        async def ready() -> None:
+            nonlocal started
+            while self._version < ticket.least_version:
+                self._updated.clear()
+                await self._updated.wait()
+            started = time.monotonic()
+
         try:
-            group = await roll_out(self._sampler, ticket.prompt, ticket.group_size, ticket.sampling)
+            group = await roll_out(self._sampler, ticket.prompt, ticket.group_size, ticket.sampling, ready)
         except EngineLost as lost:
             self._error = lost
         except (Exception, SystemExit) as raised:  # Ray never answers a call that raised SystemExit

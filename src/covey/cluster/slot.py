@@ -94,6 +94,33 @@ class Slot:
             raise SamplerLost(f"its answer to {method} was cancelled")
         return answer.result()
 
+    async def update(self, version: int, weights: Any, silence: float) -> str:
+        """Give the sampler weights and return why it has not taken them, "" where it has."""
+        try:
+            async with asyncio.timeout(silence):
+                return str(await self.call("update", [weights]))
+        except TimeoutError:
+            return f"version {version} was not taken within {silence:g} s"
+        except SamplerLost as lost:
+            return str(lost)
+
+    def expected_end(self) -> tuple[float, int, int]:
+        """Return when a further group would be finished, and what decides between equals."""
+        num = len(self.under_way)
+        return (num + 1) * max(self.seconds_per_group, 1e-3), num, self.index
+
+    def status(self) -> dict[str, Any]:
+        """Return what the sampler does now."""
+        return {
+            "sampler": self.index,
+            "pid": self.pid,
+            "state": "sampling" if self.under_way else "waiting" if self.is_alive else "starting",
+            "version": self.version,
+            "groups_under_way": len(self.under_way),
+            "tokens": self.tokens,
+            "restarts": self.incarnation - 1,
+        }
+
     def begin(self, call: Call) -> None:
         """Take a call on."""
         self.under_way[call.ticket.number] = UnderWay(call, time.monotonic())
@@ -131,6 +158,18 @@ class Slot:
         share = seconds / len(self.under_way)
         self.seconds_per_group = share if self.seconds_per_group == 0 else 0.8 * self.seconds_per_group + 0.2 * share
         self.losses = 0
+
+    def take_late_results(self) -> int:
+        """Return how many results came too late since the last call."""
+        late, self.late_results = self.late_results, 0
+        return late
+
+    def take_idle_seconds(self) -> float:
+        """Return how long a sampler that is there has been idle until now, counted once."""
+        if not self.is_alive or self.under_way:
+            return 0.0
+        since, self.idle_since = self.idle_since, time.monotonic()
+        return self.idle_since - since
 
     async def environment_metrics(self) -> dict[str, float]:
         """Return what the sampler's environment logged since it was last asked. Nothing where nobody answers."""

@@ -22,7 +22,7 @@ from covey.cluster.status import StatusFile, status_of
 from covey.cluster.waiting import SamplerWait
 from covey.cluster.wire import Part, Result, shares
 from covey.engine.base import UpdateMode
-from covey.engine.weights import make_weight_set
+from covey.engine.weights import prove, unproved_set
 from covey.environments.base import Environment
 from covey.policy import sharding
 from covey.policy.policy import Policy
@@ -51,9 +51,8 @@ class RaySource:
         *,
         records_logprobs: bool = False,
     ) -> None:
-        """`local` holds the order of prompts, the filter and group sizes. `judged` is what judges for all samplers,
-        where these do not judge themselves. `records_logprobs` writes log-probs to the schedule, for a loss that
-        reads them."""
+        """`local` holds the order of prompts, the filter and group sizes. `judged` judges for samplers that do not
+        themselves. `records_logprobs` writes log-probs to the schedule, for a loss that reads them."""
         self.local = local
         self._policy, self._judged, self._records_logprobs = policy, judged, records_logprobs
         self._pool: SamplerPool | None = None
@@ -145,17 +144,14 @@ class RaySource:
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Push the policy's weights as they are now, where a version is due, and admit what may now start."""
         self._version = version
+        # With a bound of 0 nothing starts before the weights are there, so that prompts may be sent ahead of them
+        prompts_first = self._buffer.bound.max_staleness == 0
+        if prompts_first:
+            self._open_window(version)
         if version % self._buffer.bound.publish_every == 0 or self._pushed < 0:
             self._push(version)
-        if self._pool is None:
-            return
-        with self._wait.changed:
-            if self._buffer.admitted == 0:  # a new run, or one that had another source before
-                self._buffer.step = version
-            self._buffer.publish(version)
-        self._submit(self._unsent)
-        self._unsent = []
-        self._admit()
+        if not prompts_first:
+            self._open_window(version)
 
     def follow(self, step: int, num_steps: int) -> None:
         """Tell those who score how far training is."""
@@ -240,10 +236,23 @@ class RaySource:
             if self._pool is not None:
                 prompt = self.stream.prompts[version % len(self.stream.prompts)]
                 text = encode_prompt(self.local.sampler.tokenizer, prompt)
-                weights = make_weight_set(self._policy, version, text, copy=False)  # the pool keeps copies of its own
+                weights = unproved_set(self._policy, version, text, copy=False)  # the pool keeps copies of its own
                 self._digest = weights.digest
                 self._pool.push(weights)
+                prove(self._policy, weights.probe)  # while they travel
         self._pushed = version
+
+    def _open_window(self, version: int) -> None:
+        """Admit and send out what may start once samplers have weights of a version."""
+        if self._pool is None:
+            return
+        with self._wait.changed:
+            if self._buffer.admitted == 0:  # a new run, or one that had another source before
+                self._buffer.step = version
+            self._buffer.publish(version)
+        self._submit(self._unsent)
+        self._unsent = []
+        self._admit()
 
     def _admit(self) -> None:
         """Draw and send out as many prompts as there is room for."""
@@ -261,16 +270,21 @@ class RaySource:
 
     def _submit(self, tickets: Sequence[Ticket]) -> None:
         assert self._pool is not None
-        self._pool.submit([Call(ticket, self._settle, self._give_up) for ticket in tickets])
+        settle = self._taking(self._buffer.finish)
+        self._pool.submit([Call(ticket, settle, self._give_up) for ticket in tickets])
 
-    def _settle(self, results: Sequence[Result]) -> None:
-        """Take results of training prompts, in the pool's thread."""
-        with self._wait.changed:
-            for result in results:
-                self._wait.note(result)
-                if result.group is not None:
-                    self._buffer.finish(result.ticket, result.group)
-            self._wait.changed.notify_all()
+    def _taking(self, take: Callable[[Ticket, Group], object]) -> Callable[[Sequence[Result]], None]:
+        """Return what is told of results in the pool's thread, and has `take` the groups among them."""
+
+        def settle(results: Sequence[Result]) -> None:
+            with self._wait.changed:
+                for result in results:
+                    self._wait.note(result)
+                    if result.group is not None:
+                        take(result.ticket, result.group)
+                self._wait.changed.notify_all()
+
+        return settle
 
     def _give_up(self, ticket: Ticket) -> Ticket:
         with self._wait.changed:
@@ -372,15 +386,7 @@ class RaySource:
 
     def _evaluate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         groups: dict[int, Group] = {}
-
-        def settle(results: Sequence[Result]) -> None:
-            with self._wait.changed:
-                for result in results:
-                    self._wait.note(result)
-                    if result.group is not None:
-                        groups[result.ticket.number] = result.group
-                self._wait.changed.notify_all()
-
+        settle = self._taking(lambda ticket, group: groups.update({ticket.number: group}))
         assert self._pool is not None
         # Numbers below 0 go before what is sampled for training.
         first = -len(prompts)

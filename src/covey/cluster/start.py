@@ -17,6 +17,8 @@ from typing import Any
 from covey.cluster.prints import show_prints
 from covey.cluster.roles import asked_of, check_counts
 from covey.cluster.settings import DevicesConfig
+from covey.cluster.slot import last_line
+from covey.system.machine import KEPT_MEMORY
 from covey.types import RunStopped
 
 LOGGER = logging.getLogger(__name__)
@@ -26,6 +28,9 @@ LOOPBACK = "127.0.0.2"
 STORE_BYTES = 200_000_000
 """Least memory of the object store, through which weights travel."""
 
+SWITCH_SECONDS = 0.0005
+"""The longest that a thread which wants the interpreter waits for another one: Python's own 5 ms come several times a
+step, as calls of Ray pass through several threads."""
 INLINE_BYTES = 4_000_000
 """Most that travels inside of calls in a cluster that is started here, and not through the object store: cheaper where
 it is little, and Ray ends a process without a word whose store dies while it writes or reads."""
@@ -144,7 +149,22 @@ def worker_environment(num_threads: int, python: str | None = None) -> dict[str,
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # what an actor prints is passed on
     }
+    # Ray runs the methods of an actor in a thread that is not the first
+    if not any(name.startswith("MALLOC_") for name in os.environ):
+        variables |= KEPT_MEMORY
     return {"env_vars": variables} | ({} if python is None else {"py_executable": python})
+
+
+def prepare_actor() -> None:
+    """Prepare the process of an actor, once it has started in `worker_environment`.
+
+    Threads that answer calls wait less for the interpreter than by default, and what the process starts itself does not
+    keep memory as it does.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    for name, value in KEPT_MEMORY.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
 
 
 def _store_bytes(weight_bytes: int) -> int:
@@ -168,10 +188,17 @@ def inline_bytes() -> int:
         return 0
 
 
-def put(value: object) -> Any:
-    """Put something into the object store, from where nodes fetch it. ClusterLost where the store is gone."""
+def put(value: object, what: str) -> Any:
+    """Put something into the object store, from where nodes fetch it.
+
+    ClusterLost where the store is gone, RunStopped where it does not take `what`.
+    """
     check_store()
-    return import_ray().put(value)
+    ray = import_ray()
+    try:
+        return ray.put(value)
+    except ray.exceptions.RayError as error:
+        raise RunStopped(f"{what} could not be put into Ray's object store: {last_line(error)}") from error
 
 
 def check_store() -> None:

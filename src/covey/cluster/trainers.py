@@ -16,7 +16,15 @@ import torch
 from covey.cluster.roles import NODE_SHARE, Allotment, role_of
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import last_line
-from covey.cluster.start import ClusterLost, connect, disconnect, import_ray, loss_of_cluster, worker_environment
+from covey.cluster.start import (
+    ClusterLost,
+    connect,
+    disconnect,
+    import_ray,
+    loss_of_cluster,
+    prepare_actor,
+    worker_environment,
+)
 from covey.system import ranks
 from covey.types import RunStopped
 
@@ -46,6 +54,7 @@ class TrainerRank:
 
     def run(self, work: Callable[[], None]) -> None:
         """Train with the other ranks, to the end."""
+        prepare_actor()
         work()
 
 

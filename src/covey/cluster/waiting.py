@@ -1,14 +1,20 @@
 """How the trainer waits for samplers: woken by each result, ended by what ends them, watched by the watchdog."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from covey.cluster.wire import Result, error_of
 from covey.system.waits.watchdog import Watchdog
 
 POLL_SECONDS = 0.2
 """Signals are looked at so often while something is waited for."""
+HAND_OVER_SECONDS = 1.0
+"""The trainer waits so long at most for calls to be sent."""
+PASSES = 4
+"""Of the event loop, from a decision to the calls that follow from it."""
 
 
 class SamplerWait:
@@ -62,3 +68,19 @@ class SamplerWait:
         """Return what was waited since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
+
+
+def hand_over(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+    """Do something in the thread of an event loop, and go on once the calls that follow from it are on their way.
+
+    Else that thread would wait for the interpreter, which the trainer keeps busy, while samplers wait for it.
+    """
+
+    async def tell() -> None:
+        what()
+        for _ in range(PASSES):
+            await asyncio.sleep(0)
+
+    told = asyncio.run_coroutine_threadsafe(tell(), loop)
+    with suppress(TimeoutError):  # calls of Ray block where nobody answers them, which the watch on the cluster ends
+        told.result(HAND_OVER_SECONDS)

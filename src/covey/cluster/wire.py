@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -15,6 +16,8 @@ from covey.rollouts.buffer import Ticket
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped
 
+Logprobs = Future[tuple[float, ...]]
+"""Of a probe, on their way."""
 Array = tuple[str, tuple[int, ...], np.ndarray]
 """Name of the type, shape, bytes: NumPy knows no bfloat16, and maps arrays of other processes without a copy."""
 
@@ -105,6 +108,9 @@ class PackedWeights:
     arrays: Mapping[str, Array]
     digest: str
     probe: Probe
+    """Its log-probs are empty where they follow."""
+    is_proved: bool
+    """Whether they are there."""
 
     @property
     def num_bytes(self) -> int:
@@ -147,7 +153,9 @@ def pack(weights: WeightSet) -> PackedWeights:
             tuple(plain.shape),
             plain.flatten().view(torch.uint8).numpy(),
         )
-    return PackedWeights(weights.version, arrays, weights.digest, weights.probe)
+    is_proved = not isinstance(weights.probe.logprobs, Future)
+    probe = weights.probe if is_proved else replace(weights.probe, logprobs=())
+    return PackedWeights(weights.version, arrays, weights.digest, probe, is_proved)
 
 
 def copied(packed: PackedWeights) -> PackedWeights:
@@ -156,10 +164,14 @@ def copied(packed: PackedWeights) -> PackedWeights:
     return replace(packed, arrays=arrays)
 
 
-def unpack(packed: PackedWeights) -> WeightSet:
-    """Return the weights again. Their memory may be another process' and read-only."""
+def unpack(packed: PackedWeights, logprobs: Logprobs | None = None) -> WeightSet:
+    """Return the weights again, with the log-probs of their probe where these follow.
+
+    Their memory may be another process' and read-only.
+    """
     tensors = {name: _tensor(array) for name, array in packed.arrays.items()}
-    return WeightSet(packed.version, tensors, packed.digest, packed.probe)
+    probe = packed.probe if logprobs is None or packed.is_proved else replace(packed.probe, logprobs=logprobs)
+    return WeightSet(packed.version, tensors, packed.digest, probe)
 
 
 def _tensor(array: Array) -> Tensor:

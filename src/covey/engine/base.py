@@ -1,6 +1,7 @@
 """The engine seam: how tokens are sampled."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -98,8 +99,8 @@ class Probe:
     """A fixed text and the log-probs that the pushed weights give it: the proof that an engine runs on them."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Of token_ids[1:], natural, at temperature 1 and unfiltered."""
+    logprobs: "tuple[float, ...] | Future[tuple[float, ...]]"
+    """Of token_ids[1:], natural, at temperature 1 and unfiltered. A future where they follow the weights."""
     tolerance: float
     """Most nats by which an engine may differ on a token."""
 

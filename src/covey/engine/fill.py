@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.base import EngineStats, UpdateMode, WeightSet
-from covey.engine.weights import check_pushed, replace_weights, shapes_of, trained_tensors
+from covey.engine.weights import arrived, check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference
 from covey.policy.sampling import allowed_with, filtered_logprobs, partition, random_uniform, row_key, sample
@@ -195,7 +195,8 @@ class OwnWeightsFillEngine(FillEngine):
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights, see `UpdatableEngine.update`. Whatever `how`, what waits is filled in with them."""
         check_pushed(weights, shapes_of(trained_tensors(self._policy)), self.version)
-        replace_weights(self._policy, weights, self._policy, lambda: None)
+        proved = replace(weights, probe=await arrived(weights.probe))  # nothing is filled in on what is not proved
+        await replace_weights(self._policy, proved, self._policy, lambda: None)
         self.version = weights.version
         for request in self._waiting:
             request.version = weights.version

@@ -1,7 +1,10 @@
 """What is pushed from the trainer to engines: the trained parameters, hashed, with a probe that proves them."""
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -31,7 +34,13 @@ def trained_tensors(policy: Policy) -> dict[str, Tensor]:
 
 
 def make_weight_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy: bool = True) -> WeightSet:
-    """Copy the policy's trained weights as they are now, with a probe that reads `text` too.
+    """Copy the policy's trained weights as they are now, with a probe that reads `text` too. See `unproved_set`."""
+    weights = unproved_set(policy, version, text, copy=copy)
+    return replace(weights, probe=replace(weights.probe, logprobs=prove(policy, weights.probe)))
+
+
+def unproved_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy: bool = True) -> WeightSet:
+    """Copy the policy's trained weights as they are now. The log-probs of their probe follow, by `prove`.
 
     Shards must be gathered around it (`sharding.unsharded`). Without `copy`, weights in the host's memory are those
     of the policy itself: for who is done with them before the policy is trained on. Gathered ones are copied anyway,
@@ -39,19 +48,39 @@ def make_weight_set(policy: Policy, version: int, text: Sequence[int] = (), *, c
     """
     copy = copy or policy.sharded
     tensors = {name: tensor.detach().to("cpu", copy=copy) for name, tensor in trained_tensors(policy).items()}
-    return WeightSet(version, tensors, digest_of(tensors), make_probe(policy, text))
+    return WeightSet(version, tensors, digest_of(tensors), _unread_probe(policy, text))
+
+
+def prove(policy: Policy, probe: Probe) -> tuple[float, ...]:
+    """Return what the policy's weights make of a probe, and give it to whoever waits for it."""
+    logprobs = tuple(probe_logprobs(policy, probe.token_ids))
+    if isinstance(probe.logprobs, Future):
+        probe.logprobs.set_result(logprobs)
+    return logprobs
+
+
+async def arrived(probe: Probe) -> Probe:
+    """Return the probe once its log-probs are there."""
+    if not isinstance(probe.logprobs, Future):
+        return probe
+    # Who gives up waiting must not end it for others
+    coming: asyncio.Future[tuple[float, ...]] = asyncio.wrap_future(probe.logprobs)
+    return replace(probe, logprobs=await asyncio.shield(coming))
 
 
 def make_probe(policy: Policy, text: Sequence[int] = ()) -> Probe:
-    """Return a text and what the policy's weights make of it now.
+    """Return a text and what the policy's weights make of it now. See `_unread_probe`."""
+    probe = _unread_probe(policy, text)
+    return replace(probe, logprobs=prove(policy, probe))
 
-    It is a fixed one over the vocabulary, and after it the beginning of `text`, a prompt of the run.
-    """
+
+def _unread_probe(policy: Policy, text: Sequence[int]) -> Probe:
+    """Return a fixed text over the vocabulary, and after it the beginning of `text`, a prompt of the run."""
     size, room = len(policy.tokenizer), policy.max_length - 1  # vLLM scores a text by continuing it
     fixed = [(7919 * place + 11) % size for place in range(PROBE_LENGTH)]
     read = text[:TEXT_LENGTH] if policy.mask_id is None else ()
     token_ids = (*fixed, *read)[:room]
-    return Probe(token_ids, tuple(probe_logprobs(policy, token_ids)), PROBE_TOLERANCE[policy.precision])
+    return Probe(token_ids, Future(), PROBE_TOLERANCE[policy.precision])
 
 
 def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
@@ -71,6 +100,7 @@ def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
 
 def disproof(found: Sequence[float], probe: Probe) -> str:
     """Say in one line how log-probs of the probe differ from the trainer's by more than rounding, "" where not."""
+    assert not isinstance(probe.logprobs, Future), "wait until the probe has arrived"
     if len(found) != len(probe.logprobs):
         return f"gives {len(found)} log-probs of the probe's {len(probe.logprobs)}"
     gaps = [abs(a - b) for a, b in zip(found, probe.logprobs, strict=True)]
@@ -126,18 +156,22 @@ def refuse(version: int, reason: str) -> None:
         raise PushRefused(f"version {version}: {reason}")
 
 
-def replace_weights(trained: Policy, weights: WeightSet, read: Policy, refresh: Callable[[], None]) -> None:
-    """Copy pushed weights into a policy as one transaction.
+async def replace_weights(trained: Policy, weights: WeightSet, read: Policy, refresh: Callable[[], None]) -> None:
+    """Copy pushed weights into a policy as one transaction. Nobody may sample before it is over.
 
     They were checked (`check_pushed`). `read` is the policy that sampling reads, which `refresh` brings up to date.
     PushRefused where the probe is not right: the old weights are then in place, whole.
     """
     own = trained_tensors(trained)
     old = {name: tensor.detach().clone() for name, tensor in own.items()}
-    _copy(weights.tensors, own, refresh)
-    if wrong := disproof(probe_logprobs(read, weights.probe.token_ids), weights.probe):
+    try:
+        _copy(weights.tensors, own, refresh)
+        found = probe_logprobs(read, weights.probe.token_ids)
+        if wrong := disproof(found, await arrived(weights.probe)):
+            raise PushRefused(f"version {weights.version}: on it the engine {wrong}")
+    except BaseException:
         _copy(old, own, refresh)
-        raise PushRefused(f"version {weights.version}: on it the engine {wrong}")
+        raise
 
 
 @torch.no_grad()

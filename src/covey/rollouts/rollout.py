@@ -4,7 +4,7 @@ import logging
 import math
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,34 +27,57 @@ class Drawn:
 
     completions: tuple[Completion, ...] = ()
     attempts: tuple[Attempt | Failure, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    """What the completions answer."""
 
     def __add__(self, other: "Drawn") -> "Drawn":
-        return Drawn(self.completions + other.completions, self.attempts + other.attempts)
+        attempts = self.attempts + other.attempts
+        return Drawn(self.completions + other.completions, attempts, self.prompt_ids or other.prompt_ids)
 
 
-async def roll_out(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Group:
+async def at_once() -> None:
+    """Wait for nothing."""
+
+
+async def roll_out(
+    sampler: Sampler,
+    prompt: Prompt,
+    num_samples: int,
+    sampling: Sampling,
+    ready: Callable[[], Awaitable[None]] = at_once,
+) -> Group:
     """Sample `num_samples` completions of the prompt and have them scored.
 
     A completion that the system could not score becomes a Failure of the group: it is no rollout and no reward of 0.
+    Nothing is sampled before `ready` is over, while the prompt is encoded.
     """
-    return await judge(sampler, prompt, await draw(sampler, prompt, num_samples, sampling))
+    return await judge(sampler, prompt, await draw(sampler, prompt, num_samples, sampling, ready))
 
 
-async def draw(sampler: Sampler, prompt: Prompt, num_samples: int, sampling: Sampling) -> Drawn:
+async def draw(
+    sampler: Sampler,
+    prompt: Prompt,
+    num_samples: int,
+    sampling: Sampling,
+    ready: Callable[[], Awaitable[None]] = at_once,
+) -> Drawn:
     """Sample a group, or the part of it that begins with `sampling.first_sample`."""
     if sampler.mask_id is None:
         numbers = range(sampling.first_sample, sampling.first_sample + num_samples)
         episodes = [_new_episode(sampler, prompt, turn_seed(sampling.seed, number, 0)) for number in numbers]
         if all(episodes) and episodes:
+            await ready()
             try:
                 attempts = await play_group(sampler, prompt, [e for e in episodes if e], sampling)
             except ValueError as error:
                 raise ValueError(f"prompt {prompt.id}: {error}") from error
             return Drawn(attempts=tuple(attempts))
-    prompt_ids = encode_prompt(sampler.tokenizer, prompt)
+    prompt_ids = tuple(encode_prompt(sampler.tokenizer, prompt))
+    await ready()
     try:
         with sampler.stages.sampling():
-            return Drawn(tuple(await sampler.engine.generate(prompt_ids, num_samples, sampling)))
+            completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
+            return Drawn(tuple(completions), prompt_ids=prompt_ids)
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id}: {error}") from error
 
@@ -63,7 +86,7 @@ async def judge(sampler: Sampler, prompt: Prompt, drawn: Drawn) -> Group:
     """Have all samples of a prompt scored, and build what was not left unscored."""
     if drawn.attempts:
         return await _judge_episodes(sampler, prompt, drawn.attempts)
-    return await _judge_answers(sampler, prompt, drawn.completions)
+    return await _judge_answers(sampler, prompt, drawn.prompt_ids, drawn.completions)
 
 
 def roll_out_together(
@@ -123,10 +146,11 @@ def _new_episode(sampler: Sampler, prompt: Prompt, seed: int) -> Episode | Failu
     return tried(prompt, "episode", lambda: sampler.environment.episode(prompt, seed))
 
 
-async def _judge_answers(sampler: Sampler, prompt: Prompt, completions: Sequence[Completion]) -> Group:
+async def _judge_answers(
+    sampler: Sampler, prompt: Prompt, prompt_ids: Sequence[int], completions: Sequence[Completion]
+) -> Group:
     """Have the answers of a prompt scored, one for each sample."""
-    # Encode the prompt and decode the answers
-    prompt_ids = encode_prompt(sampler.tokenizer, prompt)
+    # Decode the answers
     texts = [decoded(sampler.tokenizer, completion.token_ids) for completion in completions]
     ids = [completion.token_ids for completion in completions]
     # Judge all answers together

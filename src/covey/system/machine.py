@@ -17,6 +17,14 @@ NVIDIA = "/dev/nvidiactl"
 """There where a driver for GPUs is."""
 KEEP_BYTES = 2**31 - 1
 TOP_PAD_BYTES = 2**28
+KEPT_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(KEEP_BYTES),
+    "MALLOC_TOP_PAD_": str(TOP_PAD_BYTES),
+    "MALLOC_ARENA_MAX": "1",
+}
+"""What `keep_memory` sets, as variables of a process to be started. One arena: glibc gives what threads other than the
+first one free back to the kernel whatever the threshold is."""
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -181,6 +182,60 @@ def test_weights_that_the_probe_does_not_prove_are_put_back() -> None:
     _, first = moved(policy, 1)
     _, second = moved(policy, 2)
     assert "probe" in refused(replace(first, probe=second.probe), policy)
+
+
+def pushed_ahead_of_its_proof(weights: WeightSet, logprobs: Sequence[float] | None) -> tuple[OwnWeightsEngine, str]:
+    """Push weights whose proof follows once the engine waits for it, and sample meanwhile; None cuts the push off.
+
+    Returns the engine and what it refused.
+    """
+    engine = OwnWeightsEngine(tiny_policy("llama"), ROOM, 64)
+    coming: Future[tuple[float, ...]] = Future()
+
+    async def run() -> str:
+        sampling = asyncio.create_task(engine.generate(PROMPTS[0], 2, SAMPLING))
+        while engine._stats.sampled_tokens < 6:
+            await asyncio.sleep(0)
+        push = asyncio.create_task(
+            engine.update(replace(weights, probe=replace(weights.probe, logprobs=coming)), "keep")
+        )
+        await asyncio.sleep(0)
+        # Nothing is sampled on weights that are not proved
+        before = engine._stats.sampled_tokens
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (engine._stats.sampled_tokens, engine.version, push.done()) == (before, 0, False)
+        # The proof comes, or who waits for it gives up
+        if logprobs is None:
+            push.cancel()
+        else:
+            coming.set_result(tuple(logprobs))
+        (found,) = await asyncio.gather(push, return_exceptions=True)
+        assert len(await sampling) == 2
+        return str(found) if isinstance(found, PushRefused) else ""
+
+    return engine, asyncio.run(run())
+
+
+def test_nothing_is_sampled_between_the_weights_and_their_proof() -> None:
+    _, weights = moved(tiny_policy("llama"), 1)
+    assert not isinstance(weights.probe.logprobs, Future)
+    engine, refusal = pushed_ahead_of_its_proof(weights, weights.probe.logprobs)
+    assert (refusal, engine.version) == ("", 1)
+    assert digest_of(trained_tensors(engine._trained)) == weights.digest
+
+
+def test_a_proof_that_is_another_or_never_comes_leaves_the_old_weights_whole() -> None:
+    policy = tiny_policy("llama")
+    _, weights = moved(policy, 1)
+    of_others = moved(policy, 2)[1].probe.logprobs
+    assert not isinstance(of_others, Future)
+    old = digest_of(trained_tensors(policy))
+    for logprobs, said in ((of_others, "probe"), (None, "")):
+        engine, refusal = pushed_ahead_of_its_proof(weights, logprobs)
+        assert said in refusal
+        assert engine.version == 0
+        assert digest_of(trained_tensors(engine._trained)) == old
 
 
 def test_a_row_has_the_same_bits_alone_and_beside_others_that_come_and_go() -> None:

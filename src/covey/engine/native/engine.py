@@ -211,6 +211,7 @@ class NativeEngine:
         try:
             self._begin()
             while self._scheduler.has_work:
+                await self._settled()
                 self._turn()
                 await asyncio.sleep(0)
             self._tidy()
@@ -223,6 +224,9 @@ class NativeEngine:
                 _fail(future, error)
             if not isinstance(error, Exception):
                 raise
+
+    async def _settled(self) -> None:
+        """Wait until the weights may be sampled on. Those of the policy that is trained always may."""
 
     def _begin(self) -> None:
         """Take the weights and the room there are. What is kept was read with those that it still may go on with."""

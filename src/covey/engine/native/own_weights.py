@@ -37,6 +37,9 @@ class OwnWeightsEngine(NativeEngine):
         is_shared = is_fused(self._policy) and encodes_alike(self._policy, self._shape)
         max_prefill = self._limits.max_prefill if is_shared else ALONE
         self._limits = replace(self._limits, max_prefill=max_prefill, max_resume=ALONE)
+        self._is_settled = asyncio.Event()
+        """Not set while weights are in place that the probe has not proved."""
+        self._is_settled.set()
         self._reset()
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
@@ -44,10 +47,12 @@ class OwnWeightsEngine(NativeEngine):
         check_pushed(weights, shapes_of(trained_tensors(self._trained)), self.version)
         if how == "wait":
             await self._drain()
+        self._is_settled.clear()
         try:
-            replace_weights(self._trained, weights, self._policy, self.refresh_weights)
+            await replace_weights(self._trained, weights, self._policy, self.refresh_weights)
         finally:
             self._admits = True
+            self._is_settled.set()
         self.version = weights.version
         # What waits begins on the new weights; what is under way continues on them, or begins again.
         for request in (*self._scheduler.requests, *self._turns.requests):
@@ -62,6 +67,9 @@ class OwnWeightsEngine(NativeEngine):
     def refresh_weights(self) -> None:
         """Bring what decoding reads up to date, after the policy's weights were replaced."""
         super()._take_weights()
+
+    async def _settled(self) -> None:
+        await self._is_settled.wait()
 
     def _take_weights(self) -> None:
         """Do nothing: weights change in `update` alone."""

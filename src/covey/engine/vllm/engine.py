@@ -23,7 +23,7 @@ from covey.engine.base import EngineLost, EngineStats, Probe, PushRefused, Updat
 from covey.engine.vllm.files import push_folder, pushed_shapes, write_push
 from covey.engine.vllm.loop_thread import LoopThread
 from covey.engine.vllm.wire import Sample, Wire, one_line, sampling_params
-from covey.engine.weights import Shapes, defect, difference, disproof, refuse
+from covey.engine.weights import Shapes, arrived, defect, difference, disproof, refuse
 from covey.types import Completion, Sampling, Span
 
 T = TypeVar("T")
@@ -246,7 +246,7 @@ class VLLMEngine:
 
     async def _prove(self, probe: Probe, when: str) -> None:
         found = await self._within(self._wire.score(probe.token_ids), "score the probe")
-        if wrong := disproof(found, probe):
+        if wrong := disproof(found, await arrived(probe)):
             raise self._lose(f"{when}{self._served.name} {wrong}")
 
     # ------------------------------------------------------------------------------------------------ the rest
