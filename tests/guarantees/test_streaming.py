@@ -194,6 +194,29 @@ def test_a_streamed_stale_run_replays_to_the_same_weights(tmp_path: Path, monkey
     assert digest == schedule[-1]["weights"]
 
 
+def test_two_ranks_replay_what_each_of_them_trained_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, unhurried("filter", seconds=0.3))
+    chosen = settings(source="ray", max_staleness=1, num_steps=4, streaming=True, groups_per_step=5)
+    config, _ = corrected(small_config(**chosen | FEATURES["filter"]))
+
+    def work() -> str:
+        with fake_ray():
+            train(config, tmp_path / "run")
+        return ""
+
+    def again() -> str:
+        with RunRecorder(config, tmp_path / "again") as record:
+            return replay(config, tmp_path / "run", record, lambda text: None)
+
+    for name in ("run-ranks", "again"):
+        (tmp_path / name).mkdir()
+    on_two_ranks(work, tmp_path / "run-ranks", seconds=200.0)
+    schedule = rows(tmp_path / "run" / "schedule.jsonl")
+    early = [(row, place) for row in schedule for part in row.get("ahead", ()) for place in part]
+    assert {row["ranks"][place] for row, place in early} == {0, 1}
+    assert on_two_ranks(again, tmp_path / "again", seconds=200.0) == [schedule[-1]["weights"]] * 2
+
+
 # ------------------------------------------------------------------------------------------------ what is refused
 
 

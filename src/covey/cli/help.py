@@ -27,7 +27,7 @@ VERBS = {
     "doctor": "what ails a run, of covey, TRL or verl, by its logs alone: findings with reasons and settings to turn",
     "watch": "the same numbers in the terminal, while a run trains",
     "status": "what the trainer and each sampler of a run with source=ray do now",
-    "replay": "train an asynchronous run again in one process, by its schedule, to the same weights bit for bit",
+    "replay": "train an asynchronous run again on this machine, by its schedule, to the same weights bit for bit",
     "config": "print every setting of a run, resolved, without running it",
     "translate": "the covey command for a command, script or configuration of TRL, verl or TorchRL",
     "plan": "memory, seconds, hours and cost of a run before it begins, on named GPUs and on this machine",

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from covey.cluster.pool import SamplerPool
@@ -20,7 +21,7 @@ from covey.cluster.slot import Call, Limits
 from covey.cluster.start import connect, disconnect
 from covey.cluster.status import StatusFile, status_of
 from covey.cluster.waiting import SamplerWait
-from covey.cluster.wire import Part, Result, shares
+from covey.cluster.wire import Part, Result, ranks_of, shares
 from covey.engine.base import UpdateMode
 from covey.engine.weights import prove, unproved_set
 from covey.environments.base import Environment
@@ -31,7 +32,7 @@ from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_only_failures
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
-from covey.rollouts.schedule import row_of
+from covey.rollouts.schedule import row_of, shared_out
 from covey.rollouts.source import AdaptiveSampler, Dropped, LocalSource, Meanwhile, PromptSampler, passes, rollout_seed
 from covey.system import collectives
 from covey.system.waits.watchdog import Watchdog
@@ -69,13 +70,14 @@ class RaySource:
         """What was under way when the checkpoint was written."""
         self._status = StatusFile()
         self._trained: list[Mapping[str, Any]] = []
-        self._ahead: list[list[int]] = []
-        """Groups of the last step that were handed over early, by their place in it, part by part."""
+        self._threads = collectives.all_gather(torch.get_num_threads())
+        """Of each trainer rank."""
+        self._shared_out: Mapping[str, Any] = {}
+        """How the groups of the last step were handed over to ranks."""
         self._digest = ""
         """Of the weights that the samplers were given last."""
         # Statistics since they were last taken
-        self._ages: list[int] = []
-        self._spans: list[int] = []
+        self._ages, self._spans = list[int](), list[int]()
 
     def start(
         self,
@@ -145,8 +147,7 @@ class RaySource:
         """Push the policy's weights as they are now, where a version is due, and admit what may now start."""
         self._version = version
         # With a bound of 0 nothing starts before the weights are there, so that prompts may be sent ahead of them
-        prompts_first = self._buffer.bound.max_staleness == 0
-        if prompts_first:
+        if prompts_first := self._buffer.bound.max_staleness == 0:
             self._open_window(version)
         if version % self._buffer.bound.publish_every == 0 or self._pushed < 0:
             self._push(version)
@@ -173,8 +174,8 @@ class RaySource:
         if self._pool is None:
             return {}
         groups, self._trained = self._trained, []
-        ahead = {"ahead": self._ahead} if self._ahead else {}
-        return {"weights": self._digest if self._pushed == self._buffer.step else None, "groups": groups} | ahead
+        digest = self._digest if self._pushed == self._buffer.step else None
+        return {"weights": digest, "groups": groups, **self._shared_out}
 
     def take_metrics(self) -> dict[str, float]:
         """Return ages, waits and speeds since the last call. Rank 0 knows them."""
@@ -200,7 +201,7 @@ class RaySource:
 
     def status(self) -> dict[str, Any]:
         """Return what the trainer and each sampler do now."""
-        samplers = [] if self._pool is None else self._pool.status()
+        samplers = self._pool.status() if self._pool is not None else []
         return status_of(self._buffer, self._pushed, self._wait.is_on, samplers)
 
     def report_to(self, file: Path) -> None:
@@ -299,7 +300,7 @@ class RaySource:
         buffer, groups_per_step = self._buffer, self._buffer.bound.groups_per_step
         kept: dict[int, Group] = {}
         tried: list[Group] = []
-        early: list[list[int]] = []
+        early: list[Part] = []
         self.local.forget_dropped()
         for number in range(1 + (self.local.filter_rounds if self.local.keep else 0)):
             missing = groups_per_step - len(kept)
@@ -310,7 +311,7 @@ class RaySource:
             self._admit()
             if is_streaming:
                 for part in self._complete_early(missing):
-                    early.append(list(part.groups))
+                    early.append(part)
                     yield part
             taken = self._wait_for(missing)
             groups = [group for _, group in taken]
@@ -325,11 +326,10 @@ class RaySource:
         self._pool.ask_environments()
         self._admit()
         stop_where_only_failures(tried, num_rollouts(tried))
-        places = {number: place for place, number in enumerate(kept)}
-        self._ahead = [[places[number] for number in part] for part in early]
-        late = kept.keys() - {number for part in early for number in part}
-        ranks = shares(len(kept))
-        yield Part({number: (ranks[places[number]], kept[number]) for number in kept if number in late}, is_last=True)
+        ranks = ranks_of(kept, early)
+        self._shared_out = shared_out(ranks, [part.groups for part in early], self._threads)
+        late = {n: (ranks[n], group) for n, group in kept.items() if not any(n in part.groups for part in early)}
+        yield Part(late, is_last=True)
 
     def _kept_of(self, taken: list[tuple[Ticket, Group]]) -> dict[int, Group]:
         """Return the groups that the filter lets pass by number of their tickets, and note them as trained."""

@@ -1,7 +1,7 @@
 """What crosses between trainer and samplers: weights as plain arrays, jobs, results."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -132,6 +132,13 @@ def shares(n: int) -> list[int]:
     world_size = collectives.world_size()
     ends = [n * (rank + 1) // world_size for rank in range(world_size)]
     return [sum(place >= end for end in ends) for place in range(n)]
+
+
+def ranks_of(groups: Iterable[int], early: Sequence[Part]) -> dict[int, int]:
+    """Return the rank that trains each group of a step, by its number: what was handed over early stays where it is."""
+    numbers = list(groups)
+    ranks = dict(zip(numbers, shares(len(numbers)), strict=True))
+    return ranks | {number: rank for part in early for number, (rank, _) in part.groups.items()}
 
 
 RAISED = {"ValueError": ValueError, "RunStopped": RunStopped}

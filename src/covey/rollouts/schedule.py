@@ -4,10 +4,11 @@ One row a step in schedule.jsonl, about 100 bytes a group:
 
     {"step": 12, "weights": "9f3c...", "groups": [{"prompt": "train-17", "seed": 81, "size": 8, "versions": [9]}, ...]}
 
-With `streaming`, `ahead` holds the places of groups that were trained before the others were there, part by part.
+With `streaming`, `ahead` holds the places of groups that were trained before the others were there, part by part. Of
+several trainer ranks, `ranks` holds the one that trained each group, and `threads` how many threads each computed with.
 `versions` names the one version of all tokens, or holds for each rollout its spans [version, start, end]. `weights` is
 the digest of the weights after the step, where a version was published. With this, `covey replay` runs the same run
-again in one process.
+again on this machine, in a process for each rank.
 
 Tokens follow from seeds, whatever else is sampled at the same time; the last bits of their log-probs do not. Where the
 loss reads them, `logprobs` holds them too: 4 bytes a token (8 of a float64 policy), in base 64.
@@ -15,7 +16,7 @@ loss reads them, `logprobs` holds them too: 4 bytes a token (8 of a float64 poli
 
 import base64
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +50,19 @@ def row_of(ticket: Ticket, group: Group, *, has_logprobs: bool = False) -> dict[
     row = {"prompt": group.prompt.id, "seed": ticket.sampling.seed, "size": ticket.group_size, "versions": versions}
     row |= {"failures": len(group.failures)} if group.failures else {}
     return row | ({"logprobs": _packed(_sampler_logprobs(group))} if has_logprobs else {})
+
+
+def shared_out(
+    ranks: Mapping[int, int], early: Iterable[Iterable[int]], threads: Sequence[int]
+) -> dict[str, list[Any]]:
+    """Return what is written of how a step's groups came to the ranks, whose numbers of threads are `threads`.
+
+    `ranks` holds who trained each group, in order, by a number; `early` those that were trained ahead, part by part.
+    """
+    places = {number: place for place, number in enumerate(ranks)}
+    ahead = [[places[number] for number in part] for part in early]
+    of_parts: dict[str, list[Any]] = {"ahead": ahead} if ahead else {}
+    return of_parts | ({"ranks": [*ranks.values()], "threads": [*threads]} if len(threads) > 1 else {})
 
 
 def past_group(row: Mapping[str, Any]) -> PastGroup:

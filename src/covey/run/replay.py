@@ -1,22 +1,25 @@
-"""Run an asynchronous run again in one process, by its schedule, and end with the same weights, bit for bit.
+"""Run an asynchronous run again by its schedule, and end with the same weights, bit for bit.
 
 Nothing is asynchronous here: the groups of each step are sampled on the versions they were sampled on, from weights
-that this very replay has trained. Where a digest differs from the recorded one, the first step that differs is named.
+that this very replay has trained. With several ranks, each samples and trains those that it had, so that sums are
+rounded as they were. Where a digest differs from the recorded one, the first step that differs is named.
 """
 
 import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
+from covey.cluster.wire import shares
 from covey.config.schema import Config
 from covey.engine.base import DIGEST_KIND, digest_of
 from covey.engine.native.replaying import ReplayingEngine
-from covey.engine.weights import trained_tensors
+from covey.policy import sharding
 from covey.policy.models.loading import load_policy
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
@@ -26,6 +29,7 @@ from covey.run import stages
 from covey.run.build import Run, training_sampling
 from covey.run.folder import SCHEDULE
 from covey.run.records.record import RunRecorder
+from covey.system import collectives
 from covey.system.waits.watchdog import Stages
 from covey.trainer.prepare import make_training_batches, train_ahead
 from covey.types import Group, Prompt, Span
@@ -42,6 +46,15 @@ class PastStep:
     groups: tuple[PastGroup, ...]
     ahead: Sequence[Sequence[int]] = ()
     """Places of groups that were trained before the others were there, part by part."""
+    ranks: Sequence[int] = ()
+    """Who trained each group, where there were several ranks."""
+    threads: Sequence[int] = ()
+    """Of each rank, where there were several."""
+
+    def own_places(self) -> list[int]:
+        """Return the places of the groups that this rank is to train."""
+        ranks = self.ranks or shares(len(self.groups))
+        return [place for place, rank in enumerate(ranks) if rank == collectives.rank()]
 
 
 @dataclass
@@ -84,18 +97,33 @@ def read_schedule(folder: Path) -> list[PastStep]:
     if not rows:
         raise ValueError(f"{path} is empty: the run ended before its first step")
     return [
-        PastStep(row["step"], row.get("weights"), tuple(map(past_group, row["groups"])), row.get("ahead", ()))
+        PastStep(
+            step=row["step"],
+            digest=row.get("weights"),
+            groups=tuple(map(past_group, row["groups"])),
+            ahead=row.get("ahead", ()),
+            ranks=row.get("ranks", ()),
+            threads=row.get("threads", ()),
+        )
         for row in rows
     ]
+
+
+def num_ranks(config: Config, steps: Sequence[PastStep]) -> int:
+    """Return how many ranks trained. A schedule that does not say so is of one, or of an older covey."""
+    return len(steps[0].threads) or config.devices.trainer
 
 
 def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str], None]) -> str:
     """Train by the schedule of the run in `past` and return the digest of the last weights.
 
-    ValueError names the first step whose weights differ from the recorded ones.
+    ValueError names the first step whose weights differ from the recorded ones. Collective, over as many ranks as the
+    run had.
     """
     steps = read_schedule(past)
     check_replayable(config, steps)
+    if (wanted := num_ranks(config, steps)) != collectives.world_size():
+        raise ValueError(f"a run of {wanted} trainer ranks is replayed by as many, got {collectives.world_size()}")
     # Build the run as it was, with groups sampled here.
     alone = replace(config, source="local", resume=None)
     environment = stages.load_environment(alone, record)
@@ -108,20 +136,19 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
         warm.model.kernels,
     )
     sampler = replace(run.local.sampler, engine=engine, environment=environment, stages=Stages())
-    engine.remember(run.policy, 0)
+    _remember(run, engine, 0)
     prompts = {prompt.id: prompt for prompt in run.local.stream.prompts}
     # Train step by step, keeping the versions that later steps sampled on.
     digest = ""
     for step, oldest in zip(steps, oldest_needed(steps), strict=True):
-        groups = []
-        for group in step.groups:
-            if group.prompt_id not in prompts:
-                raise ValueError(f"the run trained on prompt {group.prompt_id!r}, which its data no longer has")
-            prompt = prompts[group.prompt_id]
-            engine.past = Attempts(group, sampler.limits_for(prompt).max_turns or 1)
-            groups.append(asyncio.run(_sample_again(sampler, prompt, group, warm)))
-        digest = _train(run, groups, step, record)
-        engine.remember(run.policy, step.step)
+        groups = {}
+        for place in step.own_places():
+            prompt = _prompt_of(step.groups[place], prompts)
+            engine.past = Attempts(step.groups[place], sampler.limits_for(prompt).max_turns or 1)
+            groups[place] = asyncio.run(_sample_again(sampler, prompt, step.groups[place], warm))
+        _train(run, groups, step, record)
+        digest = _remember(run, engine, step.step)
+        collectives.run_on_rank0(partial(_compare, step, digest))
         engine.forget_before(min(oldest, step.step))
         say(f"step {step.step} of {steps[-1].step}: weights {digest}")
     return digest
@@ -142,11 +169,6 @@ def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
             f"covey replay needs engine.name=native, got engine.name={config.engine.name}: its samples do not follow "
             "from a seed"
         )
-    if config.devices.trainer > 1:
-        raise ValueError(
-            f"covey replay trains in one process, and sums over devices.trainer={config.devices.trainer} ranks round "
-            "otherwise: runs of one rank are replayed bit for bit"
-        )
     if any(step.digest is not None and not step.digest.startswith(DIGEST_KIND) for step in steps):
         raise ValueError("the run's schedule has digests of an older covey, which this one cannot compare")
     # Every group must be attributable to versions
@@ -160,6 +182,19 @@ def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
     numbers = [step.step for step in steps]
     if numbers != list(range(1, len(steps) + 1)):
         raise ValueError(f"the schedule lacks steps: it has {len(numbers)}, the last is step {numbers[-1]}")
+    # Sums over ranks must be those of the run
+    for step in steps:
+        if len(step.threads) != len(steps[0].threads):
+            raise ValueError(
+                f"step {step.step} was trained by {len(step.threads) or 1} ranks and step 1 by "
+                f"{len(steps[0].threads) or 1}: a run that was resumed with another number of ranks cannot be replayed"
+            )
+
+
+def _prompt_of(group: PastGroup, prompts: Mapping[str, Prompt]) -> Prompt:
+    if group.prompt_id not in prompts:
+        raise ValueError(f"the run trained on prompt {group.prompt_id!r}, which its data no longer has")
+    return prompts[group.prompt_id]
 
 
 async def _sample_again(sampler: Sampler, prompt: Prompt, past: PastGroup, config: Config) -> Group:
@@ -167,19 +202,25 @@ async def _sample_again(sampler: Sampler, prompt: Prompt, past: PastGroup, confi
     return with_logprobs(await roll_out(sampler, prompt, past.size, sampling), past)
 
 
-def _train(run: Run, groups: Sequence[Group], step: PastStep, record: RunRecorder) -> str:
-    """Make the step's update, and compare the weights after it."""
-    # Repeat the update, with what was trained ahead
+def _train(run: Run, groups: Mapping[int, Group], step: PastStep, record: RunRecorder) -> None:
+    """Repeat the update of a step on this rank's groups, by their places, with what was trained ahead."""
     with record.watchdog.deadline(f"the update of step {step.step}", "timeouts.update"):
         for part in step.ahead:
-            train_ahead([groups[place] for place in part], run.trainer, run.credit, run.packing, step.step - 1)
-        batches, _ = make_training_batches(groups, run.trainer, run.credit, run.packing, step.step - 1)
+            if early := [groups[place] for place in part if place in groups]:
+                train_ahead(early, run.trainer, run.credit, run.packing, step.step - 1)
+        batches, _ = make_training_batches(list(groups.values()), run.trainer, run.credit, run.packing, step.step - 1)
         run.trainer.step(batches, step.step - 1)
-    # Compare the digest of the weights
-    digest = digest_of(trained_tensors(run.policy))
+
+
+def _remember(run: Run, engine: ReplayingEngine, version: int) -> str:
+    """Keep the weights as they are now to sample on, and return their digest. Collective where they are sharded."""
+    with sharding.unsharded(run.policy):
+        return digest_of(engine.remember(run.policy, version))  # of the copy: gathered memory must stay resizable
+
+
+def _compare(step: PastStep, digest: str) -> None:
     if step.digest is not None and digest != step.digest:
         raise ValueError(
             f"step {step.step} ends with other weights than the run had ({digest}, recorded {step.digest}): other "
             "code, data, packages, processor or number of threads"
         )
-    return digest

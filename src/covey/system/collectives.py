@@ -32,6 +32,10 @@ class PeerRankFailed(RunStopped):
     """Another rank failed and has said why. This one ends with it."""
 
 
+class RanksLost(RunStopped):
+    """The connection to other ranks broke, or they came too late. The first of them to end says why."""
+
+
 @contextmanager
 def process_group(seconds: float, device: str = "auto") -> Iterator[None]:
     """Join the processes that a launcher started beside this one, if there are any.
@@ -62,7 +66,7 @@ def process_group(seconds: float, device: str = "auto") -> Iterator[None]:
         error.add_note(f"on rank {number}")
         if not _is_of_torch(error):
             raise
-        lost = RunStopped(f"lost the other ranks ({_short(error)}); the first to end says why")
+        lost = RanksLost(f"lost the other ranks ({_short(error)}); the first to end says why")
         lost.add_note(f"on rank {number}")
         raise lost from error
     finally:

@@ -58,9 +58,10 @@ class ReplayingEngine(OwnWeightsEngine):
         super().__init__(policy, cache_bytes, max_rows, kernels)
         self._kept: dict[int, Mapping[str, Tensor]] = {}
 
-    def remember(self, trained: Policy, version: int) -> None:
-        """Keep the trained policy's weights as they are now, as a version."""
+    def remember(self, trained: Policy, version: int) -> Mapping[str, Tensor]:
+        """Keep a copy of the trained policy's weights as they are now, as a version, and return it."""
         self._kept[version] = {name: tensor.detach().clone() for name, tensor in trained_tensors(trained).items()}
+        return self._kept[version]
 
     def forget_before(self, version: float) -> None:
         """Let go of versions that no token to come was sampled on."""

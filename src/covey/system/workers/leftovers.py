@@ -17,6 +17,17 @@ ROUNDS = 50
 PAUSE_SECONDS = 0.01
 
 
+def kill_with_all(pid: int, mark: str) -> None:
+    """Kill a child that leads a session of its own, and all that it has started.
+
+    Never after it was reaped: its number may be another's by then.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        kill_started(pid, mark)
+        os.killpg(pid, signal.SIGKILL)
+
+
 def kill_started(pid: int, mark: str) -> None:
     """Kill every process that worker `pid` has started, not the worker. Stop it first, so that it starts no more."""
     for _ in range(ROUNDS):

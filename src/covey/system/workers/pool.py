@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import secrets
-import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from covey.system.text.escaping import escape
-from covey.system.workers.leftovers import MARK, kill_started
+from covey.system.workers.leftovers import MARK, kill_with_all
 from covey.system.workers.process import resident_bytes
 from covey.types import Failure
 
@@ -161,11 +160,9 @@ class _Process:
 
     def kill(self) -> None:
         """Kill the process with all it has started. Never after it was reaped: its number may be another's by then."""
-        with self._lock, contextlib.suppress(ProcessLookupError):
+        with self._lock:
             if not self._is_reaped:
-                os.kill(self._process.pid, signal.SIGSTOP)
-                kill_started(self._process.pid, self._mark)
-                os.killpg(self._process.pid, signal.SIGKILL)
+                kill_with_all(self._process.pid, self._mark)
 
     def end(self) -> None:
         """Kill, reap, close."""

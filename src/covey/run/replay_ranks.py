@@ -1,0 +1,47 @@
+"""Replay a run as the ranks that it had, each in a process of its own on this machine."""
+
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from covey.config.schema import Config
+from covey.run.records.record import RunRecorder
+from covey.run.replay import PastStep, check_replayable, num_ranks, read_schedule, replay
+from covey.system import collectives, ranks
+from covey.system.text.cleaning import CleanConsole
+from covey.system.workers.local_ranks import run_on_ranks
+
+
+def replay_on_ranks(config: Config, past: Path) -> str:
+    """Train the run in `past` again, in this process where one rank trained it, and return the digest at the end.
+
+    Rank 0 prints that of each step. ValueError as `replay`; RunStopped where a rank is lost.
+    """
+    steps = read_schedule(past)
+    check_replayable(config, steps)
+    if ranks.world_size() > 1:
+        raise ValueError(
+            f"covey replay starts the ranks of a run itself, and a launcher has started {ranks.world_size()} already: "
+            "leave the launcher out"
+        )
+    with tempfile.TemporaryDirectory(prefix="covey-replay-") as aside:
+        as_rank = partial(_replay_as_rank, config, past, Path(aside))
+        return as_rank() if num_ranks(config, steps) == 1 else run_on_ranks(as_rank, _threads(config, steps))
+
+
+def _threads(config: Config, steps: Sequence[PastStep]) -> list[int]:
+    """Return the threads of each rank: those it had, else as many as a run of this machine gives it."""
+    return list(steps[0].threads) or [torch.get_num_threads()] + [1] * (config.devices.trainer - 1)
+
+
+def _replay_as_rank(config: Config, past: Path, aside: Path) -> str:
+    """Replay this rank's part, with the others where there are some, in a scratch folder."""
+    with (
+        collectives.process_group(config.timeouts.ranks, config.model.device),
+        RunRecorder(config, aside) as record,
+    ):
+        say = CleanConsole().print if collectives.is_main_process() else lambda text: None
+        return replay(config, past, record, say)

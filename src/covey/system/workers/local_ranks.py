@@ -1,0 +1,134 @@
+"""Ranks on this machine: processes that run one function and meet over torch.distributed, as a launcher's would.
+
+The first that fails ends all of them, and its reason is told. On Linux none outlives this process, even when it is
+killed, nor does what they have started.
+"""
+
+import json
+import os
+import pickle
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import NamedTuple
+
+from covey.system.waits.watchdog_process import EXPIRED
+from covey.system.workers.leftovers import MARK, kill_with_all
+from covey.types import RunStopped
+
+WHY_SECONDS = 5.0
+"""For a rank that failed to say why, once another has lost it."""
+
+OF_LAUNCHERS = "TORCHELASTIC_"
+"""How variables begin with which torchrun tells its own processes where they meet."""
+ADDRESS = "127.0.0.1"
+
+_CHILD = Path(__file__).with_name("rank_process.py")
+
+
+class Answer(NamedTuple):
+    """What became of the function on one rank."""
+
+    result: str = ""
+    error: str | None = None
+    """Why it failed, in one line."""
+    is_mendable: bool = False
+    """It failed for something that a user can fix."""
+    is_lost: bool = False
+    """It failed as it has lost another rank, which knows more."""
+
+
+class _Rank:
+    """The process of one rank and the connection to it."""
+
+    def __init__(self, work: bytes, variables: Mapping[str, str]) -> None:
+        self.connection, theirs = Pipe()
+        self._mark = secrets.token_hex(8)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD), str(theirs.fileno()), str(os.getpid())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env={**inherited, **variables, MARK: self._mark},
+            start_new_session=True,  # it can be killed with what it starts, and Ctrl-C is left to this process
+        )
+        theirs.close()
+        with suppress(OSError):  # it has ended already: noticed when its answer is read
+            self.connection.send_bytes(work)
+
+    def answer(self) -> Answer:
+        """Return its answer, or how its process ended without one."""
+        try:
+            return Answer(*json.loads(self.connection.recv_bytes()))
+        except (EOFError, OSError):
+            status = self.end()
+        if status == -EXPIRED:
+            return Answer(error="ended at a deadline, which the line above names")
+        return Answer(error=f"ended its process ({f'signal {-status}' if status < 0 else f'exit status {status}'})")
+
+    def end(self) -> int:
+        """Kill it with all it has started, and return the status it ended with, which may have been before."""
+        if self._process.returncode is None:
+            kill_with_all(self._process.pid, self._mark)
+        self.connection.close()
+        return self._process.wait()
+
+
+def run_on_ranks(work: Callable[[], str], threads: Sequence[int]) -> str:
+    """Return what `work` returns on rank 0, once it has returned on all ranks, of which each has so many threads.
+
+    `work` is sent by pickle, and joins the others by `collectives.process_group`. Where it fails on a rank, ValueError
+    or RunStopped says why, after the rank's number.
+    """
+    sent = pickle.dumps({"path": sys.path, "work": pickle.dumps(work)})
+    place = {"WORLD_SIZE": str(len(threads)), "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(_free_port())}
+    started: list[_Rank] = []
+    try:
+        for number, num_threads in enumerate(threads):
+            own = {"RANK": str(number), "LOCAL_RANK": str(number), "OMP_NUM_THREADS": str(num_threads)}
+            started.append(_Rank(sent, place | own))
+        return _await_all(started)
+    finally:
+        for rank in started:
+            rank.end()
+
+
+def _await_all(started: Sequence[_Rank]) -> str:
+    """Wait for the answers of all, or until one has failed and was given the time to be explained."""
+    answers: dict[int, Answer] = {}
+    waiting = {rank.connection: number for number, rank in enumerate(started)}
+    given_up: float | None = None
+    while waiting:
+        ready = wait(list(waiting), None if given_up is None else max(0.0, given_up - time.monotonic()))
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            number = waiting.pop(connection)
+            answers[number] = started[number].answer()
+        failed = [answer for answer in answers.values() if answer.error is not None]
+        if any(not answer.is_lost for answer in failed) or (failed and not ready):
+            break
+        if failed and given_up is None:
+            given_up = time.monotonic() + WHY_SECONDS
+    _raise_first(answers)
+    return answers[0].result
+
+
+def _raise_first(answers: Mapping[int, Answer]) -> None:
+    """Raise what a rank has failed of, rather than that others have lost it."""
+    failed = [(number, answer) for number, answer in sorted(answers.items()) if answer.error is not None]
+    for number, answer in sorted(failed, key=lambda one: one[1].is_lost):
+        kind = ValueError if answer.is_mendable else RunStopped
+        raise kind(f"rank {number}: {answer.error}")
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((ADDRESS, 0))
+        port: int = free.getsockname()[1]
+    return port
