@@ -18,9 +18,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
+from covey.config import shelf_source
 from covey.config.names import with_current_names
-from covey.config.schema import CONF as CONF  # for whoever composes
 from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
+from covey.config.shelves import CONF as CONF  # for whoever composes
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.settings import CustomConfig, MixtureConfig
@@ -45,7 +46,8 @@ FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
 
 
 def register() -> None:
-    """Put into Hydra's store what needs no file: schema_config, schema_algorithm, environments, engines, optimisers."""
+    """Show Hydra the shelves, and put into its store what needs no file: schemas, environments, engines, optimisers."""
+    shelf_source.register()
     _register(cache_folder())
 
 
