@@ -23,7 +23,7 @@ from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
 
 from ...support.builders import nano
-from ...support.saved_models import qwen, save_model
+from ...support.models.saved_models import qwen, save_model
 from ...support.small import scripted, small_config
 
 GB80 = 80 * 10**9

@@ -23,7 +23,7 @@ from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Group, Sampling
 
-from .chat_templates import qwen25
+from ..models.chat_templates import qwen25
 
 TOKENIZER = qwen25()
 RUN = RunSampling(max_tokens=60)

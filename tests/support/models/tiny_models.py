@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
-from .small import TOKENIZER
+from ..small import TOKENIZER
 
 
 def tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:

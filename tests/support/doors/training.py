@@ -12,8 +12,8 @@ from covey.environments.settings import EnvironmentConfig
 from covey.train import train
 from covey.types import Prompt, Reward
 
-from .small import small_config
-from .tools import play, run
+from ..small import small_config
+from ..tools import play, run
 
 
 def trained(environment: EnvironmentConfig, folder: Path | str = "run", **changes: Any) -> list[dict[str, Any]]:
