@@ -16,7 +16,7 @@ from benchmarks.figures.front import ROOT
 from covey.report.make import make_report
 
 FOLDER = ROOT / "docs" / "figures" / "use"
-TRAIN, PLANTED = ("covey", "train"), ("benchmarks.doctor.planted",)
+TRAIN, PLANTED = ("covey", "train"), ("benchmarks.checks.doctor.planted",)
 RUNS = {
     "arithmetic": (*TRAIN, "recipe=arithmetic", "num_steps=60"),
     "guess": (*TRAIN, "recipe=guess_nano", "num_steps=20"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.demo_all import RECIPES, has_risen, row, table
+from benchmarks.demo.all import RECIPES, has_risen, row, table
 from covey.config.schema import group_choices
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.demo_machines import TARGETS, factor, page, row
-from benchmarks.machines_passk import CURVES, ESTIMATORS, carried, table
+from benchmarks.demo.machines import TARGETS, factor, page, row
+from benchmarks.demo.machines_passk import CURVES, ESTIMATORS, carried, table
 from covey.config.schema import group_choices
 
 
