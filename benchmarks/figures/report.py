@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks.figures.front import ROOT
 from covey.report.make import make_report
 
-FOLDER = ROOT / "docs" / "figures" / "use"
+FOLDER = ROOT / "docs" / "figures" / "report"
 TRAIN, PLANTED = ("covey", "train"), ("benchmarks.checks.doctor.planted",)
 RUNS = {
     "arithmetic": (*TRAIN, "recipe=arithmetic", "num_steps=60"),
