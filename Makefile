@@ -51,19 +51,19 @@ demo-infill: $(STAMP)  ## a masked policy and a learned judge, in about three mi
 	$(BIN)/covey train recipe=infill_nano seed=$(SEED)
 
 demo-infill-seeds: $(STAMP)  ## the same on three seeds, nothing kept from before, into one table (twelve minutes)
-	$(BIN)/python -m benchmarks.demo_infill
+	$(BIN)/python -m benchmarks.demo.infill
 
 demo-all: $(STAMP)  ## every recipe that runs offline, three seeds each, into one table (an hour)
-	$(BIN)/python -m benchmarks.demo_all
+	$(BIN)/python -m benchmarks.demo.all
 
 demo-machines: $(STAMP)  ## cars and catapults from nothing but physics, three seeds each (twelve minutes)
-	$(BIN)/python -m benchmarks.demo_machines
+	$(BIN)/python -m benchmarks.demo.machines
 
 demo-tools: $(STAMP)  ## tasks of several turns and their controls, three seeds each (half an hour)
-	$(BIN)/python -m benchmarks.demo_tools
+	$(BIN)/python -m benchmarks.demo.tools
 
 architectures: $(STAMP)  ## try every causal language model of transformers; writes docs/develop/architectures.md (five minutes)
-	$(BIN)/python -m benchmarks.architectures
+	$(BIN)/python -m benchmarks.checks.architectures
 
 figures: $(STAMP)  ## draw every picture of the README and the documentation from measured data (half a minute)
 	$(BIN)/python -m benchmarks.figures

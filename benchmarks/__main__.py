@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks import curves, gpu, table
-from benchmarks.cases import CASES, Case
-from benchmarks.contest import WorkerFailed
+from benchmarks.speed import curves, gpu, table
+from benchmarks.speed.cases import CASES, Case
+from benchmarks.speed.contest import WorkerFailed
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,8 +1,8 @@
 """How many devices keep how busy, at which staleness: modelled for 8 to 4,096 GPUs, checked where something ran.
 
-    python -m benchmarks.cluster_model            # about five minutes; writes benchmarks/cluster_model.md
+    python -m benchmarks.cluster_model            # about five minutes; writes benchmarks/scale/cluster_model.md
 
-No GPU is used and none was: the models are `benchmarks/cluster_simulation.py` and `benchmarks/weight_push.py`.
+No GPU is used and none was: the models are `cluster_simulation.py` and `weight_push.py` of benchmarks/scale.
 `predict` takes measured service times of groups, so that a measured run can be held against it.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks import weight_push
-from benchmarks.cluster_simulation import Cluster, Utilisation, best_split, predict, simulate
+from benchmarks.scale import weight_push
+from benchmarks.scale.cluster_simulation import Cluster, Utilisation, best_split, predict, simulate
 from covey.rollouts.buffer import Bound
 
-PAGE = Path(__file__).resolve().parent / "cluster_model.md"
+PAGE = Path(__file__).resolve().parent / "scale" / "cluster_model.md"
 BOUNDS = (0, 1, 2, 4, 8)
 SIZES = (8, 16, 64, 256, 1024, 4096)
 MOST_GROUPS = 256
@@ -192,7 +192,8 @@ def page() -> str:
 TITLE = """# A cluster on paper
 
 **Every figure on this page is modelled, except those that say measured or published.** No GPU was used. Written by
-`python -m benchmarks.cluster_model`; how asynchronous training works is in [docs/use/scale.md](../docs/use/scale.md).
+`python -m benchmarks.cluster_model`; how asynchronous training works is in
+[docs/use/scale.md](../../docs/use/scale.md).
 
 ## The predictor against measured steps
 
@@ -200,7 +201,7 @@ TITLE = """# A cluster on paper
 eight places on two CPU cores, whose completions are time spent asleep; 40 steps. Its lengths are not kept, so the
 prediction is over 40 draws from their distribution, which differ by a tenth and more; from its own lengths the
 prototype was within 1.7 to 2.6 % of the same rule. [async_schedule.md](async_schedule.md) holds runs of covey itself
-against `benchmarks.cluster_simulation.predict` over their own lengths."""
+against `benchmarks.scale.cluster_simulation.predict` over their own lengths."""
 
 SIMULATED = """## The simulation against another one
 
@@ -243,7 +244,7 @@ ENDING = """Sources: README of MoonshotAI/checkpoint-engine; slime's announcemen
 ---
 
 Implemented in: [cluster_simulation.py](cluster_simulation.py), [weight_push.py](weight_push.py),
-[cluster_model.py](cluster_model.py)."""
+[cluster_model.py](../cluster_model.py)."""
 
 
 def main() -> int:

@@ -22,4 +22,4 @@ case $turn in
   tiny) parts=() tiny=--tiny ;;
   *) echo "right, fast, compared or tiny, got $turn" >&2; exit 2 ;;
 esac
-exec "$python" -m benchmarks.gpu_check ${tiny:-} --out "${OUT:-.}/gpu_check-$turn" "${parts[@]}"
+exec "$python" -m benchmarks.checks.gpu_check ${tiny:-} --out "${OUT:-.}/gpu_check-$turn" "${parts[@]}"

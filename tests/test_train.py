@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import covey
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
+from covey.config.shelves import presets
 from covey.policy.models.loading import load_policy
 from covey.train import is_due, train
 from covey.types import Failure, Prompt, RunStopped
@@ -32,12 +32,11 @@ from .support.small import (
     varied,
 )
 
-PRESETS = Path(covey.__file__).parent / "config" / "conf" / "algorithm"
-NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+NAMES = list(presets("algorithm"))
 
 
 def preset(name: str) -> AlgorithmConfig:
-    chosen = OmegaConf.load(PRESETS / f"{name}.yaml")
+    chosen = OmegaConf.load(presets("algorithm")[name])
     chosen.pop("defaults")
     merged = OmegaConf.merge(OmegaConf.structured(AlgorithmConfig), chosen)
     return OmegaConf.to_object(merged)  # type: ignore[return-value]

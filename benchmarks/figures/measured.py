@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.doctor.kept import KEPT
+from benchmarks.checks.doctor.kept import KEPT
 from benchmarks.figures.front import ROOT
 from benchmarks.figures.shapes import Plot, axes
 from benchmarks.figures.svg import Drawing

@@ -15,8 +15,8 @@ from PIL import Image
 from benchmarks.figures.front import ROOT
 from covey.report.make import make_report
 
-FOLDER = ROOT / "docs" / "figures" / "use"
-TRAIN, PLANTED = ("covey", "train"), ("benchmarks.doctor.planted",)
+FOLDER = ROOT / "docs" / "figures" / "report"
+TRAIN, PLANTED = ("covey", "train"), ("benchmarks.checks.doctor.planted",)
 RUNS = {
     "arithmetic": (*TRAIN, "recipe=arithmetic", "num_steps=60"),
     "guess": (*TRAIN, "recipe=guess_nano", "num_steps=20"),

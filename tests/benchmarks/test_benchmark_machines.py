@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
-from benchmarks.machines import HARD, cost, designs, large, main, summary
+from benchmarks.environments.machines import HARD, cost, designs, large, main, summary
 from covey.environments.machines.design.blocks import BOULDER
 from covey.environments.machines.physics.constants import physics_version
 from covey.environments.machines.physics.simulate import begin, standing

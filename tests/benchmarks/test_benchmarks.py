@@ -13,16 +13,16 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks import floor
 from benchmarks.__main__ import chosen, main
-from benchmarks.cases import CASES
-from benchmarks.contest import ROOT, TUNED_MALLOC, Worker, WorkerFailed, contest, environment
-from benchmarks.covey_steps import config_of, make_step
-from benchmarks.models import saved_model
-from benchmarks.ratios import Spread, best_rival, is_clean, ratio, split_clean
-from benchmarks.table import figures
-from benchmarks.worker import Meter
-from benchmarks.workloads import SHAPES, Job, Workload, reward_of, to_text
+from benchmarks.speed import floor
+from benchmarks.speed.cases import CASES
+from benchmarks.speed.contest import ROOT, TUNED_MALLOC, Worker, WorkerFailed, contest, environment
+from benchmarks.speed.models import saved_model
+from benchmarks.speed.ratios import Spread, best_rival, is_clean, ratio, split_clean
+from benchmarks.speed.table import figures
+from benchmarks.speed.workers.covey_steps import config_of, make_step
+from benchmarks.speed.workers.worker import Meter
+from benchmarks.speed.workloads import SHAPES, Job, Workload, reward_of, to_text
 
 TINY = Job("covey", Workload("tiny", (5, 9), completion_length=6, group_size=4), micro_batch_rollouts=4)
 
@@ -192,6 +192,7 @@ def test_trl_and_covey_do_the_same_work() -> None:
 
 
 def test_workers_for_other_environments_import_no_covey() -> None:
-    program = "import sys, benchmarks.worker, benchmarks.workloads; print(*{'covey', 'torch'} & set(sys.modules))"
+    plain = "benchmarks.speed.workers.worker, benchmarks.speed.workloads"
+    program = f"import sys, {plain}; print(*{{'covey', 'torch'}} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "\n"

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import cluster_model
-from benchmarks.cluster_simulation import Cluster, Simulation, best_split, least_bound, predict, simulate, splits
-from benchmarks.weight_push import NET_400, PCIE, one_by_one_seconds, push_seconds
+from benchmarks.scale.cluster_simulation import Cluster, Simulation, best_split, least_bound, predict, simulate, splits
+from benchmarks.scale.weight_push import NET_400, PCIE, one_by_one_seconds, push_seconds
 from covey.rollouts.buffer import Bound
 
 ONE_SECOND = Cluster(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.demo_infill import found_in, has_risen, page, row
+from benchmarks.demo.infill import found_in, has_risen, page, row
 
 
 def estimate(value: float, low: float) -> dict[str, float]:

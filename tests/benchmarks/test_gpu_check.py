@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_check, gpu_guarantees, gpu_parts
-from benchmarks.contest import ROOT
-from benchmarks.gpu_models import make_policy
+from benchmarks.checks import gpu_check, gpu_guarantees, gpu_parts
+from benchmarks.checks.gpu_models import make_policy
+from benchmarks.speed.contest import ROOT
 from covey.engine.native import rows
 
 from ..support.pretend_gpu import PretendGpu

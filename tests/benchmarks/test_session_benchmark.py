@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import sessions
+from benchmarks.environments import sessions
 from covey.engine.base import EngineStats
 from covey.engine.native.engine import NativeEngine
 

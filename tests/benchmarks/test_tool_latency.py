@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("trl", reason="compares with TRL's own loop: pip install trl")
 
-from benchmarks.slow_tools import DELAYS, MEAN_SECONDS, MOST_CALLS, Script, Tools, draw
-from benchmarks.tool_latency import Covey, Trl
+from benchmarks.environments.slow_tools import DELAYS, MEAN_SECONDS, MOST_CALLS, Script, Tools, draw
+from benchmarks.environments.tool_latency import Covey, Trl
 
 LATE = 0.05
 

@@ -14,6 +14,7 @@ from covey.config import compose as settings
 from covey.config.checks import walk
 from covey.config.names import OTHER_NAMES, REMOVED, RENAMED, RENAMED_VALUES, current_name
 from covey.config.schema import Config, OutputConfig, setting_names
+from covey.config.shelves import presets
 from covey.config.validate import validate
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.math.settings import Gsm8kConfig
@@ -117,7 +118,7 @@ def test_every_recipe_composes_with_the_model_that_needs_no_download(name: str) 
 @pytest.mark.parametrize("group", ["model", "algorithm"])
 def test_every_choice_of_a_group_is_valid(group: str) -> None:
     for choice in group_choices()[group]:
-        chosen = OmegaConf.load(settings.CONF / group / f"{choice}.yaml")
+        chosen = OmegaConf.load(presets(group)[choice])
         assert isinstance(chosen, DictConfig)
         chosen.pop("defaults", None)
         merged = OmegaConf.merge(OmegaConf.structured(Config), {group: chosen})

@@ -1,14 +1,12 @@
 """Every algorithm preset builds, and says only what differs from the defaults."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-import covey
 from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_objective
 from covey.algorithm.credit.advantages import ADVANTAGES
@@ -16,14 +14,14 @@ from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
+from covey.config.shelves import presets
 from covey.system.lookup import check_options
 
-FOLDER = Path(covey.__file__).parent / "config" / "conf" / "algorithm"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+NAMES = list(presets("algorithm"))
 
 
 def settings(name: str) -> Any:
-    chosen = OmegaConf.load(FOLDER / f"{name}.yaml")
+    chosen = OmegaConf.load(presets("algorithm")[name])
     assert chosen.pop("defaults") == ["schema_algorithm", "_self_"]
     return chosen
 
@@ -90,7 +88,7 @@ def test_group_filters_of_presets_exist() -> None:
 
 def test_every_preset_begins_with_what_it_is() -> None:
     for name in NAMES:
-        assert (FOLDER / f"{name}.yaml").read_text().startswith("# "), name
+        assert presets("algorithm")[name].read_text().startswith("# "), name
 
 
 def test_the_documents_have_their_presets() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from benchmarks.demo import spread
+from benchmarks.demo.arithmetic import spread
 from covey.algorithm.aggregation import AGGREGATIONS
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION

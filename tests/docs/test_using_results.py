@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli.main import main
 
-from ..support.saved_models import qwen, save_model
+from ..support.models.saved_models import qwen, save_model
 from ..support.small import logging_as_it_was, rows
 from .test_docs import command_lines, example_files
 

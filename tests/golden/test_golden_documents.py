@@ -1,13 +1,11 @@
 """The presets that reproduce the documents' formulas, from YAML to advantages, loss and gradient."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-import covey
 from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_objective
 from covey.algorithm.credit.advantages import ADVANTAGES
@@ -15,6 +13,7 @@ from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
+from covey.config.shelves import presets
 
 from .cases import Case, check, golden, tensor
 from .reference_masked_policy import fill_kl, fill_log_probs, fill_mask
@@ -41,7 +40,7 @@ READINGS: dict[str, dict[Any, dict[str, Any]]] = {
 
 
 def algorithm(preset: str, *changes: dict[str, Any]) -> AlgorithmConfig:
-    chosen = OmegaConf.load(Path(covey.__file__).parent / "config" / "conf" / "algorithm" / f"{preset}.yaml")
+    chosen = OmegaConf.load(presets("algorithm")[preset])
     del chosen["defaults"]
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AlgorithmConfig), chosen, *changes))  # type: ignore[return-value]
 

@@ -18,9 +18,9 @@ from covey.system import collectives
 from covey.types import Sampling
 
 from ..support.builders import ADAMW, ADVANTAGES, logprobs, make, make_trainer, nano, random_groups
+from ..support.models.storage_bytes import StorageBytes
 from ..support.pretend_gpu import PretendGpu
 from ..support.processes import on_two_ranks
-from ..support.storage_bytes import StorageBytes
 
 LAYERS = 6
 

@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from covey.rollouts.environment_text import Foreign, Rendered, marks, unforged_tokens
 
-from ..support.chat_templates import CHATML, build
-from ..support.saved_models import gpt2
+from ..support.models.chat_templates import CHATML, build
+from ..support.models.saved_models import gpt2
 from ..support.small import TOKENIZER
 
 

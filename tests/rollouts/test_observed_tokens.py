@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 from covey.rollouts.turns import observed_tokens, rendered_tokens, roles_are_marks
 from covey.types import Message
 
-from ..support.chat_templates import FAMILIES, MISTRAL, build, chatml, gemma, llama3, mistral, qwen3, qwen25
-from ..support.saved_models import llama2
+from ..support.models.chat_templates import FAMILIES, MISTRAL, build, chatml, gemma, llama3, mistral, qwen3, qwen25
+from ..support.models.saved_models import llama2
 
 ASKED: tuple[Message, ...] = ({"role": "user", "content": "What is 6 * 7?"},)
 WITH_TOOLS = ["chatml", "qwen25", "qwen3", "llama3", "mistral"]

@@ -1,7 +1,6 @@
 """The machine-design document's `GRPO.update(batch)`, against the formulas worked out by hand."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ import torch
 from omegaconf import OmegaConf
 from torch.nn import Parameter
 
-import covey
 from covey.algorithm.settings import AlgorithmConfig
+from covey.config.shelves import presets
 from covey.run.build import build_run
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.grpo_update import GRPO, DocumentBatch, check, machines_document, pack, rollout
@@ -73,8 +72,7 @@ def test_another_algorithm_changes_the_advantages() -> None:
 
 
 def test_its_formulas_are_those_of_the_preset() -> None:
-    file = Path(covey.__file__).parent / "config" / "conf" / "algorithm" / "machines_document.yaml"
-    chosen = OmegaConf.load(file)
+    chosen = OmegaConf.load(presets("algorithm")["machines_document"])
     del chosen["defaults"]  # type: ignore[union-attr]
     assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AlgorithmConfig), chosen)) == machines_document()
 

@@ -13,8 +13,8 @@ from covey.trl.config import default_of
 from covey.trl.fields import MAPPED, REFUSED, table
 from covey.trl.mapping import settings_of
 
+from ..support.models.tiny_models import tiny_model
 from ..support.processes import in_a_fork
-from ..support.tiny_models import tiny_model
 from .test_same_gradient_as_trl import TOKENIZER
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,8 @@ from covey.trl.mapping import settings_of
 from covey.types import Completion, Group, Prompt, Reward
 from tests.support.builders import credit_assigner
 
+from ..support.models.tiny_models import tiny_model
 from ..support.small import TOKENIZER
-from ..support.tiny_models import tiny_model
 
 trl = pytest.importorskip("trl", reason="compares with TRL's own trainer: pip install trl")
 

@@ -17,7 +17,8 @@ from covey.config import compose
 from covey.config.checks import walk
 from covey.config.engine_choice import this_machine
 from covey.config.giving_way import give_way
-from covey.config.schema import CONF, Config, group_choices, unknown_setting
+from covey.config.schema import Config, group_choices, unknown_setting
+from covey.config.shelves import CONF
 from covey.system.lookup import near
 from covey.system.section import Section
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from covey.config.schema import CONF, unknown_setting
+from covey.config.schema import unknown_setting
+from covey.config.shelves import preset_file
 from covey.system import ranks
 from covey.system.disk import cannot_write
 from covey.system.lookup import near
@@ -94,7 +95,7 @@ def _missing_choice(error: MissingConfigException) -> str:
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
     choice = choice.removesuffix(".yaml")
     if not group:
-        recipe = f"; there is recipe={choice}" if (CONF / "recipe" / f"{choice}.yaml").exists() else ""
+        recipe = f"; there is recipe={choice}" if preset_file("recipe", choice) else ""
         return f'no "{choice}" for --config-name in covey or --config-dir{recipe}'
     options = [option for option in error.options or () if not option.startswith("schema_")]
     if not options:

@@ -13,14 +13,21 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 import yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.names import with_current_names
-from covey.config.schema import CONF as CONF  # for whoever composes
 from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
+from covey.config.shelves import CONF as CONF  # for whoever composes
+from covey.config.shelves import SHELVES, presets
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.settings import CustomConfig, MixtureConfig
@@ -45,7 +52,9 @@ FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
 
 
 def register() -> None:
-    """Put into Hydra's store what needs no file: schema_config, schema_algorithm, environments, engines, optimisers."""
+    """Show Hydra the shelves, and put into its store what needs no file: schemas, environments, engines, optimisers."""
+    for plugin in (_ShelfSource, _ShelfPath):
+        Plugins.instance().register(plugin)
     _register(cache_folder())
 
 
@@ -85,6 +94,48 @@ def _opened(schema: Any) -> DictConfig:
     for name in FREE_FIELDS.get(schema, ()):
         OmegaConf.set_struct(node[name], False)
     return node
+
+
+class _ShelfSource(FileConfigSource):
+    """Lets Hydra take algorithm/opo for algorithm/papers/opo.yaml: typed, in defaults, in a sweep, in completion."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "shelves"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in SHELVES
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        return name in _shelved(group)
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        return super().load_config(_shelved(group)[name])
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return [] if results_filter is ObjectType.GROUP else list(_shelved(config_path))
+
+
+class _ShelfPath(SearchPathPlugin):
+    """Puts the shelves right behind covey's own folder, before what the user adds."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for place in search_path.get_path():
+            if place.path.removeprefix("file://") == str(CONF):
+                search_path.append("covey", f"shelves://{CONF}", SearchPathQuery(place.provider, place.path))
+                return
+
+
+def _shelved(group: str) -> dict[str, str]:
+    """Return the presets on the shelves of a group, each with where it lies under conf/."""
+    found = presets(group) if group in SHELVES else {}
+    paths = {name: file.relative_to(CONF) for name, file in found.items()}
+    return {name: path.as_posix() for name, path in paths.items() if path.parts[1] in SHELVES[group]}
 
 
 def load(path: Path) -> DictConfig:

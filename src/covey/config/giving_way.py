@@ -12,7 +12,8 @@ from covey.config.budget import BUDGETS, counted
 from covey.config.checks import format_value, read, unmet
 from covey.config.engine_choice import Machine, obstacle_to_vllm
 from covey.config.rules.options import unread_options
-from covey.config.schema import CONF, Config
+from covey.config.schema import Config
+from covey.config.shelves import preset_file
 from covey.engine.settings import EngineConfig
 from covey.system.lookup import option_names, resolve
 
@@ -95,8 +96,8 @@ def overruled(config: Config, typed: Sequence[str]) -> list[str]:
     """
     lines = []
     for group, _, choice in (word.partition("=") for word in typed):
-        file = CONF / group / f"{choice}.yaml"
-        if group != "algorithm" or not file.is_file():
+        file = preset_file(group, choice)
+        if group != "algorithm" or file is None:
             continue
         # Compare what the preset says with what is in force
         preset = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}

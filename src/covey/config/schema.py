@@ -5,13 +5,13 @@ Components take plain parameters, not these objects (`train` and the builders in
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cluster.settings import SAMPLED_APART, DevicesConfig
 from covey.config import names
 from covey.config.doctor import DoctorConfig
+from covey.config.shelves import CONF, presets
 from covey.engine.settings import EngineConfig, SamplingConfig
 from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
@@ -314,17 +314,9 @@ GROUPS: dict[str, list[str]] = {
 """Groups of settings whose choices stand in the schema; those of the others are files under conf/."""
 
 
-CONF = Path(__file__).resolve().parent / "conf"
-"""The folder of YAML that only chooses among what the dataclasses allow."""
-
-
 def group_choices() -> dict[str, list[str]]:
-    """Return the groups that a word can choose from (recipe=NAME), with the choices of each, those in folders too."""
-    folders = [path for path in CONF.iterdir() if path.is_dir()]
-    files = {
-        folder.name: sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
-        for folder in folders
-    }
+    """Return the groups that a word can choose from (recipe=NAME), with the choices of each as people type them."""
+    files = {folder.name: list(presets(folder.name)) for folder in CONF.iterdir() if folder.is_dir()}
     return dict(sorted((files | GROUPS).items()))
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from covey.config.schema import CONF, ENVIRONMENT_SETTINGS, Config, group_choices
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config, group_choices
+from covey.config.shelves import preset_file
 from covey.report.read import Row, RunFiles, flat
 
 OWN, RECIPE, FITTED, DEFAULT = "own", "recipe", "fitted", "default"
@@ -96,14 +97,13 @@ def _presets(command: Command) -> dict[str, Any]:
 
 def _of_recipe(recipe: str, chosen: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """Yield what a recipe says, after those that it is made of, and put the presets that it names into `chosen`."""
-    if recipe not in group_choices()["recipe"]:
+    file = preset_file("recipe", recipe)
+    if file is None:
         return
-    content = yaml.safe_load((CONF / "recipe" / f"{recipe}.yaml").read_text(encoding="utf-8"))
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
     for entry in content.pop("defaults", []):
         if isinstance(entry, str) and entry != "_self_":
-            folder = recipe.rpartition("/")[0]
-            above = entry.removeprefix("/recipe/") if entry.startswith("/") else f"{folder}/{entry}".lstrip("/")
-            yield from _of_recipe(above, chosen)
+            yield from _of_recipe(entry.removeprefix("/recipe/"), chosen)
         elif isinstance(entry, dict):
             chosen |= {name.removeprefix("override /"): str(value) for name, value in entry.items()}
     yield from flat(content).items()
@@ -113,9 +113,10 @@ def _of_choice(group: str, choice: str) -> dict[str, Any]:
     """Return what a choice of a group sets."""
     if group in NAMED_BY:
         return {NAMED_BY[group]: choice} | (_of_fill() if (group, choice) == ("engine", "fill") else {})
-    if choice not in group_choices().get(group, ()):
+    file = preset_file(group, choice)
+    if file is None:
         return {}
-    content = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return flat({name: value for name, value in content.items() if name != "defaults"}, f"{group}.")
 
 

@@ -142,16 +142,16 @@ class Trainer:
         with self.timer.phase("logprobs"):
             prepared = [score_frozen(self.forward, m, several=False, keep_old=False) for m in batch.micro_batches]
             statistics = self._batch_statistics(prepared, seed)
-            sums: list[Sums] = []
-            maxima: list[Mapping[str, float]] = []
-            with inference(self.policy.model):
-                for part, chosen in zip(prepared, statistics, strict=True):
-                    scores = score(self.forward, part)
-                    measured = [objective_inputs(part, scores)] if part.batch.num_rows > 0 else []
-                    for inputs in measured:
-                        self.observer(part, inputs)
-                    sums += [self._loss(inputs, batch, chosen)[1] for inputs in measured]
-                    maxima += [self._maxima(inputs) for inputs in measured]
+        sums: list[Sums] = []
+        maxima: list[Mapping[str, float]] = []
+        with self.timer.phase("logprobs"), inference(self.policy.model):
+            for part, chosen in zip(prepared, statistics, strict=True):
+                scores = score(self.forward, part)
+                if part.batch.num_rows > 0:
+                    inputs = objective_inputs(part, scores)
+                    self.observer(part, inputs)
+                    sums.append(self._loss(inputs, batch, chosen)[1])
+                    maxima.append(self._maxima(inputs))
             found = summarise(combine(collectives.all_sum_pairs(sums))) | collectives.all_max(largest(maxima))
         return {name: value for name, value in found.items() if name not in LOSS_TERMS}
 

@@ -12,7 +12,7 @@ from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.settings import StepsConfig
 
-from ...support.doors import trained
+from ...support.doors.training import trained
 from ...support.small import small_config
 
 MODULE = '''

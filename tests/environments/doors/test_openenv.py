@@ -19,8 +19,8 @@ from covey.environments.doors.settings import OpenEnvConfig
 from covey.environments.episode import Observation
 from covey.types import Prompt, Reward
 
-from ...support.doors import trained
-from ...support.openenv_server import CALLS, GUESS, PAIR, OpenEnvServer, openenv_server
+from ...support.doors.openenv_server import CALLS, GUESS, PAIR, OpenEnvServer, openenv_server
+from ...support.doors.training import trained
 from ...support.small import small_config
 from ...support.tools import call, play, run
 

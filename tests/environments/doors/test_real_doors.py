@@ -16,7 +16,7 @@ from covey.environments.doors.settings import ReasoningGymConfig, StepsConfig
 from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts
 from covey.types import Reward
 
-from ...support.doors import earned, trained
+from ...support.doors.training import earned, trained
 from ...support.tools import play, run
 
 pytestmark = pytest.mark.doors

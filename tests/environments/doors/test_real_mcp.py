@@ -17,7 +17,7 @@ from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.mcp import McpSession, ToolRefused
 
-from ...support.doors import free_port, trained
+from ...support.doors.training import free_port, trained
 
 pytestmark = pytest.mark.doors
 

@@ -26,9 +26,9 @@ from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Sampling
 
-from ...support.agents import TOKENIZER, encoded
-from ...support.agents import play as played_by
-from ...support.doors import earned, free_port, trained
+from ...support.doors.agents import TOKENIZER, encoded
+from ...support.doors.agents import play as played_by
+from ...support.doors.training import earned, free_port, trained
 from ...support.small import small_config
 from ...support.tools import call, play, run
 

@@ -18,9 +18,9 @@ from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Group, Sampling
 
-from ...support.agents import TOKENIZER, encoded
-from ...support.doors import trained
-from ...support.fake_verifiers import write_verifiers
+from ...support.doors.agents import TOKENIZER, encoded
+from ...support.doors.fake_verifiers import write_verifiers
+from ...support.doors.training import trained
 from ...support.small import small_config
 
 

@@ -17,8 +17,8 @@ from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Rollout, Sampling
 
-from ...support.agents import TOKENIZER, encoded
-from ...support.fake_verifiers_v1 import write_verifiers_v1
+from ...support.doors.agents import TOKENIZER, encoded
+from ...support.doors.fake_verifiers_v1 import write_verifiers_v1
 from ...support.small import small_config
 from ...support.tools import call
 

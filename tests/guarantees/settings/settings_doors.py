@@ -10,8 +10,8 @@ from typing import Any
 from covey.config.schema import Config
 from covey.environments.episode import Answer
 
-from ...support.fake_verifiers import write_verifiers
-from ...support.openenv_server import PAIR, openenv_server
+from ...support.doors.fake_verifiers import write_verifiers
+from ...support.doors.openenv_server import PAIR, openenv_server
 from ...support.tools import play as played
 from .settings_observed import environment_of
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.architecture_configs import VARIANTS, architectures
-from benchmarks.architectures import PAGE, examined, examined_apart, page, save
+from benchmarks.checks.architecture_configs import VARIANTS, architectures
+from benchmarks.checks.architectures import PAGE, examined, examined_apart, page, save
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 

@@ -19,7 +19,7 @@ from covey.train import train
 from covey.types import Prompt
 from tests.support.scripted import Scripted
 
-from ...support.saved_models import CHATML, qwen, save_model
+from ...support.models.saved_models import CHATML, qwen, save_model
 from ...support.small import small_config
 
 TALK = Prompt("p", "asks", ({"role": "user", "content": "12 + 30 = ?"},), {})

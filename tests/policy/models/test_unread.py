@@ -21,8 +21,8 @@ from covey.run.checkpoints.checkpoint import save_policy
 from covey.types import Sampling
 
 from ...support.builders import CPU, logprobs, make, masked_config, random_groups, save_random, saved_model, weights
+from ...support.models.storage_bytes import StorageBytes
 from ...support.processes import on_two_ranks
-from ...support.storage_bytes import StorageBytes
 
 LAYERS = 20
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.doctor.kept import read_kept
-from benchmarks.doctor.logs import MADE_SICK
+from benchmarks.checks.doctor.kept import read_kept
+from benchmarks.checks.doctor.logs import MADE_SICK
 from covey.algorithm.losses import LOSSES
 from covey.config.schema import Config
 from covey.run.doctor.advice import CLIPPING, still_open

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.doctor.__main__ import is_healthy
-from benchmarks.doctor.kept import read_kept
-from benchmarks.doctor.logs import MADE_SICK, set_column, with_settings
-from benchmarks.doctor.planted import PLANTED
+from benchmarks.checks.doctor.__main__ import is_healthy
+from benchmarks.checks.doctor.kept import read_kept
+from benchmarks.checks.doctor.logs import MADE_SICK, set_column, with_settings
+from benchmarks.checks.doctor.planted import PLANTED
 from covey.config.doctor import IDS, STOPPERS
 from covey.config.schema import setting_names
 from covey.run.doctor.catalogue import RULES

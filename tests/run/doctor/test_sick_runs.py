@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.doctor.__main__ import RECIPES, SEEDS, names_first, train, words_of
-from benchmarks.doctor.planted import PLANTED
+from benchmarks.checks.doctor.__main__ import RECIPES, SEEDS, names_first, train, words_of
+from benchmarks.checks.doctor.planted import PLANTED
 from covey.report.health import health_of, read_for_doctor
 from covey.run.doctor.finding import Level
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.mark.parametrize("name", [name for name, planted in PLANTED.items() if planted.expected])
 def test_what_is_wrong_with_a_run_is_named_first_or_second(tmp_path: Path, name: str) -> None:
-    train(tmp_path / "run", ["-m", "benchmarks.doctor.planted", name])
+    train(tmp_path / "run", ["-m", "benchmarks.checks.doctor.planted", name])
     found = health_of(read_for_doctor(tmp_path / "run")).findings
     assert names_first(PLANTED[name].expected, found), [one.title for one in found]
 

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from covey.config import compose as settings
-from covey.config.schema import Config
+from covey.config.schema import Config, group_choices
 from covey.engine.native.decode_weights import is_wanted, own_bytes
 from covey.engine.native.runner import cache_shape
 from covey.policy.models.loading import load_policy
@@ -23,7 +23,7 @@ from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
 
 from ...support.builders import nano
-from ...support.saved_models import qwen, save_model
+from ...support.models.saved_models import qwen, save_model
 from ...support.small import scripted, small_config
 
 GB80 = 80 * 10**9
@@ -66,7 +66,7 @@ def test_a_public_model_has_as_many_weights_as_its_card_says(name: str) -> None:
 
 
 def test_every_choice_of_a_model_on_the_hub_has_a_known_shape() -> None:
-    names = sorted(path.stem for path in (settings.CONF / "model").glob("*.yaml"))
+    names = group_choices()["model"]
     of_hub = [name for name in names if "nano" not in name and "bert" not in name]
     assert len(of_hub) > 10
     assert [name for name in of_hub if not plan(composed("recipe=arithmetic", f"model={name}"), 1)] == []

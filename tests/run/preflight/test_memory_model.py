@@ -32,8 +32,8 @@ from covey.run.preflight.policy import probe_trainer
 from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
 
-from ...support.counted_layer import NUM_TOKENS, count_layer
-from ...support.saved_models import qwen, save_model
+from ...support.models.counted_layer import NUM_TOKENS, count_layer
+from ...support.models.saved_models import qwen, save_model
 from ...support.small import scripted, small_config
 
 GB80 = 80 * 10**9

@@ -13,7 +13,7 @@ from covey.rollouts.turns import observed_tokens
 from covey.run.preflight.preflight import raise_on_failure, run_checks
 from covey.types import Completion, Failure, Prompt, Reward
 
-from ...support.saved_models import CHATML, SOUND, STOPS, llama3, qwen, save_model, without_eos
+from ...support.models.saved_models import CHATML, SOUND, STOPS, llama3, qwen, save_model, without_eos
 from .looked_at import Build, finding, refusal, subjects, use_engine
 
 TALK = ({"role": "user", "content": "12 + 30 = ?"},)

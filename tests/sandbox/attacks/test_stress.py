@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import attack_stress
+from benchmarks.environments import attack_stress
 from covey.sandbox import Sandbox, SandboxFailed, Tier
 
 TIERS: tuple[Tier, ...] = ("namespace", "landlock")
@@ -32,6 +32,6 @@ def test_hundreds_of_programs_leave_nothing(tier: Tier) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 def test_20000_programs_leave_nothing(tier: Tier) -> None:
     user = ["--user", "65534"] if os.getuid() == 0 and tier == "landlock" else []
-    command = [sys.executable, "-m", "benchmarks.attack_stress", "--tier", tier, *user]
+    command = [sys.executable, "-m", "benchmarks.environments.attack_stress", "--tier", tier, *user]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=3500)
     assert (found.stdout.splitlines()[-1], found.returncode) == ("0 problems", 0), found.stdout + found.stderr

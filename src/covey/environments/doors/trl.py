@@ -20,7 +20,7 @@ from covey.environments.conversations.tools.environment import WithTools
 from covey.environments.conversations.tools.episode import Talk, ToolEpisode
 from covey.environments.doors.mcp import McpServer
 from covey.environments.episode import Episode, Observation
-from covey.environments.reward_functions.call import name_of, problem_with
+from covey.environments.reward_functions.call import problem_with
 from covey.environments.reward_functions.environment import Conversation, RewardFunctions
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
 
@@ -224,11 +224,6 @@ def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def no_reward(completions: Sequence[Any], **columns: Any) -> list[None]:
     """Apply to nothing: stands where the object of an attempt is all that rewards."""
     return [None] * len(completions)
-
-
-def tool_names(functions: Sequence[Callable[..., Any]]) -> list[str]:
-    """Return the names of functions, for the record of a run."""
-    return [name_of(function) for function in functions]
 
 
 def _prompts(judged: RewardFunctions, split: Split) -> list[Prompt]:

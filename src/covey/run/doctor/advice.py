@@ -11,12 +11,14 @@ A piece of advice is a sentence, or one of these, about which the settings of a 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from covey.config.checks import format_value, walk
-from covey.config.schema import CONF, ENVIRONMENT_SETTINGS, Config
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.config.shelves import preset_file
 from covey.system.setting import NO_BOUNDS, Bounds
 
 NAME = r"(?P<name>[a-z_0-9]+(?:\.[a-z_0-9]+)*)"
@@ -53,8 +55,8 @@ def _said(advice: str, all_of_it: Sequence[str], settings: Settings, fields: Map
     else:
         return advice
     name = found["name"]
-    if kind is VALUE and "." not in name and (CONF / name / f"{found['value']}.yaml").is_file():
-        return None if _is_preset(name, found["value"], settings) else advice
+    if kind is VALUE and (preset := preset_file(name, found["value"])):
+        return None if _is_preset(name, preset, settings) else advice
     # Settings that this run has not, or that nothing in it reads
     if _is_foreign(name, settings, fields):
         return None
@@ -113,14 +115,14 @@ def _is_foreign(name: str, settings: Settings, fields: Mapping[str, _Field]) -> 
     return name == "algorithm.loss_options.eps_high" and ":" not in loss and loss not in CLIPPING
 
 
-def _is_preset(group: str, name: str, settings: Settings) -> bool:
+def _is_preset(group: str, file: Path, settings: Settings) -> bool:
     """Tell whether a run has all that a preset says."""
-    return all(_is_same(settings.get(key), value) for key, value in _preset(group, name).items())
+    return all(_is_same(settings.get(key), value) for key, value in _preset(group, file).items())
 
 
 @cache
-def _preset(group: str, name: str) -> Mapping[str, Any]:
-    content = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+def _preset(group: str, file: Path) -> Mapping[str, Any]:
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return dict(_flat({key: value for key, value in content.items() if key != "defaults"}, f"{group}."))
 
 

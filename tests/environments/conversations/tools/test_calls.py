@@ -6,7 +6,7 @@ import pytest
 
 from covey.environments.conversations.tools.calls import BadCall, Call, by_template, hermes, reader_for, reader_name
 
-from ....support.chat_templates import qwen3
+from ....support.models.chat_templates import qwen3
 from ....support.tools import answer, call
 
 RESPONSE = {

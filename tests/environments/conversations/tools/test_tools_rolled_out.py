@@ -10,7 +10,7 @@ from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
 from covey.types import Group, Sampling
 
-from ....support.chat_templates import qwen25
+from ....support.models.chat_templates import qwen25
 from ....support.tools import Sums, call, multiply
 
 TOKENIZER = qwen25()

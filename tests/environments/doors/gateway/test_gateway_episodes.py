@@ -17,7 +17,7 @@ from covey.environments.doors.gateway.wire import RunSampling
 from covey.rollouts.sampler import EpisodeLimits
 from covey.types import Rollout
 
-from ....support.agents import TOKENIZER, agent_environment, chat, encoded, play, said_by, send, user
+from ....support.doors.agents import TOKENIZER, agent_environment, chat, encoded, play, said_by, send, user
 from ....support.tools import call
 
 SCHEMA = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}

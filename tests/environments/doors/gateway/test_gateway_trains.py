@@ -8,8 +8,8 @@ import pytest
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.gateway.settings import AgentConfig
 
-from ....support.agents import at_work
-from ....support.doors import trained
+from ....support.doors.agents import at_work
+from ....support.doors.training import trained
 from ....support.small import small_config
 
 MODULE = """

@@ -9,8 +9,8 @@ import pytest
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.gateway.settings import AgentConfig
 
-from ....support.agents import RUN, at_work, play
-from ....support.doors import trained
+from ....support.doors.agents import RUN, at_work, play
+from ....support.doors.training import trained
 from ....support.tools import call
 
 pytestmark = pytest.mark.doors

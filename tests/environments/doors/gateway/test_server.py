@@ -16,7 +16,7 @@ from covey.environments.doors.gateway.door import Door
 from covey.environments.doors.gateway.server import Gateway
 from covey.environments.doors.gateway.wire import RunSampling, Spoken
 
-from ....support.agents import send, user
+from ....support.doors.agents import send, user
 
 SPOKEN = Spoken({"role": "assistant", "content": "Hi"}, "stop", 1, (5,), (7,))
 BODY = {"messages": [user("?")]}

@@ -13,7 +13,7 @@ from covey.environments.doors.gateway.tokens import generate_request, generation
 from covey.environments.doors.gateway.wire import RunSampling, Spoken
 from covey.types import Group
 
-from ....support.agents import RUN, TOKENIZER, encoded, play, said_by, send, user
+from ....support.doors.agents import RUN, TOKENIZER, encoded, play, said_by, send, user
 
 END = TOKENIZER.eos_token_id
 

@@ -19,7 +19,7 @@ from covey.environments.doors.gateway.wire import (
     stream_of,
 )
 
-from ....support.agents import user
+from ....support.doors.agents import user
 
 RUN = RunSampling(temperature=0.8, top_p=0.9, top_k=5, max_tokens=64)
 CALL = {"id": "call00100", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}

@@ -1,0 +1,293 @@
+"""Which causal language models of the installed transformers are sampled and trained as transformers computes them?
+
+    python -m benchmarks.checks.architectures             # all of them; writes docs/develop/architectures.md
+    python -m benchmarks.checks.architectures gemma2 doge # some, to the terminal
+
+A tiny random model of each architecture is saved as a hub would have it and loaded by covey, as a run loads one. What
+the native engine says of the tokens it samples, what each layout of the trainer says of the same texts, and the
+gradient, are held against transformers alone: its eager attention, one text at a time, plain autograd. Every model has
+a process of its own, so that one that crashes or hangs is a row like others. Exit code 1 where one of them comes out
+otherwise without a word.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.checks.architecture_configs import VOCABULARY, architectures, tiny_config
+from covey.engine.native.engine import NativeEngine
+from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.models.loading import load_policy
+from covey.policy.models.nano import nano_tokenizer
+from covey.policy.policy import Policy
+from covey.policy.settings import ModelConfig
+from covey.rollouts.rollout import finished_rollout
+from covey.trainer.batch import count, make_batch, make_rows
+from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "develop" / "architectures.md"
+RESULTS = ROOT / "benchmarks" / "results" / "architectures.json"
+SECONDS = 300.0
+"""Until a model is given up."""
+LAYOUTS = ("padded", "packed", "shared")
+SAME = 1e-3
+"""Largest difference of a log-prob, in nats, and of a gradient, relative, that rounding in float32 may make."""
+ORDER = ("different", "failed", "works", "refused", "not built")
+
+Row = dict[str, Any]
+
+
+def examined(name: str) -> Row:
+    """What became of one architecture: `status` and, by that, figures or the reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            kind = save(name, folder)
+        except Exception as error:
+            return {"status": "not built", "reason": line(f"{type(error).__name__}: {error}")}
+        try:
+            policy = load_policy(ModelConfig(name=folder, device="cpu"), seed=0)
+            engine = NativeEngine(policy, 1 << 26, max_rows=4)
+        except ValueError as error:
+            return {"status": "refused", "class": kind, "reason": str(error).replace(f"={folder}", "")}
+        found = differences(policy, engine, folder)
+    is_same = all(value <= SAME for value in found.values())
+    return {"status": "works" if is_same else "different", "class": kind, **found}
+
+
+def save(name: str, folder: str) -> str:
+    """Save a tiny model of this architecture, after a pass that shows that transformers can run it; its class."""
+    config = tiny_config(name)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # What a model starts from is nearly uniform.
+            parameter.mul_(4.0) if parameter.dim() > 1 else None
+    model.save_pretrained(folder)
+    nano_tokenizer().save_pretrained(folder)
+    with torch.no_grad():
+        logits = plain(folder)(input_ids=torch.arange(4, 16)[None]).logits
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError("transformers' own logits are not finite")
+    return type(model).__name__
+
+
+def plain(folder: str) -> PreTrainedModel:
+    """As transformers alone runs it."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    )
+    return model.eval()
+
+
+def differences(policy: Policy, engine: NativeEngine, folder: str) -> dict[str, float]:
+    """Largest difference of a log-prob in nats, of the engine and of each layout; of gradients, relative."""
+    model = plain(folder)
+    sampled = asyncio.run(sample(engine))
+    groups = [group_of(index, prompt, completions) for index, (prompt, completions) in enumerate(sampled)]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    expected_L = torch.cat([plain_logprobs(model, rollout) for rollout in rollouts])
+    own = [p for _, completions in sampled for completion in completions for p in completion.logprobs]
+    found = {"engine": largest(torch.tensor(own), expected_L)}
+    weight_L = torch.linspace(-1.0, 2.0, len(expected_L))
+    expected = gradient(model, (weight_L * expected_L).sum())
+    for layout in LAYOUTS:
+        policy.model.train()
+        logprob_L = layout_logprobs(policy, groups, layout)
+        found[layout] = largest(logprob_L, expected_L)
+        found[f"{layout} gradient"] = relative(gradient(policy.causal_lm, (weight_L * logprob_L).sum()), expected)
+    return found
+
+
+async def sample(engine: NativeEngine) -> list[tuple[list[int], list[Completion]]]:
+    """Three prompts, shorter and longer than the windows; three completions each."""
+    draw = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(4, VOCABULARY, (length,), generator=draw).tolist() for length in (7, 2, 11)]
+    lengths = (9, 5, 14)
+    made = [engine.generate(p, 3, Sampling(max_tokens=n)) for p, n in zip(prompts, lengths, strict=True)]
+    return list(zip(prompts, await asyncio.gather(*made), strict=True))
+
+
+def group_of(index: int, prompt: Sequence[int], completions: Iterable[Completion]) -> Group:
+    rollouts = tuple(finished_rollout(None, prompt, each, Reward(0.0, {}), "") for each in completions)
+    return Group(Prompt(str(index), "", "", {}), rollouts, ())
+
+
+def layout_logprobs(policy: Policy, groups: Sequence[Group], layout: str) -> Tensor:
+    """Of all loss tokens, through micro-batches that hold one or two groups."""
+    rows = make_rows(groups, [[1.0] * len(group.rollouts) for group in groups])
+    tokens, sequences = count(rows)
+    totals = (tokens, sequences, sequences)
+    how: dict[str, Any] = {"packing": layout, "micro_batch_tokens": 80, "attention": policy.attention}
+    batch = make_batch(rows, totals=totals, device=policy.device, **how)
+    return torch.cat([score_tokens(policy, m, Scoring(Sampling(), 0)).logprob_L for m in batch.micro_batches])
+
+
+def plain_logprobs(model: PreTrainedModel, rollout: Rollout) -> Tensor:
+    logprobs_TV = model(input_ids=torch.tensor([rollout.input_ids])).logits[0].log_softmax(dim=-1)
+    chosen_T = logprobs_TV.gather(1, torch.tensor(rollout.target_ids)[:, None])[:, 0]
+    return chosen_T[torch.tensor(rollout.loss_mask)]
+
+
+def gradient(model: PreTrainedModel, loss: Tensor) -> Tensor:
+    """Of all weights, as one vector."""
+    model.zero_grad()
+    loss.backward()
+    weights = dict(model.named_parameters())
+    parts = [torch.zeros_like(w) if w.grad is None else w.grad for _, w in sorted(weights.items())]
+    return torch.cat([part.flatten() for part in parts]).double()
+
+
+def largest(found_L: Tensor, expected_L: Tensor) -> float:
+    return float((found_L.detach() - expected_L.detach()).abs().max())
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+def examined_apart(name: str, seconds: float = SECONDS) -> Row:
+    """The same in a process of its own, which may crash or hang."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    started = time.monotonic()
+    process = context.Process(target=_work, args=(name, sender))
+    process.start()
+    sender.close()
+    row: Row = {"status": "failed", "reason": f"no answer in {seconds:.0f} seconds"}
+    if receiver.poll(seconds):
+        try:
+            row = receiver.recv()
+        except EOFError:
+            process.join()
+            row = {"status": "failed", "reason": f"the process ended with {process.exitcode}"}
+    process.kill()
+    process.join()
+    return {"name": name, **row, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _work(name: str, sender: Any) -> None:
+    quiet()
+    try:
+        row = examined(name)
+    except BaseException as error:
+        row = {"status": "failed", "reason": line(f"{type(error).__name__}: {error}")}
+    sender.send(row)
+
+
+def quiet() -> None:
+    """Foreign code warns of sizes that only tiny models have."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """docs/develop/architectures.md."""
+    by_status = {status: [row for row in rows if row["status"] == status] for status in ORDER}
+    counts = ", ".join(f"{len(found)} {status}" for status, found in by_status.items() if found)
+    sections = [HEAD.format(version=transformers.__version__, torch=torch.__version__, counts=counts)]
+    for status in ORDER:
+        if by_status[status]:
+            make = _figures if status in ("works", "different") else _reasons
+            sections.append(f"## {TITLES[status]}\n\n{make(by_status[status])}")
+    sections.append(FOOT)
+    return "\n".join(sections)
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = "| architecture | class | engine | padded | packed | shared | gradient |\n|---|---|---|---|---|---|---|\n"
+    cells = []
+    for row in rows:
+        gradients = max(row[f"{layout} gradient"] for layout in LAYOUTS)
+        numbers = [row["engine"], *(row[layout] for layout in LAYOUTS), gradients]
+        cells.append([row["name"], f"`{row['class']}`", *(f"{number:.0e}" for number in numbers)])
+    return head + _table(cells)
+
+
+def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "| architecture | what is said |\n|---|---|\n" + _table([[row["name"], row["reason"]] for row in rows])
+
+
+def _table(cells: Sequence[Sequence[str]]) -> str:
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
+
+
+TITLES = {
+    "works": "The same as transformers",
+    "refused": "Refused at loading",
+    "not built": "Not tried: no tiny model",
+    "different": "Different without a word",
+    "failed": "Ended in an error that is no answer",
+}
+HEAD = """# Architectures
+
+![how many agree, are refused, are not tried](../figures/develop/architectures.svg)
+
+Every causal language model of transformers {version} (torch {torch}, CPU, float32), as a tiny random model that covey
+loads as a run would: {counts}. Written by `make architectures`, which compares what the engine and the trainer say
+with transformers alone: eager attention, one text at a time, plain autograd.
+
+- *engine*: largest difference of a sampled token's log-prob, in nats; *padded*, *packed*, *shared*: the same of the
+  trainer's layouts (`packing`); *gradient*: relative difference of the gradient, the worst of the three.
+- What is refused is refused when the model is loaded, by the line in the table: `covey train`, `covey check`, a bare
+  engine and a resumed run alike. The comparison is made there as well, with the model's own weights, for two short
+  texts and at the edges of its windows; the preflight compares the longest texts of the run.
+- Texts in which longrope (Phi-3.5, Phi-4-mini) would take its second table are refused: it takes it for all of a pass
+  as soon as one text is long, so that numbers would depend on what else is in the batch. `max_length` ends before.
+- Mamba, Jamba, Qwen3-Next and others that mix tokens by more than attention need an engine that keeps their states.
+"""
+FOOT = """---
+
+Implemented in: [policy/models/probe.py](../../src/covey/policy/models/probe.py),
+[policy/models/loading.py](../../src/covey/policy/models/loading.py),
+[policy/attention/packed.py](../../src/covey/policy/attention/packed.py).
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit code 1 where an architecture comes out otherwise without a word."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checks.architectures")
+    parser.add_argument("names", nargs="*", help="architectures or variants; none: all, and the page is written")
+    names = parser.parse_args(words).names
+    rows = []
+    for name in names or architectures():
+        rows.append(examined_apart(name))
+        print(json.dumps(rows[-1]), flush=True)
+    if not names:
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+        PAGE.write_text(page(rows))
+    return 1 if any(row["status"] in ("different", "failed") for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""How fast and how safe what judges answers is: programs, machines, turns and slow tools."""

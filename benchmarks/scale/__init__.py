@@ -1,0 +1,1 @@
+"""What runs of several processes and whole clusters take: measured, modelled and planned."""

@@ -1,0 +1,1 @@
+"""The contestants, a process each; vLLM's must not import covey."""

@@ -1,0 +1,43 @@
+"""Where the file of each preset lies under conf/: in front, or on a shelf, a folder that is no part of its name.
+
+Imports nothing heavy.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+CONF = Path(__file__).resolve().parent / "conf"
+"""The folder of YAML that only chooses among what the dataclasses allow."""
+SHELVES: Mapping[str, tuple[str, ...]] = {
+    "algorithm": ("papers", "documents"),
+    "model": ("qwen2.5",),
+    "recipe": ("offline",),
+}
+"""Group -> its shelves: algorithm=opo means algorithm/papers/opo.yaml. Any other folder, such as recipe/documents, is a
+part of the names in it."""
+
+
+@cache
+def presets(group: str, conf: Path = CONF) -> Mapping[str, Path]:
+    """Return the presets of a group that are files: the names that people type, in order, and where each lies.
+
+    ValueError where two would have one name.
+    """
+    folder = conf / group
+    found: dict[str, Path] = {}
+    for file in sorted(folder.rglob("*.yaml")):
+        path = file.relative_to(folder).with_suffix("")
+        is_shelved = path.parts[0] in SHELVES.get(group, ()) and len(path.parts) > 1
+        name = Path(*path.parts[is_shelved:]).as_posix()
+        if name in found:
+            raise ValueError(f"{group}={name} would mean {found[name]} and {file}; rename one of them")
+        found[name] = file
+    return dict(sorted(found.items()))
+
+
+def preset_file(group: str, name: str) -> Path | None:
+    """Return the file of a preset, whose name may have its shelf in front, None where covey has none."""
+    known = presets(group)
+    file = CONF / group / f"{name}.yaml"
+    return known.get(name) or (file if file in known.values() else None)

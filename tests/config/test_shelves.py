@@ -1,0 +1,116 @@
+"""A preset on a shelf goes by its bare name wherever a name is typed, read or shown."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from covey.api.settings import make_config
+from covey.cli import main as main_module
+from covey.cli.main import main
+from covey.config import compose as settings
+from covey.config.giving_way import overruled
+from covey.config.schema import Config, group_choices
+from covey.config.shelves import CONF, SHELVES, preset_file, presets
+from covey.report.origins import settings_page
+from covey.report.read import RunFiles
+from covey.run.doctor.advice import still_open
+
+from ..support.small import logging_as_it_was
+
+MAX_ENTRIES = 16
+SHELVED = [
+    (group, shelf, file.stem)
+    for group in SHELVES
+    for shelf in SHELVES[group]
+    for file in (CONF / group / shelf).glob("*.yaml")
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with logging_as_it_was():
+        yield
+
+
+def composed(*words: str) -> Config:
+    settings.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return settings.to_unchecked(compose("config", overrides=list(words)))
+
+
+@pytest.mark.parametrize(("group", "shelf", "name"), SHELVED)
+def test_a_name_means_the_same_with_its_shelf_in_front_and_without(group: str, shelf: str, name: str) -> None:
+    assert composed(f"{group}={name}") == composed(f"{group}={shelf}/{name}")
+    assert preset_file(group, name) == preset_file(group, f"{shelf}/{name}") == CONF / group / shelf / f"{name}.yaml"
+
+
+def test_names_are_listed_bare_and_those_of_other_folders_with_the_folder() -> None:
+    choices = group_choices()
+    assert {name for group, _, name in SHELVED} <= {name for group in SHELVES for name in choices[group]}
+    assert [name for group in SHELVES for name in choices[group] if "/" in name] == [
+        name for name in choices["recipe"] if name.startswith("documents/")
+    ]
+
+
+def test_two_presets_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("papers", "documents"):
+        (tmp_path / "algorithm" / folder).mkdir(parents=True)
+        (tmp_path / "algorithm" / folder / "opo.yaml").touch()
+    with pytest.raises(
+        ValueError, match=r"^algorithm=opo would mean .*documents/opo.yaml and .*papers/opo.yaml; rename"
+    ):
+        presets("algorithm", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../model/nano", "papers", "papers/", "papers/nope", "/opo", "documents/opo", ""])
+def test_no_other_file_is_taken_for_a_preset(name: str) -> None:
+    assert preset_file("algorithm", name) is None
+
+
+def test_no_folder_of_presets_is_crowded() -> None:
+    folders = [path for path in CONF.rglob("*") if path.is_dir()]
+    assert {path.name for path in folders if len(list(path.iterdir())) > MAX_ENTRIES} == set()
+
+
+def test_a_sweep_takes_names_of_the_front_and_of_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
+    advantages = []
+    monkeypatch.setitem(main_module.WORK, "train", lambda config, _: advantages.append(config.algorithm.advantage))
+    assert main(["train", "algorithm=gdpo,opo,maxrl", "--multirun"]) == 0
+    assert advantages == ["gdpo", "opo", "maxrl"]
+
+
+def test_files_of_the_users_own_name_shelved_presets_and_are_found_beside_them(tmp_path: Path) -> None:
+    for group in ("algorithm", "recipe"):
+        (tmp_path / "mine" / group).mkdir(parents=True)
+    (tmp_path / "mine" / "algorithm" / "half.yaml").write_text("defaults: [opo, _self_]\nloss: clip\n")
+    (tmp_path / "mine" / "recipe" / "short.yaml").write_text(
+        "# @package _global_\ndefaults: [override /algorithm: vespo]\nnum_steps: 3\n"
+    )
+    own = f"hydra.searchpath=[file://{tmp_path}/mine]"
+    half, short = composed(own, "algorithm=half"), composed(own, "recipe=short")
+    assert (half.algorithm.advantage, half.algorithm.loss) == ("opo", "clip")
+    assert (short.algorithm.loss, short.num_steps) == ("vespo", 3)
+
+
+def test_python_the_doctor_and_the_report_know_shelved_names() -> None:
+    config = make_config(None, {"algorithm": "opo"}).config
+    assert (config.algorithm.advantage, config.algorithm.loss) == ("opo", "reinforce")
+    assert overruled(Config(), ["algorithm=opo"]) != []
+    assert still_open(["algorithm=opo"], {"algorithm.advantage": "opo", "algorithm.loss": "reinforce"}) == ()
+    assert still_open(["algorithm=opo"], {"algorithm.advantage": "opo"}) == ("algorithm=opo",)
+    page = settings_page(
+        RunFiles(Path("run"), {"algorithm.loss": "reinforce"}, {"command": "covey train algorithm=opo"})
+    )
+    assert (page["presets"], page["rows"][0][-1]) == (["algorithm=opo"], "recipe")
+
+
+def test_a_slip_is_answered_with_bare_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "algorithm=oppo"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith('covey: algorithm has no choice "oppo"; did you mean opo? choices: ')
+    assert said.rstrip().rpartition("choices: ")[2].split(", ") == group_choices()["algorithm"]
+    assert main(["train", "opo"]) == 2
+    assert capsys.readouterr().err == 'covey: "opo" sets nothing; did you mean algorithm=opo?\n'

@@ -1,0 +1,32 @@
+"""A folder has few enough entries to be read at a glance."""
+
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = 16
+"""Entries of a folder, `__init__.py` among them."""
+FULLER = {
+    "src/covey": 22,  # the rooms of the architecture page, and the public modules
+    "benchmarks": 17,  # pages and scripts that are named from outside stay where they are
+    "tests": 27,  # mirrors the package
+    "tests/environments/machines": 17,  # mirrors the package, whose subfolders have few tests each
+    "tests/golden/values": 48,  # a file of values for each formula
+}
+"""Folders that have more, how many, and why."""
+
+
+def entries() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for top in ("src/covey", "benchmarks", "tests", "docs", "examples"):
+        for file in (ROOT / top).rglob("*"):
+            path = file.relative_to(ROOT)
+            if file.is_file() and not any(part.startswith(("__pycache__", ".")) for part in path.parts):
+                for folder in list(path.parents)[:-1]:
+                    found[folder.as_posix()].add(path.relative_to(folder).parts[0])
+    return found
+
+
+def test_no_folder_has_more_entries_than_are_read_at_a_glance() -> None:
+    fuller = {folder: len(names) for folder, names in entries().items() if len(names) > FULLER.get(folder, MOST)}
+    assert fuller == {}
