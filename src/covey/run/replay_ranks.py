@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from covey.config.schema import Config
+from covey.run.folder import begin_log
 from covey.run.records.record import RunRecorder
 from covey.run.replay import PastStep, check_replayable, num_ranks, read_schedule, replay
 from covey.system import collectives, ranks
@@ -43,5 +44,7 @@ def _replay_as_rank(config: Config, past: Path, aside: Path) -> str:
         collectives.process_group(config.timeouts.ranks, config.model.device),
         RunRecorder(config, aside) as record,
     ):
+        if not collectives.is_main_process():
+            begin_log(aside)  # away from the terminal, where rank 0 says the same
         say = CleanConsole().print if collectives.is_main_process() else lambda text: None
         return replay(config, past, record, say)
