@@ -19,7 +19,7 @@ from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.record import RunRecorder
-from covey.run.replay import replay
+from covey.run.replay.training import replay
 from covey.train import train
 from covey.types import Failure, Message, Prompt, Reward
 

@@ -16,7 +16,7 @@ from covey.engine.base import digest_of
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Scheduler
 from covey.run.records.record import RunRecorder
-from covey.run.replay import PastStep, check_replayable, read_schedule, replay
+from covey.run.replay.training import PastStep, check_replayable, read_schedule, replay
 from covey.train import train
 from covey.types import Message, Prompt
 

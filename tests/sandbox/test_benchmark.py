@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks import sandbox as benchmark
+from benchmarks.environments import sandbox as benchmark
 from covey.sandbox import Sandbox
 
 

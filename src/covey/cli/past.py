@@ -49,8 +49,8 @@ def run_replay(words: Sequence[str]) -> None:
     settings.register()
     config = settings.to_config(settings_of(folder, [word for word in words if word == TRUST]))
 
-    from covey.run.replay import read_schedule
-    from covey.run.replay_ranks import replay_on_ranks
+    from covey.run.replay.ranks import replay_on_ranks
+    from covey.run.replay.training import read_schedule
 
     # Train again, and say that all is the same
     steps = read_schedule(folder)

@@ -1,0 +1,1 @@
+"""Runs once more, by what they wrote of themselves."""
