@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from covey.cluster.ending import ended_with_cluster
 from covey.cluster.trainers import trainer_ranks
 from covey.config.budget import counted
 from covey.config.early import check_early
@@ -105,6 +106,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
     stopper = stopper or stages.make_stopper(config)
     with (
         stopper.installed(),
+        ended_with_cluster(config.devices, stopper),
         RunRecorder(config, output_dir, given.callbacks) as record,
         report_interruption(record),
     ):

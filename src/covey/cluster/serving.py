@@ -11,10 +11,20 @@ from typing import Any
 from covey.cluster.roles import Allotment, role_of
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import last_line
-from covey.cluster.start import ClusterLost, connect, disconnect, import_ray, watch_cluster, worker_environment
+from covey.cluster.start import (
+    ClusterLost,
+    connect,
+    disconnect,
+    import_ray,
+    loss_of_cluster,
+    watch_cluster,
+    worker_environment,
+)
 from covey.engine.base import MOST_LOSSES
 from covey.types import RunStopped
 
+LOOK_SECONDS = 2.0
+"""For the cluster to answer before it is asked to end processes, which end with the driver at the latest."""
 POLL_SECONDS = 0.5
 """Signals, and whether the cluster lives, are looked at so often while an answer is waited for."""
 
@@ -76,14 +86,14 @@ class Serving:
     def close(self) -> None:
         """End them all, and a cluster that was started for them."""
         self._is_over.set()
-        if self._error is not None:  # nobody to be told, and calls of Ray may block
-            return
-        for actor in self._actors:
+        # Nobody is to be told where the cluster is lost, and calls of Ray may block
+        if self._error is None and loss_of_cluster(LOOK_SECONDS) is None:
+            for actor in self._actors:
+                with suppress(Exception):
+                    self._ray.kill(actor, no_restart=True)
             with suppress(Exception):
-                self._ray.kill(actor, no_restart=True)
-        with suppress(Exception):
-            if self._place is not None:
-                self._place.close()
+                if self._place is not None:
+                    self._place.close()
         disconnect(self._is_own)
 
     def _lose(self, error: ClusterLost) -> None:
@@ -115,10 +125,10 @@ class Serving:
 def answers_of(ray: Any, refs: list[Any], role: str, check: Callable[[], None]) -> list[Any]:
     """Return what actors of a role answer. RunStopped where they are lost. `check` raises what else ends the wait."""
     while True:
+        check()  # before Ray is called, which may end the process where the cluster is lost
         done, late = ray.wait(refs, num_returns=len(refs), timeout=POLL_SECONDS)
         if not late:
             break
-        check()
     try:
         found: list[Any] = ray.get(done)
     except ray.exceptions.RayError as error:

@@ -123,18 +123,32 @@ def disconnect(is_own: bool) -> None:
 
 
 def agents_of(ray: Any, proc: Path = Path("/proc")) -> list[int]:
-    """Return the processes that the node of this machine has started to look after itself: no workers."""
+    """Return the processes that a node which was started here has started to look after itself: no workers.
+
+    Found by the logs that they write, which they do after the death of their node too.
+    """
     try:
-        nodes = {info.process.pid for info in ray._private.worker._global_node.all_processes["raylet"]}
-    except (AttributeError, KeyError):  # another Ray keeps them elsewhere
+        node = ray._private.worker._global_node
+        session = str(node.get_session_dir_path())
+        if "raylet" not in node.all_processes:  # of a cluster that somebody else started
+            return []
+    except AttributeError:  # another Ray keeps them elsewhere
         return []
     found = []
     for entry in proc.glob("[0-9]*"):
         with suppress(OSError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent in nodes and (entry / "cmdline").read_bytes().startswith(AGENTS):
+            is_agent = (entry / "cmdline").read_bytes().startswith(AGENTS)
+            if is_agent and any(_is_below(file, session) for file in (entry / "fd").iterdir()):
                 found.append(int(entry.name))
     return found
+
+
+def _is_below(file: Path, folder: str) -> bool:
+    """Tell whether an open file of a process lies in a folder, False where it is closed meanwhile."""
+    try:
+        return file.readlink().is_relative_to(folder)
+    except OSError:
+        return False
 
 
 def worker_environment(num_threads: int, python: str | None = None) -> dict[str, Any]:
@@ -227,6 +241,15 @@ def store_of_this_machine() -> Iterator[list[socket.socket]]:
 
 
 def loss_of_cluster(seconds: float) -> ClusterLost | None:
+    """Return what is wrong with the cluster or this machine's node, None where it answers within `seconds`."""
+    try:
+        check_store()  # at once, while the cluster may not know it yet
+    except ClusterLost as lost:
+        return lost
+    return _loss_elsewhere(seconds)
+
+
+def _loss_elsewhere(seconds: float) -> ClusterLost | None:
     """Return what is wrong with the cluster, None where it answers within `seconds` and a node is alive."""
     answer: SimpleQueue[list[dict[str, Any]]] = SimpleQueue()
 
@@ -263,11 +286,12 @@ def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: 
 def _await_loss(seconds: float, is_over: threading.Event) -> None:
     """Return once `is_over` is set. ClusterLost where the cluster is gone before.
 
-    The death of this machine's node is known at once, before Ray ends this process for it.
+    The death of this machine's node is known at once, before Ray ends this process for it: by one connection, since
+    the node logs the end of each.
     """
     with store_of_this_machine() as connections:
         while not is_over.is_set():
             has_ended = bool(select.select(connections, [], [], LOOK_SECONDS)[0])
-            lost = ClusterLost("the Ray node of this machine is gone") if has_ended else loss_of_cluster(seconds)
+            lost = ClusterLost("the Ray node of this machine is gone") if has_ended else _loss_elsewhere(seconds)
             if lost is not None and not is_over.is_set():
                 raise lost

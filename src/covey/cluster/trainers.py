@@ -91,7 +91,7 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
         place = None
         raise
     finally:
-        if place is not None:
+        if place is not None and loss_of_cluster(LOOK_SECONDS) is None:
             with suppress(Exception):
                 place.close()
         disconnect(is_own)
@@ -125,7 +125,8 @@ def _running(
                 raise lost from stopped
             _say_why(ray, ray.wait(running, num_returns=len(running), timeout=WHY_SECONDS)[0])
             raise
-        _end(ray, running)
+        if is_there := loss_of_cluster(LOOK_SECONDS) is None:  # else the run is done all the same
+            _end(ray, running)
     except ClusterLost:
         is_there = False
         raise

@@ -89,7 +89,7 @@ class Run:
                 self.local.sampler.engine.close()
         finally:
             self.environment.close()
-            for serving in self.servings:
+            for serving in reversed(self.servings):  # the first may have started the cluster
                 serving.close()
 
 
@@ -127,7 +127,7 @@ def build_run(
     try:
         return _wire(config, adapt(environment), timer, policy, servings, compared)
     except Exception:
-        for serving in servings:
+        for serving in reversed(servings):
             serving.close()
         raise
 

@@ -213,6 +213,30 @@ def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed
     check_run(folder, daemon, 60)
 
 
+def test_ranks_that_sample_themselves_save_their_last_step_where_a_daemon_of_ray_is_killed(folder: Path) -> None:
+    """They need the cluster no more, and Ray would end them for its loss all the same."""
+    run = folder / "alone"
+    words = ("source=ray", "devices.sampler=0", "devices.trainer=2", "num_steps=400", "output.save_every=0")
+    process = new_run(folder, "alone", *words, settings=ROWS, environment=SLOWLY)
+    assert wait_until(lambda: num_trained(run) >= 3, process)
+    daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
+    (victim,) = (pid for pid in daemons if program_of(pid) == "gcs_server")
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    status, output = finish(process)
+    assert time.monotonic() - killed < 45
+    assert status == 2, output
+    assert output.endswith("covey: the Ray cluster gave no sign of life for 10 s\n")
+    assert "Traceback" not in output
+    assert are_gone(daemons)
+    done = saved_step(run)
+    assert done == num_trained(run) >= 3
+    # One process goes on with it, without Ray.
+    more = ("devices.trainer=1", f"num_steps={done + 2}", "resume_changes=[devices.trainer,num_steps]")
+    finish_well(resume(folder, "alone", *more))
+    assert [row["step"] for row in train_rows(run)] == list(range(1, done + 3))
+
+
 def program_of(pid: int) -> str:
     """Name of the program that a process runs."""
     with suppress(OSError):

@@ -88,6 +88,18 @@ class Stopper:
             self._held = True  # what follows is the end, which is not to be interrupted
             raise StopRequested(asked)
 
+    @property
+    def is_asked(self) -> bool:
+        """Tell whether a stop was requested that has not come about yet, or is under way."""
+        return self._waiting is not None
+
+    def ask(self) -> None:
+        """Request a stop from any thread, as SIGTERM would. At the next `release` where signals are left to others."""
+        if self._previous:  # not raised here: only a signal of the main thread ends what that waits for
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        elif self._waiting is None:
+            self._waiting = signal.SIGTERM
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._waiting is not None:
             return

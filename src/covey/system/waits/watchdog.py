@@ -203,18 +203,22 @@ def exit_within(seconds: float, status: int) -> None:
     """Have a process that is done end with `status`, whatever threads and exit handlers libraries left behind."""
 
     def leave() -> None:
-        try:
-            _kill_children()
-            names = ", ".join(sorted(t.name for t in threading.enumerate() if t is not threading.current_thread()))
-            if select.select([], [2], [], 0)[1]:  # the terminal may be what hangs
-                left = f"shutdown took more than {seconds:g} s; forcing exit (threads still running: {names})"
-                os.write(2, f"covey: {left}\n".encode())
-        finally:
-            os._exit(status)
+        names = ", ".join(sorted(t.name for t in threading.enumerate() if t is not threading.current_thread()))
+        end_now(f"shutdown took more than {seconds:g} s; forcing exit (threads still running: {names})", status)
 
     timer = threading.Timer(seconds, leave)
     timer.daemon = True
     timer.start()
+
+
+def end_now(line: str, status: int) -> None:
+    """End this process and those that it has started, whatever its threads do, with a last line."""
+    try:
+        _kill_children()
+        if select.select([], [2], [], 0)[1]:  # the terminal may be what hangs
+            watchdog_process.tell_terminal(f"covey: {line}\n")
+    finally:
+        os._exit(status)
 
 
 def _kill_children() -> None:
