@@ -2,7 +2,7 @@
 
 import pytest
 
-from covey.cluster.prints import print_lines
+from covey.cluster.start import print_lines
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from covey.cluster.prints import show_prints
 from covey.cluster.roles import asked_of, check_counts
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import last_line
 from covey.system.machine import KEPT_MEMORY
+from covey.system.text.escaping import escape
 from covey.types import RunStopped
 
 LOGGER = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 """Names of processes that a node of Ray starts beside those of actors."""
 CLUSTER_SECONDS = 20.0
 """For the cluster to answer, at most: Ray itself ends a process without a word that has not reached it for 60 s."""
+KINDS = {"SamplerActor": "sampler", "JudgeActor": "judge", "TrainerRank": "trainer rank"}
+"""Actors whose programs may print, and how they are called here."""
 
 
 class ClusterLost(RunStopped):
@@ -149,6 +151,28 @@ def _is_below(file: Path, folder: str) -> bool:
         return file.readlink().is_relative_to(folder)
     except OSError:
         return False
+
+
+def show_prints(ray: Any) -> None:
+    """Print what actors of this run print, in the place of all that Ray would print of them and of itself."""
+    try:
+        dispatcher = ray._private.ray_logging.global_worker_stdstream_dispatcher
+        dispatcher.remove_handler("ray_print_logs")
+        dispatcher.add_handler("covey", print_lines)
+    except AttributeError:  # another Ray keeps it elsewhere, and prints them itself
+        return
+
+
+def print_lines(batch: Mapping[str, Any]) -> None:
+    """Print the lines of one process, each with its kind and number before it."""
+    name = str(batch.get("actor_name") or "")
+    kind = next((own for actor, own in KINDS.items() if name.startswith((actor, own))), None)
+    if kind is None:
+        return
+    where = sys.stderr if batch.get("is_err") else sys.stdout  # worker processes of rewards print to the former
+    for line in batch.get("lines", ()):
+        if not str(line).startswith(":"):  # what Ray writes there for itself
+            print(escape(f"{kind} {batch.get('pid')}: {line}"), file=where, flush=True)
 
 
 def worker_environment(num_threads: int, python: str | None = None) -> dict[str, Any]:
