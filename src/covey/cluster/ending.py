@@ -5,11 +5,9 @@ the run is stopped before, as by a signal: its last finished step is saved, and 
 """
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from signal import SIGKILL
+from contextlib import contextmanager
 
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.start import (
@@ -18,6 +16,7 @@ from covey.cluster.start import (
     connect,
     disconnect,
     import_ray,
+    kill_agents,
     loss_of_cluster,
     watch_cluster,
 )
@@ -108,7 +107,5 @@ class _Watch:
 
 
 def _end_now(line: str) -> None:
-    for pid in agents_of(import_ray()):
-        with suppress(ProcessLookupError):
-            os.kill(pid, SIGKILL)
+    kill_agents(agents_of(import_ray()))
     end_now(line, EXIT_LOST)

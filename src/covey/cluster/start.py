@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -17,7 +17,7 @@ from typing import Any
 from covey.cluster.roles import asked_of, check_counts
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import last_line
-from covey.system.machine import KEPT_MEMORY
+from covey.system.machine import KEPT_MEMORY, keeps_memory
 from covey.system.text.escaping import escape
 from covey.types import RunStopped
 
@@ -118,10 +118,7 @@ def disconnect(is_own: bool) -> None:
     agents = agents_of(import_ray())
     with kept_handlers():
         import_ray().shutdown()
-    # Ray leaves them for a minute where its GCS died before its node
-    for pid in agents:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill_agents(agents)  # Ray leaves them for a minute where its GCS died before its node
 
 
 def agents_of(ray: Any, proc: Path = Path("/proc")) -> list[int]:
@@ -143,6 +140,13 @@ def agents_of(ray: Any, proc: Path = Path("/proc")) -> list[int]:
             if is_agent and any(_is_below(file, session) for file in (entry / "fd").iterdir()):
                 found.append(int(entry.name))
     return found
+
+
+def kill_agents(pids: Iterable[int]) -> None:
+    """Kill agents, of which some may have ended."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _is_below(file: Path, folder: str) -> bool:
@@ -188,7 +192,7 @@ def worker_environment(num_threads: int, python: str | None = None) -> dict[str,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # what an actor prints is passed on
     }
     # Ray runs the methods of an actor in a thread that is not the first
-    if not any(name.startswith("MALLOC_") for name in os.environ):
+    if keeps_memory(os.environ):
         variables |= KEPT_MEMORY
     return {"env_vars": variables} | ({} if python is None else {"py_executable": python})
 

@@ -6,7 +6,6 @@ a plain `scancel`, leaves it the time to save. The ranks run the very code that 
 
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -82,7 +81,7 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
                 torch.cuda.set_device(own)
             yield
             return
-        meeting_place = _meeting_place(ray)
+        meeting_place = ranks.new_meeting_place(ray.util.get_node_ip_address())  # here
         with _environment(meeting_place | _numbers(0, devices.trainer, own)):
             others = [meeting_place | _numbers(rank, devices.trainer) for rank in _others(devices)]
             with _running(ray, devices, place, others, work):
@@ -187,15 +186,6 @@ def _say_why(ray: Any, done: list[Any]) -> None:
             ray.get(ref)
         except ray.exceptions.RayError as error:
             LOGGER.warning("a trainer rank ended with: %s", last_line(error))
-
-
-def _meeting_place(ray: Any) -> dict[str, str]:
-    """Return what tells all ranks where they meet: here."""
-    address = ray.util.get_node_ip_address()
-    with socket.socket() as free:
-        free.bind((address, 0))
-        port = free.getsockname()[1]
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 def _numbers(rank: int, world_size: int, local_rank: int = 0) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 SPIN_COUNT = "2000"
@@ -31,10 +31,15 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what the user has not set. Call it before torch is imported: OpenMP reads its variables once."""
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    if not any(name.startswith("MALLOC_") for name in environment):
+    if keeps_memory(environment):
         keep_memory()
     if ALLOCATOR.isdisjoint(environment) and Path(NVIDIA).exists():
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def keeps_memory(environment: Mapping[str, str]) -> bool:
+    """Tell whether a process may keep freed memory: the user has not said how it is kept."""
+    return not any(name.startswith("MALLOC_") for name in environment)
 
 
 def keep_memory() -> bool:

@@ -79,6 +79,14 @@ def meeting_place(environment: Mapping[str, str] = os.environ) -> tuple[str, str
     return environment.get("MASTER_ADDR", address), environment.get("MASTER_PORT", port)
 
 
+def new_meeting_place(address: str) -> dict[str, str]:
+    """Return the variables that tell ranks where they meet: at a free port of this machine."""
+    with socket.socket() as free:
+        free.bind((address, 0))
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+
 def check_address(address: str) -> None:
     """Refuse (ValueError) a place to meet that this machine cannot find, before anybody waits for the others there."""
     try:

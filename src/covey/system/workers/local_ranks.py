@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import NamedTuple
 
+from covey.system.ranks import new_meeting_place
 from covey.system.waits.watchdog_process import EXPIRED
 from covey.system.workers.leftovers import MARK, kill_with_all
 from covey.types import RunStopped
@@ -87,7 +87,7 @@ def run_on_ranks(work: Callable[[], str], threads: Sequence[int]) -> str:
     or RunStopped says why, after the rank's number.
     """
     sent = pickle.dumps({"path": sys.path, "work": pickle.dumps(work)})
-    place = {"WORLD_SIZE": str(len(threads)), "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(_free_port())}
+    place = {"WORLD_SIZE": str(len(threads)), **new_meeting_place(ADDRESS)}
     started: list[_Rank] = []
     try:
         for number, num_threads in enumerate(threads):
@@ -125,10 +125,3 @@ def _raise_first(answers: Mapping[int, Answer]) -> None:
     for number, answer in sorted(failed, key=lambda one: one[1].is_lost):
         kind = ValueError if answer.is_mendable else RunStopped
         raise kind(f"rank {number}: {answer.error}")
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind((ADDRESS, 0))
-        port: int = free.getsockname()[1]
-    return port
