@@ -15,6 +15,7 @@ from covey.cluster import ending, start
 from covey.cluster.ending import ended_with_cluster
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.start import ClusterLost
+from covey.cluster.trainers import TrainerRank
 from covey.system.waits.signals import Stopper, StopRequested
 from covey.train import train
 from covey.types import Prompt, RunStopped
@@ -150,6 +151,17 @@ def test_what_does_not_end_once_the_cluster_is_lost_is_ended_with_the_line_and_i
     assert process.exitcode == 2
     line = "covey: no node of the Ray cluster is alive, and what was under way did not end within 0.2 s\n"
     assert capfd.readouterr().err.endswith(line)
+
+
+@pytest.mark.parametrize(("is_alive", "status"), [(True, 0), (False, 2)])
+def test_a_rank_whose_work_is_over_ends_itself_where_no_cluster_is_left_to_end_it(
+    is_alive: bool, status: int, ray: FakeRay
+) -> None:
+    ray.alive = is_alive
+    process = multiprocessing.get_context("fork").Process(target=TrainerRank().run, args=(lambda: None,))
+    process.start()
+    process.join(PATIENCE / 2)
+    assert process.exitcode == status
 
 
 @pytest.mark.parametrize("devices", [DevicesConfig(sampler=1, trainer=2), DevicesConfig(sampler=0)])

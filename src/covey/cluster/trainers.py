@@ -35,7 +35,9 @@ END_SECONDS = 30.0
 """For the other ranks to end once this one is done."""
 
 LOOK_SECONDS = 5.0
-"""For the cluster to answer once a rank is lost."""
+"""For the cluster to answer once a rank is lost, or done."""
+EXIT_LOST = 2
+"""Nobody reads it."""
 WHY_SECONDS = 2.0
 """For a rank that failed to say why, once this one has lost it."""
 
@@ -52,9 +54,13 @@ class TrainerRank:
         return os.getpid()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Train with the other ranks, to the end."""
+        """Train with the other ranks, to the end. The process ends with it where nobody is left who could end it."""
         prepare_actor()
-        work()
+        try:
+            work()
+        finally:
+            if loss_of_cluster(LOOK_SECONDS) is not None:
+                os._exit(EXIT_LOST)  # what a node starts lives for up to a minute more without its cluster
 
 
 @contextmanager
