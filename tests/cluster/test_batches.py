@@ -76,23 +76,32 @@ def test_small_weights_travel_inside_of_the_call_and_do_not_need_the_store(
         assert (run.plan.ray.puts > 0) is is_stored
 
 
-@pytest.mark.parametrize(("bound", "order"), [(Bound(4, 0), ["begin", "update"]), (Bound(4, 1), ["update", "begin"])])
+@pytest.mark.parametrize(
+    ("bound", "first_admitted", "order"),
+    [(Bound(4, 0), 8, ["begin", "update"]), (Bound(4, 1), 12, ["update", "begin"])],
+)
 def test_prompts_go_ahead_of_weights_only_where_they_must_wait_for_them(
-    bound: Bound, order: list[str], policy: Policy, monkeypatch: pytest.MonkeyPatch
+    bound: Bound, first_admitted: int, order: list[str], policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of version 2, and of the prompts that it admits: calls for earlier ones may come between."""
     said: list[str] = []
     call = Actor.call
 
     def noted(self: Actor, name: str, given: tuple[Any, ...]) -> "asyncio.Future[Any]":
-        said.append(name)
+        if (name == "update" and given[0][0].version == 2) or (
+            name == "begin" and first_admitted in [ticket.number for ticket in given[0].tickets]
+        ):
+            said.append(name)
         return call(self, name, given)
 
-    with training(policy, samplers=1) if bound.max_staleness else training(policy, Plan(), bound, samplers=1) as run:
+    monkeypatch.setattr(Actor, "call", noted)
+    monkeypatch.setattr("covey.cluster.pool.inline_bytes", lambda: 10**9)
+    with training(policy, bound=bound, samplers=1, groups_per_sampler=16) as run:
         run.advance(1)
-        run.wait_until(lambda: not run.pool._tasks or run.pool.status()[0]["version"] == 1)
-        monkeypatch.setattr(Actor, "call", noted)
+        run.wait_until(lambda: run.pool.status()[0]["version"] == 1)
         run.advance(1)
-        assert [name for name in said if name in order] == order
+        run.wait_until(lambda: len(said) == 2)
+    assert said == order
 
 
 @pytest.mark.parametrize("is_first", [True, False])
