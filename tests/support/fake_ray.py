@@ -137,7 +137,7 @@ class FakeRay:
     is_cut_off: bool = False
     """The cluster answers nobody."""
     alive: bool = True
-    """Of its only node."""
+    """Of this machine's node. Another one lives."""
     is_full: bool = False
     """Of the object store."""
     groups: list["Place"] = field(default_factory=list)
@@ -178,6 +178,9 @@ class FakeRay:
     def get_actor(self, name: str, namespace: str) -> Actor:
         return next(actor for actor in self.actors if actor.options.get("name") == name)
 
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(get_node_id=lambda: "own")
+
     def cluster_resources(self) -> dict[str, float]:
         return self.resources
 
@@ -190,7 +193,7 @@ class FakeRay:
     def nodes(self) -> list[dict[str, Any]]:
         while self.is_cut_off:
             time.sleep(0.01)
-        return [{"Alive": self.alive}]
+        return [{"NodeID": "other", "Alive": True}, {"NodeID": "own", "Alive": self.alive}]
 
     def put(self, value: Any) -> Ready:
         if self.is_full:

@@ -29,6 +29,7 @@ from covey.cluster.start import (
     ClusterLost,
     import_ray,
     inline_bytes,
+    loss_of_cluster,
     put,
     watch_cluster,
     worker_environment,
@@ -49,7 +50,6 @@ ANSWER_SECONDS = 1.0
 """A row waits so long for what samplers' environments logged."""
 CLOSE_SECONDS = 5.0
 """For samplers to let go of their worker processes."""
-
 
 Proof = tuple[int, tuple[float, ...]]
 """Version, and log-probs of its probe."""
@@ -75,6 +75,7 @@ class SamplerPool:
         self._queue: list[tuple[int, int, Call]] = []
         self._numbers = count()
         self._weights: tuple[int, Any] | None = None
+        self._inline_bytes = inline_bytes()
         self._proof: Proof = (-1, ())
         """Of the newest weights of which it is known."""
         self._follow: tuple[int, int, float] | None = None
@@ -110,7 +111,7 @@ class SamplerPool:
         """Give every sampler a copy of new weights, without waiting for any of them."""
         packed, what = pack(weights), f"weights of version {weights.version}"
         try:
-            latest = (weights.version, copied(packed) if packed.num_bytes < inline_bytes() else put(packed, what))
+            latest = (weights.version, copied(packed) if packed.num_bytes < self._inline_bytes else put(packed, what))
         except ClusterLost as error:
             self._fail(error)
             raise
@@ -218,6 +219,8 @@ class SamplerPool:
 
     def _fail(self, error: Exception) -> None:
         self.error = self.error or error
+        if isinstance(error, ClusterLost):
+            self._weights = None  # Ray ends whoever has something in a store that is gone
         self._on_progress()
 
     def _enqueue(self, calls: Sequence[Call]) -> None:
@@ -239,14 +242,18 @@ class SamplerPool:
 
     async def _send(self, slot: Slot) -> None:
         """Tell a sampler what it is to sample, all that it has not been told yet in one call."""
-        incarnation = slot.incarnation
         if not slot.unsent:
             return
         if not slot.is_collecting:
             slot.is_collecting = True
             self._soon(self._collect, slot)
+        await self._ask(slot, "begin", slot.take_unsent())
+
+    async def _ask(self, slot: Slot, method: str, *given: Any) -> Any:
+        """Return what a sampler answers, None once it is given up because it is lost."""
+        incarnation = slot.incarnation
         try:
-            await slot.call("begin", slot.take_unsent())
+            return await slot.call(method, *given)
         except SamplerLost as lost:
             self._lose(slot, incarnation, str(lost))
 
@@ -254,10 +261,7 @@ class SamplerPool:
         """Take what one incarnation of a sampler has finished, for as long as it has anything under way."""
         incarnation = slot.incarnation
         while slot.incarnation == incarnation and slot.under_way:
-            try:
-                batch = await slot.call("collect")
-            except SamplerLost as lost:
-                self._lose(slot, incarnation, str(lost))
+            if (batch := await self._ask(slot, "collect")) is None:
                 return
             self._counts["tokens"] += batch.stats.sampled_tokens
             settled: dict[Callable[[Sequence[Result]], None], list[Result]] = {}
@@ -271,13 +275,8 @@ class SamplerPool:
 
     async def _tell(self, slot: Slot) -> None:
         """Tell a sampler's environment how far training is."""
-        incarnation = slot.incarnation
-        if self._follow is None:
-            return
-        try:
-            await slot.call("follow", *self._follow)
-        except SamplerLost as lost:
-            self._lose(slot, incarnation, str(lost))
+        if self._follow is not None:
+            await self._ask(slot, "follow", *self._follow)
 
     async def _start(self, slot: Slot) -> None:
         """Start a sampler in a slot and bring it up to date."""
@@ -327,6 +326,8 @@ class SamplerPool:
                 tokens = found
 
     def _set_weights(self, latest: tuple[int, Any]) -> None:
+        if isinstance(self.error, ClusterLost):
+            return
         self._weights = latest
         for slot in self._slots:
             if slot.is_alive:
@@ -340,11 +341,7 @@ class SamplerPool:
 
     async def _prove(self, proof: Proof, slot: Slot) -> None:
         """Tell a sampler the log-probs of a probe."""
-        incarnation = slot.incarnation
-        try:
-            await slot.call("prove", *proof)
-        except SamplerLost as lost:
-            self._lose(slot, incarnation, str(lost))
+        await self._ask(slot, "prove", *proof)
 
     async def _update(self, slot: Slot) -> None:
         """Push weights until the slot has the newest. Versions in between are left out."""
@@ -378,8 +375,15 @@ class SamplerPool:
         if slot.losses >= MOST_LOSSES:
             self._fail(RunStopped(f"sampler {slot.index} was lost {slot.losses} times in a row: {why}"))
             return
+        self._soon(partial(self._replace, why), slot)
+
+    async def _replace(self, why: str, slot: Slot) -> None:
+        """Start a lost sampler's successor, unless the cluster is lost with it."""
+        if (lost := await asyncio.to_thread(loss_of_cluster, self._limits.silence)) is not None:
+            self._fail(lost)
+            return
         LOGGER.warning("sampler %d is lost and replaced: %s", slot.index, why)
-        self._soon(self._start, slot)
+        await self._start(slot)
 
     def _send_again(self, calls: Sequence[Call], why: str) -> None:
         """Give what a lost sampler had to others."""

@@ -40,6 +40,7 @@ AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 """Names of processes that a node of Ray starts beside those of actors."""
 CLUSTER_SECONDS = 20.0
 """For the cluster to answer, at most: Ray itself ends a process without a word that has not reached it for 60 s."""
+NODE_GONE = "the Ray node of this machine is gone"
 KINDS = {"SamplerActor": "sampler", "JudgeActor": "judge", "TrainerRank": "trainer rank"}
 """Actors whose programs may print, and how they are called here."""
 
@@ -223,10 +224,10 @@ def _store_bytes(weight_bytes: int) -> int:
 
 
 def inline_bytes() -> int:
-    """Return the most that may travel inside of a call here; 0 where this Ray does not say."""
+    """Return the most that may travel inside of a call in this cluster; 0 where this Ray does not say."""
     try:
-        return int(import_ray()._raylet.Config.max_direct_call_object_size())
-    except AttributeError:
+        return int(import_ray()._private.state.state.get_system_config()["max_direct_call_object_size"])
+    except (AttributeError, KeyError):
         return 0
 
 
@@ -278,21 +279,21 @@ def loss_of_cluster(seconds: float) -> ClusterLost | None:
 
 
 def _loss_elsewhere(seconds: float) -> ClusterLost | None:
-    """Return what is wrong with the cluster, None where it answers within `seconds` and a node is alive."""
-    answer: SimpleQueue[list[dict[str, Any]]] = SimpleQueue()
+    """Return what is wrong with the cluster, None where it answers within `seconds` and knows this machine's node."""
+    answer: SimpleQueue[bool] = SimpleQueue()
 
     def ask() -> None:
+        ray = import_ray()
         with suppress(Exception):  # who is no longer connected has no answer either
-            answer.put(import_ray().nodes())
+            own = ray.get_runtime_context().get_node_id()
+            answer.put(any(node["Alive"] and node["NodeID"] == own for node in ray.nodes()))
 
     threading.Thread(target=ask, daemon=True).start()
     try:
-        nodes = answer.get(timeout=seconds)
+        is_alive = answer.get(timeout=seconds)
     except Empty:
         return ClusterLost(f"the Ray cluster gave no sign of life for {seconds:g} s")
-    if not any(node["Alive"] for node in nodes):
-        return ClusterLost("no node of the Ray cluster is alive")
-    return None
+    return None if is_alive else ClusterLost(NODE_GONE)
 
 
 def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: threading.Event) -> None:
@@ -320,6 +321,6 @@ def _await_loss(seconds: float, is_over: threading.Event) -> None:
     with store_of_this_machine() as connections:
         while not is_over.is_set():
             has_ended = bool(select.select(connections, [], [], LOOK_SECONDS)[0])
-            lost = ClusterLost("the Ray node of this machine is gone") if has_ended else _loss_elsewhere(seconds)
+            lost = ClusterLost(NODE_GONE) if has_ended else _loss_elsewhere(seconds)
             if lost is not None and not is_over.is_set():
                 raise lost

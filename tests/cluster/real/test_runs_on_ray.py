@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from covey.cluster.settings import DevicesConfig
+from covey.cluster.start import INLINE_BYTES, connect, disconnect, inline_bytes
 from covey.run.checkpoints.checkpoint import newest_valid
 
 from ...guarantees.runs import (
@@ -195,7 +197,7 @@ def test_the_whole_cluster_killed_five_times_ends_in_one_line_each_and_is_resume
     check_run(folder, "cluster", 100)
 
 
-@pytest.mark.parametrize("daemon", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "ray::RuntimeEnvAgent", "ray::DashboardAgent"])
 def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed(daemon: str, folder: Path) -> None:
     process = start(folder, daemon, "num_steps=60", "timeouts.samplers=4")
     assert wait_until(lambda: saved_step(folder / daemon) >= 10, process)
@@ -211,6 +213,14 @@ def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed
     assert are_gone(daemons)
     finish_well(resume(folder, daemon, environment=SLOWLY))
     check_run(folder, daemon, 60)
+
+
+def test_small_weights_travel_inside_of_calls_in_a_cluster_that_is_started_here() -> None:
+    is_own = connect(DevicesConfig(sampler=1), 0)
+    try:
+        assert (is_own, inline_bytes()) == (True, INLINE_BYTES)
+    finally:
+        disconnect(is_own)
 
 
 def test_ranks_that_sample_themselves_save_their_last_step_where_a_daemon_of_ray_is_killed(folder: Path) -> None:
