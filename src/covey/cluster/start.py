@@ -31,7 +31,7 @@ STORE_BYTES = 200_000_000
 SWITCH_SECONDS = 0.0005
 """The longest that a thread which wants the interpreter waits for another one: Python's own 5 ms come several times a
 step, as calls of Ray pass through several threads."""
-INLINE_BYTES = 4_000_000
+INLINE_BYTES = 500_000
 """Most that travels inside of calls in a cluster that is started here, and not through the object store: cheaper where
 it is little, and Ray ends a process without a word whose store dies while it writes or reads."""
 LOOK_SECONDS = 2.0
