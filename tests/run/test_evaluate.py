@@ -209,22 +209,23 @@ def test_every_look_uses_the_same_random_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("accuracies", "best"),
-    [([0.5], False), ([0.5, 0.6], True), ([0.5, 0.5], False), ([0.5, 0.7, 0.6], False), ([math.nan, 0.1], True)],
+    [
+        ([0.5], False),
+        ([0.5, 0.6], True),
+        ([0.5, 0.5], False),
+        ([0.5, 0.7, 0.6], False),
+        ([math.nan, 0.1], True),
+        ([math.nan, math.nan], False),
+    ],
 )
 def test_an_evaluation_is_the_best_where_it_is_above_all_before_it(accuracies: list[float], best: bool) -> None:
-    looks = [Look(Estimate(value, value, value)) for value in accuracies]
-    assert is_best(looks) is best  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Look:
-    accuracy: Estimate
+    assert is_best(accuracies) is best
 
 
 def test_the_reference_is_the_policy_of_the_best_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluations after steps 1 and 3 are better than all before, that after step 2 is not."""
     use(monkeypatch, scripted())
-    monkeypatch.setattr(stages, "is_best", lambda evaluations: len(evaluations) in (2, 4))
+    monkeypatch.setattr(stages, "is_best", lambda accuracies: len(accuracies) in (2, 4))
     config = small_config(num_steps=4, evaluation__every=1, preflight__enabled=False, output__save_every=1)
     config.output.keep_last, config.output.keep_best = 9, False
     config.algorithm.kl_coef, config.algorithm.reference_refresh_on_best = 0.1, True

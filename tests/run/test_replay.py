@@ -16,7 +16,7 @@ from covey.engine.base import digest_of
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Scheduler
 from covey.run.records.record import RunRecorder
-from covey.run.replay.training import PastStep, check_replayable, read_schedule, replay
+from covey.run.replay.training import PastStep, best_evaluations, check_replayable, read_schedule, replay
 from covey.train import train
 from covey.types import Message, Prompt
 
@@ -116,6 +116,27 @@ def test_a_run_that_lost_a_sampler_replays_too(tmp_path: Path) -> None:
     found = [row for row in rows(run / "metrics.jsonl", "train") if row.get("samplers/lost")]
     assert len(found) == 1
     assert replayed(run, config(), tmp_path / "scratch") == last_digest(run)
+
+
+def test_a_reference_that_the_best_evaluations_took_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the second look and the fourth, of which there is one before the first step and one after each."""
+    monkeypatch.setattr("covey.run.stages.is_best", lambda accuracies: len(accuracies) in (2, 4))
+    chosen = config(evaluation__every=1, algorithm__kl_coef=0.5, algorithm__reference_refresh_on_best=True)
+    run = trained(tmp_path / "run", chosen)
+    assert best_evaluations(run) == {1, 3}
+    assert replayed(run, chosen, tmp_path / "scratch") == last_digest(run)
+
+
+def test_the_best_evaluations_are_those_of_the_metrics_and_one_without_a_verdict_is_none(tmp_path: Path) -> None:
+    looks = [(0, 0.2), (2, None), (4, 0.3), (6, 0.3), (8, 0.1), (10, 0.4)]
+    lines = [{"step": step, "kind": "evaluate", "accuracy": accuracy} for step, accuracy in looks]
+    lines.insert(1, {"step": 1, "kind": "train"})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert best_evaluations(tmp_path) == {4, 10}
+    with pytest.raises(ValueError, match=r"has no metrics\.jsonl"):
+        best_evaluations(tmp_path / "elsewhere")
 
 
 def test_a_schedule_that_names_another_version_is_found_at_its_step(tmp_path: Path) -> None:

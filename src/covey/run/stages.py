@@ -23,7 +23,7 @@ from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import load_state, load_weights
 from covey.run.checkpoints.resume import changed_facts, check_same_reference, resume_hint, resume_point
 from covey.run.checkpoints.state import checkpoint_state, restore
-from covey.run.evaluate import Evaluation, answer
+from covey.run.evaluate import answer
 from covey.run.given import NOTHING, Given
 from covey.run.records.record import RunRecorder, make_watchdog
 from covey.system import collectives, ranks
@@ -137,16 +137,23 @@ def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -
         answers = answer(run.source, run.test_prompts, run.source.sampling, config.evaluation)
     with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
         record.evaluation(step, answers)
-    reference = run.trainer.reference
-    if config.algorithm.reference_refresh_on_best and isinstance(reference, Reference) and is_best(record.evaluations):
-        refresh_reference(reference, run.policy, alpha=1.0)
+    accuracies = [evaluation.accuracy.value for evaluation in record.evaluations]
+    if config.algorithm.reference_refresh_on_best and is_best(accuracies):
+        take_as_reference(run)
         record.say(f"the policy after step {step} is the best so far, and the reference from here on")
 
 
-def is_best(evaluations: Sequence[Evaluation]) -> bool:
+def is_best(accuracies: Sequence[float]) -> bool:
     """Tell whether the last evaluation is more accurate than all before it, of which there is one at least."""
-    found = [evaluation.accuracy.value for evaluation in evaluations]
-    return len(found) > 1 and all(found[-1] > before for before in found[:-1] if not math.isnan(before))
+    *before, last = accuracies
+    others = [accuracy for accuracy in before if not math.isnan(accuracy)]
+    return len(before) > 0 and not math.isnan(last) and all(last > accuracy for accuracy in others)
+
+
+def take_as_reference(run: Run) -> None:
+    """Replace the reference by the policy as it is now."""
+    if isinstance(run.trainer.reference, Reference):
+        refresh_reference(run.trainer.reference, run.policy, alpha=1.0)
 
 
 def save(run: Run, record: RunRecorder, finished: Mapping[str, Any], stopper: Stopper, *, needed: bool = False) -> None:

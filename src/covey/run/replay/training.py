@@ -27,7 +27,7 @@ from covey.rollouts.schedule import PastGroup, past_group, with_logprobs
 from covey.rollouts.turns import turn_seed
 from covey.run import stages
 from covey.run.build import Run, training_sampling
-from covey.run.folder import SCHEDULE
+from covey.run.folder import METRICS, SCHEDULE
 from covey.run.records.record import RunRecorder
 from covey.system import collectives
 from covey.system.waits.watchdog import Stages
@@ -109,6 +109,19 @@ def read_schedule(folder: Path) -> list[PastStep]:
     ]
 
 
+def best_evaluations(folder: Path) -> set[int]:
+    """Return the steps after which a run was evaluated best so far, by its metrics. ValueError where it has none."""
+    path = folder / METRICS
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} has no {METRICS}: it says when algorithm.reference_refresh_on_best took a reference"
+        )
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    looks = [(row["step"], row["accuracy"]) for row in rows if row["kind"] == "evaluate"]
+    accuracies = [math.nan if accuracy is None else accuracy for _, accuracy in looks]
+    return {step for place, (step, _) in enumerate(looks) if stages.is_best(accuracies[: place + 1])}
+
+
 def num_ranks(config: Config, steps: Sequence[PastStep]) -> int:
     """Return how many ranks trained. A schedule that does not say so is of one, or of an older covey."""
     return len(steps[0].threads) or config.devices.trainer
@@ -122,6 +135,7 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     """
     steps = read_schedule(past)
     check_replayable(config, steps)
+    refreshed = best_evaluations(past) if config.algorithm.reference_refresh_on_best else set()
     if (wanted := num_ranks(config, steps)) != collectives.world_size():
         raise ValueError(f"a run of {wanted} trainer ranks is replayed by as many, got {collectives.world_size()}")
     # Build the run as it was, with groups sampled here.
@@ -150,6 +164,8 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
         digest = _remember(run, engine, step.step)
         collectives.run_on_rank0(partial(_compare, step, digest))
         engine.forget_before(min(oldest, step.step))
+        if step.step in refreshed:
+            stages.take_as_reference(run)
         say(f"step {step.step} of {steps[-1].step}: weights {digest}")
     return digest
 
