@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from covey.cluster.ending import ended_with_cluster
+from covey.cluster.start import ClusterLost
 from covey.cluster.trainers import trainer_ranks
 from covey.config.budget import counted
 from covey.config.early import check_early
@@ -106,7 +107,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
     stopper = stopper or stages.make_stopper(config)
     with (
         stopper.installed(),
-        ended_with_cluster(config.devices, stopper),
+        ended_with_cluster(config.devices if config.source == "ray" else None, stopper),
         RunRecorder(config, output_dir, given.callbacks) as record,
         report_interruption(record),
     ):
@@ -141,7 +142,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
 def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopper: Stopper) -> None:
     """Train from step `first` to the last, evaluating and saving in between.
 
-    A signal saves the last finished step before StopRequested is raised. A callback may end it earlier.
+    A signal or the loss of the cluster saves the last finished step, then it is raised. A callback may end it earlier.
     """
     finished = snapshot(run, record, step=first)
     try:
@@ -164,7 +165,10 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
         finished = snapshot(run, record, step=finished["step"])
         save(run, record, finished, stopper, needed=True)
         stopper.hold()  # a signal from here on comes too late to change anything
-    except StopRequested:
+    except (StopRequested, ClusterLost) as ended:
+        stopper.hold()  # the loss of a cluster comes as a signal too
+        if isinstance(ended, ClusterLost) and collectives.world_size() > 1:  # the other ranks are lost with it
+            raise
         # Writing a step again would first delete the good checkpoint of that step.
         if finished["step"] > max(first, record.saved_step):
             record.save(checkpoint_state(run, finished), needed=True)

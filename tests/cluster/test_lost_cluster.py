@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from covey.cluster.start import ClusterLost
 from covey.cluster.trainers import TrainerRank
 from covey.system.waits.signals import Stopper, StopRequested
 from covey.train import train
+from covey.trainer.trainer import Trainer
 from covey.types import Prompt, RunStopped
 
 from ..guarantees.runs import saved_step
@@ -77,6 +79,37 @@ def test_a_run_without_samplers_whose_cluster_is_lost_saves_its_last_step_and_is
     ray.alive = True
     train(small_config(**settings, resume=str(run)), run)
     assert [row["step"] for row in rows(run / "metrics.jsonl", "train")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("is_in_update", [False, True])
+def test_a_run_with_samplers_whose_cluster_is_lost_saves_its_last_step_also_out_of_a_long_update(
+    is_in_update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
+) -> None:
+    """An update of a minute would be ended by Ray, without a word."""
+    step = Trainer.step
+
+    def step_and_lose(self: Trainer, batches: Any, number: int, *given: Any) -> dict[str, float]:
+        if number == 3:
+            ray.alive = False
+            if is_in_update:
+                await_stop()
+        return step(self, batches, number, *given)
+
+    use(monkeypatch, scripted(varied))
+    monkeypatch.setattr(Trainer, "step", step_and_lose)
+    settings = {"source": "ray", "num_steps": 400, "preflight__enabled": False, "output__save_every": 0}
+    started = time.monotonic()
+    with pytest.raises(ClusterLost, match=LOST):
+        train(small_config(**settings), tmp_path / "run")
+    done = saved_step(tmp_path / "run")
+    assert done == len(rows(tmp_path / "run" / "metrics.jsonl", "train"))
+    assert done == 3 if is_in_update else done >= 3
+    assert time.monotonic() - started < PATIENCE
+    # It goes on from there
+    ray.alive = True
+    monkeypatch.setattr(Trainer, "step", step)
+    train(small_config(**settings | {"num_steps": done + 2}, resume=str(tmp_path / "run")), tmp_path / "run")
+    assert [row["step"] for row in rows(tmp_path / "run" / "metrics.jsonl", "train")] == list(range(1, done + 3))
 
 
 def test_a_loss_is_heard_where_the_state_is_whole_again(ray: FakeRay) -> None:
@@ -164,9 +197,9 @@ def test_a_rank_whose_work_is_over_ends_itself_where_no_cluster_is_left_to_end_i
     assert process.exitcode == status
 
 
-@pytest.mark.parametrize("devices", [DevicesConfig(sampler=1, trainer=2), DevicesConfig(sampler=0)])
-def test_nobody_watches_where_samplers_are_waited_for_or_nothing_is_on_ray(
-    devices: DevicesConfig, ray: FakeRay
+@pytest.mark.parametrize("devices", [DevicesConfig(sampler=1), DevicesConfig(sampler=0), None])
+def test_nobody_watches_before_samplers_are_started_or_where_nothing_is_on_ray(
+    devices: DevicesConfig | None, ray: FakeRay
 ) -> None:
     with Stopper().installed() as stopper, ended_with_cluster(devices, stopper):
         ray.alive = False

@@ -157,7 +157,7 @@ class FakeRay:
         self.__spec__ = ModuleSpec("ray", None)  # whoever asks whether the package is there looks for it
 
     def is_initialized(self) -> bool:
-        return False
+        return bool(self.started_with)
 
     def init(self, **given: Any) -> None:
         self.started_with = given

@@ -297,13 +297,16 @@ def _loss_elsewhere(seconds: float) -> ClusterLost | None:
 
 
 def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: threading.Event) -> None:
-    """Look at the cluster in a thread until it is gone, after `silence` seconds without an answer at the latest.
+    """Look at the cluster, once connected, in a thread until it is gone: at the latest `silence` seconds after it.
 
     In threads, since Ray's own calls may block for as long as nobody answers them.
     """
     seconds = min(silence, CLUSTER_SECONDS)
 
     def look() -> None:
+        while not import_ray().is_initialized():
+            if is_over.wait(LOOK_SECONDS):
+                return
         try:
             _await_loss(seconds, is_over)
         except ClusterLost as lost:

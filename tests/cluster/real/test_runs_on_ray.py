@@ -211,6 +211,7 @@ def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed
     assert output.strip().splitlines()[-1].startswith("covey: "), output
     assert "Traceback" not in output
     assert are_gone(daemons)
+    assert saved_step(folder / daemon) == num_trained(folder / daemon), "the last step is saved"
     finish_well(resume(folder, daemon, environment=SLOWLY))
     check_run(folder, daemon, 60)
 
