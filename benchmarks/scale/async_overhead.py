@@ -1,6 +1,6 @@
 """What does sampling in processes of its own cost, and what does streaming save? Runs of the command, in turns.
 
-    python -m benchmarks.async_overhead              # ten minutes; writes benchmarks/async_overhead.md
+    python -m benchmarks.scale.async_overhead              # ten minutes; writes async_overhead.md beside it
 
 Overhead: `recipe=arithmetic`, whose rewards are instant, in process and with one sampler and max_staleness=0: the same
 work in the same order, so that what is longer is the way there and back. Streaming: rewards that wait for something
@@ -145,7 +145,7 @@ def page(found: Mapping[str, Sequence[Measured]], steps: int) -> str:
         "The difference is that of the runs of one turn, the median of the turns (least to most). One thread for each "
         "process. The machine ran other work beside, which the clock counts and processor time does not.",
         "",
-        f"`python -m benchmarks.async_overhead` on {platform.machine()}, {os.cpu_count()} cores, Linux, no GPU.",
+        f"`python -m benchmarks.scale.async_overhead` on {platform.machine()}, {os.cpu_count()} cores, Linux, no GPU.",
         "",
         "| first | second | turns | clock, s | difference | processor, s | difference |",
         "|---|---|---|---|---|---|---|",
