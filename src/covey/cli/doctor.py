@@ -75,5 +75,5 @@ def read_words(words: Sequence[str]) -> Asked:
     folders = [Path(word) for word in others]
     control = Path(given["--control"]) if "--control" in given else None
     if not folders:
-        raise ValueError("covey doctor needs a run, such as covey doctor outputs/DATE/TIME")
+        raise ValueError("covey doctor needs a run folder, such as covey doctor outputs/DATE/TIME")
     return Asked(folders, control, "--json" in given)

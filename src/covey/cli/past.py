@@ -60,8 +60,10 @@ def run_replay(words: Sequence[str]) -> None:
 
 def run_folder_of(verb: str, words: Sequence[str]) -> Path:
     """Return the one run folder that is named. ValueError for other words."""
+    if not words:
+        raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
     if len(words) != 1 or words[0].startswith("-"):
-        raise ValueError(f"covey {verb} takes one run folder, got {' '.join(words) or 'nothing'}")
+        raise ValueError(f"covey {verb} takes one run folder, got {' '.join(words)}")
     folder = Path(words[0])
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
