@@ -197,7 +197,7 @@ def test_the_whole_cluster_killed_five_times_ends_in_one_line_each_and_is_resume
     check_run(folder, "cluster", 100)
 
 
-@pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "ray::RuntimeEnvAgent", "ray::DashboardAgent"])
+@pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "ray::RuntimeEnvAgent"])
 def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed(daemon: str, folder: Path) -> None:
     process = start(folder, daemon, "num_steps=60", "timeouts.samplers=4")
     assert wait_until(lambda: saved_step(folder / daemon) >= 10, process)
