@@ -208,6 +208,27 @@ def test_nobody_watches_before_samplers_are_started_or_where_nothing_is_on_ray(
         assert ray.started_with == {}
 
 
+def test_nobody_is_stopped_for_a_cluster_that_was_left(ray: FakeRay) -> None:
+    """As at the end of a run, whose own cluster then ends."""
+    with Stopper().installed() as stopper, ended_with_cluster(DevicesConfig(sampler=1), stopper):
+        ray.init(address="local")
+        time.sleep(0.1)
+        ray.shutdown()
+        ray.alive = False
+        time.sleep(0.2)
+        assert not stopper.is_asked
+
+
+def test_what_a_run_with_samplers_stops_for_keeps_its_line_though_its_cluster_was_left(ray: FakeRay) -> None:
+    with (
+        pytest.raises(RunStopped, match="^sampler 0 was lost 5 times in a row$"),
+        Stopper().installed() as stopper,
+        ended_with_cluster(DevicesConfig(sampler=1), stopper),
+    ):
+        ray.alive = False
+        raise RunStopped("sampler 0 was lost 5 times in a row")
+
+
 def test_nobody_is_stopped_once_the_run_is_over(ray: FakeRay) -> None:
     """The signal would end the program that called covey.train."""
     with Stopper().installed() as stopper, ended_with_cluster(DEVICES, stopper):

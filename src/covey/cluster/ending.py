@@ -65,7 +65,10 @@ def ended_with_cluster(devices: DevicesConfig | None, stopper: Stopper) -> Itera
             raise
         raise watch.lost from stopped
     except RunStopped as stopped:
-        if (lost := watch.lost or loss_of_cluster(LOOK_SECONDS)) is None:
+        lost = watch.lost
+        if lost is None and not has_samplers:  # who waits for samplers has looked, and may have left the cluster
+            lost = loss_of_cluster(LOOK_SECONDS)
+        if lost is None:
             raise
         raise lost from stopped
     finally:

@@ -316,7 +316,7 @@ def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: 
 
 
 def _await_loss(seconds: float, is_over: threading.Event) -> None:
-    """Return once `is_over` is set. ClusterLost where the cluster is gone before.
+    """Return once `is_over` is set, or this process has left the cluster. ClusterLost where it is gone before.
 
     The death of this machine's node is known at once, before Ray ends this process for it: by one connection, since
     the node logs the end of each.
@@ -325,5 +325,7 @@ def _await_loss(seconds: float, is_over: threading.Event) -> None:
         while not is_over.is_set():
             has_ended = bool(select.select(connections, [], [], LOOK_SECONDS)[0])
             lost = ClusterLost(NODE_GONE) if has_ended else _loss_elsewhere(seconds)
+            if not import_ray().is_initialized():  # a cluster that was left ends, or knows this process no more
+                return
             if lost is not None and not is_over.is_set():
                 raise lost
