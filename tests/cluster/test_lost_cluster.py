@@ -38,9 +38,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
         yield ray
 
 
-def run_watched(work: Callable[[Stopper], None]) -> None:
+def run_watched(work: Callable[[Stopper], None], devices: DevicesConfig = DEVICES) -> None:
     """Do it on two ranks' devices, with the signals of a run."""
-    with Stopper().installed() as stopper, ended_with_cluster(DEVICES, stopper):
+    with Stopper().installed() as stopper, ended_with_cluster(devices, stopper):
         work(stopper)
 
 
@@ -220,13 +220,12 @@ def test_nobody_is_stopped_for_a_cluster_that_was_left(ray: FakeRay) -> None:
 
 
 def test_what_a_run_with_samplers_stops_for_keeps_its_line_though_its_cluster_was_left(ray: FakeRay) -> None:
-    with (
-        pytest.raises(RunStopped, match="^sampler 0 was lost 5 times in a row$"),
-        Stopper().installed() as stopper,
-        ended_with_cluster(DevicesConfig(sampler=1), stopper),
-    ):
+    def work(stopper: Stopper) -> None:
         ray.alive = False
         raise RunStopped("sampler 0 was lost 5 times in a row")
+
+    with pytest.raises(RunStopped, match=r"^sampler 0 was lost 5 times in a row$"):
+        run_watched(work, DevicesConfig(sampler=1))
 
 
 def test_nobody_is_stopped_once_the_run_is_over(ray: FakeRay) -> None:
