@@ -107,7 +107,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
     stopper = stopper or stages.make_stopper(config)
     with (
         stopper.installed(),
-        ended_with_cluster(config.devices if config.source == "ray" else None, stopper),
+        ended_with_cluster(config.devices, stopper),
         RunRecorder(config, output_dir, given.callbacks) as record,
         report_interruption(record),
     ):
@@ -166,7 +166,7 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
         save(run, record, finished, stopper, needed=True)
         stopper.hold()  # a signal from here on comes too late to change anything
     except (StopRequested, ClusterLost) as ended:
-        stopper.hold()  # the loss of a cluster comes as a signal too
+        stopper.hold()
         if isinstance(ended, ClusterLost) and collectives.world_size() > 1:  # the other ranks are lost with it
             raise
         # Writing a step again would first delete the good checkpoint of that step.

@@ -38,9 +38,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
         yield ray
 
 
-def run_watched(work: Callable[[Stopper], None], devices: DevicesConfig = DEVICES) -> None:
+def run_watched(work: Callable[[Stopper], None]) -> None:
     """Do it on two ranks' devices, with the signals of a run."""
-    with Stopper().installed() as stopper, ended_with_cluster(devices, stopper):
+    with Stopper().installed() as stopper, ended_with_cluster(DEVICES, stopper):
         work(stopper)
 
 
@@ -81,30 +81,24 @@ def test_a_run_without_samplers_whose_cluster_is_lost_saves_its_last_step_and_is
     assert [row["step"] for row in rows(run / "metrics.jsonl", "train")] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("is_in_update", [False, True])
-def test_a_run_with_samplers_whose_cluster_is_lost_saves_its_last_step_also_out_of_a_long_update(
-    is_in_update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
+def test_a_run_with_samplers_whose_cluster_is_lost_saves_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
 ) -> None:
-    """An update of a minute would be ended by Ray, without a word."""
     step = Trainer.step
 
     def step_and_lose(self: Trainer, batches: Any, number: int, *given: Any) -> dict[str, float]:
         if number == 3:
             ray.alive = False
-            if is_in_update:
-                await_stop()
         return step(self, batches, number, *given)
 
     use(monkeypatch, scripted(varied))
     monkeypatch.setattr(Trainer, "step", step_and_lose)
     settings = {"source": "ray", "num_steps": 400, "preflight__enabled": False, "output__save_every": 0}
-    started = time.monotonic()
     with pytest.raises(ClusterLost, match=LOST):
         train(small_config(**settings), tmp_path / "run")
     done = saved_step(tmp_path / "run")
     assert done == len(rows(tmp_path / "run" / "metrics.jsonl", "train"))
-    assert done == 3 if is_in_update else done >= 3
-    assert time.monotonic() - started < PATIENCE
+    assert done >= 3
     # It goes on from there
     ray.alive = True
     monkeypatch.setattr(Trainer, "step", step)
@@ -197,35 +191,15 @@ def test_a_rank_whose_work_is_over_ends_itself_where_no_cluster_is_left_to_end_i
     assert process.exitcode == status
 
 
-@pytest.mark.parametrize("devices", [DevicesConfig(sampler=1), DevicesConfig(sampler=0), None])
-def test_nobody_watches_before_samplers_are_started_or_where_nothing_is_on_ray(
-    devices: DevicesConfig | None, ray: FakeRay
+@pytest.mark.parametrize("devices", [DevicesConfig(sampler=1, trainer=2), DevicesConfig(sampler=0)])
+def test_nobody_watches_where_samplers_are_waited_for_or_nothing_is_on_ray(
+    devices: DevicesConfig, ray: FakeRay
 ) -> None:
     with Stopper().installed() as stopper, ended_with_cluster(devices, stopper):
         ray.alive = False
         time.sleep(0.2)
         assert not stopper.is_asked
         assert ray.started_with == {}
-
-
-def test_nobody_is_stopped_for_a_cluster_that_was_left(ray: FakeRay) -> None:
-    """As at the end of a run, whose own cluster then ends."""
-    with Stopper().installed() as stopper, ended_with_cluster(DevicesConfig(sampler=1), stopper):
-        ray.init(address="local")
-        time.sleep(0.1)
-        ray.shutdown()
-        ray.alive = False
-        time.sleep(0.2)
-        assert not stopper.is_asked
-
-
-def test_what_a_run_with_samplers_stops_for_keeps_its_line_though_its_cluster_was_left(ray: FakeRay) -> None:
-    def work(stopper: Stopper) -> None:
-        ray.alive = False
-        raise RunStopped("sampler 0 was lost 5 times in a row")
-
-    with pytest.raises(RunStopped, match=r"^sampler 0 was lost 5 times in a row$"):
-        run_watched(work, DevicesConfig(sampler=1))
 
 
 def test_nobody_is_stopped_once_the_run_is_over(ray: FakeRay) -> None:

@@ -1,4 +1,4 @@
-"""The end of a run whose Ray cluster is lost while its own processes live on.
+"""The end of a run whose Ray cluster is lost while its own processes live on, as where the trainer's ranks sample.
 
 Ray ends every process without a word that has not reached the cluster for 60 s, whether it still needs it or not. So
 the run is stopped before, as by a signal: its last finished step is saved, and one line says why.
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.start import (
-    CLUSTER_SECONDS,
     ClusterLost,
     agents_of,
     connect,
@@ -29,8 +28,7 @@ from covey.types import RunStopped
 LOGGER = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 10.0
-"""A cluster without samplers that answers nobody for so long is lost. With samplers, who waits for them says so as soon
-as `timeouts.samplers` has it, and this watch only where an update takes longer."""
+"""A cluster that answers nobody for so long is lost."""
 GRACE_SECONDS = 25.0
 """For what is under way to end, and its step to be saved, at most: both together are less than the 60 s of Ray."""
 OF_SIGNALS = 0.8
@@ -43,19 +41,18 @@ EXIT_LOST = 2
 
 
 @contextmanager
-def ended_with_cluster(devices: DevicesConfig | None, stopper: Stopper) -> Iterator[None]:
+def ended_with_cluster(devices: DevicesConfig, stopper: Stopper) -> Iterator[None]:
     """Stop the run inside where its cluster is lost, and raise ClusterLost once its last step is saved.
 
     Where the run is not over within GRACE_SECONDS its process ends, with the line and the code that it would have had.
-    Rank 0 alone watches. Nothing happens where the run needs no cluster (None). Where there are samplers, who starts
-    them connects to it.
+    Rank 0 alone watches. Nothing happens where the run needs no cluster, and where there are samplers: who waits for
+    them watches.
     """
-    if devices is None or not _is_used(devices) or not collectives.is_main_process():
+    if not _is_watched(devices) or not collectives.is_main_process():
         yield
         return
-    has_samplers = devices.sampler > 0
-    is_own = not has_samplers and connect(devices, 0)
-    watch = _Watch(stopper, CLUSTER_SECONDS if has_samplers else SILENCE_SECONDS)
+    is_own = connect(devices, 0)
+    watch = _Watch(stopper)
     try:
         yield
     except ClusterLost:
@@ -65,10 +62,7 @@ def ended_with_cluster(devices: DevicesConfig | None, stopper: Stopper) -> Itera
             raise
         raise watch.lost from stopped
     except RunStopped as stopped:
-        lost = watch.lost
-        if lost is None and not has_samplers:  # who waits for samplers has looked, and may have left the cluster
-            lost = loss_of_cluster(LOOK_SECONDS)
-        if lost is None:
+        if (lost := watch.lost or loss_of_cluster(LOOK_SECONDS)) is None:
             raise
         raise lost from stopped
     finally:
@@ -76,22 +70,22 @@ def ended_with_cluster(devices: DevicesConfig | None, stopper: Stopper) -> Itera
         disconnect(is_own)
 
 
-def _is_used(devices: DevicesConfig) -> bool:
-    """Tell whether processes of Ray or its devices take part."""
-    has_others = devices.sampler + devices.reference + devices.judge > 0
-    return has_others or devices.trainer > 1 or devices.gpus_per_trainer > 0
+def _is_watched(devices: DevicesConfig) -> bool:
+    """Tell whether processes of Ray or its devices take part, and no sampler does."""
+    is_used = devices.trainer > 1 or devices.gpus_per_trainer > 0 or devices.reference + devices.judge > 0
+    return is_used and devices.sampler == 0
 
 
 class _Watch:
     """Looks at the cluster in a thread, and stops the run once it is lost."""
 
-    def __init__(self, stopper: Stopper, silence: float) -> None:
+    def __init__(self, stopper: Stopper) -> None:
         self.lost: ClusterLost | None = None
         """Why the run was stopped."""
         self._stopper = stopper
         self._is_over = threading.Event()
         self._telling = threading.Lock()
-        watch_cluster(silence, self._stop, self._is_over)
+        watch_cluster(SILENCE_SECONDS, self._stop, self._is_over)
 
     def end(self) -> None:
         """Return once no stop is on its way any more: nobody may handle its signal soon."""

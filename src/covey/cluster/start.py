@@ -297,16 +297,13 @@ def _loss_elsewhere(seconds: float) -> ClusterLost | None:
 
 
 def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: threading.Event) -> None:
-    """Look at the cluster, once connected, in a thread until it is gone: at the latest `silence` seconds after it.
+    """Look at the cluster in a thread until it is gone, after `silence` seconds without an answer at the latest.
 
     In threads, since Ray's own calls may block for as long as nobody answers them.
     """
     seconds = min(silence, CLUSTER_SECONDS)
 
     def look() -> None:
-        while not import_ray().is_initialized():
-            if is_over.wait(LOOK_SECONDS):
-                return
         try:
             _await_loss(seconds, is_over)
         except ClusterLost as lost:
@@ -316,7 +313,7 @@ def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: 
 
 
 def _await_loss(seconds: float, is_over: threading.Event) -> None:
-    """Return once `is_over` is set, or this process has left the cluster. ClusterLost where it is gone before.
+    """Return once `is_over` is set. ClusterLost where the cluster is gone before.
 
     The death of this machine's node is known at once, before Ray ends this process for it: by one connection, since
     the node logs the end of each.
@@ -325,7 +322,5 @@ def _await_loss(seconds: float, is_over: threading.Event) -> None:
         while not is_over.is_set():
             has_ended = bool(select.select(connections, [], [], LOOK_SECONDS)[0])
             lost = ClusterLost(NODE_GONE) if has_ended else _loss_elsewhere(seconds)
-            if not import_ray().is_initialized():  # a cluster that was left ends, or knows this process no more
-                return
             if lost is not None and not is_over.is_set():
                 raise lost
