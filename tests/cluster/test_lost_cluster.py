@@ -27,7 +27,7 @@ from ..support.fake_ray import FakeRay, fake_ray
 from ..support.small import rows, scripted, small_config, use, varied
 
 DEVICES = DevicesConfig(sampler=0, trainer=2)
-LOST = r"^the Ray node of this machine is gone$"
+LOST = r"^no node of the Ray cluster is alive$"
 PATIENCE = 20.0
 
 
@@ -176,7 +176,7 @@ def test_what_does_not_end_once_the_cluster_is_lost_is_ended_with_the_line_and_i
     process.start()
     process.join(PATIENCE / 2)
     assert process.exitcode == 2
-    line = "covey: the Ray node of this machine is gone, and what was under way did not end within 0.2 s\n"
+    line = "covey: no node of the Ray cluster is alive, and what was under way did not end within 0.2 s\n"
     assert capfd.readouterr().err.endswith(line)
 
 

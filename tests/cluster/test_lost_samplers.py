@@ -288,7 +288,7 @@ def test_a_cluster_without_a_node_ends_the_run_with_one_line(policy: Policy, mon
     with training(policy, Plan(on_generate=hangs_where(lambda engine: not engine.plan.ray.alive))) as run:
         run.advance(2)
         run.plan.ray.alive = False
-        with pytest.raises(RunStopped, match=r"^the Ray node of this machine is gone$"):
+        with pytest.raises(RunStopped, match=r"^no node of the Ray cluster is alive$"):
             run.advance(10)
 
 
@@ -304,7 +304,7 @@ def test_a_sampler_lost_with_its_node_has_no_successor_and_leaves_nothing_in_the
             engine.actor.die_soon()
 
     with training(policy, Plan(on_generate=die_with_the_node), samplers=1) as run:
-        with pytest.raises(RunStopped, match=r"^the Ray node of this machine is gone$"):
+        with pytest.raises(RunStopped, match=r"^no node of the Ray cluster is alive$"):
             run.advance(10)
         assert run.plan.num_started == 1
         assert run.pool._weights is None

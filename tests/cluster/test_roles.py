@@ -122,7 +122,7 @@ def test_a_reference_beside_ranks_of_a_launcher_is_refused(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("is_alive", "line"), [(False, "^the Ray node of this machine is gone$"), (True, "^lost the other ranks$")]
+    ("is_alive", "line"), [(False, "^no node of the Ray cluster is alive$"), (True, "^lost the other ranks$")]
 )
 def test_ranks_that_are_lost_with_the_cluster_end_in_the_line_of_the_cluster(is_alive: bool, line: str) -> None:
     def lose(ray: FakeRay) -> None:

@@ -137,7 +137,7 @@ class FakeRay:
     is_cut_off: bool = False
     """The cluster answers nobody."""
     alive: bool = True
-    """Of this machine's node. Another one lives."""
+    """Of its only node."""
     is_full: bool = False
     """Of the object store."""
     groups: list["Place"] = field(default_factory=list)
@@ -157,7 +157,7 @@ class FakeRay:
         self.__spec__ = ModuleSpec("ray", None)  # whoever asks whether the package is there looks for it
 
     def is_initialized(self) -> bool:
-        return bool(self.started_with)
+        return False
 
     def init(self, **given: Any) -> None:
         self.started_with = given
@@ -178,9 +178,6 @@ class FakeRay:
     def get_actor(self, name: str, namespace: str) -> Actor:
         return next(actor for actor in self.actors if actor.options.get("name") == name)
 
-    def get_runtime_context(self) -> SimpleNamespace:
-        return SimpleNamespace(get_node_id=lambda: "own")
-
     def cluster_resources(self) -> dict[str, float]:
         return self.resources
 
@@ -193,7 +190,7 @@ class FakeRay:
     def nodes(self) -> list[dict[str, Any]]:
         while self.is_cut_off:
             time.sleep(0.01)
-        return [{"NodeID": "other", "Alive": True}, {"NodeID": "own", "Alive": self.alive}]
+        return [{"Alive": self.alive}]
 
     def put(self, value: Any) -> Ready:
         if self.is_full:

@@ -279,21 +279,20 @@ def loss_of_cluster(seconds: float) -> ClusterLost | None:
 
 
 def _loss_elsewhere(seconds: float) -> ClusterLost | None:
-    """Return what is wrong with the cluster, None where it answers within `seconds` and knows this machine's node."""
+    """Return what is wrong with the cluster, None where it answers within `seconds` and a node is alive."""
     answer: SimpleQueue[bool] = SimpleQueue()
 
     def ask() -> None:
-        ray = import_ray()
+        # Not through get_runtime_context: it starts a cluster where this process has left its own
         with suppress(Exception):  # who is no longer connected has no answer either
-            own = ray.get_runtime_context().get_node_id()
-            answer.put(any(node["Alive"] and node["NodeID"] == own for node in ray.nodes()))
+            answer.put(any(node["Alive"] for node in import_ray().nodes()))
 
     threading.Thread(target=ask, daemon=True).start()
     try:
         is_alive = answer.get(timeout=seconds)
     except Empty:
         return ClusterLost(f"the Ray cluster gave no sign of life for {seconds:g} s")
-    return None if is_alive else ClusterLost(NODE_GONE)
+    return None if is_alive else ClusterLost("no node of the Ray cluster is alive")
 
 
 def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: threading.Event) -> None:
