@@ -188,7 +188,11 @@ def run_covey(**environment: str) -> "subprocess.CompletedProcess[str]":
 
 def test_ctrl_c_while_the_command_is_imported_is_one_line() -> None:
     Path("textwrap.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
-    done = run_covey(PYTHONPATH=f"{Path.cwd()}:{os.environ.get('PYTHONPATH', '')}")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in the background, as below
+    try:
+        done = run_covey(PYTHONPATH=f"{Path.cwd()}:{os.environ.get('PYTHONPATH', '')}")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "covey: interrupted\n")
 
 
