@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from covey.cli.flags import refuse_flags, split_flags
+from covey.cli.flags import refuse_flags, refuse_no_folder, split_flags
 from covey.report.health import Health, health_of, read_for_doctor
 from covey.report.make import names_of
 from covey.run.doctor.diagnose import EXIT_CODES, worst
@@ -74,6 +74,5 @@ def read_words(words: Sequence[str]) -> Asked:
     refuse_flags(others, (*ALONE, *WITH_VALUE))
     folders = [Path(word) for word in others]
     control = Path(given["--control"]) if "--control" in given else None
-    if not folders:
-        raise ValueError("covey doctor needs a run folder, such as covey doctor outputs/DATE/TIME")
+    refuse_no_folder("doctor", folders)
     return Asked(folders, control, "--json" in given)

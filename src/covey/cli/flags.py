@@ -34,3 +34,9 @@ def refuse_flags(others: Sequence[str], known: Collection[str]) -> None:
     for word in others:
         if word.startswith("-"):
             raise ValueError(f'no flag "{word.partition("=")[0]}"; flags: {", ".join(known)}')
+
+
+def refuse_no_folder(verb: str, folders: Sequence[object]) -> None:
+    """Refuse (ValueError) a verb that is given no run folder."""
+    if not folders:
+        raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")

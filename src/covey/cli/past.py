@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from covey.cli.flags import refuse_no_folder
 from covey.config import compose as settings
 from covey.run.folder import CONFIG, STATUS, is_running
 from covey.run.saved_settings import settings_of
@@ -60,8 +61,7 @@ def run_replay(words: Sequence[str]) -> None:
 
 def run_folder_of(verb: str, words: Sequence[str]) -> Path:
     """Return the one run folder that is named. ValueError for other words."""
-    if not words:
-        raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
+    refuse_no_folder(verb, words)
     if len(words) != 1 or words[0].startswith("-"):
         raise ValueError(f"covey {verb} takes one run folder, got {' '.join(words)}")
     folder = Path(words[0])

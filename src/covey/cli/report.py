@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from covey.cli.flags import refuse_flags, split_flags
+from covey.cli.flags import refuse_flags, refuse_no_folder, split_flags
 from covey.config.schema import OutputConfig
 from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of
@@ -102,6 +102,5 @@ def read_words(verb: str, words: Sequence[str]) -> Asked:
     others, flags = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*WITH_VALUE, *ALONE))
     folders = [Path(word) for word in others]
-    if not folders:
-        raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
+    refuse_no_folder(verb, folders)
     return Asked(folders, flags)

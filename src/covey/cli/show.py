@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from covey.cli.flags import refuse_no_folder
 from covey.cli.tables import print_folder, relative, render, side_by_side
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY
 from covey.run.records.answer_text import as_text
@@ -118,8 +119,7 @@ def _read(words: Sequence[str]) -> tuple[list[Path], int]:
         else:
             folders.append(Path(word))
     # Refuse words that name no run
-    if not folders:
-        raise ValueError("covey show needs a run folder, such as covey show outputs/DATE/TIME")
+    refuse_no_folder("show", folders)
     for folder in folders:
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} is no run folder (it has no {CONFIG})")
