@@ -166,7 +166,7 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
         save(run, record, finished, stopper, needed=True)
         stopper.hold()  # a signal from here on comes too late to change anything
     except (StopRequested, ClusterLost) as ended:
-        stopper.hold()
+        stopper.hold()  # a signal must not interrupt the save that follows
         if isinstance(ended, ClusterLost) and collectives.world_size() > 1:  # the other ranks are lost with it
             raise
         # Writing a step again would first delete the good checkpoint of that step.

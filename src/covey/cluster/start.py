@@ -40,7 +40,6 @@ AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 """Names of processes that a node of Ray starts beside those of actors."""
 CLUSTER_SECONDS = 20.0
 """For the cluster to answer, at most: Ray itself ends a process without a word that has not reached it for 60 s."""
-NODE_GONE = "the Ray node of this machine is gone"
 KINDS = {"SamplerActor": "sampler", "JudgeActor": "judge", "TrainerRank": "trainer rank"}
 """Actors whose programs may print, and how they are called here."""
 
@@ -320,6 +319,6 @@ def _await_loss(seconds: float, is_over: threading.Event) -> None:
     with store_of_this_machine() as connections:
         while not is_over.is_set():
             has_ended = bool(select.select(connections, [], [], LOOK_SECONDS)[0])
-            lost = ClusterLost(NODE_GONE) if has_ended else _loss_elsewhere(seconds)
+            lost = ClusterLost("the Ray node of this machine is gone") if has_ended else _loss_elsewhere(seconds)
             if lost is not None and not is_over.is_set():
                 raise lost

@@ -30,6 +30,7 @@ from covey.run.build import Run, training_sampling
 from covey.run.folder import METRICS, SCHEDULE
 from covey.run.records.record import RunRecorder
 from covey.system import collectives
+from covey.system.jsonl import read_rows
 from covey.system.waits.watchdog import Stages
 from covey.trainer.prepare import make_training_batches, train_ahead
 from covey.types import Group, Prompt, Span
@@ -116,8 +117,7 @@ def best_evaluations(folder: Path) -> set[int]:
         raise ValueError(
             f"{folder} has no {METRICS}: it says when algorithm.reference_refresh_on_best took a reference"
         )
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    looks = [(row["step"], row["accuracy"]) for row in rows if row["kind"] == "evaluate"]
+    looks = [(row["step"], row["accuracy"]) for row in read_rows(path) if row["kind"] == "evaluate"]
     accuracies = [math.nan if accuracy is None else accuracy for _, accuracy in looks]
     return {step for place, (step, _) in enumerate(looks) if stages.is_best(accuracies[: place + 1])}
 
