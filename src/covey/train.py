@@ -107,7 +107,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
     stopper = stopper or stages.make_stopper(config)
     with (
         stopper.installed(),
-        ended_with_cluster(config.devices, stopper),
+        ended_with_cluster(config.devices, stopper) as ending,
         RunRecorder(config, output_dir, given.callbacks) as record,
         report_interruption(record),
     ):
@@ -135,6 +135,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         if checkpoint is not None:  # not before: a run that cannot be built keeps the settings it had
             collectives.run_on_rank0(lambda: log_setting_changes(config, output_dir, checkpoint, prompts))
 
+        stages.stop_with_cluster(run, ending)
         train_steps(run, config, record, first, stopper)
     collectives.run_on_rank0(lambda: None)  # no rank reads the folder before rank 0 has written the summary
 

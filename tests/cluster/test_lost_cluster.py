@@ -1,4 +1,4 @@
-"""A run without samplers whose cluster is lost: stopped as by a signal, saved, and ended in one line by a deadline."""
+"""A run whose cluster is lost: stopped as by a signal, saved, and ended in one line by a deadline."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from covey.cluster import ending, start
-from covey.cluster.ending import ended_with_cluster
+from covey.cluster.ending import Ending, ended_with_cluster
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.start import ClusterLost
 from covey.cluster.trainers import TrainerRank
@@ -42,6 +42,13 @@ def run_watched(work: Callable[[Stopper], None]) -> None:
     """Do it on two ranks' devices, with the signals of a run."""
     with Stopper().installed() as stopper, ended_with_cluster(DEVICES, stopper):
         work(stopper)
+
+
+def run_with_samplers(work: Callable[[Ending], None]) -> Stopper:
+    """Do it in a run whose samplers' pool looks at the cluster."""
+    with Stopper().installed() as stopper, ended_with_cluster(DevicesConfig(sampler=1), stopper) as end:
+        work(end)
+    return stopper
 
 
 def await_stop() -> None:
@@ -81,24 +88,30 @@ def test_a_run_without_samplers_whose_cluster_is_lost_saves_its_last_step_and_is
     assert [row["step"] for row in rows(run / "metrics.jsonl", "train")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_run_with_samplers_whose_cluster_is_lost_saves_its_last_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
+@pytest.mark.parametrize("is_in_update", [False, True])
+def test_a_run_with_samplers_whose_cluster_is_lost_saves_its_last_step_also_out_of_a_long_update(
+    is_in_update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
 ) -> None:
+    """An update of a minute would be ended by Ray, without a word."""
     step = Trainer.step
 
     def step_and_lose(self: Trainer, batches: Any, number: int, *given: Any) -> dict[str, float]:
         if number == 3:
             ray.alive = False
+            if is_in_update:
+                await_stop()
         return step(self, batches, number, *given)
 
     use(monkeypatch, scripted(varied))
     monkeypatch.setattr(Trainer, "step", step_and_lose)
     settings = {"source": "ray", "num_steps": 400, "preflight__enabled": False, "output__save_every": 0}
+    started = time.monotonic()
     with pytest.raises(ClusterLost, match=LOST):
         train(small_config(**settings), tmp_path / "run")
+    assert time.monotonic() - started < PATIENCE
     done = saved_step(tmp_path / "run")
     assert done == len(rows(tmp_path / "run" / "metrics.jsonl", "train"))
-    assert done >= 3
+    assert done == 3 if is_in_update else done >= 3
     # It goes on from there
     ray.alive = True
     monkeypatch.setattr(Trainer, "step", step)
@@ -200,6 +213,32 @@ def test_nobody_watches_where_samplers_are_waited_for_or_nothing_is_on_ray(
         time.sleep(0.2)
         assert not stopper.is_asked
         assert ray.started_with == {}
+
+
+def test_who_ends_by_himself_is_not_stopped(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "ITSELF_SECONDS", 0.2)
+    lost = ClusterLost("no node of the Ray cluster is alive")
+    stopper = run_with_samplers(lambda end: end.stop_later(lost))
+    time.sleep(0.4)
+    assert not stopper.is_asked
+
+    def go_on(end: Ending) -> None:
+        end.stop_later(lost)
+        await_stop()
+
+    with pytest.raises(ClusterLost, match=LOST):
+        run_with_samplers(go_on)
+
+
+def test_what_samplers_end_a_run_for_keeps_its_line(ray: FakeRay) -> None:
+    """The pool has looked whether the cluster is lost, and the run may have left it."""
+
+    def work(end: Ending) -> None:
+        ray.alive = False
+        raise RunStopped("sampler 0 was lost 5 times in a row")
+
+    with pytest.raises(RunStopped, match=r"^sampler 0 was lost 5 times in a row$"):
+        run_with_samplers(work)
 
 
 def test_nobody_is_stopped_once_the_run_is_over(ray: FakeRay) -> None:

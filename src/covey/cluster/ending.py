@@ -1,4 +1,4 @@
-"""The end of a run whose Ray cluster is lost while its own processes live on, as where the trainer's ranks sample.
+"""The end of a run whose Ray cluster is lost while its own processes live on.
 
 Ray ends every process without a word that has not reached the cluster for 60 s, whether it still needs it or not. So
 the run is stopped before, as by a signal: its last finished step is saved, and one line says why.
@@ -31,6 +31,8 @@ SILENCE_SECONDS = 10.0
 """A cluster that answers nobody for so long is lost."""
 GRACE_SECONDS = 25.0
 """For what is under way to end, and its step to be saved, at most: both together are less than the 60 s of Ray."""
+ITSELF_SECONDS = 1.0
+"""For who waits for samplers to find the loss: it ends the run, and only an update under way has to be stopped."""
 OF_SIGNALS = 0.8
 """Of output.shutdown_timeout, which would end the run with another exit code."""
 
@@ -41,32 +43,33 @@ EXIT_LOST = 2
 
 
 @contextmanager
-def ended_with_cluster(devices: DevicesConfig, stopper: Stopper) -> Iterator[None]:
+def ended_with_cluster(devices: DevicesConfig, stopper: Stopper) -> Iterator["Ending"]:
     """Stop the run inside where its cluster is lost, and raise ClusterLost once its last step is saved.
 
     Where the run is not over within GRACE_SECONDS its process ends, with the line and the code that it would have had.
-    Rank 0 alone watches. Nothing happens where the run needs no cluster, and where there are samplers: who waits for
-    them watches.
+    Rank 0 alone watches. Where there are samplers, their pool watches and tells the ending that is yielded. Nothing
+    happens where the run needs no cluster.
     """
-    if not _is_watched(devices) or not collectives.is_main_process():
-        yield
-        return
-    is_own = connect(devices, 0)
-    watch = _Watch(stopper)
+    ending = Ending(stopper)
+    is_watched = _is_watched(devices) and collectives.is_main_process()
+    is_own = is_watched and connect(devices, 0)
+    if is_watched:
+        watch_cluster(SILENCE_SECONDS, ending.stop, ending.is_over)
     try:
-        yield
+        yield ending
     except ClusterLost:
         raise
     except StopRequested as stopped:
-        if watch.lost is None:  # somebody else has stopped it
+        if ending.lost is None:  # somebody else has stopped it
             raise
-        raise watch.lost from stopped
+        raise ending.lost from stopped
     except RunStopped as stopped:
-        if (lost := watch.lost or loss_of_cluster(LOOK_SECONDS)) is None:
+        lost = ending.lost or (loss_of_cluster(LOOK_SECONDS) if is_watched else None)
+        if lost is None:
             raise
         raise lost from stopped
     finally:
-        watch.end()
+        ending.end()
         disconnect(is_own)
 
 
@@ -76,33 +79,43 @@ def _is_watched(devices: DevicesConfig) -> bool:
     return is_used and devices.sampler == 0
 
 
-class _Watch:
-    """Looks at the cluster in a thread, and stops the run once it is lost."""
+class Ending:
+    """Stops a run whose cluster is lost."""
 
     def __init__(self, stopper: Stopper) -> None:
         self.lost: ClusterLost | None = None
         """Why the run was stopped."""
+        self.is_over = threading.Event()
+        """Set once the run is over."""
         self._stopper = stopper
-        self._is_over = threading.Event()
         self._telling = threading.Lock()
-        watch_cluster(SILENCE_SECONDS, self._stop, self._is_over)
 
     def end(self) -> None:
         """Return once no stop is on its way any more: nobody may handle its signal soon."""
-        self._is_over.set()
+        self.is_over.set()
         with self._telling:
             pass
 
-    def _stop(self, lost: ClusterLost) -> None:
+    def stop_later(self, lost: ClusterLost) -> None:
+        """Stop the run from another thread, unless it ends by itself before."""
+
+        def stop() -> None:
+            if not self.is_over.wait(ITSELF_SECONDS):
+                self.stop(lost)
+
+        threading.Thread(target=stop, name="covey-ending", daemon=True).start()
+
+    def stop(self, lost: ClusterLost) -> None:
+        """Stop the run as by a signal, and end its process where it is not over soon."""
         limit = self._stopper.shutdown_timeout
         grace = GRACE_SECONDS if limit is None else min(GRACE_SECONDS, OF_SIGNALS * limit)
         with self._telling:
-            if self._is_over.is_set() or self._stopper.is_asked:  # who was told to stop before has a deadline
+            if self.is_over.is_set() or self._stopper.is_asked:  # who was told to stop before has a deadline
                 return
             self.lost = lost
             self._stopper.ask()
         LOGGER.info("%s: the run is stopped, and its last finished step saved", lost)
-        if not self._is_over.wait(grace):
+        if not self.is_over.wait(grace):
             _end_now(f"{lost}, and what was under way did not end within {grace:g} s")
 
 

@@ -35,7 +35,7 @@ from covey.cluster.start import (
     worker_environment,
 )
 from covey.cluster.waiting import hand_over
-from covey.cluster.wire import Result, copied, pack
+from covey.cluster.wire import Proof, Result, copied, pack
 from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
 from covey.rollouts.sampler import Sampler
 from covey.types import RunStopped
@@ -51,9 +51,6 @@ ANSWER_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 """For samplers to let go of their worker processes."""
 
-Proof = tuple[int, tuple[float, ...]]
-"""Version, and log-probs of its probe."""
-
 
 class SamplerPool:
     """Samplers as Ray actors. All public methods may be called from any thread."""
@@ -65,11 +62,13 @@ class SamplerPool:
         how: UpdateMode,
         limits: Limits,
         on_progress: Callable[[], None] = lambda: None,
+        on_loss: Callable[[ClusterLost], None] = lambda lost: None,
     ) -> None:
-        """`make_sampler` runs in each sampler's process. `on_progress` is told of every sign of work."""
+        """`make_sampler` runs in each sampler's process. `on_progress` is told of every sign of work, and `on_loss` of
+        the loss of the cluster."""
         self._ray = import_ray()
         self._make, self._devices, self._how, self._limits = make_sampler, devices, how, limits
-        self._on_progress = on_progress
+        self._on_progress, self._on_loss = on_progress, on_loss
         self._places = Allotment(self._ray, devices, role_of(devices, "sampler"))
         self._slots = [Slot(index) for index in range(devices.sampler)]
         self._queue: list[tuple[int, int, Call]] = []
@@ -221,6 +220,7 @@ class SamplerPool:
         self.error = self.error or error
         if isinstance(error, ClusterLost):
             self._weights = None  # Ray ends whoever has something in a store that is gone
+            self._on_loss(error)
         self._on_progress()
 
     def _enqueue(self, calls: Sequence[Call]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from covey.cluster.pool import SamplerPool
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.slot import Call, Limits
-from covey.cluster.start import connect, disconnect
+from covey.cluster.start import ClusterLost, connect, disconnect
 from covey.cluster.status import StatusFile, status_of
 from covey.cluster.waiting import SamplerWait
 from covey.cluster.wire import Part, Result, ranks_of, shares
@@ -58,6 +58,8 @@ class RaySource:
         self._policy, self._judged, self._records_logprobs = policy, judged, records_logprobs
         self._pool: SamplerPool | None = None
         """Of rank 0, once `start` was called."""
+        self.on_loss: Callable[[ClusterLost], None] = lambda lost: None
+        """Told of the loss of the cluster, which the trainer hears of where it next waits for groups."""
         self._is_own_cluster = False
         self._buffer = GroupBuffer(bound)
         self._wait = SamplerWait(watchdog)
@@ -90,7 +92,7 @@ class RaySource:
         """Connect to the cluster and start the samplers, without waiting for them. On rank 0 alone."""
         self._is_own_cluster = connect(devices, weight_bytes)
         try:
-            self._pool = SamplerPool(make, devices, how, limits, self.notice)
+            self._pool = SamplerPool(make, devices, how, limits, self.notice, lambda lost: self.on_loss(lost))
         except ValueError:
             disconnect(self._is_own_cluster)
             raise
@@ -201,8 +203,7 @@ class RaySource:
 
     def status(self) -> dict[str, Any]:
         """Return what the trainer and each sampler do now."""
-        samplers = self._pool.status() if self._pool is not None else []
-        return status_of(self._buffer, self._pushed, self._wait.is_on, samplers)
+        return status_of(self._buffer, self._pushed, self._wait.is_on, self._pool.status() if self._pool else [])
 
     def report_to(self, file: Path) -> None:
         """Keep a file up to date with `status`, for `covey status`."""
@@ -214,10 +215,9 @@ class RaySource:
             return {"stream": self.local.state_dict(), "buffer": buffer_state(self._buffer)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.local.load_state_dict(state.get("stream", state))
         if "buffer" not in state:  # of a run whose groups were sampled in process
-            self.local.load_state_dict(state)
             return
-        self.local.load_state_dict(state["stream"])
         with self._wait.changed:
             load_buffer(self._buffer, state["buffer"], {prompt.id: prompt for prompt in self.stream.prompts})
             self._unsent = list(self._buffer.waiting)

@@ -245,18 +245,18 @@ def put(value: object, what: str) -> Any:
 
 def check_store() -> None:
     """Raise ClusterLost where the object store of this machine is gone: Ray would end this process without a word."""
-    with store_of_this_machine():
+    with store_of_this_machine(import_ray()):
         pass
 
 
 @contextmanager
-def store_of_this_machine() -> Iterator[list[socket.socket]]:
+def store_of_this_machine(ray: Any) -> Iterator[list[socket.socket]]:
     """Connect to the object store, which the node of this machine keeps: the connection ends with the node.
 
     ClusterLost where it is gone. No connection where another version of Ray keeps its address elsewhere.
     """
     try:
-        path = import_ray()._private.worker.global_worker.node.plasma_store_socket_name
+        path = ray._private.worker.global_worker.node.plasma_store_socket_name
     except AttributeError:
         yield []
         return
@@ -274,17 +274,17 @@ def loss_of_cluster(seconds: float) -> ClusterLost | None:
         check_store()  # at once, while the cluster may not know it yet
     except ClusterLost as lost:
         return lost
-    return _loss_elsewhere(seconds)
+    return _loss_elsewhere(import_ray(), seconds)
 
 
-def _loss_elsewhere(seconds: float) -> ClusterLost | None:
+def _loss_elsewhere(ray: Any, seconds: float) -> ClusterLost | None:
     """Return what is wrong with the cluster, None where it answers within `seconds` and a node is alive."""
     answer: SimpleQueue[bool] = SimpleQueue()
 
     def ask() -> None:
         # Not through get_runtime_context: it starts a cluster where this process has left its own
         with suppress(Exception):  # who is no longer connected has no answer either
-            answer.put(any(node["Alive"] for node in import_ray().nodes()))
+            answer.put(any(node["Alive"] for node in ray.nodes()))
 
     threading.Thread(target=ask, daemon=True).start()
     try:
@@ -299,26 +299,26 @@ def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: 
 
     In threads, since Ray's own calls may block for as long as nobody answers them.
     """
-    seconds = min(silence, CLUSTER_SECONDS)
+    ray, seconds = import_ray(), min(silence, CLUSTER_SECONDS)
 
     def look() -> None:
         try:
-            _await_loss(seconds, is_over)
+            _await_loss(ray, seconds, is_over)
         except ClusterLost as lost:
             tell(lost)
 
     threading.Thread(target=look, name="covey-cluster", daemon=True).start()
 
 
-def _await_loss(seconds: float, is_over: threading.Event) -> None:
+def _await_loss(ray: Any, seconds: float, is_over: threading.Event) -> None:
     """Return once `is_over` is set. ClusterLost where the cluster is gone before.
 
     The death of this machine's node is known at once, before Ray ends this process for it: by one connection, since
     the node logs the end of each.
     """
-    with store_of_this_machine() as connections:
+    with store_of_this_machine(ray) as connections:
         while not is_over.is_set():
             has_ended = bool(select.select(connections, [], [], LOOK_SECONDS)[0])
-            lost = ClusterLost("the Ray node of this machine is gone") if has_ended else _loss_elsewhere(seconds)
+            lost = ClusterLost("the Ray node of this machine is gone") if has_ended else _loss_elsewhere(ray, seconds)
             if lost is not None and not is_over.is_set():
                 raise lost

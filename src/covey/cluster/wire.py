@@ -18,6 +18,8 @@ from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped
 
 Logprobs = Future[tuple[float, ...]]
 """Of a probe, on their way."""
+Proof = tuple[int, tuple[float, ...]]
+"""Version, and log-probs of its probe."""
 Array = tuple[str, tuple[int, ...], np.ndarray]
 """Name of the type, shape, bytes: NumPy knows no bfloat16, and maps arrays of other processes without a copy."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from covey.cluster.ending import Ending
 from covey.cluster.source import RaySource
 from covey.config.engine_choice import obstacle_to_vllm, this_machine
 from covey.config.schema import Config
@@ -122,6 +123,12 @@ def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> i
     for change in changed_facts(checkpoint):
         LOGGER.warning("%s: from here on the run is no longer bit for bit what it would have been", change)
     return step
+
+
+def stop_with_cluster(run: Run, ending: Ending) -> None:
+    """Have training stopped where the cluster of its samplers is lost."""
+    if isinstance(run.source, RaySource):
+        run.source.on_loss = ending.stop_later
 
 
 def await_samplers(run: Run, record: RunRecorder) -> None:

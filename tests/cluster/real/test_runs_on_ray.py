@@ -216,6 +216,25 @@ def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed
     check_run(folder, daemon, 60)
 
 
+def test_an_update_that_takes_longer_than_ray_waits_ends_in_one_line_where_the_cluster_is_lost(folder: Path) -> None:
+    """Ray ends a process without a word that has not reached its GCS for a minute."""
+    process = start(folder, "long", "num_steps=60", "timeouts.samplers=4", "updates_per_batch=1000000")
+    assert wait_until(lambda: len(samplers(process)) == 2, process)
+    time.sleep(20)  # rewards take less
+    daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
+    (victim,) = (pid for pid in daemons if program_of(pid) == "gcs_server")
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    code, output = finish(process)
+    assert 25 < time.monotonic() - killed < 45
+    assert code == 2, output
+    assert output.endswith(
+        "covey: the Ray cluster gave no sign of life for 4 s, and what was under way did not end within 25 s\n"
+    )
+    assert "Traceback" not in output
+    assert are_gone(daemons)
+
+
 def test_small_weights_travel_inside_of_calls_in_a_cluster_that_is_started_here() -> None:
     is_own = connect(DevicesConfig(sampler=1), 0)
     try:

@@ -94,8 +94,11 @@ class Stopper:
         return self._waiting is not None
 
     def ask(self) -> None:
-        """Request a stop from any thread, as SIGTERM would. At the next `release` where signals are left to others."""
-        if self._previous:  # not raised here: only a signal of the main thread ends what that waits for
+        """Request a stop from any thread, as SIGTERM would. At the next `release` where signals are left to others.
+
+        While `hold` is in force no signal is sent, which could come once somebody else handles them again.
+        """
+        if self._previous and not self._held:  # only a signal of the main thread ends what that waits for
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
         elif self._waiting is None:
             self._waiting = signal.SIGTERM
