@@ -214,3 +214,17 @@ def test_a_signal_that_comes_while_the_ranks_vote_is_heard_at_the_next_vote() ->
             stopper.release()
     assert votes == [0, signal.SIGINT]
     assert stopped.value.status == 130
+
+
+def test_a_stop_asked_for_while_signals_are_held_sends_none_that_another_handler_would_take() -> None:
+    """As Ray's, while it shuts down: the signal would end the process."""
+    with Stopper().installed() as stopper:
+        stopper.hold()
+        ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stopper.ask()
+        time.sleep(0.05)
+        signal.signal(signal.SIGTERM, ours)
+        assert stopper.is_asked
+        with pytest.raises(StopRequested) as stopped:
+            stopper.release()
+    assert stopped.value.status == 143
