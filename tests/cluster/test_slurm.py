@@ -86,6 +86,7 @@ def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(script: str, slurm: 
     assert requeued.returncode == 0, requeued.stderr
     slurm.wait(number, 60, "PENDING")
     slurm.wait_for_no_process(number, 60)
+    time.sleep(1.1)  # a credential of the second in which the last one was revoked is refused
     slurm.command("scontrol", "update", f"JobId={number}", "StartTime=now")
     job = slurm.wait(number, 240, "COMPLETED", "FAILED", "CANCELLED")
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), slurm.output(number)
