@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' $(TRANSFORMERS)
 	touch $@
 
-demo: $(STAMP)  ## watch a small model learn to add, in about three minutes (SEED=3 for another seed)
+demo: $(STAMP)  ## watch a small model learn to add, in about four minutes (SEED=3 for another seed)
 	$(BIN)/covey train recipe=arithmetic seed=$(SEED)
 
 demo-infill: $(STAMP)  ## a masked policy and a learned judge, in about three minutes (SEED=3 for another seed)
