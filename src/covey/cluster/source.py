@@ -215,12 +215,12 @@ class RaySource:
             return {"stream": self.local.state_dict(), "buffer": buffer_state(self._buffer)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.local.load_state_dict(state.get("stream", state))
-        if "buffer" not in state:  # of a run whose groups were sampled in process
-            return
-        with self._wait.changed:
-            load_buffer(self._buffer, state["buffer"], {prompt.id: prompt for prompt in self.stream.prompts})
-            self._unsent = list(self._buffer.waiting)
+        has_buffer = "buffer" in state  # else of a run whose groups were sampled in process
+        self.local.load_state_dict(state["stream"] if has_buffer else state)
+        if has_buffer:
+            with self._wait.changed:
+                load_buffer(self._buffer, state["buffer"], {prompt.id: prompt for prompt in self.stream.prompts})
+                self._unsent = list(self._buffer.waiting)
 
     def close(self) -> None:
         try:
