@@ -15,6 +15,7 @@ if [ -n "$wheels" ]; then
 fi
 export PYTHONPATH=.site:src:. PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}  # parts run together, each compiles little
 case $turn in
   right) parts=(facts exact waits guarantees crashes quantised learns) ;;
   fast) parts=(facts decode training "training without cuDNN" memory) ;;

@@ -4,6 +4,7 @@ import json
 import shutil
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -198,7 +199,7 @@ def decode(tiny: bool) -> Figures:
             "tokens_per_second": round(drawn.stats.sampled_tokens / drawn.seconds),
         }
     if not tiny:
-        found["profile"] = _profile(lambda: sample(policy, 8, 8, Sampling(max_tokens=8), prompt))
+        found["profile"] = _profile(lambda: sample(policy, 64, 8, Sampling(max_tokens=64), prompt))
         found["good"] = found["64 rows"]["of_the_floor"] >= 0.4 and found["512 rows"]["of_the_floor"] >= 0.5
     return found
 
@@ -216,6 +217,8 @@ def training(tiny: bool) -> Figures:
         tokens = sum(part.input_ids_BT.numel() for part in batch.micro_batches)
         flops = 6.0 * weights * tokens / again
         found[f"lengths {seed}"] = {"new": round(new, 3), "again": round(again, 3), "tflops": round(flops / 1e12, 1)}
+    if not tiny:
+        found["profile"] = _profile(lambda: trainer.step(batch, 0))
     last = found[f"lengths {0 if tiny else 2}"]
     peak = next((p for name, p in PEAK_FLOPS.items() if not tiny and name in torch.cuda.get_device_name()), None)
     if peak:
@@ -315,7 +318,10 @@ def _ending(model: Mapping[str, Any], rest: Mapping[str, Any]) -> str:
         drawn = sample(policy, 3, 4, rest.get("sampling") or Sampling(max_tokens=16))
         metrics = make_trainer(policy, **rest).step(batch_of(policy, drawn.prompts, drawn.completions), 0)
     except Exception as error:  # whatever it is, it is what is looked for
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            f"{type(error).__name__}: {str(error).splitlines()[0][:160]} ({Path(place.filename).name}:{place.lineno})"
+        )
     return "ok" if metrics["skipped"] == 0 else "skipped"
 
 

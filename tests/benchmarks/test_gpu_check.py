@@ -118,8 +118,36 @@ def test_turns_of_the_script_name_parts_that_there_are() -> None:
     turns = [line.split("parts=(")[1].split(")")[0] for line in script.splitlines() if "parts=(" in line]
     named = {name for turn in turns for name in gpu_check_words(turn)}
     assert named == {part.name for part in gpu_check.PARTS}
-    seconds = {part.name: part.seconds for part in gpu_check.PARTS}
-    assert all(sum(seconds[name] for name in gpu_check_words(turn)) <= 700 for turn in turns)
+    for turn in turns:
+        chosen = [part for part in gpu_check.PARTS if part.name in gpu_check_words(turn)]
+        together = gpu_check.batches(chosen, together=True)
+        assert sum(max(part.seconds for part in batch) for batch in together) <= 700
+
+
+def test_parts_that_measure_no_time_run_together_and_all_others_alone() -> None:
+    names = [[part.name for part in batch] for batch in gpu_check.batches(gpu_check.PARTS, together=True)]
+    assert names[:3] == [
+        ["facts"],
+        ["exact", "waits", "guarantees", "crashes", "quantised", "learns"],
+        ["decode"],
+    ]
+    assert all(len(batch) == 1 for batch in names[2:])
+    assert all(len(batch) == 1 for batch in gpu_check.batches(gpu_check.PARTS, together=False))
+
+
+def test_of_parts_that_run_together_a_wrong_one_ends_the_check_when_all_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"facts": {}, "exact": {"right": False}, "waits": {"good": True}}
+    monkeypatch.setattr(
+        gpu_check, "look", lambda part, tiny: {"part": part.name, "seconds": 0, "predicted": "", **found[part.name]}
+    )
+    assert gpu_check.main(["facts", "exact", "waits", "decode", "--out", str(tmp_path)]) == 1
+    rows = [json.loads(line) for line in (tmp_path / "gpu_check.jsonl").read_text().splitlines()]
+    assert [rows[0]["part"], *sorted(row["part"] for row in rows[1:])] == ["facts", "exact", "waits"]
+
+
+def test_the_script_is_a_program_of_bash() -> None:
     assert subprocess.run(["bash", "-n", str(ROOT / "benchmarks" / "gpu_check.sh")]).returncode == 0
 
 
