@@ -18,7 +18,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}  # parts run together, each compiles little
 case $turn in
   right) parts=(facts exact waits guarantees crashes quantised learns) ;;
-  fast) parts=(facts decode training "training without cuDNN" memory) ;;
+  fast) parts=(facts decode training memory "decode without Liger" "training without Liger") ;;
   compared) parts=(step "against TRL") ;;
   tiny) parts=() tiny=--tiny ;;
   *) echo "right, fast, compared or tiny, got $turn" >&2; exit 2 ;;

@@ -46,6 +46,8 @@ class Part:
     """Whether it measures time or memory, so that nothing may run beside it."""
 
 
+WITHOUT_LIGER = (("GPU_CHECK_KERNELS", "torch"),)
+
 PARTS = (
     Part("facts", "facts", 60, "about 790 TFLOP/s; 3.0 (H100) or 4.3 TB/s (H200)", is_timed=True),
     Part("exact", "exact", 120, "float32 < 1e-4 nats, < 1e-3 of the CPU's gradient; bfloat16 < 0.1", decides=True),
@@ -57,13 +59,9 @@ PARTS = (
     Part("decode", "decode", 150, "8 to 10 ms at 512 rows, below 4 at 32; 50 % of the floor or more", is_timed=True),
     Part("training", "training", 200, "new shapes cost what known ones do; 40 % of peak or more", is_timed=True),
     Part(
-        "training without cuDNN",
-        "training",
-        120,
-        "no difference: attention is one kernel of FlashAttention",
-        variables=(("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1"),),
-        is_timed=True,
+        "decode without Liger", "decode", 100, "slower: a norm is six kernels", variables=WITHOUT_LIGER, is_timed=True
     ),
+    Part("training without Liger", "training", 80, "slower: more passes", variables=WITHOUT_LIGER, is_timed=True),
     Part("memory", "memory", 100, "within 10 % of what `covey config` tells", is_timed=True),
     Part("step", "step", 300, "13 s (0.5B), 26 to 60 s (1.5B)", is_timed=True),
     Part("against TRL", "against_trl", 300, "5 times TRL with transformers' generation or more", is_timed=True),

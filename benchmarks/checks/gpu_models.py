@@ -1,6 +1,7 @@
 """Policies of random weights made where they run, what they sample, and the batches that they train on."""
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Completion, Group, Prompt, Reward, Sampling
 
+KERNELS = os.environ.get("GPU_CHECK_KERNELS", "auto")
+"""model.kernels of policies made here."""
 CACHE_BYTES = {"cpu": 2**26, "cuda": 24 * 2**30}
 
 
@@ -51,7 +54,7 @@ def make_policy(size: str = "tiny", device: str | None = None, **settings: Any) 
     """Make a Qwen2 of random weights, the same for the same size, where it will run; bf16 unless `settings` say so."""
     place = device or device_here()
     work = Workload(size, (8,))
-    chosen = ModelConfig(name=size, device=place, **{"precision": "bfloat16", **settings})
+    chosen = ModelConfig(name=size, device=place, **{"precision": "bfloat16", "kernels": KERNELS, **settings})
     with torch.random.fork_rng(devices=[]), torch.device("cpu" if size == "tiny" else place):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(model_config(work), dtype=torch.float32)

@@ -1,6 +1,7 @@
 """What one GPU must show, part by part. Each returns its figures, with "right" where a result can be wrong."""
 
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -15,6 +16,7 @@ import torch
 
 from benchmarks.checks.gpu_guarantees import guarantees as guarantees
 from benchmarks.checks.gpu_models import (
+    KERNELS,
     Sampled,
     batch_of,
     branching,
@@ -34,7 +36,7 @@ from covey.config.schema import Config
 from covey.environments.settings import ArithmeticConfig
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.policy import Policy
-from covey.policy.settings import ModelConfig
+from covey.policy.settings import ModelConfig, chooses_liger
 from covey.run.planner.model_shapes import shape_of
 from covey.run.preflight.memory_model import Workload as Load
 from covey.run.preflight.memory_model import kept_bytes, training_bytes
@@ -55,12 +57,12 @@ def facts(tiny: bool) -> Figures:
     if device_here() == "cpu":
         return found
     width, data = 8192, torch.empty(2**31, dtype=torch.uint8, device="cuda")
-    x = torch.randn(width, width, device="cuda", dtype=torch.bfloat16)
+    other, x = torch.empty_like(data), torch.randn(width, width, device="cuda", dtype=torch.bfloat16)
     return found | {
         "device": torch.cuda.get_device_name(),
         "cudnn": torch.backends.cudnn.version(),
         "tflops": round(2e-12 * width**3 / _seconds(lambda: x @ x)),
-        "copied_GBps": round(2e-9 * data.nbytes / _seconds(data.clone)),
+        "copied_GBps": round(2e-9 * data.nbytes / _seconds(lambda: other.copy_(data))),
     }
 
 
@@ -185,7 +187,7 @@ def demo_config(tiny: bool, cache: Path) -> Config:
 
 def decode(tiny: bool) -> Figures:
     """Milliseconds a decode step at few and at many rows, against reading weights and cache once."""
-    size, prompt, length = ("tiny", 8, 8) if tiny else ("1.5B", 300, 128)
+    size, prompt, length = ("tiny", 8, 8) if tiny else ("1.5B", 300, 1024)
     policy, found = make_policy(size), Figures()
     bandwidth = floor._bandwidth(device_here()) if not tiny else 1e10
     for rows in (4,) if tiny else (32, 64, 512):
@@ -195,6 +197,7 @@ def decode(tiny: bool) -> Figures:
         seconds = drawn.seconds * rows / drawn.stats.sampled_tokens
         found[f"{rows} rows"] = {
             "ms_a_step": round(1e3 * seconds, 2),
+            "floor_ms": round(1e3 * read / bandwidth, 2),
             "of_the_floor": round(read / bandwidth / seconds, 3),
             "tokens_per_second": round(drawn.stats.sampled_tokens / drawn.seconds),
         }
@@ -236,7 +239,8 @@ def memory(tiny: bool) -> Figures:
         policy = make_policy("0.5B", gradient_checkpointing=again)
         shape = shape_of(ModelConfig(name=MODELS["0.5B"]))
         assert shape is not None
-        load = Load(precision="bfloat16", gradient_checkpointing=again, micro_batch_tokens=8192)
+        by_liger = chooses_liger(KERNELS, is_half=True)
+        load = Load("bfloat16", gradient_checkpointing=again, micro_batch_tokens=8192, fuses_layers=by_liger)
         told = (
             sum(kept_bytes(shape, load).values()) - kept_bytes(shape, load)["decode_copy"] + training_bytes(shape, load)
         )
@@ -333,14 +337,23 @@ def _waits(call: Callable[[], Any], times: int) -> Figures:
     return {"waits": round(sum(places.values()) / times, 2), "places": places.most_common(8)}
 
 
-def _profile(call: Callable[[], Any]) -> list[tuple[str, int, float]]:
-    """Return the kernels that took longest: name, launches, milliseconds."""
+def _profile(call: Callable[[], Any]) -> Figures:
+    """Return what the GPU did: milliseconds and launches in all, and of the kernels that took longest."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         call()
     events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
-    return [(event.key[:60], event.count, round(event.self_device_time_total / 1e3, 2)) for event in events[:15]]
+    longest = [(_short(event.key), event.count, round(event.self_device_time_total / 1e3, 2)) for event in events[:25]]
+    spent, launches = sum(event.self_device_time_total for event in events), sum(event.count for event in events)
+    return {"ms": round(spent / 1e3, 1), "launches": launches, "longest": longest}
+
+
+def _short(kernel: str) -> str:
+    """Return what tells a kernel from others: of torch's templates the function inside."""
+    inside = re.findall(r"(\w*Functor\w*|\w+_kernel_cuda|direct_copy\w*)", kernel)
+    name = kernel.removeprefix("void ").replace("at::native::", "")[:32]
+    return f"{name} {' '.join(dict.fromkeys(inside))[:60]}".strip()
 
 
 def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

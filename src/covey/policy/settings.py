@@ -1,6 +1,7 @@
 """Settings of the policy."""
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,9 @@ class ModelConfig(Section):
     (FlashAttention over all lengths at once, in half precision on a GPU), or auto (varlen where it can be, a kernel
     on a CPU where `kernels` allows one, else sdpa)."""
     kernels: str = setting("auto", choices=("auto", "torch", "liger"), packages={"liger": ("liger_kernel", "liger")})
-    """What computes in training and sampling: auto (on a CPU C and oneDNN where they can and pay, on a GPU a compiled
-    softmax of the head), torch alone, or liger (auto, and Liger's norms, gates and rotary positions on a GPU)."""
+    """What computes in training and sampling: auto (on a CPU C and oneDNN where they can and pay; on a GPU a compiled
+    softmax of the head, and in half precision Liger's norms, gates and rotary positions where it is installed), torch
+    alone, or liger (auto, and Liger's in float32 too)."""
     device: str = "auto"
     """auto (CUDA when there), cpu, cuda, cuda:1, ..."""
     deterministic: bool = setting(
@@ -91,3 +93,9 @@ class ModelConfig(Section):
     """Layers of the nano policy."""
     nano_num_heads: int = setting(4, needs=OF_NANO)
     """Attention heads of the nano policy."""
+
+
+def chooses_liger(kernels: str, *, is_half: bool) -> bool:
+    """Tell whether model.kernels makes layers on a GPU compute through Liger, which needs Triton."""
+    is_there = find_spec("liger_kernel") is not None and find_spec("triton") is not None
+    return is_there and (kernels == "liger" or (kernels == "auto" and is_half))

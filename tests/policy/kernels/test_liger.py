@@ -1,6 +1,7 @@
 """Liger's kernels, by a stand-in in plain torch: which modules take them, and what they are given."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +57,7 @@ def _liger(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, values in parts.items():
         module = ModuleType(name)
         vars(module).update(values)
+        module.__spec__ = ModuleSpec(name, None)
         monkeypatch.setitem(sys.modules, name, module)
 
 

@@ -189,7 +189,7 @@ def test_gradients_of_a_single_micro_batch_are_made_while_its_activations_go(aga
 def test_norms_and_gates_through_c_keep_their_inputs_alone() -> None:
     shape = shape_of(ModelConfig(name="Qwen/Qwen2.5-0.5B"))
     assert shape is not None
-    plain, compiled = (kept_by_layer(shape, Workload(computes_in_c=flag)) for flag in (False, True))
+    plain, compiled = (kept_by_layer(shape, Workload(fuses_layers=flag)) for flag in (False, True))
     assert plain - compiled == 4 * (2 * 896 + 4864)
-    lora = [kept_by_layer(shape, Workload(lora_rank=8, computes_in_c=flag)) for flag in (False, True)]
+    lora = [kept_by_layer(shape, Workload(lora_rank=8, fuses_layers=flag)) for flag in (False, True)]
     assert lora[0] - lora[1] == 4 * 4864

@@ -22,7 +22,9 @@ from covey.engine.native.cache import Block, Cache, Need
 from covey.engine.native.rows import Row
 from covey.engine.native.runner import Runner, Sampled, on_host
 from covey.engine.native.scheduler import Scheduler
-from covey.policy.attention.base import Rule, capped, within, without_sink
+from covey.policy.attention.base import Heads, Rule, capped, within, without_sink
+from covey.policy.attention.choice import varlen_obstacle
+from covey.policy.attention.varlen import Rows, cached_rows, flash_rows
 from covey.policy.policy import Policy
 from covey.policy.sampling import Distribution, partition, random_uniform, sample
 from covey.policy.transfer import to_device
@@ -204,6 +206,7 @@ class RowLayout:
         self._position_B = position_B
         self._places: dict[int, Tensor] = {}
         self._biases: dict[tuple[int | None, int], Tensor] = {}
+        self._flash_rows: dict[int, Rows] = {}
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         # Write the new token's keys and values
@@ -212,7 +215,12 @@ class RowLayout:
         for cached, new in ((keys, key_BKTD), (values, value_BKTD)):
             flat = new[0].transpose(0, 1).flatten(0, 1).to(cached.dtype)
             cached.view(-1, cached.shape[-1]).index_copy_(0, self._place(num_rows, num_heads), flat)
-        # Attend to what the row has so far
+        # Attend to what the row has so far, through FlashAttention where that computes such heads
+        if self._is_flash(keys, values, rule):
+            rows = self._rows(num_heads)
+            return flash_rows(query_BHTD[0].transpose(0, 1).to(keys.dtype), keys, values, rows, rule)[None].transpose(
+                1, 2
+            )
         query = query_BHTD[0].transpose(0, 1).unflatten(1, (num_heads, -1)).flatten(0, 1).to(keys.dtype)
         key, value = (cached[:num_rows].flatten(0, 1) for cached in (keys, values))
         bias = self._bias(rule.window, num_heads)
@@ -227,6 +235,16 @@ class RowLayout:
             weight = weight * without_sink(logsum, sink)
         out = torch.bmm(weight.to(value.dtype), value)
         return out.view(num_rows, -1, out.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
+
+    def _is_flash(self, keys: Tensor, values: Tensor, rule: Rule) -> bool:
+        heads = Heads(keys.dtype, keys.device.type, keys.shape[-1], values.shape[-1], rule.is_plain)
+        return can_flash(heads)
+
+    def _rows(self, num_heads: int) -> Rows:
+        """Return where rows lie in the block as FlashAttention reads it."""
+        if num_heads not in self._flash_rows:
+            self._flash_rows[num_heads] = cached_rows(self._position_B + 1, num_heads, self._block.length)
+        return self._flash_rows[num_heads]
 
     def _place(self, num_rows: int, num_heads: int) -> Tensor:
         """Return where the new keys lie in a block seen as (B * K * S, D)."""
@@ -252,6 +270,11 @@ class RowLayout:
 def bucket(num_rows: int) -> int:
     """Return the number of rows that a step computes for so many: 8, 16, 32, ..."""
     return max(FEWEST_ROWS, 1 << (num_rows - 1).bit_length())
+
+
+def can_flash(heads: Heads) -> bool:
+    """Tell whether FlashAttention reads the cached rows of such heads: on a GPU in half precision."""
+    return heads.device_type == "cuda" and not varlen_obstacle([heads])
 
 
 def can_capture(device: torch.device) -> bool:

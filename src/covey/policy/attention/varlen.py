@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +71,8 @@ def flash(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Length
 
     # A rule's window counts the query itself, that of torch does not
     before = -1 if rule.window is None else rule.window - 1
+    # torch 2.11 groups heads without being told to
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _parameters() else {}
     out = varlen_attn(
         query_THD,
         key_SKD,
@@ -80,9 +83,55 @@ def flash(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Length
         lengths.longest_key,
         scale=rule.scaling,
         window_size=(before, 0),
-        enable_gqa=True,
+        **grouped,
     )
     assert isinstance(out, Tensor), "nothing else is asked for"
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of cached keys and values, each with one query, which is its last token."""
+
+    query_end_R: Tensor
+    """int32 (R + 1), from 0: one query each."""
+    first_key_R: Tensor
+    """int32 (R + 1): tokens from the cache's first to each row's first, of one head after the other."""
+    length_R: Tensor
+    """int32 (R,): cached tokens of each row, the newest among them. Slots behind them are not read."""
+
+
+def cached_rows(length_R: Tensor, num_heads: int, num_slots: int) -> Rows:
+    """Return where rows lie in a cache of shape (R, num_heads, num_slots, D)."""
+    row_R = torch.arange(len(length_R) + 1, dtype=torch.int32, device=length_R.device)
+    return Rows(row_R, row_R * (num_heads * num_slots), length_R.to(torch.int32))
+
+
+def flash_rows(query_RHD: Tensor, keys_RKSD: Tensor, values_RKSD: Tensor, rows: Rows, rule: Rule) -> Tensor:
+    """Return (R, H, D) from FlashAttention over cached keys and values as they lie, without gradient."""
+    _, num_heads, num_slots, width = keys_RKSD.shape
+    # Seen as tokens of all heads: a row is num_heads * num_slots tokens behind the one before it, a head num_slots
+    num_tokens = keys_RKSD.shape[0] * num_heads * num_slots - (num_heads - 1) * num_slots
+    size, stride = (num_tokens, num_heads, width), (width, num_slots * width, 1)
+    keys, values = (cached.as_strided(size, stride) for cached in (keys_RKSD, values_RKSD))
+    before, after = (-1, -1) if rule.window is None else (rule.window - 1, 0)
+    # torch's public function takes lengths of cached rows from 2.13 on, this one before that too
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query_RHD,
+        keys,
+        values,
+        rows.query_end_R,
+        rows.first_key_R,
+        1,
+        num_slots,
+        0.0,
+        False,
+        False,
+        scale=rule.scaling,
+        window_size_left=before,
+        window_size_right=after,
+        seqused_k=rows.length_R,
+    )[0]
     return out
 
 
@@ -106,11 +155,16 @@ def reference(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Le
     return torch.cat(outputs)
 
 
-@cache
 def is_there() -> bool:
-    """Tell whether this torch has the function, with windows and grouped heads (2.11 and later)."""
+    """Tell whether this torch has the function, with windows and scores scaled as asked for (2.11 and later)."""
+    return {"window_size", "scale"} <= _parameters()
+
+
+@cache
+def _parameters() -> frozenset[str]:
+    """Return the names of what torch's function takes, none where this torch has no such function."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return False
-    return {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)

@@ -24,9 +24,8 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.policy.attention.base import ATTENTION, register
 from covey.policy.attention.choice import choose_attention
-from covey.policy.kernels import linear
+from covey.policy.kernels import liger, linear
 from covey.policy.kernels.layers import choose_kernels
-from covey.policy.kernels.liger import use_liger
 from covey.policy.kernels.softmax import is_fused
 from covey.policy.models.adapters import add_adapters, load_adapters, saved_adapters
 from covey.policy.models.chat_template import set_template_defaults
@@ -173,8 +172,8 @@ def _equipped(
     precision = DTYPES[settings.precision]
     if precision == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the grouped product of experts has no float64
-    if settings.kernels == "liger":
-        use_liger(model, device)
+    if liger.is_wanted(settings.kernels, precision, device):
+        liger.use_liger(model, device)
     choose_kernels(model, settings.kernels, precision, device)
     return Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
 

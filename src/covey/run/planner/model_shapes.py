@@ -55,6 +55,8 @@ class Shape:
     """Query heads of a layer."""
     has_head_norms: bool = False
     """Queries and keys are normalised head by head."""
+    has_kernels: bool = False
+    """Norms and gates are of classes that kernels of covey's or Liger's compute."""
 
     @property
     def body(self) -> tuple[Layer, ...]:
@@ -104,6 +106,8 @@ def shape_of(model: ModelConfig) -> Shape | None:
 
 def counted(model: "PreTrainedModel") -> Shape:
     """Count the layers and widths of a model, whether or not its weights have storage."""
+    from covey.policy.kernels.layers import compiled_class
+
     text = model.config.get_text_config()
     values: Mapping[str, Any] = text.to_dict()
     # Widths of attention: from the projections where they have the usual names, else from the configuration
@@ -122,6 +126,7 @@ def counted(model: "PreTrainedModel") -> Shape:
         key_value_width=sum(keys_and_values) or of_config,
         expert_width=expert_width * (values.get("num_experts_per_tok") or 0),
         num_heads=heads,
+        has_kernels=any(compiled_class(module) is not None for module in model.modules()),
         has_head_norms=any(name.endswith((".q_norm", ".k_norm")) for name, _ in model.named_modules()),
     )
 

@@ -60,8 +60,8 @@ class Workload:
     """Completions sampled at the same time on this GPU."""
     num_cached: int = 0
     """Tokens of them and of their prompts that are cached."""
-    computes_in_c: bool = False
-    """Norms and gates compute through covey's C on a CPU, which keeps their inputs alone."""
+    fuses_layers: bool = False
+    """Norms and gates compute through covey's C on a CPU or Liger's kernels on a GPU, which keep their inputs alone."""
     cache_bytes: int | None = None
     """Most that keys and values may take; None: no bound."""
 
@@ -179,19 +179,20 @@ def _head_gradient(shape: Shape, load: Workload) -> int:
 
 def kept_by_layer(shape: Shape, load: Workload) -> int:
     """Return the bytes that autograd keeps of a token in one layer, weights left out."""
-    widths, value, is_cast = _widths(shape), load.value_bytes, load.is_half and not load.lora_rank
+    widths, value = _widths(shape), load.value_bytes
+    is_cast = load.is_half and not load.lora_rank and not load.fuses_layers
     adapted = {layer.name for layer in shape.adapted(load.lora_targets)} if load.lora_rank else None
     layers = block_layers(shape)
     trained = [layer for layer in layers if adapted is None or layer.name in adapted]
     # Norms compute in float32: their inputs, and where their weights train what these multiply
-    keeps_one = bool(load.lora_rank) or load.computes_in_c
-    norm = 2 * shape.hidden * load.whole_bytes * (1 if keeps_one else 2)
+    keeps_one = bool(load.lora_rank) or load.fuses_layers
+    norm = 2 * shape.hidden * (load.stream_bytes if load.fuses_layers else load.whole_bytes) * (1 if keeps_one else 2)
     if shape.has_head_norms:
         heads = widths.queries + widths.keys_and_values // 2
-        norm += heads * (load.whole_bytes + (0 if keeps_one else value))
+        norm += heads * ((value if load.fuses_layers else load.whole_bytes) + (0 if keeps_one else value))
     # Attention keeps what goes in, what comes out, and a sum of each head
     attention = value * (2 * widths.queries + widths.keys_and_values) + 4 * shape.num_heads
-    gates = value * (3 if widths.is_gated and not load.computes_in_c else 2) * widths.between
+    gates = value * (3 if widths.is_gated and not load.fuses_layers else 2) * widths.between
     return norm + attention + gates + _input_bytes(trained, value, is_cast) + value * load.lora_rank * len(trained)
 
 
@@ -266,8 +267,8 @@ def _is_attention(layer: Layer) -> bool:
 def _input_bytes(trained: list[Layer], value: int, is_cast: bool) -> int:
     """Return the bytes of what goes into products whose weights train.
 
-    autocast makes a copy for each of them. Without it, layers side by side share their input. What attention gives is
-    kept anyway.
+    autocast makes a copy for each of them. Without it, or where they are cast once, layers side by side share their
+    input. What attention gives is kept anyway.
     """
     inputs = [(_is_attention(layer), layer.inputs, layer.outputs) for layer in trained if not _closes_attention(layer)]
     if not is_cast:
