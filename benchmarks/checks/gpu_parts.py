@@ -289,7 +289,7 @@ def against_trl(tiny: bool) -> Figures:
         return {"skipped": "takes TRL in processes of its own; tests/benchmarks tries it"}
     from benchmarks.speed import gpu
 
-    machine = gpu.look("cuda", tiny=False)
+    machine = gpu.Machine("cuda", torch.cuda.get_device_name(), ("0.5B",), {})
     with tempfile.TemporaryDirectory() as folder:
         row = gpu.full_step(machine, "0.5B", 1, Path(folder))
     return {"covey": row["figure"], "trl": row["bound"], "good": row["ratio"]["median"] >= 5}
