@@ -120,8 +120,9 @@ def build_run(
     `compared` is a model in memory for the reference that the settings ask for.
     """
     if policy is None and config.model.gradient_checkpointing is None:
-        free = min(collectives.all_gather(available_bytes(choose_device(config.model.device))))
-        config = with_checkpointing(config, collectives.world_size(), free)
+        device = choose_device(config.model.device)
+        free = min(collectives.all_gather(available_bytes(device)))
+        config = with_checkpointing(config, collectives.world_size(), free, is_gpu=device.type == "cuda")
     policy = policy or load_policy(config.model, seed=config.seed, on_host=is_shared_out(config.parallel.strategy))
     servings: list[Serving] = []
     try:

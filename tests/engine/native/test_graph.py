@@ -1,18 +1,22 @@
 """Decoding as a graph, uncaptured on a CPU: the rollouts are those of one token at a time, whoever looks when."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covey.engine.native import graph
 from covey.engine.native.decode_weights import FusedAdapter
 from covey.engine.native.engine import NativeEngine
+from covey.policy.attention.base import Heads
 from covey.policy.policy import Policy
 from covey.types import Completion, Sampling
 
 from ...support.builders import nano
+from ...support.flash import flash_forward
 from ..tiny import plain_logprobs, tiny_model, tiny_policy
 from .test_engine import GENEROUS, PROMPTS, SETTINGS, sampled, tokens
 
@@ -53,6 +57,40 @@ def test_rollouts_are_those_of_one_token_at_a_time(architecture: str, settings: 
     assert any(c.finish_reason == "stop" for group in found for c in group)
     assert engine.take_stats().sampled_tokens == one_by_one.take_stats().sampled_tokens
     assert engine.cache_bytes_used == 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2-window"])
+def test_rollouts_through_flash_attention_over_the_cache_are_the_same(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def forward(*given: Any, **named: Any) -> tuple[Tensor]:
+        calls.append(named)
+        return flash_forward(*given, **named)
+
+    monkeypatch.setattr(graph, "can_flash", lambda heads: True)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", forward)
+    samplings = [Sampling(max_tokens=20, seed=seed) for seed in range(4)]
+    found, _ = run(True, samplings, architecture, n=7, max_rows=5)
+    assert calls
+    monkeypatch.undo()
+    assert_same(found, run(False, samplings, architecture, n=7)[0])
+
+
+def test_flash_attention_reads_the_cache_on_a_gpu_in_half_precision_alone() -> None:
+    on_gpu = Heads(torch.bfloat16, "cuda", 64, 64)
+    assert graph.can_flash(on_gpu)
+    assert not any(
+        graph.can_flash(replace(on_gpu, **other))
+        for other in (
+            {"dtype": torch.float32},
+            {"device_type": "cpu"},
+            {"is_plain": False},
+            {"key_width": 60, "value_width": 60},
+            {"value_width": 128},
+        )
+    )
 
 
 def test_rows_that_enter_in_waves_and_leave_have_the_same_rollouts() -> None:

@@ -1,18 +1,23 @@
 """Attention over varying lengths: who sees whom is what the blocks say, and what it gives is what they give."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.varlen
 from torch import Tensor
 
+from covey.policy.attention import varlen
 from covey.policy.attention.base import Heads, Layout, Rule, masked_attention
 from covey.policy.attention.choice import choose_attention
 from covey.policy.attention.packed import Segment, packed_layout, star
 from covey.policy.attention.varlen import varlen_layout
 
 from ...support.builders import CPU
+from ...support.flash import flash_forward
 
 SEGMENTS = (*star(0, 5, (3, 0, 7)), *star(15, 1, (2, 2)), *star(20, 6), *star(26, 30, (9, 40)))
 NUM_TOKENS = 105
@@ -99,3 +104,57 @@ def test_what_flash_attention_cannot_compute_is_left_to_torch_or_refused(reason:
     with pytest.raises(ValueError) as refused:
         choose_attention("varlen", "auto", heads)
     assert str(refused.value) == f"model.attention=varlen {reason}; take model.attention=sdpa"
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("num_key_heads", [1, 2])
+def test_cached_rows_are_read_where_they_lie_and_no_further_than_they_are_long(
+    num_key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    num_rows, group, num_slots, width = 5, 3, 16, 8
+    size = (num_rows + 3, num_key_heads, num_slots, width)  # the block may hold more rows than are decoded
+    keys, values = (torch.randn(size, generator=draw, dtype=torch.float64) for _ in range(2))
+    query = torch.randn(num_rows, num_key_heads * group, width, generator=draw, dtype=torch.float64)
+    lengths = torch.tensor([1, 4, num_slots, 7, 9])
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_forward)
+    rows = varlen.cached_rows(lengths, num_key_heads, num_slots)
+    found = varlen.flash_rows(query, keys, values, rows, Rule(0.3, window))
+    for row, length in enumerate(lengths.tolist()):
+        seen = [cached[row : row + 1, :, :length] for cached in (keys, values)]
+        one = masked_attention(query[row][None, :, None], *seen, Rule(0.3, None), within_window(length, window))
+        torch.testing.assert_close(found[row], one[0, :, 0], rtol=0, atol=1e-12)
+
+
+def within_window(length: int, window: int | None) -> Tensor:
+    """What the last of so many tokens sees, (1, length)."""
+    return (torch.arange(length, 0, -1) <= (window or length))[None]
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["torch 2.13", "torch 2.11"])
+def test_grouped_heads_are_named_only_where_torch_asks_for_it(asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def old(query: Tensor, *rest: Any, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+        given.update(scale=scale, window_size=window_size)
+        return query
+
+    def new(query: Tensor, *rest: Any, enable_gqa: bool = False, **named: Any) -> Tensor:
+        given.update(named, enable_gqa=enable_gqa)
+        return query
+
+    new.__signature__ = inspect.signature(
+        old
+    ).replace(  # type: ignore[attr-defined]
+        parameters=[*inspect.signature(old).parameters.values(), *list(inspect.signature(new).parameters.values())[2:3]]
+    )
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", new if asks else old)
+    varlen._parameters.cache_clear()
+    try:
+        assert varlen.is_there()
+        end = torch.tensor([0, 2], dtype=torch.int32)
+        heads = torch.zeros(2, 4, 8)
+        varlen.flash(heads, heads[:, :2], heads[:, :2], varlen.Lengths(end, end, 2, 2), Rule(0.5, 4))
+    finally:
+        varlen._parameters.cache_clear()
+    assert given == {"scale": 0.5, "window_size": (3, 0)} | ({"enable_gqa": True} if asks else {})

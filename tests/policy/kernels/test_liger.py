@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from covey.policy import settings
 from covey.policy.attention.base import DENSE
+from covey.policy.kernels import liger
 from covey.policy.policy import Policy
 
-from ...support.builders import nano, probe_logits
+from ...support.builders import CPU, nano, probe_logits
 from ...support.pretend_gpu import PretendGpu
 
 
@@ -84,3 +86,38 @@ def test_without_a_gpu_it_is_refused_in_one_line() -> None:
         ValueError, match=r"^model.kernels=liger needs a GPU, got model.device=cpu; take model.kernels=auto$"
     ):
         probe_logits(nano(kernels="liger"))
+
+
+def test_layers_take_it_by_themselves_on_a_gpu_in_half_precision_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", triton := ModuleType("triton"))
+    triton.__spec__ = ModuleSpec("triton", None)
+    cuda = torch.device("cuda")
+    assert liger.is_wanted("auto", torch.bfloat16, cuda)
+    assert liger.is_wanted("auto", torch.float16, cuda)
+    assert not liger.is_wanted("auto", torch.float32, cuda)
+    assert not liger.is_wanted("auto", torch.bfloat16, CPU)
+    assert not liger.is_wanted("torch", torch.bfloat16, cuda)
+    assert liger.is_wanted("liger", torch.float32, cuda)
+    monkeypatch.setattr(settings, "find_spec", lambda name: None if name == "liger_kernel" else triton.__spec__)
+    assert not liger.is_wanted("auto", torch.bfloat16, cuda)
+
+
+def test_what_enters_several_products_is_cast_once_where_autocast_would_cast_it_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entering = liger._OnGpu()
+    hidden = torch.ones(2, 3)
+    assert entering._entered(hidden) is hidden
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    assert entering._entered(hidden).dtype == torch.bfloat16
+
+
+def test_float64_is_not_computed_by_kernels_that_add_up_in_float32() -> None:
+    with PretendGpu():
+        exact = nano(kernels="liger", precision="float64")
+        CALLED.clear()
+        gradient_of(exact)
+        assert CALLED == []

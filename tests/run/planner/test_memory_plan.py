@@ -16,6 +16,7 @@ from covey.engine.native.runner import cache_shape
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
+from covey.run.planner import memory
 from covey.run.planner.memory import derived, plan, report, weights, with_checkpointing
 from covey.run.planner.model_shapes import shape_of
 from covey.run.preflight.memory import check_memory
@@ -249,14 +250,22 @@ def test_what_is_told_beforehand_and_what_is_checked_are_one_model(optimizer: st
     assert values["sampling"] == told["sampling"] + prompts
 
 
-def test_activations_are_kept_where_they_fit_and_computed_again_where_not() -> None:
-    def chosen(*overrides: str, free: int) -> bool | None:
+def test_activations_are_kept_where_they_fit_and_computed_again_where_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(*overrides: str, free: int, is_gpu: bool = False) -> bool | None:
         composed_ = composed("recipe=machines", "model=qwen2.5-1.5b", "micro_batch_tokens=8192", *overrides)
-        return with_checkpointing(composed_, 1, free).model.gradient_checkpointing
+        return with_checkpointing(composed_, 1, free, is_gpu=is_gpu).model.gradient_checkpointing
 
     assert chosen(free=GB80) is False
     assert chosen(free=32 * 10**9) is True
     assert chosen("model.lora_rank=16", free=48 * 10**9) is False
     assert chosen("model.gradient_checkpointing=true", free=GB80) is True, "what is said counts"
     assert chosen("model.gradient_checkpointing=false", free=1) is False
-    assert with_checkpointing(Config(), 1, 1).model.gradient_checkpointing is False, "nothing is known of this shape"
+    # Through Liger, on a GPU, a third less is kept
+    whole = ("micro_batch_tokens=12288", "model.precision=bfloat16", "model.lora_rank=0")
+    monkeypatch.setattr(memory, "chooses_liger", lambda kernels, is_half: kernels == "auto" and is_half)
+    assert chosen(*whole, free=GB80, is_gpu=False) is True
+    assert chosen(*whole, free=GB80, is_gpu=True) is False
+    assert chosen(*whole, "model.kernels=torch", free=GB80, is_gpu=True) is True
+    assert with_checkpointing(Config(), 1, 1, is_gpu=False).model.gradient_checkpointing is False, (
+        "nothing is known of this shape"
+    )

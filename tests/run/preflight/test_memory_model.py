@@ -64,12 +64,24 @@ def test_a_layer_keeps_what_is_counted_for_it(name: str, precision: str, rank: i
     assert kept + NUM_TOKENS * passing_in_layer(shape, load) == pytest.approx(counted.peak, rel=0.1)
 
 
+@pytest.mark.parametrize("rank", [0, 32])
+@pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen3-0.6B"])
+def test_a_layer_through_liger_keeps_what_is_counted_for_it(name: str, rank: int) -> None:
+    shape, load = known(name), Workload(precision="bfloat16", lora_rank=rank, fuses_layers=True)
+    counted = count_layer(name.lower(), "bfloat16", rank, by_liger=True)
+    kept = NUM_TOKENS * kept_by_layer(shape, load) + cast_bytes(replace(shape, layers=block_layers(shape)), load)
+    assert kept == pytest.approx(counted.kept, rel=0.01)
+    assert kept + NUM_TOKENS * passing_in_layer(shape, load) == pytest.approx(counted.peak, rel=0.1)
+
+
 def test_bytes_of_a_token_and_layer_are_known_by_heart() -> None:
-    """KiB, all weights trained and adapters of rank 32."""
+    """KiB, all weights trained and adapters of rank 32, and all weights trained through Liger."""
     full, adapters = Workload(precision="bfloat16"), Workload(precision="bfloat16", lora_rank=32)
     shapes = [known(f"Qwen2.5-{size}") for size in ("0.5B", "1.5B", "7B")]
     assert [round(kept_by_layer(shape, full) / 1024) for shape in shapes] == [65, 116, 255]
     assert [round(kept_by_layer(shape, adapters) / 1024) for shape in shapes] == [53, 95, 207]
+    by_liger = replace(full, fuses_layers=True)
+    assert [round(kept_by_layer(shape, by_liger) / 1024) for shape in shapes] == [43, 78, 169]
 
 
 @pytest.mark.parametrize(("precision", "rank"), [("bfloat16", 0), ("float32", 0), ("bfloat16", 32)])

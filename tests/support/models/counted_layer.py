@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from covey.policy.attention import varlen
 from covey.policy.attention.base import ATTENTION, register
+from covey.policy.kernels import liger
 from covey.policy.policy import DTYPES
 from covey.run.planner.model_shapes import PUBLIC
 from covey.run.preflight import passes
@@ -46,13 +47,63 @@ class _Flash(torch.autograd.Function):
         return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
 
-def count_layer(name: str, precision: str, lora_rank: int) -> Counted:
+class _Norm(torch.autograd.Function):
+    """What Liger's norm keeps: its input, the weight, and a number of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_C: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight_C, torch.empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:2])
+
+
+class _Gate(torch.autograd.Function):
+    """What Liger's gate keeps: both factors. Their gradients take their place."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.empty_like(up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return ctx.saved_tensors
+
+
+class _Turns(torch.autograd.Function):
+    """Liger's rotary positions turn queries and keys, and their gradients, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return query, key
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
+def _use_liger(model: nn.Module, patch: pytest.MonkeyPatch, precision: str) -> None:
+    """Let the model's layers keep what they keep through Liger on a GPU."""
+    patch.setattr(liger._OnGpu, "_computes", lambda self, x: True)
+    patch.setattr(liger._OnGpu, "_entered", lambda self, x: x.to(DTYPES[precision]))
+    patch.setattr(liger._Norm, "_normed", lambda self, x: _Norm.apply(x, self.weight))
+    patch.setattr(liger._Mlp, "_gated", lambda self, gate, up: _Gate.apply(gate, up))
+    patch.setattr(liger._Attention, "_turned", lambda self, query, key, cos, sin: _Turns.apply(query, key))
+    liger.use_liger(model, torch.device("cuda"))
+
+
+def count_layer(name: str, precision: str, lora_rank: int, by_liger: bool = False) -> Counted:
     """Count a layer of a model of `model_shapes.PUBLIC` as it trains under varlen attention."""
     model = _model(name, precision, lora_rank)
     layer, width, stored = model.model.layers[0], model.config.hidden_size, next(model.parameters()).dtype
     with _fake(model), pytest.MonkeyPatch.context() as patch:
         patch.setattr(varlen, "reference", lambda query, key, value, lengths, rule: _Flash.apply(query, key, value))
         patch.setattr(passes, "_is_plain", lambda value: isinstance(value, Tensor))
+        if by_liger:
+            _use_liger(model, patch, precision)
         end_N = torch.zeros(2, dtype=torch.int32)
         place_S = torch.zeros(NUM_TOKENS, dtype=torch.int64)
         layout = varlen.VarlenLayout(varlen.Lengths(end_N, end_N, NUM_TOKENS, NUM_TOKENS), place_S)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.environments.settings import EpisodesConfig
-from covey.policy.settings import ModelConfig
+from covey.policy.settings import ModelConfig, chooses_liger
 from covey.rollouts.settings import group_sizes
 from covey.run.planner.model_shapes import Shape, shape_of
 from covey.run.preflight.memory_model import Workload, kept_bytes, memory_of, training_bytes
@@ -50,7 +50,7 @@ def weights(model: ModelConfig) -> tuple[int, int] | None:
     return adapters if model.lora_rank else shape.weights, shape.weights + adapters
 
 
-def with_checkpointing(config: Config, num_ranks: int, free: int) -> Config:
+def with_checkpointing(config: Config, num_ranks: int, free: int, *, is_gpu: bool) -> Config:
     """Return the settings with `model.gradient_checkpointing` decided, where they leave it open, for `free` bytes.
 
     Activations are kept where what stays and training fit, and where the shape of the model is not known.
@@ -62,8 +62,16 @@ def with_checkpointing(config: Config, num_ranks: int, free: int) -> Config:
     if shape is None:
         return kept
     load = workload(kept, num_ranks)
+    load = with_fused_layers(load, config.model, shape, is_gpu=True) if is_gpu else load
     needed = sum(kept_bytes(shape, load).values()) + training_bytes(shape, load)
     return replace(config, model=replace(config.model, gradient_checkpointing=needed > ROOM * free))
+
+
+def with_fused_layers(load: Workload, model: ModelConfig, shape: Shape, *, is_gpu: bool) -> Workload:
+    """Tell the model of memory whether norms and gates compute through kernels: Liger's on a GPU, or covey's C."""
+    if is_gpu:
+        return replace(load, fuses_layers=shape.has_kernels and chooses_liger(model.kernels, is_half=load.is_half))
+    return replace(load, fuses_layers=load.precision == "float32" and model.kind == "causal")
 
 
 def workload(config: Config, num_ranks: int) -> Workload:

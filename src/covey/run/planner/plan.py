@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from covey.config.schema import Config
-from covey.policy.settings import chooses_liger
 from covey.rollouts.settings import group_sizes
 from covey.run.planner.hardware import Hardware
-from covey.run.planner.memory import answer_bound, derived, with_checkpointing, workload
+from covey.run.planner.memory import answer_bound, derived, with_checkpointing, with_fused_layers, workload
 from covey.run.planner.model_shapes import Shape
 from covey.run.planner.seconds import ON_CPU, ON_GPU, PHASES, Work, step_seconds
 from covey.run.preflight.memory_model import Workload, memory_of
@@ -72,8 +71,9 @@ class Plan:
 def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Plan:
     """Plan a run. `num_gpus` counts those that train. Samplers of source=ray come on top."""
     # Count what a step asks of one GPU
-    config = with_checkpointing(config, num_gpus, int(on.memory))
-    load = with_fused_layers(config, shape, _within_a_step(config, workload(config, num_gpus), num_gpus, known), on)
+    config = with_checkpointing(config, num_gpus, int(on.memory), is_gpu=on.is_gpu)
+    load = _within_a_step(config, workload(config, num_gpus), num_gpus, known)
+    load = with_fused_layers(load, config.model, shape, is_gpu=on.is_gpu)
     load = bounded(load, shape, on)
     # Bound its duration by short and by long answers
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
@@ -100,14 +100,6 @@ def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measure
     if tokens > load.micro_batch_tokens:
         return load
     return replace(load, micro_batch_tokens=tokens, single_pass=not config.streaming)
-
-
-def with_fused_layers(config: Config, shape: Shape, load: Workload, on: Hardware) -> Workload:
-    """Tell the model of memory whether norms and gates compute through kernels: Liger's on a GPU, or covey's C."""
-    if on.is_gpu:
-        by_liger = chooses_liger(config.model.kernels, is_half=load.is_half)
-        return replace(load, fuses_layers=shape.has_kernels and by_liger)
-    return replace(load, fuses_layers=load.precision == "float32" and config.model.kind == "causal")
 
 
 def memory_on(shape: Shape, load: Workload, on: Hardware) -> dict[str, int]:

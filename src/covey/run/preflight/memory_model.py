@@ -198,7 +198,9 @@ def kept_by_layer(shape: Shape, load: Workload) -> int:
 
 def passing_in_layer(shape: Shape, load: Workload) -> int:
     """Return the bytes of a token that come and go in the backward pass of one layer."""
-    return 2 * (shape.hidden * load.stream_bytes + load.value_bytes * _widths(shape).between)
+    # Liger writes the gradients of a gate where its factors were
+    streams = 1 if load.fuses_layers and load.is_half and not load.lora_rank else 2
+    return streams * shape.hidden * load.stream_bytes + 2 * load.value_bytes * _widths(shape).between
 
 
 def head_bytes(shape: Shape, load: Workload) -> int:
