@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks.figures import develop, front, measured, panel, tasks, trust, use
+from benchmarks.figures import develop, front, gpu, measured, panel, tasks, trust, use
 from benchmarks.figures.front import ROOT
 
 FOLDER = ROOT / "docs" / "figures"
@@ -49,6 +49,7 @@ FIGURES: dict[str, Callable[[], object]] = {
     "trust/security": trust.security,
     "develop/architecture": develop.architecture,
     "develop/glossary": develop.glossary,
+    "develop/gpu": gpu.gpu,
 }
 """Names of files in docs/figures/, and what draws them."""
 

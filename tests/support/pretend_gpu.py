@@ -29,10 +29,12 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from covey.engine.native import decode_weights
+from covey.engine.native import decode_weights, graph
 from covey.policy import head
 from covey.policy.attention import varlen
 from covey.policy.models import loading
+
+from .flash import flash_forward
 
 CUDA = torch.device("cuda", 0)
 FREE_BYTES = 2**34
@@ -82,6 +84,7 @@ class PretendGpu:
         kinds = {"default": lambda tensor: {"shape": tensor.shape, "dtype": tensor.dtype}}
         patch.setattr(checkpoint, "_allowed_determinism_checks_to_fns", kinds)
         patch.setattr(varlen, "flash", self._attend)
+        patch.setattr(graph, "flash_rows", self._attend_rows)
         for module in (head, decode_weights):
             patch.setattr(module, "wide_product", lambda x, weight: (x @ weight.t()).float())
         real_choice = loading.choose_device
@@ -95,6 +98,15 @@ class PretendGpu:
         kernels, waits = Counter(self.kernels), Counter(self.waits)
         out = varlen.reference(*given)
         self.kernels, self.waits = kernels + Counter(flash=1), waits
+        return out
+
+    def _attend_rows(self, *given: Any) -> Tensor:
+        """The same over cached rows: grouped queries are put in order before, and their outputs after."""
+        kernels, waits = Counter(self.kernels), Counter(self.waits)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.ops.aten, "_flash_attention_forward", flash_forward)
+            out = varlen.flash_rows(*given)
+        self.kernels, self.waits = kernels + Counter(flash=1, clone=2), waits
         return out
 
     def __exit__(
