@@ -8,6 +8,9 @@ import torch
 
 from covey.engine.native.cache import DEFAULT_BYTES, budget
 from covey.engine.native.engine import NativeEngine
+from covey.policy.kernels.layers import COMPILED
+from covey.policy.kernels.liger import LIGER
+from covey.run import stages
 from covey.run.stages import computing
 from covey.types import Sampling
 
@@ -46,12 +49,18 @@ def test_the_cache_follows_what_is_free_whenever_sampling_begins(
     assert told == ["engine.cache_bytes is 12.8 GiB here, four fifths of what is free on cuda:0"]
 
 
-def test_a_run_on_a_gpu_says_what_samples_and_attends_and_why() -> None:
+def test_a_run_on_a_gpu_says_what_samples_and_attends_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with PretendGpu():
         half, whole = policy_of(precision="bfloat16"), policy_of()
         found = computing(half, small_config(model__precision="bfloat16"))
         assert found.startswith("sampling: native, a graph of each step (vLLM is")
-        assert found.endswith("attention: varlen; activations: kept, for they fit")
+        layers = "layers: torch (pip install liger-kernel shortens a step)"
+        assert found.endswith(f"attention: varlen; {layers}; activations: kept, for they fit")
         why = "sdpa (varlen needs model.precision=bfloat16 or float16 on a GPU)"
         told = computing(whole, small_config(model__gradient_checkpointing=False))
-        assert told.endswith(f"attention: {why}; activations: kept")
+        assert told.endswith(f"attention: {why}; layers: torch; activations: kept")
+        monkeypatch.setattr(stages, "chooses_liger", lambda kernels, is_half: kernels == "auto" and is_half)
+        assert "; layers: torch; " in computing(half, small_config(model__precision="bfloat16"))
+        taken = next(module for module in half.causal_lm.modules() if type(module) in COMPILED)
+        taken.__class__ = LIGER[COMPILED[type(taken)]]
+        assert "; layers: liger; " in computing(half, small_config(model__precision="bfloat16"))

@@ -16,8 +16,11 @@ from covey.environments.base import Environment
 from covey.environments.infill.settings import InfillConfig
 from covey.policy import sharding
 from covey.policy.attention.choice import varlen_obstacle
+from covey.policy.kernels.layers import compiled_class
+from covey.policy.kernels.liger import LIGER
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
+from covey.policy.settings import chooses_liger
 from covey.rollouts.source import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
@@ -194,7 +197,7 @@ def computing(policy: Policy, config: Config) -> str:
     """Say in one line what samples, how training attends and whether it keeps activations, each with the reason.
 
     >>> computing(policy, config)
-    'sampling: native, a graph of each step (vLLM is not installed); attention: varlen; activations: kept, for they fit'
+    'sampling: native, a graph of each step (vLLM is not installed); attention: varlen; layers: liger; activations: ...'
     """
     # Engine
     reason = obstacle_to_vllm(config, this_machine()) or "vLLM is installed too: engine=vllm"
@@ -210,7 +213,18 @@ def computing(policy: Policy, config: Config) -> str:
     activations = "computed again" if recomputes else "kept"
     if not chosen:
         activations += ", for all of them would not fit" if recomputes else ", for they fit"
-    return f"sampling: {sampling}; attention: {policy.attention}{why}; activations: {activations}"
+    training = f"attention: {policy.attention}{why}; layers: {_layers(policy, config)}; activations: {activations}"
+    return f"sampling: {sampling}; {training}"
+
+
+def _layers(policy: Policy, config: Config) -> str:
+    """Say what computes norms, gates and rotary positions."""
+    modules = list(policy.causal_lm.modules())
+    if any(type(module) in LIGER.values() for module in modules):
+        return "liger"
+    would_be = any(compiled_class(module) for module in modules) and not policy.computes_whole
+    is_missing = config.model.kernels == "auto" and not chooses_liger("auto", is_half=True)
+    return "torch (pip install liger-kernel shortens a step)" if would_be and is_missing else "torch"
 
 
 def size_of(policy: Policy) -> str:

@@ -109,10 +109,10 @@ def test_what_enters_several_products_is_cast_once_where_autocast_would_cast_it_
 ) -> None:
     entering = liger._OnGpu()
     hidden = torch.ones(2, 3)
-    assert entering._entered(hidden) is hidden
+    assert entering._cast_once(hidden) is hidden
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
-    assert entering._entered(hidden).dtype == torch.bfloat16
+    assert entering._cast_once(hidden).dtype == torch.bfloat16
 
 
 def test_float64_is_not_computed_by_kernels_that_add_up_in_float32() -> None:

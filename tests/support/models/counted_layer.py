@@ -88,7 +88,7 @@ class _Turns(torch.autograd.Function):
 def _use_liger(model: nn.Module, patch: pytest.MonkeyPatch, precision: str) -> None:
     """Let the model's layers keep what they keep through Liger on a GPU."""
     patch.setattr(liger._OnGpu, "_computes", lambda self, x: True)
-    patch.setattr(liger._OnGpu, "_entered", lambda self, x: x.to(DTYPES[precision]))
+    patch.setattr(liger._OnGpu, "_cast_once", lambda self, x: x.to(DTYPES[precision]))
     patch.setattr(liger._Norm, "_normed", lambda self, x: _Norm.apply(x, self.weight))
     patch.setattr(liger._Mlp, "_gated", lambda self, gate, up: _Gate.apply(gate, up))
     patch.setattr(liger._Attention, "_turned", lambda self, query, key, cos, sin: _Turns.apply(query, key))

@@ -217,10 +217,9 @@ class RowLayout:
             cached.view(-1, cached.shape[-1]).index_copy_(0, self._place(num_rows, num_heads), flat)
         # Attend to what the row has so far, through FlashAttention where that computes such heads
         if self._is_flash(keys, values, rule):
-            rows = self._rows(num_heads)
-            return flash_rows(query_BHTD[0].transpose(0, 1).to(keys.dtype), keys, values, rows, rule)[None].transpose(
-                1, 2
-            )
+            query_RHD = query_BHTD[0].transpose(0, 1).to(keys.dtype)
+            out_RHD = flash_rows(query_RHD, keys, values, self._rows(num_heads), rule)
+            return out_RHD.transpose(0, 1)[None]
         query = query_BHTD[0].transpose(0, 1).unflatten(1, (num_heads, -1)).flatten(0, 1).to(keys.dtype)
         key, value = (cached[:num_rows].flatten(0, 1) for cached in (keys, values))
         bias = self._bias(rule.window, num_heads)

@@ -65,7 +65,7 @@ class _CompiledMLP(nn.Module):
         if not self._computes(x):
             out: Tensor = super().forward(x)  # of the class beside it
             return out
-        x = self._entered(x)
+        x = self._cast_once(x)
         gate, up = self.gate_proj(x), self.up_proj(x)
         down: Tensor = self.down_proj(self._gated(gate, up))
         return down
@@ -73,7 +73,7 @@ class _CompiledMLP(nn.Module):
     def _computes(self, x: Tensor) -> bool:
         return _is_plain(x)
 
-    def _entered(self, x: Tensor) -> Tensor:
+    def _cast_once(self, x: Tensor) -> Tensor:
         return x
 
     def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class _CompiledAttention(nn.Module):
         is_known = not given and position_embeddings is not None and keywords.get("past_key_values") is None
         if not is_known or self.config._attn_implementation != ATTENTION or not self._computes(hidden_states):
             return super().forward(hidden_states, *given, position_embeddings=position_embeddings, **keywords)
-        hidden_states = self._entered(hidden_states)
+        hidden_states = self._cast_once(hidden_states)
         heads = [self._heads(part, hidden_states) for part in (self.q_proj, self.k_proj, self.v_proj)]
         query, key = self._turned(*self._normed(*heads[:2]), *position_embeddings)
         turned = (part.transpose(1, 2) for part in (query, key, heads[2]))
@@ -121,7 +121,7 @@ class _CompiledAttention(nn.Module):
     def _computes(self, hidden_states: Tensor) -> bool:
         return _is_plain(hidden_states)
 
-    def _entered(self, hidden_states: Tensor) -> Tensor:
+    def _cast_once(self, hidden_states: Tensor) -> Tensor:
         return hidden_states
 
     def _turned(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

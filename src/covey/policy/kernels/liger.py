@@ -23,14 +23,11 @@ from covey.policy.settings import chooses_liger
 NORMS = (CompiledLlamaRMSNorm, CompiledMistralRMSNorm, CompiledQwen2RMSNorm, CompiledQwen3RMSNorm)
 
 
-HALF = (torch.bfloat16, torch.float16)
-
-
 class _OnGpu:
     def _computes(self, hidden_states: Tensor) -> bool:
         return hidden_states.is_cuda and hidden_states.dtype != torch.float64  # its kernels add up in float32
 
-    def _entered(self, hidden_states: Tensor) -> Tensor:
+    def _cast_once(self, hidden_states: Tensor) -> Tensor:
         """Cast once what autocast would cast for each product that it enters."""
         return (
             hidden_states.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else hidden_states
@@ -77,7 +74,7 @@ LIGER = {compiled: _liger_class(kind, compiled) for kind, compiled in COMPILED.i
 
 def is_wanted(kernels: str, precision: torch.dtype, device: torch.device) -> bool:
     """Tell whether layers compute through Liger, by model.kernels: where it is asked for, or would be chosen."""
-    return kernels == "liger" or (device.type == "cuda" and chooses_liger(kernels, is_half=precision in HALF))
+    return kernels == "liger" or (device.type == "cuda" and chooses_liger(kernels, is_half=precision.itemsize == 2))
 
 
 def use_liger(model: nn.Module, device: torch.device) -> None:
