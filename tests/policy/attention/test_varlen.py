@@ -158,3 +158,17 @@ def test_grouped_heads_are_named_only_where_torch_asks_for_it(asks: bool, monkey
     finally:
         varlen._parameters.cache_clear()
     assert given == {"scale": 0.5, "window_size": (3, 0)} | ({"enable_gqa": True} if asks else {})
+
+
+def test_a_gpu_before_ampere_goes_through_sdpa_and_varlen_by_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = [Heads(torch.float16, "cuda", 64, 64)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, chosen in (((7, 5), "sdpa"), ((8, 0), "varlen"), ((12, 0), "varlen")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
+        assert choose_attention("auto", "auto", heads) == chosen
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    wanted = (
+        "^model.attention=varlen needs a GPU of compute capability 8.0 or higher, got 7.5; take model.attention=sdpa$"
+    )
+    with pytest.raises(ValueError, match=wanted):
+        choose_attention("varlen", "auto", heads)

@@ -272,8 +272,8 @@ def bucket(num_rows: int) -> int:
 
 
 def can_flash(heads: Heads) -> bool:
-    """Tell whether FlashAttention reads the cached rows of such heads: on a GPU in half precision."""
-    return heads.device_type == "cuda" and not varlen_obstacle([heads])
+    """Tell whether FlashAttention reads the cached rows of such heads: on a GPU of NVIDIA's, in half precision."""
+    return heads.device_type == "cuda" and torch.version.hip is None and not varlen_obstacle([heads])
 
 
 def can_capture(device: torch.device) -> bool:

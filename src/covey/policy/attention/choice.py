@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
+import torch
+
 from covey.policy.attention import varlen
 from covey.policy.attention.base import Heads
 from covey.policy.kernels.support import unsupported_reason
@@ -41,4 +43,9 @@ def varlen_obstacle(heads: Collection[Heads]) -> str:
             return f"needs heads of {varlen.MULTIPLE}, {2 * varlen.MULTIPLE}, ... {varlen.MAX_WIDTH}, got {width}"
     if any(h.key_width != h.value_width for h in heads):
         return "needs keys as wide as values"
-    return "" if varlen.is_there() else "needs torch 2.11 or later"
+    if not varlen.is_there():
+        return "needs torch 2.11 or later"
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else varlen.LEAST_CAPABILITY
+    if capability < varlen.LEAST_CAPABILITY:
+        return f"needs a GPU of compute capability 8.0 or higher, got {'.'.join(map(str, capability))}"
+    return ""
