@@ -254,7 +254,8 @@ def test_a_folder_the_user_named_is_never_written_over(
     assert main(["train", "hydra.run.dir=mine", "seed=2"]) == 2
     assert [config.seed for config, _ in calls] == [1]
     assert capsys.readouterr().err == (
-        f"covey: {tmp_path}/mine already holds a run (config.yaml); name another hydra.run.dir\n"
+        f"covey: {tmp_path}/mine already holds a run (config.yaml); "
+        f"resume={tmp_path}/mine goes on with it, or name another folder\n"
     )
 
 

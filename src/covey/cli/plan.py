@@ -13,8 +13,8 @@ from covey.run.doctor.log import flat
 from covey.run.planner.hardware import GPUS, THIS, Hardware, named
 from covey.run.planner.kept import keep_plan
 from covey.run.planner.model_shapes import Shape
-from covey.run.planner.plan import Measured, Plan, plan_of
-from covey.run.planner.probe import keep_probe, kept_probe, probe
+from covey.run.planner.plan import USUAL_PROMPT, Measured, Plan, plan_of
+from covey.run.planner.probe import keep_probe, kept_probe, probe, prompt_tokens_of
 from covey.run.planner.shapes import shape_for
 from covey.system.lookup import one_of
 from covey.system.text.cleaning import CleanConsole
@@ -107,15 +107,22 @@ def _known(config: Config, shape: Shape, on: Hardware, asked: Asked, *, is_here:
             keep_probe(config, on, found)
         else:
             found = kept_probe(config, on)
-    found = found or Measured(
-        source="data sheets and usual shares; lengths between a quarter and all of sampling.max_tokens"
-    )
+    found = found or _unmeasured(config, on)
     # Lengths given by hand outrank measured ones
     if asked.prompt_tokens is not None:
         found = replace(found, prompt_tokens=asked.prompt_tokens)
     if asked.answer_tokens is not None:
         found = replace(found, completion_tokens=min(asked.answer_tokens, config.sampling.max_tokens))
     return found
+
+
+def _unmeasured(config: Config, on: Hardware) -> Measured:
+    """Return what is taken where nothing was probed: prompts are counted for the embedded policy, else usual ones."""
+    rates = "data sheets" if on.is_gpu else "rates measured here"
+    counted = prompt_tokens_of(config)
+    prompts = f"prompts of {counted:.0f} tokens" if counted else f"prompts of {USUAL_PROMPT} tokens (--prompt-tokens)"
+    lengths = "answers between a quarter and all of sampling.max_tokens (--answer-tokens)"
+    return Measured(counted or USUAL_PROMPT, source=f"{rates} and usual shares; {prompts}, {lengths}")
 
 
 def _steps(config: Config) -> str:

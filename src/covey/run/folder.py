@@ -55,7 +55,9 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
             return folder
         except FileExistsError:
             if exact:
-                raise ValueError(f"{folder} already holds a run ({CONFIG}); name another hydra.run.dir") from None
+                raise ValueError(
+                    f"{folder} already holds a run ({CONFIG}); resume={folder} goes on with it, or name another folder"
+                ) from None
     raise AssertionError("unreachable")
 
 

@@ -165,7 +165,7 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     if checkpoint is None:
         if complete_checkpoints(folder / "checkpoints"):
             raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
-        raise ValueError(f"{folder} ended before its first checkpoint (output.save_every=N writes one every N steps)")
+        raise ValueError(f"{folder} has no checkpoint to resume from; remove it and start again with covey train")
     # Refuse to resume a finished run; passes over the prompts are counted once these are there
     if config.num_epochs is None:
         check_unfinished(config, folder, checkpoint)
@@ -191,14 +191,19 @@ def _progress(checkpoint: Path) -> tuple[int, bool]:
 
 def resume_hint(folder: Path) -> str:
     """Return what is left of a run that ended early, and the command that resumes it."""
-    here = Path.cwd()
-    command = f"covey train resume={folder.relative_to(here) if folder.is_relative_to(here) else folder}"
+    command = f"covey train resume={_shown(folder)}"
     if not folder.is_dir():
         return f"{command} continues when it is back"
     saved = complete_checkpoints(folder / "checkpoints")
     if not saved:
-        return "no checkpoint was saved; start again with covey train"
+        return f"no checkpoint was saved; remove {_shown(folder)} and start again with covey train"
     return f"{command} continues after step {step_of(saved[-1])}"
+
+
+def _shown(folder: Path) -> Path:
+    """Return how to name a folder from here."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def changed_facts(checkpoint: Path) -> list[str]:

@@ -207,7 +207,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "D8",
         "cut answers",
-        "cut answers earn nothing, so length is punished in place of errors",
+        "a cut answer is judged in the middle: where it earns nothing, length is punished in place of errors",
         "verl issue 2738; TRL's quick start fills answers with digits (ishanjmukherjee.github.io)",
         ("sampling.max_tokens larger", "algorithm.mask_truncated=true", "algorithm.shaping with soft_overlong"),
         "the cut answers were wrong before the cut",

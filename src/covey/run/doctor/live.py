@@ -26,7 +26,8 @@ class Doctor(Callback):
 
     def __init__(self, config: Config, say: Callable[[str], None]) -> None:
         self._stop_on = frozenset(config.doctor.stop_on)
-        self._say = say
+        # Once: as a message where these are shown, else as a warning
+        self._say = say if config.output.progress else LOGGER.warning
         self._log = RunLog(settings=flat(asdict(config)))
         self._answers: list[dict[str, Any]] = []
         self._log.answers = self._answers
@@ -73,7 +74,6 @@ class Doctor(Callback):
             self._said[finding.rule.id] = finding.level
             turn = f" (turn {finding.advice[0]})" if finding.cause is None else ""
             self._say(f"doctor, {finding.level.word}: {finding.title}{turn}")
-            LOGGER.warning("doctor: %s", finding.title)
         for finding in new:
             if self._stops(finding):
                 raise StopTraining(f"doctor.stop_on has {finding.rule.id}: {finding.title}")

@@ -85,7 +85,8 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
     gpus = num_gpus + (config.devices.sampler if config.source == "ray" else 0)
     memory = memory_on(shape, load, on)
     change = () if memory["in_all"] <= on.memory else cheapest_change(config, shape, on, num_gpus)
-    return Plan(on, gpus, memory, change, value, step, hours, _cost(on, gpus, hours), bottleneck(value), known.source)
+    limit = bottleneck(value, is_gpu=on.is_gpu)
+    return Plan(on, gpus, memory, change, value, step, hours, _cost(on, gpus, hours), limit, known.source)
 
 
 def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measured) -> Workload:
@@ -264,10 +265,11 @@ def _spread(on: Hardware) -> float:
     return (ON_GPU if on.is_gpu else ON_CPU).spread
 
 
-def bottleneck(phases: Mapping[str, float]) -> str:
+def bottleneck(phases: Mapping[str, float], *, is_gpu: bool) -> str:
     """Say what takes most of a step, and what would move it."""
     name = max(PHASES, key=lambda one: phases[one])
-    return f"{name}, {100 * phases[name] / sum(phases.values()):.0f} % of a step: {REMEDIES[name]}"
+    remedy = REMEDIES[name] if is_gpu else REMEDIES[name].removesuffix(", more GPUs")
+    return f"{name}, {100 * phases[name] / sum(phases.values()):.0f} % of a step: {remedy}"
 
 
 REMEDIES = {

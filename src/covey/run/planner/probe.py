@@ -9,8 +9,9 @@ from statistics import fmean
 
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config, EvaluationConfig, OutputConfig, PreflightConfig
+from covey.policy.models.loading import load_tokenizer
 from covey.rollouts.encoding import encode_prompt
-from covey.run.build import Run
+from covey.run.build import Run, build_environment
 from covey.run.given import Given
 from covey.run.planner.hardware import Hardware
 from covey.run.planner.kept import keep, kept
@@ -50,6 +51,21 @@ class Watch(Callback):
         self.phases.append(self._record.timer.seconds)
         self.times.append(self._clock())
         self.lengths.append(metrics["completion_length_mean"] or 0.0)
+
+
+def prompt_tokens_of(config: Config) -> float | None:
+    """Return the mean length of the prompts of a task that is here, None where a tokenizer would be fetched for it."""
+    if config.model.name != "nano":
+        return None
+    try:
+        tokenizer, environment = load_tokenizer(config.model), build_environment(config)
+    except (ValueError, ImportError, OSError):  # a plan needs no rows: training says what is missing
+        return None
+    try:
+        prompts = environment.prompts("train")[:NUM_PROMPTS]
+        return fmean(len(encode_prompt(tokenizer, prompt)) for prompt in prompts)
+    finally:
+        environment.close()
 
 
 def probe(

@@ -111,7 +111,7 @@ def few_prompts(log: RunLog) -> Evidence | None:
     passes = fmean(seen.values()) if seen else 0.0
     if passes <= MANY_PASSES and len(seen) >= FEW_PROMPTS * per_step:
         return None
-    text = f"{len(seen)} different prompts in all, each seen {passes:.0f} times"
+    text = f"{len(seen)} different prompt{'s' * (len(seen) != 1)} in all, each seen {passes:.0f} times"
     few = passes > MANY_PASSES and len(seen) < FEW_PROMPTS * per_step
     return Evidence(Level.WATCH if few else Level.NOTE, text, None, values={"prompts": len(seen), "passes": passes})
 
