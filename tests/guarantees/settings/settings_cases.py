@@ -432,8 +432,12 @@ CASES: dict[str, Case | Refused] = {
     "output.on_write_error": Case(watch.lost_file, "continue"),
     "output.shutdown_timeout": Case(watch.end_of_a_stop, 0.2),
     # ---------------------------------------------------------------------------------------------- around a run
-    "doctor.enabled": Case(see.warnings_of_the_doctor, False, context={"doctor.enabled": True}),
-    "doctor.stop_on": Case(see.warnings_of_the_doctor, ["D34"], context={"doctor.enabled": True}),
+    "doctor.enabled": Case(
+        see.warnings_of_the_doctor, False, context={"doctor.enabled": True, "output.progress": True}
+    ),
+    "doctor.stop_on": Case(
+        see.warnings_of_the_doctor, ["D34"], context={"doctor.enabled": True, "output.progress": True}
+    ),
     "parallel.strategy": Case(watch.layout_of_weights, "fsdp"),
     "preflight.enabled": Case(see.run_folder, True, {"preflight.enabled": False}),
     "preflight.num_prompts": Case(watch.checks, 3, PREFLIGHT),
