@@ -1,8 +1,9 @@
 """`covey plan SETTINGS ...`: memory, time and cost of a run before it begins, on named GPUs and on this machine."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -75,9 +76,10 @@ def print_plans(config: Config, asked: Asked) -> None:
     """Print the plan of a run on each machine that was asked for. ValueError where the model's shape is not known."""
     # Plan the run on each machine
     shape = shape_for(config.model)
+    prompt_tokens = cache(lambda: prompt_tokens_of(config))  # one environment for all machines, if any asks
     machines = [named(name).with_price(asked.price if name != THIS else None) for name in asked.on]
     plans = [
-        plan_of(config, shape, on, asked.num_gpus or 1, _known(config, shape, on, asked, is_here=name == THIS))
+        plan_of(config, shape, on, asked.num_gpus or 1, _known(config, shape, on, asked, prompt_tokens, name == THIS))
         for name, on in zip(asked.on, machines, strict=True)
     ]
     # Keep the plan of this machine for a later comparison
@@ -95,7 +97,9 @@ def print_plans(config: Config, asked: Asked) -> None:
             _say(console, line)
 
 
-def _known(config: Config, shape: Shape, on: Hardware, asked: Asked, *, is_here: bool) -> Measured:
+def _known(
+    config: Config, shape: Shape, on: Hardware, asked: Asked, prompt_tokens: Callable[[], float | None], is_here: bool
+) -> Measured:
     """Return what a probe of this machine says, of this one all of it, of others how long prompts and answers are."""
     # Measure this machine, or reuse an earlier measurement
     found = None
@@ -107,7 +111,7 @@ def _known(config: Config, shape: Shape, on: Hardware, asked: Asked, *, is_here:
             keep_probe(config, on, found)
         else:
             found = kept_probe(config, on)
-    found = found or _unmeasured(config, on)
+    found = found or _unmeasured(on, prompt_tokens())
     # Lengths given by hand outrank measured ones
     if asked.prompt_tokens is not None:
         found = replace(found, prompt_tokens=asked.prompt_tokens)
@@ -116,10 +120,9 @@ def _known(config: Config, shape: Shape, on: Hardware, asked: Asked, *, is_here:
     return found
 
 
-def _unmeasured(config: Config, on: Hardware) -> Measured:
+def _unmeasured(on: Hardware, counted: float | None) -> Measured:
     """Return what is taken where nothing was probed: prompts are counted for the embedded policy, else usual ones."""
     rates = "data sheets" if on.is_gpu else "rates measured here"
-    counted = prompt_tokens_of(config)
     prompts = f"prompts of {counted:.0f} tokens" if counted else f"prompts of {USUAL_PROMPT} tokens (--prompt-tokens)"
     lengths = "answers between a quarter and all of sampling.max_tokens (--answer-tokens)"
     return Measured(counted or USUAL_PROMPT, source=f"{rates} and usual shares; {prompts}, {lengths}")

@@ -32,7 +32,15 @@ class Counted:
     """In the backward pass. Gradients of weights are let go as soon as they are whole."""
 
 
-class _Flash(torch.autograd.Function):
+class _Keeps(torch.autograd.Function):
+    """An operation whose gradients are as large as what it was given, which is saved first."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[: len(ctx.needs_input_grad)])
+
+
+class _Flash(_Keeps):
     """What FlashAttention keeps, and the sizes of what it returns."""
 
     @staticmethod
@@ -42,22 +50,14 @@ class _Flash(torch.autograd.Function):
         ctx.save_for_backward(query_THD, key_SKD, value_SKD, out_THD, sum_HT)
         return out_THD
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
-
-class _Norm(torch.autograd.Function):
+class _Norm(_Keeps):
     """What Liger's norm keeps: its input, the weight, and a number of each row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_C: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight_C, torch.empty(x.shape[:-1], dtype=torch.float32))
         return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:2])
 
 
 class _Gate(torch.autograd.Function):
