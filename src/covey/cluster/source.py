@@ -69,7 +69,7 @@ class RaySource:
         self._version = 0
         """Of the policy's weights."""
         self._unsent: list[Ticket] = []
-        """What was under way when the checkpoint was written."""
+        """What was under way when the checkpoint was written, until weights are pushed that it may start on."""
         self._status = StatusFile()
         self._trained: list[Mapping[str, Any]] = []
         self._threads = collectives.all_gather(torch.get_num_threads())
@@ -251,8 +251,9 @@ class RaySource:
             if self._buffer.admitted == 0:  # a new run, or one that had another source before
                 self._buffer.step = version
             self._buffer.publish(version)
-        self._submit(self._unsent)
-        self._unsent = []
+        due = [ticket for ticket in self._unsent if ticket.least_version <= version]
+        self._unsent = [ticket for ticket in self._unsent if ticket.least_version > version]
+        self._submit(due)
         self._admit()
 
     def _admit(self) -> None:
@@ -261,9 +262,8 @@ class RaySource:
             room = self._buffer.room()
             if room < 1:
                 return
-            drawn = self.stream.draw(room)
             tickets = []
-            for prompt, epoch in drawn:
+            for prompt, epoch in self.stream.draw(room):
                 sampling = replace(self.sampling, seed=rollout_seed(self.stream.seed, prompt.id, epoch))
                 size = self.local.size_at(self._buffer.next_step())
                 tickets.append(self._buffer.admit(prompt, sampling, size))

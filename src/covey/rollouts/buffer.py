@@ -10,7 +10,7 @@ forward, and weights that are live are replaced by newer ones alone, so the diff
 Nothing here knows of processes, time or tensors: every rule is tested without them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from covey.types import Group, Prompt, Sampling
@@ -160,8 +160,7 @@ class GroupBuffer:
 
     def check_age(self, group: Group) -> None:
         """Assert that no token of a group is older than the bound when its step begins."""
-        oldest = min((rollout.policy_version for rollout in group.rollouts), default=self.step)
-        age = self.bound.age(oldest, self.step)
+        age = self._age(group, self.step)
         assert 0 <= age <= self.bound.max_staleness, (
             f"a group of prompt {group.prompt.id} is {age} versions old, max_staleness={self.bound.max_staleness}"
         )
@@ -187,9 +186,26 @@ class GroupBuffer:
         assert version >= self.live, f"version {version} published after version {self.live}"
         self.live = version
 
-    def restore(self, step: int, counts: tuple[int, int, int], pending: Sequence[Ticket]) -> None:
-        """Return to the state between two steps. What is pending and not finished is to be sampled anew."""
+    def restore(
+        self, step: int, counts: tuple[int, int, int], pending: Sequence[Ticket], finished: Mapping[int, Group]
+    ) -> None:
+        """Return to the state between two steps, where the bound may have been another one.
+
+        What is not finished, or would be too old for the step that trains it, is to be sampled anew, on weights that
+        are new enough for that step.
+        """
         self.step, self.live, (self.admitted, self.trained, self.dropped) = step, 0, counts
-        self._pending = {ticket.number: ticket for ticket in pending}
+        self._pending, self.finished = {}, {}
         self._round_left = self.bound.groups_per_step
+        for place, ticket in enumerate(pending):
+            number, own_step = ticket.number, step + place // self.bound.groups_per_step
+            least_version = max(ticket.least_version, self.bound.least_version(own_step))
+            self._pending[number] = replace(ticket, least_version=least_version)
+            if number in finished and self._age(finished[number], own_step) <= self.bound.max_staleness:
+                self.finished[number] = finished[number]
         self.check_conservation()
+
+    def _age(self, group: Group, step: int) -> int:
+        """Return how many versions the oldest token of a group is behind the one that a step starts from."""
+        oldest = min((rollout.policy_version for rollout in group.rollouts), default=step)
+        return self.bound.age(oldest, step)

@@ -24,8 +24,8 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], prompts: Mapping[
     """Restore a buffer. ValueError where a prompt of it is not among `prompts`, by id."""
     tickets = [_ticket(saved, prompts) for saved in state["pending"]]
     by_number = {ticket.number: ticket.prompt for ticket in tickets}
-    buffer.restore(state["step"], tuple(state["counts"]), tickets)
-    buffer.finished = {number: _group(saved, by_number[number]) for number, saved in state["finished"].items()}
+    finished = {number: _group(saved, by_number[number]) for number, saved in state["finished"].items()}
+    buffer.restore(state["step"], tuple(state["counts"]), tickets, finished)
 
 
 def _of_ticket(ticket: Ticket) -> dict[str, Any]:
