@@ -15,6 +15,7 @@ import pytest
 
 from covey.config.giving_way import corrected
 from covey.environments.base import Environment, JudgeSummary
+from covey.environments.build import ENVIRONMENTS
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.rollouts.settings import GroupSizeStep
@@ -238,6 +239,14 @@ class Judged(Talking):
         return JudgeSummary(True, "a judge")
 
 
+@dataclass(frozen=True)
+class JudgedEpisodes(Episodic):
+    """Of a learned judge, with episodes of its own."""
+
+    def judge_summary(self) -> JudgeSummary:
+        return JudgeSummary(True, "a judge")
+
+
 def judged() -> Scripted:
     plain = scripted()
     return Judged(plain.texts, plain.verdict)
@@ -272,6 +281,45 @@ def test_what_a_judge_logs_and_is_told_is_the_same_elsewhere(tmp_path: Path, mon
     of_environment = [[{k: v for k, v in r.items() if k.startswith("environment/")} for r in run] for run in found]
     assert of_environment[0] == of_environment[1]
     assert any(of_environment[0])
+
+
+@dataclass(frozen=True)
+class Measured(Judged):
+    """Answers some prompts alone, by the policy's tokenizer."""
+
+    read: list[str] = field(default_factory=list)
+
+    async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
+        return {"role": "user", "content": self.read[0]}
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return 1 if prompt.id[-1] in "024" else 2
+
+    def read_with(self, tokenizer: Any) -> None:
+        self.read[:] = [tokenizer.decode([8])]
+
+
+def test_a_judge_elsewhere_knows_the_turns_and_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    custom = {"environment": CustomConfig(factory="tests:anything")}
+    runs = {"local": settings(**custom), "ray": of_ray(devices__judge=1, **custom)}
+    plain = scripted()
+    for name, chosen in runs.items():
+        monkeypatch.setitem(ENVIRONMENTS, "custom", lambda settings, config: Measured(plain.texts, plain.verdict))
+        with fake_ray():
+            train(small_config(**chosen), tmp_path / name)
+    found = [logged(tmp_path / name, "rollouts.jsonl") for name in runs]
+    assert apart(*found) == []
+    assert {len(row["turns"]) for row in found[0]} == {1, 2}
+
+
+def test_episodes_are_refused_where_others_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be left out without a word."""
+    plain = scripted()
+    use(monkeypatch, JudgedEpisodes(plain.texts, plain.verdict))
+    chosen = of_ray(devices__judge=1, environment=CustomConfig(factory="tests:anything"))
+    line = r"^devices.judge=1 judges answers, and environment=scripted has episodes, which are played and judged where "
+    with fake_ray(), pytest.raises(ValueError, match=line):
+        train(small_config(**chosen), tmp_path / "run")
 
 
 # ------------------------------------------------------------------------------------- resumed, and stale

@@ -7,16 +7,21 @@ from typing import Any
 
 from covey.cluster.serving import Answerers, Serving, lost
 from covey.cluster.start import import_ray, prepare_actor
-from covey.environments.base import Environment, Split
+from covey.environments.base import Environment, Replies, Split
+from covey.environments.episode import Episode
 from covey.types import Failure, Message, Prompt, Reward
+
+SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 class JudgeActor:
     """Holds the environment. Ray makes one in each process of devices.judge."""
 
-    def __init__(self, make_environment: Callable[[], Environment]) -> None:
+    def __init__(self, make_environment: Callable[[], Environment], tokenizer: Any) -> None:
+        """`tokenizer` is the policy's."""
         prepare_actor()
         self._environment = make_environment()
+        self._environment.read_with(tokenizer)
 
     async def ready(self) -> bool:
         """Return True: the judge is loaded."""
@@ -50,12 +55,13 @@ class JudgeActor:
 class JudgedElsewhere(Environment):
     """Has the processes of devices.judge score, in turns. Every sampler has one in the place of its environment."""
 
-    def __init__(self, answerers: Answerers, can_reply: bool, serving: Serving | None = None) -> None:
-        """`serving`, on rank 0, lets it also say how far training is and ask what was logged."""
+    def __init__(self, answerers: Answerers, turns: Mapping[str, int], serving: Serving | None = None) -> None:
+        """`turns` are those of `turns_of`. `serving`, on rank 0, lets it also say how far training is and ask what was
+        logged."""
         self._ray = import_ray()
         self.answerers = answerers
         self._actors = answerers.actors()
-        self._can_reply, self._serving = can_reply, serving
+        self.turns, self._serving = turns, serving
         self._turn = count()
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -74,9 +80,11 @@ class JudgedElsewhere(Environment):
         message: Message | None = await self._ask("reply", prompt, messages)
         return message
 
-    @property
-    def can_reply(self) -> bool:
-        return self._can_reply
+    def episode(self, prompt: Prompt, seed: int) -> Episode | None:
+        return Replies(self, prompt) if prompt.id in self.turns else None
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return self.turns.get(prompt.id, 1)
 
     def follow(self, step: int, max_steps: int, epoch: float) -> None:
         if self._serving is not None:
@@ -105,3 +113,22 @@ class JudgedElsewhere(Environment):
             return await answer
         except self._ray.exceptions.RayError as error:
             raise lost(self.answerers.role, error) from error
+
+
+def turns_of(environment: Environment, num_judges: int) -> dict[str, int]:
+    """Return the most turns of each prompt that the environment replies to, by the prompt's id.
+
+    ValueError where a prompt has episodes that only who samples can play.
+    """
+    turns = {}
+    for prompt in (prompt for split in SPLITS for prompt in environment.prompts(split)):
+        episode = environment.episode(prompt, 0)
+        if episode is None:
+            continue
+        if not isinstance(episode, Replies) or environment.judges_groups(prompt) or environment.tool_schemas(prompt):
+            raise ValueError(
+                f"devices.judge={num_judges} judges answers, and environment={prompt.environment} has episodes, which "
+                "are played and judged where groups are sampled: leave devices.judge out"
+            )
+        turns[prompt.id] = environment.max_turns(prompt)
+    return turns

@@ -10,7 +10,7 @@ from torch import nn
 
 from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.objective import Objective
-from covey.cluster.judges import JudgeActor, JudgedElsewhere
+from covey.cluster.judges import JudgeActor, JudgedElsewhere, turns_of
 from covey.cluster.references import ReferenceActor, RemoteReference
 from covey.cluster.serving import Answerers, Serving
 from covey.cluster.slot import Limits
@@ -143,7 +143,7 @@ def _wire(
 ) -> Run:
     """Wire the parts of a run. What is started for the reference and the judge is added to `servings`."""
     reference = build_reference(config, policy, servings, compared)
-    judged = build_judged(config, environment, servings)
+    judged = build_judged(config, environment, policy, servings)
     policy, reference = distributed(policy, reference, config.parallel.strategy, choose_device(config.model.device))
     # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
     build_engine = sampling_engine if has_samplers(config) else ENGINES[config.engine.name]
@@ -235,10 +235,12 @@ def _reference_hash(config: Config, compared: nn.Module | None) -> str:
     return "" if name is None else collectives.run_on_rank0(lambda: model_hash(name, revision, compared))
 
 
-def build_judged(config: Config, environment: Environment, servings: list[Serving]) -> JudgedElsewhere | None:
+def build_judged(
+    config: Config, environment: Environment, policy: Policy, servings: list[Serving]
+) -> JudgedElsewhere | None:
     """Start the processes of devices.judge, where there are some, and return what asks them.
 
-    ValueError where the environment has no judge. Whoever is started is added to `servings`.
+    ValueError where the environment has no judge, or episodes. Whoever is started is added to `servings`.
     """
     if config.source != "ray" or config.devices.judge == 0:
         return None
@@ -246,8 +248,10 @@ def build_judged(config: Config, environment: Environment, servings: list[Servin
         raise ValueError(f"devices.judge={config.devices.judge} needs an environment with a judge_summary, got none")
     # As many threads as where it would be scored otherwise: the last bits of a judge depend on them.
     threads = config.devices.cpus_per_sampler if has_samplers(config) else torch.get_num_threads()
-    answerers = start_serving(config, "judge", JudgeActor, (partial(build_environment, config),), servings, threads)
-    return JudgedElsewhere(answerers, environment.can_reply, servings[-1] if servings else None)
+    turns = turns_of(environment, config.devices.judge)
+    given = (partial(build_environment, config), policy.tokenizer)
+    answerers = start_serving(config, "judge", JudgeActor, given, servings, threads)
+    return JudgedElsewhere(answerers, turns, servings[-1] if servings else None)
 
 
 def start_serving(
@@ -315,7 +319,7 @@ def build_ray_source(
         how: UpdateMode = config.engine.update  # type: ignore[assignment] # checked with the settings
         limits = Limits(loading=config.timeouts.loading, silence=config.timeouts.samplers)
         weight_bytes = sum(tensor.nbytes for tensor in trained_tensors(policy).values())
-        asks = None if judged is None else partial(JudgedElsewhere, judged.answerers, judged.can_reply)
+        asks = None if judged is None else partial(JudgedElsewhere, judged.answerers, judged.turns)
         source.start(partial(build_sampler, config, asks), config.devices, how, limits, weight_bytes)
     return source
 
