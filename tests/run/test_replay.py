@@ -186,6 +186,14 @@ def test_a_resumed_run_trains_every_group_that_was_in_the_buffer(tmp_path: Path)
     assert replayed(run, whole, tmp_path / "scratch") == last_digest(run)
 
 
+def test_groups_of_samplers_are_refused_in_a_run_without_them_by_what_takes_them_up(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", config(num_steps=2))
+    alone = config(num_steps=4, source="local", max_staleness=0, devices__sampler=1, resume="run")
+    line = r"^the checkpoint holds groups that samplers had under way: resume with source=ray and devices.sampler >= 1$"
+    with pytest.raises(ValueError, match=line):
+        train(alone, run)
+
+
 def test_an_evaluation_looks_at_the_weights_of_now_also_where_few_versions_are_published(tmp_path: Path) -> None:
     often = config(evaluation__every=1, publish_every=4, num_steps=3)
     evaluated = rows(trained(tmp_path / "run", often) / "metrics.jsonl", "evaluate")

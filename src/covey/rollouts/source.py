@@ -310,6 +310,9 @@ class LocalSource:
         return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "buffer" in state:
+            needed = "source=ray and devices.sampler >= 1"
+            raise ValueError(f"the checkpoint holds groups that samplers had under way: resume with {needed}")
         self.stream.load_state_dict(state)
 
     def close(self) -> None:
