@@ -17,6 +17,7 @@ from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Scheduler
 from covey.run.records.record import RunRecorder
 from covey.run.replay.training import PastStep, best_evaluations, check_replayable, read_schedule, replay
+from covey.run.saved_settings import CHANGES
 from covey.train import train
 from covey.types import Message, Prompt
 
@@ -148,6 +149,23 @@ def test_a_schedule_that_names_another_version_is_found_at_its_step(tmp_path: Pa
     path.write_text("".join(json.dumps(row) + "\n" for row in changed))
     with pytest.raises(ValueError, match="step 4 ends with other weights"):
         replayed(run, config(max_staleness=1), tmp_path / "scratch")
+
+
+def test_a_replay_that_differs_names_the_settings_that_a_resume_changed(tmp_path: Path) -> None:
+    chosen = config(num_steps=2)
+    run = trained(tmp_path / "run", chosen)
+    change = {"optimizer.lr": {"from": chosen.optimizer.lr, "to": 2 * chosen.optimizer.lr}}
+    (run / CHANGES).write_text(json.dumps({"after_step": 1, "changes": change}) + "\n")
+    faster = config(num_steps=2, optimizer__lr=2 * chosen.optimizer.lr)
+    with pytest.raises(ValueError, match=r"step 1 .*: settings that a resume changed \(optimizer.lr\), other code"):
+        replayed(run, faster, tmp_path / "scratch")
+
+
+def test_a_row_of_a_schedule_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    whole = [{"step": step, "weights": None, "groups": []} for step in (1, 2)]
+    path = tmp_path / "schedule.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in whole) + '{"step": 3, "weights": "xxh3:f0')
+    assert [step.step for step in read_schedule(tmp_path)] == [1, 2]
 
 
 def test_a_schedule_whose_digests_an_older_covey_made_is_refused_for_that() -> None:

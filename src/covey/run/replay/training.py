@@ -6,7 +6,6 @@ rounded as they were. Where a digest differs from the recorded one, the first st
 """
 
 import asyncio
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from covey.run import stages
 from covey.run.build import Run, training_sampling
 from covey.run.folder import METRICS, SCHEDULE
 from covey.run.records.record import RunRecorder
+from covey.run.saved_settings import changes_of
 from covey.system import collectives
 from covey.system.jsonl import read_rows
 from covey.system.waits.watchdog import Stages
@@ -94,7 +94,7 @@ def read_schedule(folder: Path) -> list[PastStep]:
     path = folder / SCHEDULE
     if not path.is_file():
         raise ValueError(f"{folder} has no {SCHEDULE}: runs with source=ray write one, and others need none")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = list(read_rows(path))
     if not rows:
         raise ValueError(f"{path} is empty: the run ended before its first step")
     return [
@@ -162,7 +162,7 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
             groups[place] = asyncio.run(_sample_again(sampler, prompt, step.groups[place], warm))
         _train(run, groups, step, record)
         digest = _remember(run, engine, step.step)
-        collectives.run_on_rank0(partial(_compare, step, digest))
+        collectives.run_on_rank0(partial(_compare, step, digest, past))
         engine.forget_before(min(oldest, step.step))
         if step.step in refreshed:
             stages.take_as_reference(run)
@@ -234,9 +234,12 @@ def _remember(run: Run, engine: ReplayingEngine, version: int) -> str:
         return digest_of(engine.remember(run.policy, version))  # of the copy: gathered memory must stay resizable
 
 
-def _compare(step: PastStep, digest: str) -> None:
-    if step.digest is not None and digest != step.digest:
-        raise ValueError(
-            f"step {step.step} ends with other weights than the run had ({digest}, recorded {step.digest}): other "
-            "code, data, packages, processor or number of threads"
-        )
+def _compare(step: PastStep, digest: str, past: Path) -> None:
+    if step.digest is None or digest == step.digest:
+        return
+    changed = [name for line in changes_of(past) for name in line["changes"]]
+    because = f"settings that a resume changed ({', '.join(changed)}), " if changed else ""
+    raise ValueError(
+        f"step {step.step} ends with other weights than the run had ({digest}, recorded {step.digest}): {because}other "
+        "code, data, packages, processor or number of threads"
+    )
