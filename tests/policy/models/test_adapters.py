@@ -1,6 +1,7 @@
 """LoRA: which weights train, adapters of a run before, and what is refused in one line."""
 
 import random
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,22 @@ def test_lora_trains_only_the_targets_listed() -> None:
 def test_a_lora_target_that_is_not_there_is_one_line_that_says_so() -> None:
     with pytest.raises(ValueError, match=r"^model.lora_targets must name linear layers of the model, got \[nope\]$"):
         nano(lora_rank=4, lora_targets=["nope"])
+
+
+@pytest.mark.parametrize(
+    ("targets", "unfit"),
+    [
+        (["q_proj", "v_porj"], "v_porj"),
+        (["all-linear", "q_proj"], "all-linear"),
+        (["q_proj", "embed_tokens"], "embed_tokens"),
+        (["input_layernorm", "mlp"], "input_layernorm,mlp"),
+        ([], ""),
+    ],
+)
+def test_each_lora_target_must_lead_to_linear_layers(targets: list[str], unfit: str) -> None:
+    message = f"model.lora_targets must name linear layers of the model, got [{unfit}]"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        nano(lora_rank=4, lora_targets=targets)
 
 
 def test_adapters_begin_as_the_base_model_and_a_step_moves_nothing_but_them() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from covey.policy.settings import ModelConfig
 
@@ -21,20 +22,26 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
     """Add new adapters, in float32 at least, and let nothing else train."""
     from peft import LoraConfig, get_peft_model
 
+    everywhere = settings.lora_targets == ALL_LINEAR
+    unfit = [] if everywhere else [name for name in settings.lora_targets if not _names_linear_layers(model, name)]
+    if unfit or not settings.lora_targets:
+        raise ValueError(f"model.lora_targets must name linear layers of the model, got [{','.join(unfit)}]")
     lora = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
-        target_modules="all-linear" if settings.lora_targets == ALL_LINEAR else list(settings.lora_targets),
+        target_modules="all-linear" if everywhere else list(settings.lora_targets),
         task_type="CAUSAL_LM" if settings.kind == "causal" else None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            return get_peft_model(model, lora)
-        except ValueError as error:
-            names = ",".join(settings.lora_targets)
-            raise ValueError(f"model.lora_targets must name linear layers of the model, got [{names}]") from error
+        return get_peft_model(model, lora)
+
+
+def _names_linear_layers(model: nn.Module, name: str) -> bool:
+    """Tell whether a name leads to modules, as peft looks them up, and all of them are linear layers."""
+    found = [module for full, module in model.named_modules() if full == name or full.endswith(f".{name}")]
+    return bool(found) and all(isinstance(module, nn.Linear | Conv1D) for module in found)
 
 
 def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
