@@ -21,6 +21,7 @@ from covey.environments.doors.trl import RowTools, no_reward, with_prompt
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.rows import PromptFormat
 from covey.environments.reward_functions.specs import load_reward
+from covey.policy.models.adapters import other_than_plain_lora
 from covey.policy.models.loading import load_policy
 from covey.policy.models.naming import device_of_map
 from covey.run.evaluate import Evaluation
@@ -332,10 +333,10 @@ def _path(model: Any) -> str:
 
 def _adapted(model: PreTrainedModel, peft_config: Any) -> Any:
     """Return the model with new adapters. ValueError for adapters that covey's engine does not know."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    if not isinstance(peft_config, LoraConfig) or peft_config.use_dora:
-        raise ValueError(f"peft_config must be a LoraConfig without DoRA, got {type(peft_config).__name__}")
+    if other := other_than_plain_lora(peft_config):
+        raise ValueError(f"peft_config must be a LoraConfig of plain adapters, got {other}")
     return get_peft_model(model, peft_config)
 
 

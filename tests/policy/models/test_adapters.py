@@ -1,5 +1,6 @@
 """LoRA: which weights train, adapters of a run before, and what is refused in one line."""
 
+import asyncio
 import random
 import re
 import warnings
@@ -8,13 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from torch import Tensor
 
-from covey.policy.models.loading import load_policy
+from covey.engine.native.engine import NativeEngine
+from covey.policy.models.loading import load_policy, policy_in_memory
+from covey.policy.plain import plain_logprobs
 from covey.policy.policy import Policy, is_adapted
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.system import collectives
+from covey.types import Sampling
 
 from ...support.builders import SGD, byte_batch, make_trainer, nano, probe_logits, same, weights
 
@@ -118,6 +123,38 @@ def test_saved_adapters_of_another_shape_than_asked_for_are_refused(
     _, name = adapter_folder(tmp_path)
     with pytest.raises(ValueError, match=message):
         load_policy(ModelConfig(name=name, **settings), seed=0)
+
+
+NOT_PLAIN: dict[str, Any] = {
+    "use_dora=True": LoraConfig(target_modules=["q_proj"], use_dora=True),
+    "lora_bias=True": LoraConfig(target_modules=["q_proj"], lora_bias=True),
+    "bias=all": LoraConfig(target_modules=["q_proj"], bias="all"),
+    "modules_to_save=['lm_head']": LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]),
+    "trainable_token_indices=[5]": LoraConfig(target_modules=["q_proj"], trainable_token_indices=[5]),
+    "got one of model.embed_tokens": LoraConfig(target_modules=["embed_tokens"]),
+    "PromptTuningConfig": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+    "IA3Config": IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+}
+
+
+@pytest.mark.parametrize("named", NOT_PLAIN)
+def test_adapters_in_memory_that_are_more_than_plain_lora_are_refused_in_one_line(named: str) -> None:
+    base = nano()
+    with pytest.raises(ValueError, match="LoRA adapters") as refused:
+        policy_in_memory(get_peft_model(base.causal_lm, NOT_PLAIN[named]), base.tokenizer, ModelConfig(), seed=0)
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("more", [{"use_rslora": True}, {"rank_pattern": {"q_proj": 2}}, {"layers_to_transform": [1]}])
+def test_plain_lora_in_memory_may_have_ranks_scales_and_layers_of_its_own(more: dict[str, Any]) -> None:
+    base = nano()
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **more)
+    policy = policy_in_memory(get_peft_model(base.causal_lm, lora), base.tokenizer, ModelConfig(), seed=0)
+    sampling = Sampling(max_tokens=8)
+    sampled = asyncio.run(NativeEngine(policy, None, 8).generate([5, 6, 7], 1, sampling))[0]
+    expected = plain_logprobs(policy, [5, 6, 7, *sampled.token_ids], sampling)[2:]
+    torch.testing.assert_close(torch.tensor(sampled.logprobs), expected, rtol=0, atol=1e-5)
 
 
 def test_saved_adapters_of_a_policy_that_was_built_from_nothing_have_no_base_to_be_loaded_on(tmp_path: Path) -> None:

@@ -342,6 +342,9 @@ def test_a_configuration_that_cannot_be_is_one_line(tmp_path: Path, change: dict
         {"megatron_config": {"x": 1}, "megatron_core": "own"},
         {"peft_type": None},
         {"r": []},
+        {"lora_bias": True},
+        {"use_dora": True},
+        {"modules_to_save": ["lm_head"]},
     ],
 )
 def test_adapters_that_are_not_plain_lora_are_refused_in_one_line(change: dict[str, Any], tmp_path: Path) -> None:

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ALL_LINEAR = ["all-linear"]
+PLAIN_LORA = frozenset(
+    (
+        *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+        *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"),
+        *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
+    )
+)
+"""What peft's LoraConfig says of adapters that are a product of two matrices: where, of what rank and scale, and how
+they begin. Whatever else is set makes another thing of them."""
 BASE = "base"
 """The folder of a run that holds the model under its adapters, where no name leads to it (`save_base_model`)."""
 
@@ -44,6 +54,30 @@ def _names_linear_layers(model: nn.Module, name: str) -> bool:
     return bool(found) and all(isinstance(module, nn.Linear | Conv1D) for module in found)
 
 
+def other_than_plain_lora(config: object) -> str:
+    """Say what makes adapters more than products of two matrices, or another thing, "" where nothing does.
+
+    Engine, reference, checkpoints and vLLM know such products alone: the rest would be dropped without a word.
+    """
+    from peft import LoraConfig
+
+    if not isinstance(config, LoraConfig):
+        return type(config).__name__
+    default = LoraConfig()
+    for name, value in vars(config).items():
+        if value and name not in PLAIN_LORA and value != getattr(default, name, None):
+            return f"{name}={value}"
+    return ""
+
+
+def check_layers(model: nn.Module) -> None:
+    """Refuse (ValueError) adapters of embeddings, which go by other names than those of linear layers."""
+    found = [name for name, _ in model.named_parameters() if ".lora_embedding_" in name]
+    if found:
+        layer = found[0].partition(".lora_embedding_")[0].removeprefix("base_model.model.")
+        raise ValueError(f"LoRA adapters must be those of linear layers, got one of {layer}")
+
+
 def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
     """Return the settings of the adapters in the directory model.name, None where it holds a whole model.
 
@@ -57,8 +91,9 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
         saved = LoraConfig.from_pretrained(settings.name)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{settings.name}/adapter_config.json cannot be read ({error!r:.120})") from error
-    if not isinstance(saved, LoraConfig) or saved.megatron_config:  # peft would import what the latter names
-        raise ValueError(f"model.name={settings.name} must hold plain LoRA adapters, got {type(saved).__name__}")
+    if other := other_than_plain_lora(saved):  # of Megatron's, peft would import what the config names
+        raise ValueError(f"model.name={settings.name} must hold plain LoRA adapters, got {other}")
+    assert isinstance(saved, LoraConfig), "plain LoRA"
     # Check that the settings are those of the adapters
     asked: dict[str, object] = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
     if settings.lora_targets != ALL_LINEAR:
@@ -108,4 +143,6 @@ def load_adapters(model: PreTrainedModel, settings: ModelConfig, saved: "LoraCon
     from peft import PeftModel
 
     with torch.random.fork_rng(devices=[]):  # they are made at random first
-        return PeftModel.from_pretrained(model, settings.name, config=saved, is_trainable=True)
+        adapted = PeftModel.from_pretrained(model, settings.name, config=saved, is_trainable=True)
+    check_layers(adapted)
+    return adapted

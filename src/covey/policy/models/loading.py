@@ -27,7 +27,13 @@ from covey.policy.attention.choice import choose_attention
 from covey.policy.kernels import liger, linear
 from covey.policy.kernels.layers import choose_kernels
 from covey.policy.kernels.softmax import is_fused
-from covey.policy.models.adapters import add_adapters, load_adapters, saved_adapters
+from covey.policy.models.adapters import (
+    add_adapters,
+    check_layers,
+    load_adapters,
+    other_than_plain_lora,
+    saved_adapters,
+)
 from covey.policy.models.chat_template import set_template_defaults
 from covey.policy.models.naming import ONE_DEVICE, check_device, check_name
 from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
@@ -157,6 +163,9 @@ def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
         )
     if list(given.peft_config) != ["default"]:
         raise ValueError(f'a PeftModel needs one adapter, "default", got {", ".join(given.peft_config)}')
+    if other := other_than_plain_lora(given.peft_config["default"]):
+        raise ValueError(f"a PeftModel needs plain LoRA adapters, got {other}")
+    check_layers(given)
     model = given.get_base_model()
     assert isinstance(model, PreTrainedModel), "peft wraps models of transformers here"
     return model
