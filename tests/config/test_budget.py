@@ -59,6 +59,14 @@ def test_two_lengths_that_are_typed_are_refused_in_one_line() -> None:
         give_way(config, {"num_steps", "num_epochs"})
 
 
+@pytest.mark.parametrize("total", [0, -5, 10**13])
+def test_a_budget_out_of_range_is_refused_by_the_name_that_was_typed(total: int) -> None:
+    config = replace(Config(), total_rollouts=total)
+    give_way(config, {"total_rollouts"})
+    with pytest.raises(ValueError, match=r"^total_rollouts must be"):
+        validate(config)
+
+
 def test_completions_in_all_shorten_what_a_recipe_plans_for_more_steps() -> None:
     config = replace(Config(), total_rollouts=64, groups_per_step=2, group_size=8)
     config.group_size_schedule = [GroupSizeStep(step=3, group_size=4), GroupSizeStep(step=50, group_size=2)]

@@ -196,6 +196,25 @@ def test_settings_of_a_program_get_the_same_correction_as_those_of_the_command(
     assert chosen.algorithm.correction == "none", "what was given stays as it is"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["engine=vllm"], "needs vLLM here"),
+        (
+            ["engine=vllm", "engine.url=http://here", "model.precision=float64"],
+            "engine.name=vllm needs model.precision",
+        ),
+    ],
+    ids=["not installed", "not with what else was typed"],
+)
+def test_an_engine_that_was_typed_is_refused_where_it_cannot_sample_and_never_replaced(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey.engine.settings.find_spec", lambda package: None)
+    with pytest.raises(ValueError, match=f"^engine.name=vllm {message}"):
+        composed("recipe=arithmetic", *words)
+
+
 def test_tokens_are_not_weighed_where_the_engine_is_the_trainers_or_somebody_said_so() -> None:
     assert composed("recipe=arithmetic")[0].algorithm.correction == "none"
     assert composed("recipe=arithmetic", *VLLM, "algorithm.correction=none")[0].algorithm.correction == "none"

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from covey.config.budget import BUDGETS, counted
-from covey.config.checks import format_value, read, unmet
+from covey.config.checks import MOST, format_value, read, unmet
 from covey.config.engine_choice import Machine, obstacle_to_vllm
 from covey.config.rules.options import unread_options
 from covey.config.schema import Config
@@ -33,8 +33,9 @@ class _Change:
     """Setting -> the line that says what became of it."""
 
     def is_typed(self, name: str) -> bool:
-        """Check that the user typed the setting, or a key inside it."""
-        return any(word == name or word.startswith(f"{name}.") for word in self.typed)
+        """Check that the user typed the setting, a key inside it, or the group that names it: engine of engine.name."""
+        named = (name, name.removesuffix(".name"))
+        return any(word in named or word.startswith(f"{name}.") for word in self.typed)
 
     def is_moved(self, names: Sequence[str]) -> bool:
         """Check that the user typed one of the settings, chose its group, or that it gave way itself."""
@@ -128,7 +129,7 @@ def _settle_budget(change: _Change) -> None:
         if typed and name not in typed and read(config, name) is not None:
             change.put(name, None, f"the run has {given[0]}")
     steps = counted(config).num_steps
-    if steps != config.num_steps:
+    if steps != config.num_steps and 0 < steps <= MOST:  # else the budget itself is refused
         change.put("num_steps", steps, f"the run has total_rollouts={config.total_rollouts}")
 
 
@@ -138,7 +139,7 @@ def _fit_numbers(change: _Change) -> None:
     steps, most = config.num_steps, config.sampling.max_tokens
     # Fit schedules to the number of steps
     if change.is_moved(["num_steps"]):
-        if config.optimizer.warmup_steps >= steps and not change.is_typed("optimizer.warmup_steps"):
+        if 0 < steps <= config.optimizer.warmup_steps and not change.is_typed("optimizer.warmup_steps"):
             change.put("optimizer.warmup_steps", steps // 10, f"the run has num_steps={steps}")
         reached = [entry for entry in config.group_size_schedule if entry.step < steps]
         if reached != config.group_size_schedule and not change.is_typed("group_size_schedule"):
