@@ -67,7 +67,12 @@ def gmpo(inputs: LossInputs, *, eps_low: float = 0.4, eps_high: float = 0.4) -> 
 
 
 def cispo(inputs: LossInputs, *, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Tensor:
-    """-sg[clamp(rho)] A log pi: clipped tokens keep their gradient (MiniMax-M1, arXiv 2506.13585, 2510.13786)."""
+    """-sg[clamp(rho)] A log pi: clipped tokens keep their gradient (MiniMax-M1, arXiv 2506.13585, 2510.13786).
+
+    ValueError unless ratio_min <= ratio_max.
+    """
+    if ratio_min > ratio_max:
+        raise ValueError(f"ratio_max must be >= ratio_min={ratio_min}, got {ratio_max}")
     weights_NT = inputs.ratio.detach().clamp(ratio_min, ratio_max)
     return -weights_NT * inputs.advantages_NT * inputs.log_probs_NT
 

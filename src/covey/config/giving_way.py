@@ -1,7 +1,6 @@
 """Values of a preset, a recipe or a file give way to what is typed over them."""
 
 import copy
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,7 +175,7 @@ def _drop_narrow_clip(change: _Change) -> None:
     algorithm, where = change.config.algorithm, "algorithm.loss_options"
     if algorithm.ratio != "token" or not change.is_typed("algorithm.ratio") or change.is_typed(where):
         return
-    narrow = {key for key in ("eps_low", "eps_high") if algorithm.loss_options.get(key, math.inf) < NARROW_CLIP}
+    narrow = _narrow_clip(algorithm.loss_options)
     if narrow:
         kept = {key: value for key, value in algorithm.loss_options.items() if key not in narrow}
         change.put(where, kept, f"a clip range below {NARROW_CLIP} is for sequence ratios, got algorithm.ratio=token")
@@ -189,8 +188,7 @@ def _correct_for_the_sampler(change: _Change) -> None:
     if not is_open or change.is_typed("algorithm.correction"):
         return
     # A token ratio to the sampler is clipped as to any older policy; other losses and narrow ranges are weighted.
-    options, loss = config.algorithm.loss_options, config.algorithm.loss
-    is_wide = min(options.get("eps_low", math.inf), options.get("eps_high", math.inf)) >= NARROW_CLIP
+    loss, is_wide = config.algorithm.loss, not _narrow_clip(config.algorithm.loss_options)
     if config.engine.name == "vllm":
         change.put("algorithm.correction", "truncate", "engine=vllm is another program than the trainer")
     elif config.max_staleness > 0:
@@ -201,6 +199,12 @@ def _correct_for_the_sampler(change: _Change) -> None:
             change.put("algorithm.ratio_denominator", "behaviour", reason)
         else:
             change.put("algorithm.correction", "truncate", reason)
+
+
+def _narrow_clip(options: Mapping[str, Any]) -> set[str]:
+    """Return the bounds of a clip range that are for sequence ratios. What is no number is for `validate` to refuse."""
+    given = {key: options.get(key) for key in ("eps_low", "eps_high")}
+    return {key for key, value in given.items() if isinstance(value, int | float) and value < NARROW_CLIP}
 
 
 def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[str]:

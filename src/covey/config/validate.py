@@ -18,7 +18,7 @@ from covey.config.rules.environments import (
     check_tools,
     check_verifiers,
 )
-from covey.config.rules.options import check_option_needs, check_parts
+from covey.config.rules.options import check_option_needs, check_option_values, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.environments.build import ENVIRONMENTS
@@ -190,17 +190,18 @@ def check_functions(config: Config) -> None:
 
     Imports torch, so it comes last.
     """
-    from covey.algorithm.build import build_objective
-    from covey.algorithm.controllers import kl_controller
     from covey.algorithm.credit.advantages import ADVANTAGES
     from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
     from covey.algorithm.credit.shaping import SHAPING
     from covey.algorithm.credit.turns import TURN_CREDIT, chosen_turn_credit
-    from covey.algorithm.losses import LOSS_FUNCTIONS
+    from covey.algorithm.losses import LOSSES
 
     algorithm = config.algorithm
     # Names first, then the options of each
-    _check_name("loss", algorithm.loss, LOSS_FUNCTIONS)
+    _check_name("loss", algorithm.loss, LOSSES)
+    if algorithm.loss in LOSSES:
+        for function in filter(None, (LOSSES[algorithm.loss].function, LOSSES[algorithm.loss].selector)):
+            check_option_values("algorithm.loss_options", function, algorithm.loss_options)
     _check_function("advantage", algorithm.advantage, ADVANTAGES, algorithm.advantage_options)
     for name, options in algorithm.shaping.items():
         _check_function(f"shaping.{name}", name, SHAPING, options)
@@ -212,8 +213,18 @@ def check_functions(config: Config) -> None:
     if algorithm.group_filter is not None:
         _check_function("group_filter", algorithm.group_filter, GROUP_FILTERS, algorithm.group_filter_options)
     _check_sizes(config)
-    # Build objective and controller, which check what only they know
+    _check_objective(config)
+
+
+def _check_objective(config: Config) -> None:
+    """Build objective and controller, which check what only they know, and try the functions."""
+    from covey.algorithm.build import build_objective
+    from covey.algorithm.controllers import kl_controller
+    from covey.config.rules.trials import try_functions
+
+    algorithm = config.algorithm
     objective = build_objective(algorithm, norm_length=config.sampling.max_tokens)
+    try_functions(algorithm, objective, max(group_sizes(config.group_size, config.group_size_schedule)))
     if config.streaming and (objective.needs_batch_selection or len(objective.divisors) > 1):
         raise ValueError(
             f"streaming=true needs a loss that looks at a group alone and is divided by one count, got algorithm.loss="
@@ -253,6 +264,8 @@ def _check_function(
     where = f"algorithm.{setting}" if setting.startswith("shaping.") else f"algorithm.{setting}_options"
     function = resolve(name, table)
     check_options(function, options, setting=where)
+    if name in table:
+        check_option_values(where, function, options)
     check_option_needs(where, name, function, options)
 
 

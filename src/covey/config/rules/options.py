@@ -1,10 +1,13 @@
-"""Options of the functions of an algorithm that only mean something beside another option, or another setting."""
+"""Options of the functions of an algorithm: the values they take, and those that mean something only beside others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
+from covey.config.checks import RANGES
 from covey.config.schema import Config
+from covey.system.section import converted
+from covey.system.setting import Bounds
 
 OPTION_NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "leave_one_out": dict.fromkeys(("ddof", "eps"), ("post_normalize", "batch_zscore")),
@@ -37,6 +40,46 @@ def check_option_needs(setting: str, name: str, function: Callable[..., Any], op
         raise ValueError(
             f"{setting}.{option}={options[option]} needs {setting}.{other}={needed} for {name}, got {other}={got}"
         )
+
+
+OPTION_BOUNDS: Mapping[str, Bounds] = {
+    "k": Bounds(ge=1),
+    "ddof": Bounds(ge=0, le=1),
+    "cov_ratio": Bounds(gt=0, le=1),
+    **dict.fromkeys(("dual_clip", "two_sided_delta"), Bounds(gt=1)),  # below 1 a token on the policy has no gradient
+    **dict.fromkeys(("tau_pos", "tau_neg", "temperature", "ratio_max", "ratio_cap", "f_norm"), Bounds(gt=0)),
+    **dict.fromkeys(("eps", "eps_low", "eps_high", "atol", "ratio_min"), Bounds(ge=0)),
+    **dict.fromkeys(("div", "div_low", "div_high", "adv_tau", "kl_tau", "kl_coef", "beta"), Bounds(ge=0)),
+}
+"""Of an option of this name, whichever built-in function takes it."""
+
+
+def check_option_values(setting: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse a value of another type than a built-in function takes, or out of range. `setting` is where it came from.
+
+    Options that the function does not take are left to others.
+    """
+    kinds = get_type_hints(function)
+    for option, value in options.items():
+        if option not in kinds:
+            continue
+        name = f"{setting}.{option}"
+        _check_type(name, value, kinds[option])
+        for sign, limit, holds in RANGES:
+            bound = getattr(OPTION_BOUNDS.get(option, Bounds()), limit)
+            if bound is not None and isinstance(value, int | float) and not holds(value, bound):
+                raise ValueError(f"{name} must be {sign} {bound}, got {value}")
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    if kind == float | str:  # which words there are, the function says
+        converted(value, str if isinstance(value, str) else float, name)
+    elif get_origin(kind) is not Sequence:
+        converted(value, kind, name)
+    else:
+        pair = converted(value, list[float], name)
+        if len(pair) != 2 or pair[0] > pair[1]:
+            raise ValueError(f"{name} must be two numbers, the smaller one first, got {value}")
 
 
 def check_parts(config: Config) -> None:
