@@ -107,8 +107,10 @@ def test_equal_policies_reject_nothing() -> None:
         ("row_k1", "0.5_2", "got row_k1"),
         ("token_k1", "2", "the rejection threshold of token_k1 must be lo_hi with 0 < lo <= hi, got 2"),
         ("token_k1", "2_0.5", "must be lo_hi with 0 < lo <= hi, got 2_0.5"),
-        ("token_k2", "0.1_0.2", "the rejection threshold of token_k2 must be one number, got 0.1_0.2"),
-        ("token_k3", "much", "must be one number, got much"),
+        ("token_k2", "0.1_0.2", "the rejection threshold of token_k2 must be one number >= 0, got 0.1_0.2"),
+        ("seq_mean_k3", "-0.02", "the rejection threshold of seq_mean_k3 must be one number >= 0, got -0.02"),
+        ("token_k3", "nan", "the rejection threshold of token_k3 must be one number >= 0, got nan"),
+        ("token_k3", "much", "must be one number >= 0, got much"),
     ],
 )
 def test_what_cannot_be_read_is_named(criteria: str | None, thresholds: str | None, message: str) -> None:

@@ -42,6 +42,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss_options": {"eps_low": None}}, f"{LOSS}.eps_low must be a number, got None"),
     ({"advantage": "passk", "advantage_options": {"k": 2.5}}, f"{ADVANTAGE}.k must be an integer, got 2.5"),
     ({"advantage": "pkpo", "advantage_options": {"k": "two"}}, f"{ADVANTAGE}.k must be an integer, got 'two'"),
+    # Weights of 0 or less, which train nothing
+    ({"correction": "truncate", "correction_max": -1.0}, "algorithm.correction_max must be > 0, got -1.0"),
+    ({"correction": "mask", "correction_max": 0.0}, "algorithm.correction_max must be > 0, got 0.0"),
+    ({"correction": "truncate", "correction_min": -0.5}, "algorithm.correction_min must be >= 0, got -0.5"),
 ]
 
 

@@ -118,9 +118,9 @@ def _parse_criterion(name: str, bound: str) -> Criterion:
         low, high = torch.tensor(numbers, dtype=torch.float64).log().tolist()
         return Criterion(scope, estimator, low, high)
     # The others are at least 0 and have one bound
-    if estimator != "k1" and len(numbers) == 1:
+    if estimator != "k1" and len(numbers) == 1 and numbers[0] >= 0:
         return Criterion(scope, estimator, float("-inf"), numbers[0])
-    form = "lo_hi with 0 < lo <= hi" if estimator == "k1" else "one number"
+    form = "lo_hi with 0 < lo <= hi" if estimator == "k1" else "one number >= 0"
     raise ValueError(f"the rejection threshold of {name} must be {form}, got {bound}")
 
 

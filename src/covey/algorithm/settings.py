@@ -138,7 +138,7 @@ class AlgorithmConfig(Section):
     )
     """Keyword arguments of the selection."""
     length_normalizer: float | None = setting(None, needs=READ_ADVANTAGES)
-    """Weight advantages by length^-alpha within the group (VL-Norm); null is off."""
+    """Weight advantages by length^-alpha over its mean in the batch (VL-Norm); null is off."""
     group_filter: str | None = None
     """Dynamic sampling: drop groups and draw others (zero_std or mean_bounds); null keeps all."""
     group_filter_options: dict[str, Any] = setting({}, needs=FILTERED)
@@ -286,9 +286,9 @@ class AlgorithmConfig(Section):
     """Importance weights trainer/sampler on the loss: none, truncate (TIS) or mask (IcePop)."""
     correction_level: str = setting("token", needs=CORRECTED)
     """token, sequence or sequence_mean."""
-    correction_min: float | None = setting(None, needs=CORRECTED)
+    correction_min: float | None = setting(None, ge=0, needs=CORRECTED)
     """Lower bound of the weights; null has none."""
-    correction_max: float = setting(2.0, needs=CORRECTED)
+    correction_max: float = setting(2.0, gt=0, needs=CORRECTED)
     """Upper bound of the weights."""
     correction_self_normalize: bool = setting(False, needs=CORRECTED)
     """Divide the weights by their mean over the batch."""
