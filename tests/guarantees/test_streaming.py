@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from covey.algorithm.aggregation import Denominators
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.settings import OVER_THE_BATCH
@@ -249,7 +251,20 @@ def test_advantages_over_the_batch_are_those_that_other_groups_have_a_part_in(na
     assert is_same == (name not in OVER_THE_BATCH)
 
 
+def evenly(counts_N: Tensor, denominators: Denominators) -> Tensor:
+    """Weigh every rollout the same."""
+    return torch.ones_like(counts_N) / denominators.sequences
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "post_normalize": (
+        {"algorithm__advantage": "leave_one_out", "algorithm__advantage_options": {"post_normalize": "batch_zscore"}},
+        "needs algorithm.advantage_options.post_normalize = none, got .*batch_zscore",
+    ),
+    "aggregation": (
+        {"algorithm__aggregation": "tests.guarantees.test_streaming:evenly"},
+        "needs a built-in algorithm.aggregation, whose count is known, got algorithm.aggregation=tests",
+    ),
     "updates": ({"updates_per_batch": 2}, "needs updates_per_batch = 1, got updates_per_batch=2"),
     "fsdp": ({"parallel__strategy": "fsdp"}, "needs parallel.strategy = ddp, got parallel.strategy=fsdp"),
     "batch_std": (

@@ -23,7 +23,17 @@ PER_GROUP = (
         ("algorithm.advantage",),
         lambda name: name not in OVER_THE_BATCH,
     ),
+    Requires(
+        "algorithm.advantage_options.post_normalize = none",
+        ("algorithm.advantage_options",),
+        lambda options: options.get("post_normalize", "none") == "none",
+    ),
     Requires("algorithm.length_normalizer = null", ("algorithm.length_normalizer",), lambda alpha: alpha is None),
+    Requires(
+        "a built-in algorithm.aggregation, whose count is known",
+        ("algorithm.aggregation", "algorithm.kl_aggregation"),
+        lambda *modes: not any(":" in (mode or "") for mode in modes),
+    ),
     Requires(
         "an engine that leaves the device to training: engine.name = native or fill, or source = ray",
         ("engine.name", "source"),

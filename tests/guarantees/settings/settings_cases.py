@@ -478,7 +478,14 @@ OFF: dict[str, Settings] = {
     "group_size_schedule = []": {"group_size_schedule": [GroupSizeStep(step=1, group_size=3)]},
     "model.lora_dropout = 0": {**LORA, "model.lora_dropout": 0.1},
     "an algorithm.advantage of a group alone": {"algorithm.advantage": "reinforce_plus_plus"},
+    "algorithm.advantage_options.post_normalize = none": {
+        "algorithm.advantage": "leave_one_out",
+        "algorithm.advantage_options": {"post_normalize": "batch_zscore"},
+    },
     "algorithm.length_normalizer = null": {"algorithm.length_normalizer": 0.5},
+    "a built-in algorithm.aggregation, whose count is known": {
+        "algorithm.aggregation": "tests.guarantees.test_streaming:evenly"
+    },
     "an engine that leaves the device to training: engine.name = native or fill, or source = ray": {
         "engine.name": "vllm"
     },
