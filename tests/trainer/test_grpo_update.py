@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch import Tensor
 from torch.nn import Parameter
 
+from covey.algorithm.credit.scores import Scores
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.shelves import presets
 from covey.run.build import build_run
@@ -69,6 +71,37 @@ def test_groups_are_told_by_their_ids_wherever_they_stand() -> None:
 def test_another_algorithm_changes_the_advantages() -> None:
     best = AlgorithmConfig(advantage="best_minus_second", advantage_options={"scale": "none"})
     assert GRPO(best).advantages(batch()).tolist() == pytest.approx([2.0, 0.0, 0.1, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"kl_coef": 0.05, "kl_estimator": "k1", "kl_in": "reward"},
+            "reads no algorithm.kl_in, got reward",
+        ),
+        ({"selection": "top_k", "selection_options": {"k": 1}}, "reads no algorithm.selection, got top_k"),
+        ({"shaping": {"stop_properly": {"coef": 0.5}}}, "reads no algorithm.shaping"),
+        ({"correction": "truncate"}, "reads no algorithm.correction, got truncate"),
+        ({"loss": "clip_cov"}, "has log-probs of whole responses alone, got algorithm.loss=clip_cov"),
+        (
+            {"kl_coef": 0.1, "kl_estimator": "full"},
+            "has log-probs of whole responses alone, got algorithm.kl_est",
+        ),
+    ],
+)
+def test_an_algorithm_is_refused_where_something_of_it_would_be_left_out(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=f"^GRPO.update {line}"):
+        GRPO(AlgorithmConfig(**settings))
+
+
+def doubled(given: Scores) -> Tensor:
+    return 2 * given.rewards_N
+
+
+def test_an_advantage_of_ones_own_is_taken() -> None:
+    own = AlgorithmConfig(advantage=f"{__name__}:doubled")
+    assert GRPO(own).advantages(batch()).tolist() == [2 * reward for reward in REWARDS]
 
 
 def test_its_formulas_are_those_of_the_preset() -> None:

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.aggregation import count_totals
-from covey.algorithm.build import build_objective
-from covey.algorithm.credit.advantages import ADVANTAGES
+from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
@@ -28,6 +27,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import allowed_tokens, reference_logprobs, score_tokens
 from covey.policy.reference import Reference
 from covey.trainer.batch import make_batch, make_rows
+from covey.trainer.credit import estimated
 from covey.trainer.trainer import Trainer
 from covey.types import Group, Prompt, Sampling
 
@@ -128,12 +128,32 @@ def pack(groups: Sequence[Group], trainer: Trainer) -> DocumentBatch:
     }
 
 
+READ = (
+    *("advantage", "advantage_options", "advantage_clip", "loss", "loss_options", "ratio", "ratio_denominator"),
+    *("log_ratio_clamp", "aggregation", "norm_length", "count_empty"),
+    *("kl_coef", "kl_estimator", "kl_gradient", "kl_aggregation", "kl_clamp"),
+)
+"""Settings of an algorithm that mean something for whole responses."""
+
+
 @dataclass(frozen=True, slots=True)
 class GRPO:
     """Group-relative policy optimisation of whole responses."""
 
     algorithm: AlgorithmConfig = field(default_factory=machines_document)
     """Another one changes the formulas; its ratio is of whole responses all the same."""
+
+    def __post_init__(self) -> None:
+        """Refuse an algorithm of which `update` would leave something out, with ValueError."""
+        defaults = vars(AlgorithmConfig())
+        for name, value in vars(self.algorithm).items():
+            if name not in READ and value != defaults[name]:
+                raise ValueError(f"GRPO.update reads no algorithm.{name}, got {value}: take covey train")
+        objective = build_objective(self.algorithm, norm_length=1)
+        if objective.needs_batch_selection or objective.needs_full_kl:
+            name = "kl_estimator" if objective.needs_full_kl else "loss"
+            value = vars(self.algorithm)[name]
+            raise ValueError(f"GRPO.update has log-probs of whole responses alone, got algorithm.{name}={value}")
 
     def update(self, batch: DocumentBatch) -> Tensor:
         """Return the loss of a batch, a scalar to be minimised.
@@ -163,8 +183,8 @@ class GRPO:
         ValueError for a batch that `check` refuses.
         """
         check(batch)
-        estimator = ADVANTAGES[self.algorithm.advantage]
-        found_N = estimator(scores(batch["rewards"], batch["prompt_ids"]), **self.algorithm.advantage_options)
+        estimator = build_credit(self.algorithm).estimate
+        found_N, _ = estimated(estimator, scores(batch["rewards"], batch["prompt_ids"]))
         return clip_advantages(found_N, self.algorithm.advantage_clip)
 
 
