@@ -1,6 +1,7 @@
 """What the doctor says of runs on the disk: of covey, of TRL and of verl, on the page, in the terminal, for scripts."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -166,6 +167,17 @@ def test_the_command_says_findings_with_their_reasons_and_ends_with_a_code(
     said = capsys.readouterr().out
     for words in ("well: healthy\n", "ill: sick: D1 no signal", "\n      why:   ", "\n      turn:  ", "wrong: if "):
         assert words in said
+
+
+def test_the_command_advises_what_the_run_does_not_do_already(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = own_run(tmp_path / "run", zero_std_fraction=1.0)
+    (run / "config.yaml").write_text("num_steps: 60\ngroup_size: 4\nalgorithm:\n  group_filter: zero_std\n")
+    assert main(["doctor", str(run)]) == 4
+    (said,) = re.findall(r"turn:  (.*)\n", capsys.readouterr().out)
+    assert said.startswith("group_size larger (now 4); ")
+    assert "group_filter" not in said
 
 
 def test_programs_get_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
