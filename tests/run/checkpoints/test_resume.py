@@ -14,8 +14,12 @@ from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.environments.code.settings import CodeConfig
 from covey.environments.settings import MixtureConfig
+from covey.report.content import verdict
+from covey.report.read import read_run
 from covey.run.checkpoints.resume import truncate_jsonl
 from covey.run.folder import newer_trainings
+from covey.run.records.record import RunRecorder
+from covey.run.records.step_metrics import Stepped
 from covey.run.saved_settings import find_run, settings_of, settings_to_measure
 from covey.train import train
 
@@ -210,6 +214,20 @@ def test_a_run_that_could_not_go_on_is_left_as_it_was(capsys: pytest.CaptureFixt
     assert main(["train", f"resume={folder}", "num_steps=2", "resume_changes=[num_steps]"]) == 0
     assert rows(folder / "changes.jsonl")[0]["changes"] == {"num_steps": {"from": 1, "to": 2}}
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+
+
+def test_a_run_that_goes_on_is_not_said_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = rows_run()
+    log_step, said = RunRecorder.log_step, list[str]()
+
+    def look(record: RunRecorder, step: int, stepped: Stepped) -> None:
+        log_step(record, step, stepped)
+        said.append(verdict(read_run(folder))["text"].partition(",")[0])
+
+    monkeypatch.setattr(RunRecorder, "log_step", look)
+    assert main(["train", f"resume={folder}", "num_steps=3", "resume_changes=[num_steps]"]) == 0
+    assert [text.partition(" of ")[0] for text in said] == ["Under way: step 2", "Under way: step 3"]
+    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
 
 
 def test_a_run_that_goes_on_with_fewer_rows_compares_the_prompts_of_both_evaluations(

@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +24,11 @@ from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
 from covey.run.doctor.live import watching
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of
-from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS
+from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY
 from covey.run.records.answer_text import as_text
 from covey.run.records.callbacks import Callback, Callbacks
 from covey.run.records.notebook import progress_of
-from covey.run.records.rollout_log import best_to_worst, evaluation_rows, sampled, spread_over
+from covey.run.records.rollout_log import answers_per_evaluation, best_to_worst, evaluation_rows, sampled, spread_over
 from covey.run.records.samplers import SamplersTotals
 from covey.run.records.step_metrics import (
     Row,
@@ -159,7 +159,7 @@ class RunRecorder:
 
     def log_step(self, step: int, stepped: Stepped) -> None:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
-        self._is_as_left = False
+        self._get_under_way()
         groups, dropped, credit, metrics = stepped
         # Count tokens, seconds and drops over all ranks
         drops, left_out = self._drops(dropped), [one.group for one in dropped]
@@ -197,6 +197,13 @@ class RunRecorder:
         if metrics["num_rollouts_trained"] == 0:
             self.say(f"step {step + 1}: no signal, {why_no_signal(row, credit)}; the policy stays as it is")
         self._step_started = time.monotonic()
+
+    def _get_under_way(self) -> None:
+        """Take away what an earlier process said of the run's end, which holds no longer once the run goes on."""
+        if self._is_as_left and collectives.is_main_process():
+            with suppress(OSError):  # the last word is written over it
+                (self._folder / SUMMARY).unlink(missing_ok=True)
+        self._is_as_left = False
 
     def _log_schedule(self, step: int) -> None:
         """Write which groups made a step, where that does not follow from the settings."""
@@ -236,11 +243,11 @@ class RunRecorder:
 
     def evaluation(self, step: int, answers: Answers) -> None:
         """Measure and log answers to the held-out prompts."""
-        self._is_as_left = False
+        self._get_under_way()
         settings = self._config.evaluation
         # Turn answers into numbers
         found = evaluation_of(answers, settings)
-        rows = evaluation_rows(step, answers, settings.correct_above, self._answers_per_evaluation())
+        rows = evaluation_rows(step, answers, settings.correct_above, answers_per_evaluation(self._config))
         self._tracker.answers(step, rows, kind="evaluate")
         metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
         metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
@@ -259,12 +266,6 @@ class RunRecorder:
         self._progress.evaluation(step, metrics)
         self.callbacks.evaluation(step, found)
         self._step_started = time.monotonic()
-
-    def _answers_per_evaluation(self) -> int:
-        """Return how many answers to log, leaving room for those of the last evaluation of the run."""
-        config = self._config
-        num_evaluations = 2 + (config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 2
-        return min(config.output.answers_per_evaluation, max(1, config.output.max_rollout_rows // num_evaluations))
 
     @property
     def evaluations(self) -> Sequence[Evaluation]:

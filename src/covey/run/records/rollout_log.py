@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.config.schema import Config
 from covey.rollouts.source import Dropped
 from covey.run.evaluate import Answers
 from covey.system.jsonl import JsonlWriter
@@ -101,6 +102,12 @@ def best_to_worst(found: Sequence[Sampled], most: int) -> list[Sampled]:
     last = len(ordered) - 1
     most = min(most, len(ordered))
     return [ordered[round(place * last / max(1, most - 1))] for place in range(most)]
+
+
+def answers_per_evaluation(config: Config) -> int:
+    """Return how many answers to log, leaving room for those of the last evaluation of the run."""
+    num_evaluations = 2 + (config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 2
+    return min(config.output.answers_per_evaluation, max(1, config.output.max_rollout_rows // num_evaluations))
 
 
 def evaluation_rows(step: int, answers: Answers, correct_above: float, most: int) -> list[AnswerRow]:
