@@ -180,6 +180,25 @@ def test_the_command_advises_what_the_run_does_not_do_already(
     assert "group_filter" not in said
 
 
+def test_a_run_that_was_resumed_with_other_settings_is_judged_by_these(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = own_run(tmp_path / "run", zero_std_fraction=1.0)
+    changes = {
+        "num_steps": {"from": 60, "to": 90},
+        "algorithm.shaping": {"from": {}, "to": {"soft_overlong": {"n": 8}}},
+    }
+    (run / "changes.jsonl").write_text(json.dumps({"after_step": 20, "changes": changes}) + "\n")
+    assert main(["doctor", str(run)]) == 4
+    settings = read_run(run).settings
+    assert (settings["num_steps"], settings["algorithm.shaping.soft_overlong.n"]) == (90, 8)
+    assert "60 of 90" in dict(content([read_run(run)], ["run"])["runs"][0]["facts"])["steps"]
+    (run / "changes.jsonl").write_text('{"after_step": 20, "changes": {"num_steps": "to"}}\n')
+    capsys.readouterr()
+    assert main(["doctor", str(run)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_programs_get_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(own_run(tmp_path / "ill", mismatch_kl=1e-3)), "--json"]) == 4
     (row,) = json.loads(capsys.readouterr().out)

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from covey.run.doctor.log import flat
-from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS
+from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS, changes_of
 from covey.run.records.summary import read_summary
 from covey.system.disk import read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
@@ -52,7 +52,7 @@ def read_run(folder: Path) -> RunFiles:
     summary = read_summary(folder)
     return RunFiles(
         folder=folder,
-        settings=flat(_mapping(yaml.safe_load(read_regular(folder / CONFIG, MAX_BYTES)))),
+        settings=_settings(folder),
         versions=_mapping(_json(folder / VERSIONS)),
         summary=summary,
         steps=[row for row in metrics if row.get("kind") == "train"],
@@ -63,6 +63,16 @@ def read_run(folder: Path) -> RunFiles:
         updates=list(read_rows(folder / UPDATES)),
         error=_error(folder) if summary is not None and summary.get("status") != "completed" else None,
     )
+
+
+def _settings(folder: Path) -> Row:
+    """Return the settings that a run had last: those that it was begun with, and what it was resumed with instead."""
+    found = flat(_mapping(yaml.safe_load(read_regular(folder / CONFIG, MAX_BYTES))))
+    for line in changes_of(folder):
+        for name, change in line["changes"].items():
+            kept = {key: value for key, value in found.items() if key != name and not key.startswith(f"{name}.")}
+            found = kept | flat({name: change["to"]})
+    return found
 
 
 def cut(text: Any, most: int = MAX_TEXT) -> Any:

@@ -21,7 +21,8 @@ from covey.system.jsonl import write_json
 from covey.system.text.cleaning import CleanRecords
 from covey.system.text.masking import without
 
-CONFIG = "config.yaml"
+CONFIG, CHANGES = "config.yaml", "changes.jsonl"
+"""The settings that a run was begun with, and those that it was resumed with instead."""
 VERSIONS = "versions.json"
 LOCK, SUMMARY = "run.lock", "summary.json"
 METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
@@ -81,6 +82,22 @@ def _sync_names(folder: Path) -> None:
     for path in (folder, *folder.absolute().parents[:3]):
         with contextlib.suppress(OSError):  # a folder above may belong to somebody else
             sync(path)
+
+
+def changes_of(folder: Path) -> list[dict[str, Any]]:
+    """Return what changed each time the run in `folder` was resumed. ValueError where the file is damaged."""
+    path = folder / CHANGES
+    if not path.exists():
+        return []
+    try:
+        lines = [json.loads(line) for line in read_regular(path, trust.MAX_BYTES).decode().split("\n") if line]
+        if not all(isinstance(line["changes"], dict) and "after_step" in line for line in lines):
+            raise ValueError("a line holds no changes")
+        if not all(isinstance(one, dict) and "to" in one for line in lines for one in line["changes"].values()):
+            raise ValueError("a change does not say to what")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({str(error)[:100]})") from error
+    return lines
 
 
 def begun_at(folder: Path) -> int:

@@ -1,6 +1,5 @@
 """Settings that a run, a saved policy's run or a file was left with, and what is typed over them."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from covey.config.names import current_name
 from covey.config.schema import Config, setting_names
 from covey.policy.settings import ModelConfig
 from covey.run import trust
-from covey.run.folder import CONFIG, begun_at
-from covey.system.disk import cache_folder, read_regular
+from covey.run.folder import CONFIG, begun_at, changes_of
+from covey.system.disk import cache_folder
 from covey.system.text.masking import MASK, mask
 
-CHANGES = "changes.jsonl"
-"""Settings that runs were resumed with; config.yaml stays as the run was begun."""
 CONTROL = ("resume", "resume_changes", "trust_run")
 """Settings that say how to resume; they are no part of the run's own settings."""
 ORIGIN = ("name", "revision", *(field for field in vars(ModelConfig()) if field.startswith("nano_")))
@@ -178,22 +175,6 @@ def with_own_caches(saved: DictConfig, source: Path, *, trusted: bool) -> DictCo
         if "judge_cache_dir" in saved.environment:
             saved.environment.judge_cache_dir = cache_folder()
     return saved
-
-
-def changes_of(folder: Path) -> list[dict[str, Any]]:
-    """Return what changed each time the run in `folder` was resumed. ValueError where the file is damaged."""
-    path = folder / CHANGES
-    if not path.exists():
-        return []
-    try:
-        lines = [json.loads(line) for line in read_regular(path, trust.MAX_BYTES).decode().split("\n") if line]
-        if not all(isinstance(line["changes"], dict) and "after_step" in line for line in lines):
-            raise ValueError("a line holds no changes")
-        if not all("to" in change for line in lines for change in line["changes"].values()):
-            raise ValueError("a change does not say to what")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({str(error)[:100]})") from error
-    return lines
 
 
 def parsed(words: Sequence[str]) -> list[Override]:

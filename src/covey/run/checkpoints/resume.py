@@ -17,9 +17,9 @@ from covey.config.schema import Config
 from covey.run import trust
 from covey.run.checkpoints.checkpoint import complete_checkpoints, newest_valid, read_manifest
 from covey.run.checkpoints.manifest import step_of
-from covey.run.folder import CONFIG, LOCK, ROWS, create_run_folder, write_versions
+from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run_folder, write_versions
 from covey.run.records.summary import versions
-from covey.run.saved_settings import CHANGES, changes_of, differences, saved_settings
+from covey.run.saved_settings import differences, saved_settings
 from covey.system import collectives
 from covey.system.disk import atomic_file, catch_write_errors
 from covey.system.text.masking import secrets_in
