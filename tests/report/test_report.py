@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from covey.cli.main import main
 from covey.cli.report import report_at_the_end
+from covey.cli.tables import render
 from covey.config.schema import OutputConfig
 from covey.report.bands import mean_band, moving_bands, share_band
 from covey.report.content import comparison, content, pairs_of, thinned, verdict
@@ -26,6 +28,7 @@ from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
 from covey.report.read import RunFiles, read_run
 from covey.report.text import as_lines
 from covey.run.folder import LOCK
+from covey.run.records.summary import read_summary
 from covey.train import train
 from covey.types import Prompt
 
@@ -163,6 +166,15 @@ def test_the_verdict_says_whether_the_interval_holds_0(low: float, high: float, 
     found = verdict(RunFiles(Path("run"), summary=summary(low, high)))
     assert found["state"] == state
     assert words in found["text"]
+
+
+def test_the_verdict_and_the_table_say_of_which_level_the_interval_is(finished: Path) -> None:
+    wide = summary(0.1, 0.3) | {"confidence": 0.975}
+    assert "(+20.0, 97.5 % [10.0, 30.0])" in verdict(RunFiles(Path("run"), summary=wide))["text"]
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(render((read_summary(finished) or {}) | {"confidence": 0.975}, finished))
+    assert "97.5 % intervals" in shown.get()
 
 
 def test_the_verdict_of_a_run_that_failed_says_why_and_of_one_under_way_how_far_it_is() -> None:

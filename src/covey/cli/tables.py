@@ -89,7 +89,7 @@ def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
 
 def _evaluation_title(content: Mapping[str, Any]) -> str:
     some = content["after"] or content["before"]
-    number, level = some["num_prompts"], percent(content["confidence"], 0)
+    number, level = some["num_prompts"], f"{100 * content['confidence']:.4g} %"
     prompts = "prompt" if number == 1 else "prompts"
     few = "" if number >= FEW else "; too few to tell"
     intervals = f"; {level} intervals" if number > 1 else ""

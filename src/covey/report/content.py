@@ -89,16 +89,17 @@ def _gain(summary: Row) -> str:
     # Runs without evaluations to compare
     if not before or not after or not gain:
         return "There are no two evaluations to compare."
-    number = after["num_prompts"]
+    num_prompts = after["num_prompts"]
     change = gain["accuracy"]
     if any(not isinstance(change[key], int | float) for key in ("value", "low", "high")):
         return "The evaluations before and after have nothing in common."
     # Accuracies, and the interval of the gain
     values = f"{100 * before['accuracy']['value']:.1f} → {100 * after['accuracy']['value']:.1f} %"
-    shown = f"{100 * change['value']:+.1f}, 95 % [{100 * change['low']:.1f}, {100 * change['high']:.1f}]"
+    level = f"{100 * (number(summary.get('confidence')) or CONFIDENCE):.4g} %"
+    shown = f"{100 * change['value']:+.1f}, {level} [{100 * change['low']:.1f}, {100 * change['high']:.1f}]"
     words = {"shown": "shown", "lost": "it got worse", "unclear": "not shown: the interval holds 0"}[_state(summary)]
-    few = " Fewer than 20 prompts tell little." if number < 20 else ""
-    return f"Accuracy {values} ({shown}) on {number} held-out prompts: {words}.{few}"
+    few = " Fewer than 20 prompts tell little." if num_prompts < 20 else ""
+    return f"Accuracy {values} ({shown}) on {num_prompts} held-out prompts: {words}.{few}"
 
 
 def _state(summary: Row) -> str:

@@ -261,6 +261,16 @@ def test_an_accuracy_that_keeps_up_with_the_reward_on_few_prompts_is_no_hacking(
     assert found(0.25, 0.25) == ["D16"]
 
 
+@pytest.mark.parametrize(("level", "found"), [(None, ["D32"]), (0.95, ["D32"]), (0.9999, [])])
+def test_how_sure_a_gain_is_depends_on_the_level_of_its_interval(level: float | None, found: list[str]) -> None:
+    gain = {"accuracy": {"value": 0.1, "low": -0.02, "high": 0.22}}
+    summary = {"status": "completed", "gain": gain, "after": {"num_prompts": 400}}
+    rows = [{"step": step, "grad_norm": 0.1} for step in range(1, 61)]
+    looks = [{"step": step, "accuracy": value} for step, value in ((0, 0.4), (60, 0.5))]
+    own = {} if level is None else {"confidence": level}
+    assert names(log_of(rows, looks, summary=summary | own)) == found
+
+
 def test_exit_codes_follow_the_worst_finding() -> None:
     assert [EXIT_CODES[level] for level in (None, Level.NOTE, Level.WATCH, Level.SICK)] == [0, 0, 3, 4]
     assert EXIT_CODES[worst(diagnose(KEPT["form_pays"]))] == 4

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 from covey.run.doctor.finding import Evidence, Level
@@ -10,6 +11,8 @@ from covey.run.doctor.log import Part, RunLog, Span, Window, as_number
 REWARDS = ("sampled_reward_mean", "reward_mean")
 USUAL_PROMPTS = 128
 """Of an evaluation that does not say how many it had."""
+CONFIDENCE = 0.95
+"""Of the intervals of a summary that does not say."""
 FEW_PROMPTS = 30
 """Held-out prompts whose greedy answers alone say little."""
 
@@ -110,7 +113,8 @@ def accuracy_change(log: RunLog) -> Change | None:
     found = (log.summary.get("gain") or {}).get("accuracy") or {}
     low, high, value = (as_number(found.get(name)) for name in ("low", "high", "value"))
     if low is not None and high is not None and value is not None and abs(value - (last - first)) < 1e-6:
-        return Change(before, after, (high - low) / 3.92)
+        errors = NormalDist().inv_cdf((1 + (as_number(log.summary.get("confidence")) or CONFIDENCE)) / 2)
+        return Change(before, after, (high - low) / (2 * errors))
     # Else estimate the binomial error of both accuracies
     prompts = num_prompts(log)
     variance = first * (1 - first) + last * (1 - last)
