@@ -271,6 +271,33 @@ def test_how_sure_a_gain_is_depends_on_the_level_of_its_interval(level: float | 
     assert names(log_of(rows, looks, summary=summary | own)) == found
 
 
+def distances(reward: float, gain: float, **numbers: float) -> RunLog:
+    """A run whose reward is a distance below 0, so that no answer is ever counted as right."""
+    silent = {"zero_std_fraction": 0.1, "all_wrong_fraction": 1.0, "all_correct_fraction": 0.0}
+    rows = [
+        {"step": step, "sampled_reward_mean": reward + gain * step / 60 + 0.1 * (step % 3), **silent, **numbers}
+        for step in range(1, 61)
+    ]
+    looks = [{"step": step, "accuracy": 0.0, "reward_mean": reward + gain * step / 60} for step in (0, 60)]
+    return log_of(rows, looks)
+
+
+def test_rewards_below_0_that_differ_are_not_too_hard_and_no_hacking_is_shown_by_an_accuracy_of_0() -> None:
+    found = {finding.rule.id: finding for finding in diagnose(distances(-5.0, 3.0))}
+    assert list(found) == ["D16"]
+    assert found["D16"].level is Level.WATCH
+    assert found["D16"].title.endswith(": no answer reaches evaluation.correct_above")
+    assert "D2" in names(distances(0.0, 0.0, zero_std_fraction=1.0))
+
+
+def test_a_reward_that_is_always_won_teaches_nothing_also_where_held_out_prompts_are_not_solved() -> None:
+    always = {"sampled_reward_mean": 1.0, "zero_std_fraction": 1.0, "all_correct_fraction": 1.0}
+    rows = [{"step": step, **always, "all_wrong_fraction": 0.0} for step in range(1, 61)]
+    low, high = ([{"step": step, "accuracy": value} for step in (0, 60)] for value in (0.3, 0.97))
+    assert names(log_of(rows, low)) == ["D1"]
+    assert names(log_of(rows, high)) == ["D3"]
+
+
 def test_exit_codes_follow_the_worst_finding() -> None:
     assert [EXIT_CODES[level] for level in (None, Level.NOTE, Level.WATCH, Level.SICK)] == [0, 0, 3, 4]
     assert EXIT_CODES[worst(diagnose(KEPT["form_pays"]))] == 4

@@ -99,7 +99,7 @@ RULES: tuple[Rule, ...] = (
         ("reward_weights lower for the form", "the form as a factor of the reward, not as a term"),
         "the task's own part rises once the others have levelled off",
         reward.format_only,
-        brings=("D16", "D14", "D19", "D35", "D21"),
+        brings=("D16", "D14", "D19", "D35", "D21", "D1"),
     ),
     Rule(
         "D7",
@@ -155,7 +155,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "a person, or a verifier the run has never seen, finds the new answers right",
         reward.hacking,
-        brings=("D19", "D35", "D21"),
+        brings=("D19", "D35", "D21", "D1"),
     ),
     Rule(
         "D4",

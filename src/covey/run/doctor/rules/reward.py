@@ -45,6 +45,9 @@ def hacking(log: RunLog) -> Evidence | None:
         return None
     level = Level.SICK if fell or (reward.z > 8 and accuracy.gain < 0.1 * reward.gain) else Level.WATCH
     text = f"the training reward rose {reward.seen()}, held-out accuracy went {accuracy.seen(percent)}"
+    # Rewards that cannot reach what counts as right, such as a distance below 0, have no accuracy that could rise
+    if all(value == 0 for _, value in log.looks_at("accuracy")):
+        level, text = Level.WATCH, f"{text}: no answer reaches evaluation.correct_above"
     values = {"reward_z": reward.z, "accuracy_z": accuracy.z}
     return Evidence(level, text, since_moved(log, reward_name(log)), None, values)
 

@@ -20,7 +20,7 @@ LONG_ANSWER = 8
 def no_signal(log: RunLog) -> Evidence | None:
     """Find groups whose rewards are all equal, unless that is because they are solved."""
     right, wrong = _shares(log)
-    if right > wrong:
+    if right > wrong and not _is_won_alone(log):
         return None
 
     def seen(span: Span) -> str:
@@ -35,6 +35,13 @@ def too_hard(log: RunLog) -> Evidence | None:
     span = log.lasting("all_wrong_fraction", lambda window: window.mean >= NO_SIGNAL_WATCH)
     if span is None or wrong <= 4 * right:
         return None
+    # Rewards of 0 and below that differ are no verdict of wrong, as where an answer costs its distance from the best
+    first, last = span.windows[0].first, span.windows[-1].last
+    equal = [
+        window.mean for window in log.windows("zero_std_fraction") if window.last >= first and window.first <= last
+    ]
+    if equal and fmean(equal) < NO_SIGNAL_WATCH:
+        return None
     level = Level.SICK if span.mean >= NO_SIGNAL_SICK else Level.WATCH
     return evidence_of(
         level, span, f"every answer is wrong in {percent(wrong)} of the groups, right in {percent(right)}"
@@ -48,13 +55,19 @@ def too_easy(log: RunLog) -> Evidence | None:
     if span is None or right <= wrong:
         return None
     change = accuracy_change(log)
-    if change is not None and change.last < 0.5:  # the reward is won, the task is not
+    if _is_won_alone(log):
         return None
     is_solved = change is not None and change.last > SOLVED
     began_solved = change is not None and change.first > SOLVED
     level = Level.NOTE if is_solved and not began_solved else Level.WATCH
     end = f"; held-out accuracy is {percent(change.last)}" if change else ""
     return evidence_of(level, span, f"every answer is right in {percent(right)} of the groups{end}")
+
+
+def _is_won_alone(log: RunLog) -> bool:
+    """Tell whether the reward is won and the task is not, by held-out accuracy."""
+    change = accuracy_change(log)
+    return change is not None and change.last < 0.5
 
 
 def _shares(log: RunLog) -> tuple[float, float]:
