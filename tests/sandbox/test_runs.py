@@ -204,6 +204,42 @@ def test_a_script_may_leave_as_it_likes_but_not_raise(sandbox: Sandbox) -> None:
         assert kinds(sandbox.run_blocking(main + ending, [OutputTest("", "a")])) == [kind], ending
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(sum(map(int, sys.stdin.buffer.read(1 << 20).split())))",
+        "print(int(sys.stdin.buffer.peek(1)[:1]) + int(sys.stdin.buffer.read1(2)) - 1 + sum(map(int, sys.stdin)))",
+        "sys.stdin = io.TextIOWrapper(sys.stdin.buffer)\nprint(sum(map(int, sys.stdin)))",
+        "sys.stdin.reconfigure(encoding='utf-8')\nprint(sum(map(int, sys.stdin)))",
+        "assert 'r' in sys.stdin.mode and 'r' not in sys.stdout.mode\nprint(sum(map(int, open(0))))",
+    ],
+)
+def test_a_script_may_read_in_all_the_usual_ways(sandbox: Sandbox, code: str) -> None:
+    text = "1\n" * 50_000  # more than a pipe holds
+    report = sandbox.run_blocking(f"import io, sys\n{code}", [OutputTest(text, "50000")])
+    assert kinds(report) == ["passed"], report
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import io, sys\nsys.stdout = io.StringIO()\nprint('a')\nsys.__stdout__.write(sys.stdout.getvalue())",
+        "import atexit, io, sys\nsys.stdout = io.StringIO()\n"
+        "atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\nprint('a')",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint('a')",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach())\nprint('a')",
+        "import os, sys\nprint('a')\nsys.stdout = open(os.devnull, 'w')\nprint('b')",
+        "import sys\nprint('a')\nsys.stdout.close()",
+        "import sys\nprint('a', flush=True)\nsys.stdout = None",
+        "out = open(1, 'w')\nout.write('a')",
+        "def lines():\n    try: yield\n    finally: print('a')\nkept = lines()\nnext(kept)",
+        "class Last:\n    def __del__(self): print('a')\nlast = Last()",
+    ],
+)
+def test_what_a_script_has_printed_is_there_however_it_did_it(sandbox: Sandbox, code: str) -> None:
+    assert kinds(sandbox.run_blocking(code, [OutputTest("", "a")])) == ["passed"]
+
+
 def test_a_script_that_prints_without_end_or_never_ends_fails_alone(sandbox: Sandbox) -> None:
     code = "n = input()\nwhile n == 'loud': print('x' * 1000)\nwhile n == 'still': pass\nprint(n)"
     tests = [OutputTest(word, word) for word in ("a", "loud", "still", "b")]

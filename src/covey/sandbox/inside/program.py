@@ -7,7 +7,6 @@ the expected values are elsewhere. Before any of the program runs, this reports 
 import ast
 import atexit
 import contextlib
-import io
 import os
 import sys
 import threading
@@ -100,12 +99,13 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def open_streams() -> None:
-    """Open Python's own streams, in the zygote already, on whatever the descriptors will be: printing is never an
-    error."""
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(STDIN, closefd=False), "utf-8", "surrogateescape")  # type: ignore[misc]
-    for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
-        raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
-        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace")
+    """Open Python's own streams on what the descriptors are now: printing is never an error."""
+    for name, descriptor, mode, errors in (
+        ("stdin", STDIN, "r", "surrogateescape"),
+        ("stdout", STDOUT, "w", "backslashreplace"),
+        ("stderr", STDERR, "w", "backslashreplace"),
+    ):
+        stream = open(descriptor, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115  # stays open
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -113,6 +113,7 @@ def open_streams() -> None:
 def module_of(name: str) -> types.ModuleType:
     """Make a module that the standard library finds by the name that classes and functions carry."""
     module = types.ModuleType(name)
+    module.__file__ = sys.argv[0]
     sys.modules[name] = module
     return module
 
@@ -136,12 +137,24 @@ def load(code: str, entry_point: str) -> Callable[..., Any]:
 
 def run_script(code: str) -> None:
     """Run it as `python program.py` would, up to the end of its threads and what it left to do at exit."""
+    # Its streams are pipes, of which what was opened on the zygote's descriptors knows nothing
+    open_streams()
     module = module_of("__main__")
     with contextlib.suppress(SystemExit):
         exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
+    # Then as at Python's own exit: threads, what was registered, output, files and generators that are still open
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
+    flush_output()
+    module.__dict__.clear()
+    flush_output()
+
+
+def flush_output() -> None:
+    """Send what was printed, also where the program has put something else in place of the stream, or closed it."""
+    for stream in (sys.stdout, sys.__stdout__):
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
 
 
 def next_call() -> dict[str, Any] | None:
