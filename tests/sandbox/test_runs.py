@@ -193,6 +193,8 @@ def test_a_script_may_leave_as_it_likes_but_not_raise(sandbox: Sandbox) -> None:
     main = "import sys, os, atexit, threading\nif __name__ == '__main__': print('a', flush=True)\n"
     for ending, kind in [
         ("sys.exit(3)", "passed"),
+        ("exit()", "passed"),
+        ("quit()", "passed"),
         ("os._exit(1)", "passed"),
         ("raise ValueError('b')", "error"),
         ("raise EOFError", "error"),

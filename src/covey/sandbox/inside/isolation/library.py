@@ -6,6 +6,7 @@ Shared libraries need not be readable: those that the standard library wants are
 import ctypes
 import importlib
 import os
+import site
 import stat
 import sysconfig
 import time
@@ -35,6 +36,8 @@ THREAD_END = "libgcc_s.so.1"
 
 def preload() -> None:
     """Import what programs are likely to need, and what they could not load later."""
+    site.setquit()  # `exit` and `quit`, which an interpreter without site packages lacks
+    site.sethelper()
     for name in PRELOADED.split():
         importlib.import_module(name)
     for name in WITH_LIBRARIES.split():
