@@ -3,7 +3,9 @@
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections.abc import Iterable
 from enum import IntEnum
+from itertools import product
 from typing import Any
 
 import pytest
@@ -119,6 +121,15 @@ def test_numbers_chosen_to_have_one_hash_are_refused_quickly() -> None:
     for frame in ({"s": same}, {"z": same}, {"d": [[number, 1] for number in same]}, {"k": same}):
         with pytest.raises(ValueError, match="same hash"):
             decode(json.loads(json.dumps(frame)))
+
+
+@pytest.mark.parametrize(("numbers", "length"), [(range(-3, 4), 4), (range(-20, 20), 3), ((-2, -1), 9)], ids=str)
+def test_points_of_a_grid_arrive_though_hashes_of_minus_one_and_minus_two_are_equal(
+    numbers: Iterable[int], length: int
+) -> None:
+    points = set(product(numbers, repeat=length))
+    assert sent(points) == points
+    assert sent(dict.fromkeys(points, 1)) == dict.fromkeys(points, 1)
 
 
 def test_every_tag_that_can_be_encoded_can_be_decoded() -> None:

@@ -13,12 +13,14 @@ whatever a subclass says about itself; decoding makes exact plain types and trus
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
 MAX_DEPTH = 60
-MAX_COLLISIONS = 1000
+MAX_COLLISIONS = 1_000_000
+"""Pairs of values in one set or dict that have the same hash: each costs a comparison."""
 SAFE_INTEGER = 1 << 53
 """JSON numbers above are not the same everywhere."""
 FOREIGN = (AttributeError, TypeError, ValueError, OverflowError, RecursionError, MemoryError, UnicodeError)
@@ -217,8 +219,12 @@ def _decoded_all(content: Any, depth: int) -> list[Any]:
 
 
 def _hashable(values: list[Any]) -> list[Any]:
-    """Return the values if their hashes differ: inserting numbers that were chosen to have one hash takes for ever."""
-    if len(values) - len({hash(value) for value in values}) > MAX_COLLISIONS:
+    """Return the values if few have one hash: inserting numbers that were chosen so takes for ever.
+
+    Honest ones are in many small groups: -1 and -2 have one hash, and so have the points of a grid that hold them.
+    """
+    alike = Counter(map(hash, values)).values()
+    if sum(number * (number - 1) for number in alike) > MAX_COLLISIONS:
         raise ValueError("too many values with the same hash")
     return values
 
