@@ -3,9 +3,9 @@
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from itertools import product
+from itertools import chain, count, groupby, islice, permutations, product
 from typing import Any
 
 import pytest
@@ -75,6 +75,42 @@ def test_iterators_and_views_can_be_iterated_once_they_arrive() -> None:
     assert sorted(sent({"b": 1, "a": 2}.keys())) == ["a", "b"]
     assert sum(sent({"b": 1, "a": 2}.values())) == 3
     assert list(sent({"b": 1}.items())) == [("b", 1)]
+
+
+class CountDown:
+    def __init__(self, start: int) -> None:
+        self.left = start
+
+    def __iter__(self) -> "CountDown":
+        return self
+
+    def __next__(self) -> int:
+        if self.left == 0:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+
+@pytest.mark.parametrize(
+    ("iterator", "members"),
+    [
+        (permutations("ab"), [("a", "b"), ("b", "a")]),
+        (chain([1], (2,)), [1, 2]),
+        (islice(count(5), 2), [5, 6]),
+        (reversed({1: 2, 3: 4}), [3, 1]),
+        (iter("h\u00e9"), ["h", "\u00e9"]),
+        (iter(b"ab"), [97, 98]),
+        (iter([3, 2, 0].pop, 3), [0, 2]),
+        (CountDown(2), [1, 0]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_iterator_arrives_whatever_made_it(iterator: Iterator[Any], members: list[Any]) -> None:
+    assert list(sent(iterator)) == members
+
+
+def test_the_groups_of_an_iterator_arrive() -> None:
+    assert [(key, list(group)) for key, group in sent(groupby("aab"))] == [("a", ["a", "a"]), ("b", ["b"])]
 
 
 def test_what_is_not_plain_keeps_its_truth_and_equals_nothing() -> None:
