@@ -1,6 +1,7 @@
 """What a report says of programs: fractions, kinds, messages."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -323,6 +324,23 @@ def test_a_test_at_fault_is_no_verdict_on_the_program(any_sandbox: Sandbox) -> N
         with pytest.raises(SandboxFailed, match=said):
             any_sandbox.run_blocking(code, [AssertTest(source)], "f")
     assert any_sandbox.run_blocking(code, calls((1, 1)), "f").fraction == 1.0
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        (AssertTest("import numpy as np\nassert f(1) == 1"), "No module named 'numpy' in import numpy as np"),
+        (AssertTest("assert f(1) == 1", setup="import numpy"), "No module named 'numpy'"),
+        (AssertTest("assert Solution().f(1) == 1"), "NameError: name 'Solution' is not defined in assert Solution"),
+        (AssertTest("assert helper(1) == f(1)"), "NameError: name 'helper' is not defined in assert helper"),
+        (AssertTest("assert f.__doc__\nassert f(1) == 1"), "assert f.__doc__"),
+    ],
+)
+def test_a_test_that_fails_before_it_calls_the_program_is_no_verdict_on_it(
+    any_sandbox: Sandbox, test: AssertTest, said: str
+) -> None:
+    with pytest.raises(SandboxFailed, match=f"^a test fails before it calls the program: .*{re.escape(said)}"):
+        any_sandbox.run_blocking("def f(n): return n", [AssertTest("assert f(1) == 1"), test], "f")
 
 
 # ------------------------------------------------------------------------------------------------ around

@@ -82,6 +82,11 @@ class Candidate:
         raise GivenUp
 
     @property
+    def is_uncalled(self) -> bool:
+        """Return whether nothing was asked of the program, so that it is not to blame for anything."""
+        return self._deadline is None and self.fault is None
+
+    @property
     def _num_calls(self) -> int:
         assert self._case.program is not None
         return self._case.program.num_calls
@@ -151,7 +156,10 @@ def verdict_on_assert(case: Case, candidate: Candidate, test: dict[str, Any]) ->
         gc.collect()
         verdict = failed("error", f"MemoryError in the test: {candidate.last}")
     except BaseException as error:
-        verdict = failed("wrong" if isinstance(error, AssertionError) else "error", message(error, candidate, test))
+        told = message(error, candidate, test)
+        verdict = failed("wrong" if isinstance(error, AssertionError) else "error", told)
+        if candidate.is_uncalled:
+            raise Unjudged(f"a test fails before it calls the program: {told}") from error
     if candidate.fault is not None:
         raise candidate.fault
     return candidate.verdict or verdict
@@ -165,8 +173,9 @@ def message(error: BaseException, candidate: Candidate, test: dict[str, Any]) ->
         if trace.tb_frame.f_code.co_filename == TEST_NAME:
             line = lines[trace.tb_lineno - 1].strip()
         trace = trace.tb_next
-    told = "" if isinstance(error, AssertionError) else f"{type(error).__name__}{text_of(error)} in "
-    return f"{told}{line[: MAX_MESSAGE // 2]}" + (f": {candidate.last}" if candidate.last else "")
+    told = "" if isinstance(error, AssertionError) else f"{type(error).__name__}{text_of(error)}"
+    place = f" in {line[: MAX_MESSAGE // 2]}" if told and line else line[: MAX_MESSAGE // 2]
+    return f"{told}{place}" + (f": {candidate.last}" if candidate.last else "")
 
 
 def text_of(error: BaseException) -> str:
