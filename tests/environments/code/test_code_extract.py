@@ -27,6 +27,12 @@ def test_the_last_block_that_defines_the_function_is_the_program() -> None:
     assert extract_program(fence("f = len\n") + fence("def g(): pass\n"), "f") == "f = len\n"
 
 
+def test_the_block_that_defines_the_class_is_the_program_where_a_method_is_tested() -> None:
+    solution = "class Solution:\n    def twice(self, n): return 2 * n\n"
+    use = fence("print(Solution().twice(4))\n")
+    assert extract_program(f"{fence(solution)}\nTry it:\n{use}", "Solution.twice") == solution
+
+
 def test_where_no_block_defines_it_the_last_one_counts() -> None:
     assert extract_program(fence("x = 1\n") + fence("y = 2\n"), "f") == "y = 2\n"
 

@@ -41,8 +41,8 @@ def extract_program(completion: str, entry_point: str, opening: str = "") -> str
 
 
 def defines(program: str, entry_point: str) -> bool:
-    """Return whether the name is given a meaning at the top level of the text."""
-    name = re.escape(entry_point)
+    """Return whether the name is given a meaning at the top level of the text; of `Class.method`, the class."""
+    name = re.escape(entry_point.partition(".")[0])
     pattern = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"
     return re.search(pattern, program, re.MULTILINE) is not None
 
