@@ -58,6 +58,24 @@ def test_an_indented_block_loses_the_indentation_of_its_fence() -> None:
     assert extract_program(f"1. So:\n{indented}", "f") == F
 
 
+@pytest.mark.parametrize("before", ["Sure: ", "<answer>", "**Answer** ", "1. "])
+def test_a_block_may_begin_behind_other_text(before: str) -> None:
+    assert extract_program(f"{before}{fence(F)}That is it.", "f") == F
+    assert extract_program(f"{before}```python\n{F}", "f") == F
+
+
+def test_a_block_may_stand_in_an_answer_tag_without_further_lines() -> None:
+    for language in ("python", ""):
+        assert extract_program(f"<answer>{fence(F, language)[:-1]}</answer>\nDone.", "f") == F
+
+
+def test_marks_in_words_and_in_code_are_no_fences() -> None:
+    assert extract_program(f"Not in ```, but as code:\n{fence(F)}", "f") == F
+    assert extract_program(f"Write ```f``` so, not in ```\n{fence(F)}", "f") == F
+    quoted = 'def f(n):\n    return "```"\n'
+    assert extract_program(fence(quoted), "f") == quoted
+
+
 def test_lines_may_end_as_on_windows() -> None:
     assert extract_program(fence(F).replace("\n", "\r\n"), "f") == F
 

@@ -5,6 +5,7 @@ The rule, in this order:
 1. What stands in a think block is no submission; neither is a think block that never ends.
 2. Of the fenced blocks (``` or ~~~, whatever their language) the last one that defines the entry point at its top
    level is the program; where none does, the last block. A fence that is never closed ends with the text.
+   Before the first marks there may be other text where a language follows them, or an answer tag.
 3. Without a fence, the content of the last answer tag is the program; without one, the whole text.
 4. Where a problem gives the beginning of the program and the text found does not define the entry point, it is taken
    as the rest of that program.
@@ -19,7 +20,8 @@ from covey.environments.math.answers import without_thoughts
 MAX_COMPLETION = 200_000
 """Characters; a longer text hands nothing in."""
 
-_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
+_FENCE = re.compile(r"^([^\n`~]*+)(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
+"""What stands before the marks, the marks, and what follows."""
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
@@ -54,8 +56,8 @@ def fenced_blocks(text: str) -> list[str]:
     # A fence closes with at least as many marks as it opened with
     for fence in _FENCE.finditer(text):
         if begin is None:
-            begin = fence
-        elif fence[2].startswith(begin[2]) and not fence[3].strip():
+            begin = fence if _opens(fence) else None
+        elif fence[2].startswith(begin[2]) and _closes(fence):
             blocks.append(_content(text, begin, fence.start()))
             begin = None
     # A block without an end goes on to the end of the text
@@ -64,9 +66,20 @@ def fenced_blocks(text: str) -> list[str]:
     return blocks
 
 
+def _opens(fence: re.Match[str]) -> bool:
+    """Return whether a block begins here: on a line of its own, in an answer tag, or behind words and with a
+    language."""
+    return fence[1].strip().lower() in ("", "<answer>") or fence[3].strip().isidentifier()
+
+
+def _closes(fence: re.Match[str]) -> bool:
+    return not fence[1].strip() and fence[3].strip().lower() in ("", "</answer>")
+
+
 def _content(text: str, begin: re.Match[str], end: int) -> str:
     lines = text[begin.end() + 1 : end].split("\n")
-    return "\n".join(line.removeprefix(begin[1]) for line in lines)
+    indentation = begin[1] if begin[1].isspace() else ""
+    return "\n".join(line.removeprefix(indentation) for line in lines)
 
 
 def _submission(text: str, entry_point: str) -> str:
