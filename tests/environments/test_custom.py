@@ -89,6 +89,23 @@ class Strings(Letters):
         return ["1+1="]  # type: ignore[list-item]
 
 
+class Wordless(Letters):
+    """Letters whose prompts are no list, or hold no words."""
+
+    def __init__(self, given: str) -> None:
+        super().__init__("a")
+        self.given = given
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        kinds: dict[str, object] = {
+            "nothing": None,
+            "generator": (prompt for prompt in super().prompts(split)),
+            "number": [Prompt("x", "n", 7, {})],  # type: ignore[arg-type]
+            "no content": [Prompt("x", "n", ({"role": "user"},), {})],
+        }
+        return kinds[self.given]  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(
     ("factory", "options", "reason"),
     [
@@ -96,9 +113,23 @@ class Strings(Letters):
         ("Numbered", {"way": "of both"}, "must give each prompt an id of its own, prompts of train and test have '0'"),
         ("Numbered", {"way": "none"}, "must give Prompts for split train, got none"),
         ("Strings", {"letter": "a"}, "must give Prompts for split train, got a str"),
+        ("Wordless", {"given": "nothing"}, "must return a list of Prompts for split train, got a NoneType"),
+        ("Wordless", {"given": "generator"}, "must return a list of Prompts for split train, got a generator"),
+        (
+            "Wordless",
+            {"given": "number"},
+            "must give a prompt text, or messages with role and content; 'x' of split train is 7",
+        ),
+        (
+            "Wordless",
+            {"given": "no content"},
+            "must give a prompt text, or messages with role and content; 'x' of split train is ({'role': 'user'},)",
+        ),
     ],
 )
-def test_prompts_that_cannot_be_told_apart_are_refused(factory: str, options: dict[str, object], reason: str) -> None:
+def test_prompts_that_cannot_be_told_apart_or_read_are_refused(
+    factory: str, options: dict[str, object], reason: str
+) -> None:
     with pytest.raises(ValueError) as refusal:
         built(factory, **options)
     assert str(refusal.value) == f"environment=custom {reason}"

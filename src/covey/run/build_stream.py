@@ -1,7 +1,7 @@
 """From prompts and settings to the order in which those that fit the policy come."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -207,7 +207,10 @@ def check_prompts(name: str, environment: Environment) -> None:
     """Refuse prompts that are none, or that share an id, which tells seeds, verdicts and groups apart."""
     seen: dict[str, Split] = {}
     for split in SPLITS:
-        prompts = environment.prompts(split)
+        prompts: object = environment.prompts(split)
+        if not isinstance(prompts, list | tuple):
+            kind = type(prompts).__name__
+            raise ValueError(f"environment={name} must return a list of Prompts for split {split}, got a {kind}")
         wrong = [prompt for prompt in prompts if not isinstance(prompt, Prompt)]
         if wrong or not prompts:
             got = f"a {type(wrong[0]).__name__}" if wrong else "none"
@@ -219,6 +222,18 @@ def check_prompts(name: str, environment: Environment) -> None:
                     f"environment={name} must give each prompt an id of its own, {where} have {prompt.id!r}"
                 )
             seen[prompt.id] = split
+            if not _has_words(prompt):
+                raise ValueError(
+                    f"environment={name} must give a prompt text, or messages with role and content; "
+                    f"{prompt.id!r} of split {split} is {prompt.text!r:.80}"
+                )
+
+
+def _has_words(prompt: Prompt) -> bool:
+    text: object = prompt.text
+    if isinstance(text, list | tuple):
+        return all(isinstance(message, Mapping) and message.keys() >= {"role", "content"} for message in text)
+    return isinstance(text, str)
 
 
 def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
