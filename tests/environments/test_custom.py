@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
-from covey.environments.base import Split
+from covey.environments.base import Environment, Split
 from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
 from covey.run.build import build_environment
 from covey.run.evaluate import Evaluation
@@ -28,6 +28,25 @@ class Letters:
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         return [Reward(text.count(self.letter) / max(len(text), 1), {}) for text in completions]
+
+
+class Unfinished(Environment):
+    """Has one of the two methods."""
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return []
+
+
+class Named(Letters):
+    """Keeps things of its own under the names of methods, or the other way round."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("a")
+        setattr(self, name, (lambda: {}) if name == "part_weights" else {})
+
+
+class NamedToo(Named, Environment):
+    """The same with the base class."""
 
 
 def no_environment() -> Evaluation | None:
@@ -62,6 +81,10 @@ def test_a_run_trains_on_it_and_keeps_its_name(tmp_path: Path, monkeypatch: pyte
         ("Letters", {"letter": "a", "size": 1}, "got an unexpected keyword argument 'size'"),
         ("no_environment", {}, "must make an object with prompts and score, got NoneType"),
         ("Nothing", {}, r"must define the function Nothing"),
+        ("Unfinished", {}, "Unfinished must make an object with prompts and score, it lacks score"),
+        ("Named", {"name": "metrics"}, "Named.metrics must be a method, got a dict"),
+        ("Named", {"name": "part_weights"}, "Named.part_weights must be a property, got a function"),
+        ("NamedToo", {"name": "gold"}, "NamedToo.gold must be a method, got a dict"),
     ],
 )
 def test_what_makes_no_environment_is_refused_in_one_line(

@@ -204,11 +204,18 @@ class Replies(Episode):
 def adapt(environment: EnvironmentLike) -> Environment:
     """Return the environment with the defaults of `Environment` for every method that it lacks.
 
-    An `Environment` is returned as it is; another object is wrapped once, where it enters a run.
+    An `Environment` is returned as it is; another object is wrapped once, where it enters a run. ValueError where
+    something else has the name of a method.
     """
+    hooks = {name: hook for name, hook in vars(Environment).items() if not name.startswith("_")}
+    # An attribute that happens to be called so would break the run where it is first called
+    for name, hook in hooks.items():
+        found, is_method = getattr(environment, name, None), not isinstance(hook, property)
+        if found is not None and callable(found) != is_method:
+            due = "a method" if is_method else "a property"
+            raise ValueError(f"{type(environment).__name__}.{name} must be {due}, got a {type(found).__name__}")
     if isinstance(environment, Environment):
         return environment
-    hooks = [name for name in vars(Environment) if not name.startswith("_")]
     forwarded = {name: _forward(name) for name in hooks if hasattr(environment, name)}
     adapted: Environment = type(type(environment).__name__, (_Adapted,), forwarded)(environment)
     return adapted

@@ -326,6 +326,11 @@ def build_custom(settings: "CustomConfig", config: "BuildSettings") -> "Environm
 
     factory = resolve(settings.factory, {})
     _check_arguments(factory, settings, {})
+    lacking = sorted(getattr(factory, "__abstractmethods__", ()))
+    if lacking:
+        raise ValueError(
+            f"{settings.factory} must make an object with prompts and score, it lacks {', '.join(lacking)}"
+        )
     made = factory(**settings.options)
     if not isinstance(made, EnvironmentLike):
         raise ValueError(f"{settings.factory} must make an object with prompts and score, got {type(made).__name__}")
