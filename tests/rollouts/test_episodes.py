@@ -186,6 +186,10 @@ def broken(_: Answer) -> Observation:
     raise OSError("the server is gone")
 
 
+NO_WORDS = "which is neither text nor messages with role and content"
+NOTHING, NOBODY = "({'role': 'tool', 'content': None},)", "({'content': 'x'},)"
+
+
 async def never() -> Observation:
     await asyncio.Event().wait()
     raise AssertionError
@@ -198,6 +202,10 @@ async def never() -> Observation:
         (going_on, OSError("no room"), "talks.reset raised OSError: no room"),
         (lambda _: never(), (), "talks.reply has not answered for 0.05 s (environment.turn_timeout=0.05)"),
         (lambda _: None, (), "talks.reply returned a NoneType where an Observation is due"),
+        (lambda _: Observation(7), (), f"talks.reply said 7, {NO_WORDS}"),
+        (lambda _: Observation(({"role": "user"},)), (), f"talks.reply said ({{'role': 'user'}},), {NO_WORDS}"),
+        (going_on, ({"role": "tool", "content": None},), f"talks.reset said {NOTHING}, {NO_WORDS}"),
+        (lambda _: Observation(conversation=({"content": "x"},)), (), f"talks.reply said {NOBODY}, {NO_WORDS}"),
     ],
 )
 def test_what_the_system_breaks_is_a_failure_and_no_reward(says: Reply, opens: Any, reason: str) -> None:

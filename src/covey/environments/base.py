@@ -259,3 +259,18 @@ def text_of(message: Message) -> str:
     """Return the text of a message, whose content is text or a list of parts of text."""
     content: Any = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def are_words(said: object) -> bool:
+    """Return whether it is text, or messages that have a role and text."""
+    if isinstance(said, str):
+        return True
+    return isinstance(said, Sequence) and all(map(_is_message, said))
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else [{"text": content}]
+    return all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts)

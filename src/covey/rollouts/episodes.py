@@ -8,12 +8,12 @@ branch begins.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from covey.engine.base import Session
 from covey.engine.sessions import open_sessions
-from covey.environments.base import split_prefill, text_of
+from covey.environments.base import are_words, split_prefill, text_of
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.reward_functions.call import problem_with
 from covey.rollouts.attempt import Attempt, Segment, sampled
@@ -377,8 +377,10 @@ async def observed(
     if not isinstance(said, Observation):
         kind = type(said).__name__
         return Failure(f"{prompt.environment}.{method} returned a {kind} where an Observation is due")
-    if not isinstance(said.messages, str) and not all(isinstance(message, Mapping) for message in said.messages):
-        return Failure(f"{prompt.environment}.{method} said {said.messages!r:.80}, which is neither text nor messages")
+    for words in (said.messages, said.conversation or ()):
+        if not are_words(words):
+            what = "neither text nor messages with role and content"
+            return Failure(f"{prompt.environment}.{method} said {words!r:.80}, which is {what}")
     if said.reward is not None and problem_with(said.reward):
         return Failure(f"{prompt.environment}.{method} gave a turn the reward {said.reward}")
     return said

@@ -1,7 +1,7 @@
 """From prompts and settings to the order in which those that fit the policy come."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -9,7 +9,7 @@ from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
-from covey.environments.base import Environment, Split
+from covey.environments.base import Environment, Split, are_words
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
@@ -222,18 +222,11 @@ def check_prompts(name: str, environment: Environment) -> None:
                     f"environment={name} must give each prompt an id of its own, {where} have {prompt.id!r}"
                 )
             seen[prompt.id] = split
-            if not _has_words(prompt):
+            if not are_words(prompt.text):
                 raise ValueError(
                     f"environment={name} must give a prompt text, or messages with role and content; "
                     f"{prompt.id!r} of split {split} is {prompt.text!r:.80}"
                 )
-
-
-def _has_words(prompt: Prompt) -> bool:
-    text: object = prompt.text
-    if isinstance(text, list | tuple):
-        return all(isinstance(message, Mapping) and message.keys() >= {"role", "content"} for message in text)
-    return isinstance(text, str)
 
 
 def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
