@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from covey.environments.math.computed import is_computed, is_respelled
-from covey.environments.math.formulas.nodes import last_side, numeral_value
+from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import closing_brace, plain, single_blanks
 from covey.environments.math.numerals import Readings, read_last, read_values
@@ -259,7 +259,13 @@ def answer_values(answer: Answer, computed: bool = False) -> list[Readings]:
 
 
 def gold_value(gold: str, computed: bool = False) -> Readings | None:
-    """Return the number a reference answer states. None where it is not one number (an expression, a list, a text)."""
+    """Return the number a reference answer states. None where it is not one number (an expression, a list, a text).
+
+    `x=3` states one, `x+2y=3` does not.
+    """
+    tree = read_tree(gold)
+    if tree is not None and is_equation(tree):
+        return None
     values = read_values(gold, strict=True, computed=computed) or _written_otherwise(gold)
     return values[0] if len(values) == 1 and values[0] else None
 

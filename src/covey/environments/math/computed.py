@@ -36,6 +36,7 @@ from covey.environments.math.formulas.nodes import (
     Sum,
     Symbol,
     coprime,
+    is_equation,
     is_numeric,
     is_rational,
     is_scientific,
@@ -58,7 +59,7 @@ def is_computed(answer: str, gold: str, question: str = "") -> bool:
     tree, expected = read_tree(answer), read_tree(gold)
     if tree is None or expected is None:
         return not (leaves_sum(answer) and not leaves_sum(gold)) and (tree is None) == (expected is None)
-    if is_numeral(last_side(expected)):
+    if is_numeral(last_side(expected)) and not is_equation(expected):
         return is_numeral(last_side(tree))
     has_more = set(_undone(tree)) - set(_undone(expected)) or _functions(tree) - _functions(expected)
     return not has_more and has_form(tree, expected, question)

@@ -9,8 +9,8 @@ import logging
 import re
 from fractions import Fraction
 
-from covey.environments.math.formulas.forms import canonical, differ, lacks_letter, num_terms
-from covey.environments.math.formulas.nodes import is_expression, last_side
+from covey.environments.math.formulas.forms import canonical, differ, differ_as_equations, lacks_letter, num_terms
+from covey.environments.math.formulas.nodes import is_equation, is_expression, last_side
 from covey.environments.math.formulas.relations import same_relation
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.numerals import is_date, read_values
@@ -64,6 +64,8 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
     # Numbers at random points tell most others apart
     if num_terms(tree) > MAX_TERMS_OF_ANSWER:
         return False
+    if is_equation(expected):
+        return False if lacks_letter(tree, expected) or differ_as_equations(tree, expected) else None
     if not (is_expression(tree) and is_expression(expected)):
         return None
     given, wanted = last_side(tree), last_side(expected)

@@ -18,6 +18,7 @@ from covey.environments.math.formulas.nodes import (
     Root,
     Sum,
     Symbol,
+    negative,
     walk,
 )
 from covey.environments.math.formulas.words import GREEK
@@ -98,6 +99,24 @@ def differ(first: Node, second: Node) -> bool:
     if _letters(first) != _letters(second):
         return False
     return any(_apart(value_at(first, point), value_at(second, point)) for point in range(NUM_POINTS))
+
+
+def differ_as_equations(answer: Node, gold: Node) -> bool:
+    """Check whether an answer is not the equation `gold`: in whatever way one is written, the difference of its sides
+    is the same but for a factor."""
+    given, wanted = _gap(answer), _gap(gold)
+    if given is None or wanted is None:
+        return given is None and wanted is not None
+    ratios = [value_at(Quotient(given, wanted), point) for point in range(NUM_POINTS)]
+    return any(_apart(ratios[0], ratio) for ratio in ratios)
+
+
+def _gap(node: Node) -> Node | None:
+    """Return the left side of an equation less the right one, None for anything else."""
+    match node:
+        case Group("relation =", (left, right)):
+            return Sum((left, negative(right)))
+    return None
 
 
 def lacks_letter(answer: Node, gold: Node) -> bool:

@@ -95,6 +95,37 @@ def last_side(node: Node) -> Node:
     return node.members[-1] if is_equation and isinstance(node, Group) else node
 
 
+def is_equation(node: Node) -> bool:
+    """Check for an equation between expressions, such as `x+2y=3`, which says of no name what it is."""
+    if not isinstance(node, Group) or set(node.kind.split()) != {RELATION, "="}:
+        return False
+    return not is_numeric(node) and not any(map(_is_name, node.members[:-1]))
+
+
+def _is_name(node: Node) -> bool:
+    """Check for a letter, a word, a side such as `AB`, an angle, a function such as `f(x)`, or a list of such."""
+    match node:
+        case Symbol() | Call("derivative", (Symbol(),)):
+            return True
+        case Group(_, members):
+            return all(map(_is_name, members))
+        case Call("|", (Product() as side,)):
+            return _is_word(side.factors)
+        case Product((Power(function, Number()) | function, _)) if function in FUNCTIONS_BY_LETTER:
+            return True
+        case Product(factors):
+            return _is_word(factors)
+    return False
+
+
+def _is_word(factors: Sequence[Node]) -> bool:
+    """Check for capital letters, as those of a triangle, for what has an angle in it, and for four letters and more."""
+    names = [factor.name for factor in factors if isinstance(factor, Symbol)]
+    if len(names) < len(factors):
+        return False
+    return "".join(names).isupper() or len(names) >= LETTERS_OF_A_WORD or not FIGURES.isdisjoint(names)
+
+
 def is_expression(node: Node) -> bool:
     """Check for an expression, or an equation with one on its last side: no set, point, list or inequality."""
     return not isinstance(last_side(node), Group)
@@ -177,6 +208,11 @@ def _is_power_of_ten(node: Node) -> bool:
 
 
 MAX_EXPONENT = 300
+LETTERS_OF_A_WORD = 4
+FIGURES = frozenset({"\\angle", "\\triangle"})
+FUNCTIONS_BY_LETTER = frozenset(
+    function for name in "fghpqEFGPQTV" for function in (Symbol(name), Call("derivative", (Symbol(name),)))
+)
 PERCENT = frozenset({"%", "\\%"})
 EQUALS = frozenset({"=", "\\in", "∈", "\\approx", "≈"})
 CONSTANTS = frozenset({"\\pi", "π", "e", "i", "\\imath"})
