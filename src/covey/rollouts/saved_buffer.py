@@ -5,6 +5,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from covey.rollouts.buffer import GroupBuffer, Ticket
+from covey.system.plain import plain_data
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
 
 
@@ -31,7 +32,7 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], prompts: Mapping[
 def _of_ticket(ticket: Ticket) -> dict[str, Any]:
     return {
         "number": ticket.number,
-        "prompt": ticket.prompt.id,
+        "prompt": plain_data(ticket.prompt.id),
         "sampling": asdict(ticket.sampling),
         "group_size": ticket.group_size,
         "least_version": ticket.least_version,
@@ -49,22 +50,24 @@ def _ticket(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Ticket:
 def _of_group(group: Group) -> dict[str, Any]:
     return {
         "rollouts": [_of_rollout(rollout) for rollout in group.rollouts],
-        "failures": [asdict(failure) for failure in group.failures],
+        "failures": [_values(failure) for failure in group.failures],
     }
 
 
 def _of_rollout(rollout: Rollout) -> dict[str, Any]:
     plain = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
     return plain | {
-        "reward": {
-            "value": rollout.reward.value,
-            "parts": dict(rollout.reward.parts),
-            "extra": dict(rollout.reward.extra),
-        },
+        "reward": _values(rollout.reward),
         "spans": [asdict(span) for span in rollout.spans],
-        "messages": [dict(message) for message in rollout.messages],
-        "turns": [asdict(turn) | {"info": dict(turn.info)} for turn in rollout.turns],
+        "messages": [plain_data(message) for message in rollout.messages],
+        "turns": [_values(turn) for turn in rollout.turns],
+        "stop_reason": plain_data(rollout.stop_reason),
     }
+
+
+def _values(verdict: Reward | Turn | Failure) -> dict[str, Any]:
+    """Return what an environment said, of which a checkpoint unpickles nothing but plain data."""
+    return {field.name: plain_data(getattr(verdict, field.name)) for field in fields(verdict)}
 
 
 def _group(saved: Mapping[str, Any], prompt: Prompt) -> Group:

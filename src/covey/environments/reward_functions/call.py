@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
+from covey.system.plain import Array, plain_data
 from covey.system.workers.process import Prepares
 
 RewardCallable = Callable[..., Any]
@@ -73,7 +74,7 @@ class _Hooks:
 
     def log_extra(self, column: str, values: Iterable[Any]) -> None:
         """Note a value for each completion. The last call for a column counts."""
-        listed = [_plain(value) for value in values]
+        listed = [plain_data(value) for value in values]
         if len(listed) != self.count:
             raise ValueError(f"log_extra({column!r}) needs {self.count} values, one a completion, got {len(listed)}")
         self.extras[str(column)] = listed
@@ -85,11 +86,6 @@ class _Hooks:
         """Return the outcome with what was logged beside it. That of later calls wins over that of an earlier one."""
         metrics, extras = [*outcome["metrics"], *self.metrics], self.extras | outcome["extras"]
         return Outcome(values=outcome["values"], problems=outcome["problems"], metrics=metrics, extras=extras)
-
-
-@runtime_checkable
-class _Array(Protocol):
-    def tolist(self) -> Any: ...
 
 
 @runtime_checkable
@@ -142,10 +138,10 @@ def _shortened(value: Any) -> str:
 def judged(returned: Any, count: int) -> Outcome:
     """Return the values a function returned for `count` completions, each through the gate."""
     # Arrays become lists; anything but one value per completion is refused
-    values = returned.tolist() if isinstance(returned, _Array) else returned
+    values = returned.tolist() if isinstance(returned, Array) else returned
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
         return failed(f"returned {type(returned).__name__} {_shortened(returned)}, not a list of numbers", count)
-    values = [value.tolist() if isinstance(value, _Array) else value for value in values]
+    values = [value.tolist() if isinstance(value, Array) else value for value in values]
     if len(values) != count:
         return failed(f"returned {len(values)} values for {count} completions", count)
     # Each value is a number or None
@@ -248,17 +244,6 @@ def _parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parameter],
         return {}, True
     named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a value: numbers of arrays as numbers, what is no data as text."""
-    value = value.tolist() if isinstance(value, _Array) else value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    is_finite = not isinstance(value, float) or abs(value) < float("inf")
-    return value if value is None or (isinstance(value, str | int | float) and is_finite) else str(value)
 
 
 def _raised(error: BaseException) -> str:
