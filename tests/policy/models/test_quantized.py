@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.validate import validate
-from covey.policy.models.loading import load_policy
+from covey.policy.models.loading import load_policy, policy_in_memory
+from covey.policy.models.nano import nano_tokenizer
 from covey.policy.models.quantized import dequantized
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
@@ -22,6 +24,7 @@ from ...support.builders import (
     byte_batch,
     gradient,
     make_trainer,
+    nano,
     normal,
     probe_logits,
     relative_error,
@@ -136,6 +139,36 @@ def test_what_cannot_be_held_in_8_bits_is_refused_in_one_line(
     usual |= NOT_NANO
     with pytest.raises(ValueError, match=message):
         validate(small_config(**(usual | changes)))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_that_others_quantised_are_refused_in_one_line_unless_the_setting_is_theirs(
+    bits: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    plain, saved = saved_model(tmp_path / "plain", "llama", hidden_size=64), str(tmp_path / "saved")
+    theirs, other = f"load_in_{bits}bit", f"load_in_{12 - bits}bit"
+    config = BitsAndBytesConfig(**{theirs: True, "bnb_4bit_compute_dtype": torch.float32})
+    model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config, device_map={"": "cpu"})
+    model.save_pretrained(saved)
+    nano_tokenizer().save_pretrained(saved)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    # In memory, in which it stays as it is, and by name
+    cure = rf"holds quantised weights \({theirs}\): take it by name, with model.{theirs}=true$"
+    with pytest.raises(ValueError, match=f"^the model in memory {cure}"):
+        policy_in_memory(model, nano_tokenizer(), ModelConfig(lora_rank=2), seed=0)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    for settings in ({}, {other: True}):
+        with pytest.raises(ValueError, match=f"^model.name={saved} {cure}"):
+            load_policy(ModelConfig(**{"name": saved, "lora_rank": 2, **settings}), seed=0)
+    assert load_policy(ModelConfig(**{"name": saved, "lora_rank": 2, theirs: True}), seed=0).head_is_linear
+
+
+def test_a_model_in_memory_is_not_quantised_afterwards() -> None:
+    base = nano()
+    message = r"^model.load_in_4bit=true loads weights by name, the model in memory holds plain numbers$"
+    with pytest.raises(ValueError, match=message):
+        policy_in_memory(base.causal_lm, base.tokenizer, ModelConfig(lora_rank=2, load_in_4bit=True), seed=0)
 
 
 def test_weights_in_8_bits_take_a_byte_each_in_the_plan_of_memory() -> None:

@@ -39,7 +39,7 @@ from covey.policy.models.naming import ONE_DEVICE, check_device, check_name
 from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.models.probe import LISTED, detect_capabilities, remove_dropout
-from covey.policy.models.quantized import keep_promises, quantization_config, quantized_bits
+from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
 from covey.policy.models.unread import Unread, find_unread
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
@@ -132,6 +132,7 @@ def policy_in_memory(
         set_template_defaults(tokenizer, settings.chat_template_kwargs, settings.name)
         _padding(tokenizer)
         model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else _adapted_model(given, settings)
+        check_form(model, quantized_bits(settings), "the model in memory")
         model.set_attn_implementation(ATTENTION)
         _move(model, device, _storage_type(settings))
         with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
@@ -278,6 +279,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         raise ValueError(
             f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
         ) from error
+    check_form(model, bits, f"model.name={settings.name}")
     # Quantised weights are on their device already
     if bits:
         keep_promises(model, bits)

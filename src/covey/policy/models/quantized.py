@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from covey.policy.policy import DTYPES
 from covey.policy.settings import ModelConfig
 
+BY_SETTING = ("load_in_4bit", "load_in_8bit")
 LARGEST = 127
 """The number of 8 bits that stands for the largest weight of a row."""
 
@@ -39,6 +40,30 @@ def quantization_config(settings: ModelConfig, bits: int) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=DTYPES[settings.precision],
     )
+
+
+def check_form(model: nn.Module, bits: int | None, name: str) -> None:
+    """Refuse (ValueError) weights in another form than in so many bits, or than plain numbers where that is None.
+
+    `name` is what the model is called in the message. What the weights were saved in wins over what they are loaded by.
+    """
+    wanted = None if bits is None else f"load_in_{bits}bit"
+    found = _form(model)
+    if found == wanted:
+        return
+    if found is None:
+        raise ValueError(f"model.{wanted}=true loads weights by name, {name} holds plain numbers")
+    cure = f"take it by name, with model.{found}=true" if found in BY_SETTING else "take it in plain numbers"
+    raise ValueError(f"{name} holds quantised weights ({found}): {cure}")
+
+
+def _form(model: nn.Module) -> str | None:
+    """Return the setting, or the method, by which weights are quantised, None where they are plain numbers."""
+    if not getattr(model, "is_quantized", False):
+        return None
+    how = model.config.quantization_config  # type: ignore[union-attr]
+    by_setting = [name for name in BY_SETTING if getattr(how, name, False)]
+    return by_setting[0] if by_setting else str(getattr(how, "quant_method", type(how).__name__))
 
 
 def keep_promises(model: nn.Module, bits: int) -> None:

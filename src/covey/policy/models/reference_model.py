@@ -78,6 +78,7 @@ def reference_in_memory(given: nn.Module, model: ModelConfig, policy: Policy) ->
     if given is policy.model or given is policy.causal_lm:
         raise ValueError("reference is the very model that is trained: leave it out to compare with its beginning")
     bare = replace(model, lora_rank=0, gradient_checkpointing=False, activation_offload=False, chat_template_kwargs={})
+    bare = replace(bare, load_in_4bit=False, load_in_8bit=False)
     copied = policy_in_memory(copy.deepcopy(given), policy.tokenizer, bare, seed=0)
     copied.model.requires_grad_(False)
     wanted = vocabulary_of(policy)
