@@ -200,10 +200,7 @@ def test_settings_of_a_program_get_the_same_correction_as_those_of_the_command(
     ("words", "message"),
     [
         (["engine=vllm"], "needs vLLM here"),
-        (
-            ["engine=vllm", "engine.url=http://here", "model.precision=float64"],
-            "engine.name=vllm needs model.precision",
-        ),
+        (["engine=vllm", "engine.url=http://here", "model.precision=float64"], "needs model.precision"),
     ],
     ids=["not installed", "not with what else was typed"],
 )

@@ -81,6 +81,8 @@ def as_list(rewards: Reward | Sequence[Reward]) -> list[Reward]:
 
 def splits_of(data: Any) -> Mapping[str, Iterable[Mapping[str, Any]]]:
     """Return rows in memory by split. ValueError for what holds no rows."""
+    if hasattr(data, "to_dict") and hasattr(data, "columns"):  # iterating over a DataFrame gives names of columns
+        raise ValueError(f"data must be rows, got a {type(data).__name__}: give data.to_dict('records')")
     if isinstance(data, Mapping):
         if "train" not in data:
             raise ValueError(f"data must have a split 'train', got {', '.join(map(str, data)) or 'none'}")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from covey.api import objects
 from covey.api.settings import make_config
 from covey.config.schema import Config, group_choices
@@ -83,6 +85,8 @@ class Arguments:
 def make_request(asked: Arguments, base: Config | None) -> Request:
     """Return settings and objects of a run. ValueError, in one line, for arguments that do not go together."""
     _check_arguments(asked)
+    if base is not None and not isinstance(base, Config):
+        raise ValueError(f"config must be a Config, got a {type(base).__name__}; settings come by keyword")
     base, settings = _chosen_environment(asked, base)
     settings |= _model_setting(asked, base) | reference_setting(asked.reference) | _task_settings(asked)
     composed = make_config(base, settings)
@@ -95,7 +99,10 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
 
 
 def _check_arguments(asked: Arguments) -> None:
-    """Refuse arguments that leave each other no meaning."""
+    """Refuse arguments of another type, and those that leave each other no meaning."""
+    for name, given in (("model", asked.model_in_memory), ("reference", asked.reference_in_memory)):
+        if given is not None and not isinstance(given, nn.Module):
+            raise ValueError(f"{name} must be a name, a folder or a model in memory, got {given!r:.80}")
     if asked.environment is not None and asked.rewards is not None:
         raise ValueError("an environment scores its completions itself: leave rewards out, or give rows as data")
     _check_tools(asked)
@@ -123,13 +130,17 @@ def _chosen_environment(asked: Arguments, base: Config | None) -> tuple[Config |
     if asked.environment is None and asked.rewards is None and not asked.tool_list:
         return base, settings
     kind, name = _kind(asked)
-    if settings.get("environment", name) != name:
-        raise ValueError(f"environment={settings['environment']} has rewards of its own: leave rewards and data out")
-    if base is None:
-        return None, settings | {"environment": name}
+    chosen = settings.pop("environment", name)
+    if isinstance(chosen, Mapping):  # settings of the section
+        settings |= {f"environment.{key}": value for key, value in chosen.items()}
+        chosen = name
+    if chosen != name and not isinstance(chosen, kind):
+        raise ValueError(f"environment={chosen} has rewards of its own: leave rewards and data out")
+    if base is None or chosen != name:
+        return base, settings | {"environment": chosen}
     if not isinstance(base.environment, kind):
         base.environment = kind()
-    return base, {key: value for key, value in settings.items() if key != "environment"}
+    return base, settings
 
 
 def _kind(asked: Arguments) -> tuple[type[EnvironmentConfig], str]:

@@ -8,7 +8,7 @@ covey.train(..., algorithm="dapo", model="qwen2.5-0.5b", recipe="gsm8k")   # pre
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,31 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
 
     ValueError for an unknown name, with those that are near.
     """
-    flat = dict(_flattened(settings))
-    chosen = {name: value for name, value in flat.items() if name in group_choices() and isinstance(value, str)}
+    flat = list(_flattened(settings))
+    chosen = {name: value for name, value in flat if name in group_choices() and isinstance(value, str)}
     if base is not None and chosen:
         name, value = next(iter(chosen.items()))
         raise ValueError(f"{name}={value} is a preset, for which config=Config(...) leaves no room; give one of both")
     config = copy.deepcopy(base) if base is not None else _composed(chosen)
-    names = frozenset(put(config, name, value) for name, value in flat.items() if name not in chosen)
+    names = _put_all(config, [(name, value) for name, value in flat if name not in chosen])
     machine = this_machine if base is None else None
     return Composed(config, names, tuple(give_way(config, {*names, *chosen} - {"recipe"}, machine)))
+
+
+def _put_all(config: Config, given: Sequence[tuple[str, Any]]) -> frozenset[str]:
+    """Put in keywords, whole sections first, and return the dotted names of all that is set.
+
+    ValueError for a setting that is given twice, as one of both would be ignored.
+    """
+    names: set[str] = set()
+    for name, value in sorted(given, key=lambda pair: not isinstance(pair[1], Section)):
+        full = put(config, name, value)
+        if full in names and not isinstance(value, Section):
+            raise ValueError(f"{full} is given twice: write it once")
+        # Of a section, what differs from its defaults is what was meant
+        inside = walk(value, f"{full}.") if isinstance(value, Section) else ()
+        names |= {found.name for found in inside if found.value != found.default} or {full}
+    return frozenset(names)
 
 
 def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -87,10 +103,11 @@ def put(config: Config, name: str, value: Any) -> str:
     node: Any = config
     for section in sections:
         node = node[section] if isinstance(node, dict) else vars(node)[section]
+    value = str(value) if isinstance(value, Path) else copy.deepcopy(value)  # what is given stays as it is
     if isinstance(node, dict):
         node[leaf] = value
     else:
-        setattr(node, leaf, str(value) if isinstance(value, Path) else value)
+        setattr(node, leaf, value)
     return full
 
 

@@ -102,7 +102,7 @@ def run_request(
     """
     # Collect the callbacks, and print the notes once
     watcher, config = _Watcher(), request.config
-    heard = tuple(callback if isinstance(callback, Callback) else _EveryStep(callback) for callback in callbacks)
+    heard = _heard(callbacks)
     given = replace(request.given, callbacks=heard, built=watcher.built)
     for note in request.notes if ranks.rank() == 0 and config.output.progress else ():
         print(note, flush=True)
@@ -124,6 +124,15 @@ def run_request(
     assert watcher.record is not None, "and recorded"
     policy = _whole(watcher.run.policy, config, watcher.record.folder)
     return Result(config, policy, watcher.record.folder, status, tuple(watcher.record.evaluations), given)
+
+
+def _heard(given: Any) -> tuple[Callback, ...]:
+    """Return callbacks, functions as such. ValueError for what cannot be called at each step."""
+    callbacks = list(given) if isinstance(given, list | tuple) else [given]
+    for callback in callbacks:
+        if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
+            raise ValueError(f"callbacks must be objects of Callback classes, or functions, got {callback!r:.80}")
+    return tuple(callback if isinstance(callback, Callback) else _EveryStep(callback) for callback in callbacks)
 
 
 def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:

@@ -41,11 +41,15 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
     """Make a folder this run alone owns and write config.yaml into it.
 
     Creating config.yaml is what claims a folder, so two processes never share one: where another run was faster, the
-    next of TIME-2, TIME-3, ... is taken, or, with `exact` (the user named the folder), ValueError raised.
+    next of TIME-2, TIME-3, ... is taken, or, with `exact` (the user named the folder), ValueError raised. ValueError
+    also where no folder can be made.
     """
     for number in count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
         try:
             with (folder / CONFIG).open("x", encoding="utf-8") as file, catch_write_errors(folder / CONFIG):
                 file.write(config_yaml)

@@ -1,0 +1,96 @@
+"""What the arguments of covey.train may be, and what is said of others."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pandas import DataFrame
+
+import covey
+from covey.algorithm.settings import AlgorithmConfig
+from covey.api.request import Arguments, make_request
+from covey.api.settings import make_config
+from covey.config.schema import Config
+from covey.engine.settings import SamplingConfig
+from covey.environments.reward_functions.settings import RewardFunctionsConfig
+
+from ..support.byte_rewards import by_bytes
+
+SMALL: dict[str, Any] = {
+    "groups_per_step": 1,
+    "group_size": 2,
+    "max_tokens": 2,
+    "evaluation": {"num_prompts": 1, "num_samples": 1, "k": [1]},
+    "preflight": {"enabled": False},
+}
+ROWS = [{"prompt": f"say {index}:"} for index in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"config": {"num_steps": 1}}, "config must be a Config, got a dict; settings come by keyword"),
+        ({"lr": 1e-3, "optimizer__lr": 1e-4}, "optimizer.lr is given twice: write it once"),
+        ({"data__path": "rows.jsonl"}, "data.path is given twice: write it once"),
+        ({"algorithm": AlgorithmConfig(kl_estimator="k1")}, "algorithm.kl_estimator=k1 needs algorithm.kl_coef > 0"),
+        ({"reference": 3}, "reference must be a name, a folder or a model in memory, got 3"),
+        ({"callbacks": [covey.Callback]}, "callbacks must be objects of Callback classes, or functions, got <class"),
+        ({"callbacks": ["x"]}, "callbacks must be objects of Callback classes, or functions, got 'x'"),
+    ],
+)
+def test_what_would_be_ignored_or_cannot_be_used_is_refused_in_one_line(
+    keywords: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", num_steps=1, **SMALL, **keywords)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        ({"lora_rank": 8}, ROWS, "model must be a name, a folder or a model in memory, got {'lora_rank': 8}"),
+        ("nano", DataFrame(ROWS), "data must be rows, got a DataFrame: give data.to_dict('records')"),
+    ],
+    ids=["model", "data"],
+)
+def test_arguments_of_another_type_are_refused_with_what_they_may_be(model: Any, data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        covey.train(model, by_bytes, data, progress=False)
+
+
+def test_a_file_in_the_place_of_the_run_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ValueError, match=r"run: the run folder cannot be made \(File exists\); name another"):
+        covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", num_steps=2, **SMALL)
+
+
+def test_a_section_given_as_an_object_goes_with_its_settings_and_stays_as_it_is() -> None:
+    given = SamplingConfig(temperature=0.5)
+    config = make_config(None, {"max_tokens": 4, "sampling": given}).config
+    assert (config.sampling.temperature, config.sampling.max_tokens) == (0.5, 4)
+    assert given == SamplingConfig(temperature=0.5)
+
+
+@pytest.mark.parametrize("given", [{"timeout": 7.0}, RewardFunctionsConfig(timeout=7.0)], ids=["mapping", "section"])
+@pytest.mark.parametrize("base", [None, Config()], ids=["no config", "config"])
+def test_settings_of_the_environment_go_with_rewards_and_rows(given: Any, base: Config | None) -> None:
+    asked = Arguments("nano", by_bytes, ROWS, settings={"environment": given})
+    config = make_request(asked, base).config
+    assert isinstance(config.environment, RewardFunctionsConfig)
+    assert config.environment.timeout == 7.0
+
+
+def test_one_callback_needs_no_list(tmp_path: Path) -> None:
+    steps: list[int] = []
+    covey.train(
+        "nano",
+        by_bytes,
+        ROWS,
+        folder=tmp_path / "run",
+        callbacks=lambda step, _: steps.append(step),
+        num_steps=2,
+        **SMALL,
+    )
+    assert steps == [1, 2]
