@@ -104,6 +104,10 @@ def test_a_mapped_field_becomes_the_setting_that_the_page_names(given: dict[str,
         ({"max_steps": 5, "num_iterations": 2}, "max_steps=5 must be a multiple of the 2 optimiser steps on a batch"),
         ({"report_to": "mlflow"}, "report_to='mlflow' has no counterpart"),
         ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs has no counterpart in covey for num_beams"),
+        ({"logging_strategy": "epoch"}, "logging_strategy='epoch' has no counterpart in covey: there is no, steps"),
+        ({"hub_strategy": "checkpoint"}, "hub_strategy='checkpoint' has no counterpart in covey"),
+        ({"use_vllm": True, "vllm_mode": "serve"}, "vllm_mode='serve' has no counterpart in covey"),
+        ({"generation_kwargs": "{top_p"}, "generation_kwargs must be a dict, or one in JSON, got '{top_p'"),
         ({"sync_ref_model": True}, "sync_ref_model=True needs beta > 0"),
         ({"per_device_train_batch_size": 512}, "train_dataset has 100 rows, and a step takes 128 prompts"),
     ],
@@ -112,6 +116,13 @@ def test_values_without_a_counterpart_are_refused_in_one_line(given: dict[str, A
     with pytest.raises(ValueError) as refused:
         settings_of(GRPOConfig(**BASE | given), num_rows=100)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "_calculate_rewards", "create_optimizer"])
+def test_a_subclass_whose_override_would_never_be_called_is_refused_by_name(name: str) -> None:
+    made = type("Mine", (GRPOTrainer,), {name: lambda self: None, "my_own": 1, "evaluate": GRPOTrainer.evaluate})
+    with pytest.raises(ValueError, match=f"Mine.{name} would never be called"):
+        made(tiny_model(), len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER)
 
 
 def test_a_rollout_function_is_refused_by_name() -> None:

@@ -76,6 +76,22 @@ def check_custom_reward(scope: dict[str, Any], folder: Path) -> None:
     assert written["trainer_state"]["log_history"] == scope["trainer"].state.log_history
 
 
+def check_several_rewards(scope: dict[str, Any], folder: Path) -> None:
+    """What TRL's own script does once it has trained."""
+    trainer, pushed = scope["trainer"], []
+
+    def push(name: str, **keywords: Any) -> None:
+        pushed.append((name, keywords))
+
+    trainer.model.push_to_hub = trainer.processing_class.push_to_hub = push
+    trainer.accelerator.print("trained")
+    trainer.push_to_hub(dataset_name="trl-lib/tldr", tags=["grpo"])
+    assert pushed == [(trainer.hub_model_id, {"commit_message": "End of training"})] * 2
+    measured = trainer.evaluate(list(scope["trainer"]._splits["train"])[:3], metric_key_prefix="test")
+    assert sorted(measured) == ["test_accuracy", "test_reward"]
+    trainer.end()
+
+
 def check_lora(scope: dict[str, Any], folder: Path) -> None:
     assert (folder / "lora" / "adapter" / "adapter_model.safetensors").is_file()
     trained = [name for name, weight in scope["trainer"].model.named_parameters() if weight.requires_grad]
@@ -134,6 +150,7 @@ def test_the_environment_supplies_prompts_where_there_are_no_rows(tmp_path: Path
 
 
 CHECKS = {
+    "several_rewards": check_several_rewards,
     "environment": check_environment,
     "custom_reward": check_custom_reward,
     "lora": check_lora,

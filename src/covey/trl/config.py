@@ -108,7 +108,7 @@ class GRPOConfig(TrainingArguments):
         for name in DICTIONARIES:
             value = getattr(self, name)
             if isinstance(value, str):
-                setattr(self, name, json.loads(value))
+                setattr(self, name, _from_json(name, value))
         self.bf16 = not self.fp16 if self.bf16 is None else self.bf16
         self.scale_rewards = {"True": "group", "False": "none"}.get(str(self.scale_rewards), self.scale_rewards)
         self._derive_batches()
@@ -154,6 +154,13 @@ class GRPOConfig(TrainingArguments):
                 f"generation_batch_size={self.generation_batch_size} must be a multiple of "
                 f"num_generations={num_generations}: groups are never split"
             )
+
+
+def _from_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a dict, or one in JSON, got {text!r:.80}") from error
 
 
 def default_of(name: str) -> Any:

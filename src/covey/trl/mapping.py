@@ -33,6 +33,12 @@ ADVANTAGES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 SAMPLING_KEYS = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 KEEP_ALL = 10**6
+WORDS = {
+    "logging_strategy": ("no", "steps"),
+    "hub_strategy": ("end", "every_save"),
+    "vllm_mode": ("colocate", "server"),
+}
+"""Fields of one word -> the words that mean something here."""
 
 
 def refuse_unknown(args: GRPOConfig) -> None:
@@ -40,6 +46,8 @@ def refuse_unknown(args: GRPOConfig) -> None:
     for name, value in changed_fields(args).items():
         if name in REFUSED and not _is_harmless(name, value):
             raise ValueError(f"GRPOConfig({name}={value!r}) has no counterpart in covey: {REFUSED[name]}")
+    for name, known in WORDS.items():
+        _chosen(name, _word(getattr(args, name)), dict.fromkeys(known, 0))
 
 
 def _is_harmless(name: str, value: Any) -> bool:

@@ -30,9 +30,11 @@ from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
 from covey.trl.callbacks import Bridge
+from covey.trl.checks import check_arguments, check_overrides
 from covey.trl.config import GRPOConfig
 from covey.trl.fields import CODE
 from covey.trl.mapping import batches, settings_of
+from covey.trl.processes import Processes
 from covey.trl.rewards import reward_list, without_columns
 
 REWARD_SECONDS = 600.0
@@ -40,6 +42,10 @@ REWARD_SECONDS = 600.0
 
 MAX_TURNS = 64
 """Turns of an attempt with tools where max_tool_calling_iterations sets no limit."""
+
+
+MODEL_CARD = ("model_name", "language", "license", "tags", "finetuned_from", "tasks", "dataset", "dataset_name")
+"""Keywords of push_to_hub that describe a model in its card."""
 
 
 class TrainOutput(NamedTuple):
@@ -83,9 +89,10 @@ class GRPOTrainer:
         `ref_model`, a name or a model, is what beta compares with, where it is not the model as it began. ValueError,
         in one line, for an argument or a field of `args` that has no counterpart.
         """
+        check_overrides(type(self), GRPOTrainer)
         # What is trained, on what
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
-        _check_arguments(self.args, rollout_func, optimizers, quantization_config, ref_model)
+        check_arguments(self.args, rollout_func, optimizers, quantization_config, ref_model)
         self._given = _load(model, processing_class, peft_config, self.args)
         self._reference, self._tools, self._factories = ref_model, list(tools or ()), environment_factory
         if train_dataset is None and callable(environment_factory):
@@ -144,10 +151,21 @@ class GRPOTrainer:
         metrics = {"train_runtime": self._result.summary["seconds"], "train_loss": sum(losses) / max(len(losses), 1)}
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
-    def evaluate(self, **settings: Any) -> dict[str, float]:
-        """Measure the trained policy on the eval_dataset."""
-        found: Evaluation = self._trained().evaluate(**settings)
-        return {"eval_reward": found.reward_mean.value, "eval_accuracy": found.accuracy.value}
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **settings: Any
+    ) -> dict[str, float]:
+        """Measure the trained policy on the eval_dataset, that of the trainer where no other is given."""
+        result, environment = self._trained(), None
+        if eval_dataset is not None:
+            splits = _splits(self._splits["train"], eval_dataset)
+            environment = self._make_environment(result.config, splits)
+            settings = {"num_prompts": len(eval_dataset)} | settings
+        found: Evaluation = result.evaluate(environment, **settings)
+        values = {"reward": found.reward_mean.value, "accuracy": found.accuracy.value}
+        return {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
+
+    def end(self) -> None:
+        """Do nothing: `train` has closed what it opened."""
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Save model (or adapter) and tokenizer, in output_dir where no other is named."""
@@ -183,15 +201,29 @@ class GRPOTrainer:
         """Return whether this process writes for all."""
         return ranks.rank() == 0
 
-    def push_to_hub(self, commit_message: str = "End of training", **keywords: Any) -> Any:
-        """Push model (or adapter) and tokenizer to hub_model_id, or a repository named like output_dir."""
-        name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").name
+    @property
+    def accelerator(self) -> Processes:
+        """Return what scripts ask of the processes that train together."""
+        return Processes()
+
+    @property
+    def hub_model_id(self) -> str:
+        """Return the repository of push_to_hub."""
+        return self.args.hub_model_id or self._folder.name
+
+    def push_to_hub(self, commit_message: str = "End of training", blocking: bool = True, **keywords: Any) -> Any:
+        """Push model (or adapter) and tokenizer to hub_model_id, or a repository named like output_dir.
+
+        It always waits for the end, and leaves out what belongs to a model card, which is not written.
+        """
+        name = self.hub_model_id
         given = {
             "token": self.args.hub_token,
             "private": self.args.hub_private_repo,
             "revision": self.args.hub_revision,
         }
-        keywords = {key: value for key, value in given.items() if value is not None} | keywords
+        kept = {key: value for key, value in keywords.items() if key not in MODEL_CARD}
+        keywords = {key: value for key, value in given.items() if value is not None} | kept
         result = self._trained()
         result.tokenizer.push_to_hub(name, commit_message=commit_message, **keywords)
         return result.model.push_to_hub(name, commit_message=commit_message, **keywords)  # type: ignore[operator]
@@ -241,9 +273,9 @@ class GRPOTrainer:
             "environment.tool_timeout": REWARD_SECONDS,
         }
 
-    def _make_environment(self, config: Config) -> Environment:
+    def _make_environment(self, config: Config, splits: Mapping[Split, Any] | None = None) -> Environment:
         """Return the rewards on all rows, with tools where there are some."""
-        judged = self._make_rewards(config)
+        judged = self._make_rewards(config, self._splits if splits is None else splits)
         if not isinstance(config.environment, ToolsConfig):
             return judged
         made = RowTools(judged, self._tools, self._factories, has_rewards=bool(self.reward_funcs))
@@ -251,12 +283,12 @@ class GRPOTrainer:
         made.tool_timeout, made.written = config.environment.tool_timeout, str
         return made
 
-    def _make_rewards(self, config: Config) -> RewardFunctions:
+    def _make_rewards(self, config: Config, splits: Mapping[Split, Any]) -> RewardFunctions:
         """Return the rewards: without an eval_dataset, its first prompt is all that evaluations look at."""
         read = PromptFormat().read
         rows: dict[Split, list[Any]] = {
             split: [read(row if self._factories is None else with_prompt(row)) for row in of]
-            for split, of in self._splits.items()
+            for split, of in splits.items()
         }
         rows.setdefault("test", rows["train"][:1])
         how = RewardSettings(WorkerSettings(timeout=config.environment.timeout), in_process=True, max_failure_rate=1.0)
@@ -272,24 +304,6 @@ def _rows_of_reset(args: GRPOConfig) -> list[dict[str, Any]]:
         raise ValueError(f"without a train_dataset max_steps must say how long to train, got {args.max_steps}")
     num_steps, groups = batches(args, 0)
     return [{} for _ in range(num_steps * groups)]
-
-
-def _check_arguments(
-    args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], quantization_config: Any, ref_model: Any
-) -> None:
-    """Raise ValueError for an argument that has no counterpart, or that nothing would read."""
-    _refuse(rollout_func=rollout_func, reason="covey samples; an environment of your own scores and replies")
-    own = [one for one in optimizers if one is not None]
-    _refuse(optimizers=own, reason="optim and lr_scheduler_type of GRPOConfig name one")
-    _refuse(quantization_config=quantization_config, reason="model.load_in_4bit of covey.train loads in 4 bits")
-    if ref_model is not None and not args.beta:
-        raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
-
-
-def _refuse(reason: str, **arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value:
-            raise ValueError(f"{name} has no counterpart in covey yet: {reason}")
 
 
 def _short_name(model: Any) -> str:

@@ -1,0 +1,43 @@
+"""Arguments and subclasses of a trainer that have no counterpart, refused by name."""
+
+from typing import Any
+
+from transformers import Trainer
+
+from covey.trl.config import GRPOConfig
+
+
+def check_arguments(
+    args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], quantization_config: Any, ref_model: Any
+) -> None:
+    """Raise ValueError for an argument that has no counterpart, or that nothing would read."""
+    _refuse(rollout_func=rollout_func, reason="covey samples; an environment of your own scores and replies")
+    own = [one for one in optimizers if one is not None]
+    _refuse(optimizers=own, reason="optim and lr_scheduler_type of GRPOConfig name one")
+    _refuse(quantization_config=quantization_config, reason="model.load_in_4bit of covey.train loads in 4 bits")
+    if ref_model is not None and not args.beta:
+        raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
+
+
+def check_overrides(made: type, base: type) -> None:
+    """Raise ValueError for a class that overrides a method of TRL's trainer which covey's, its base, never calls."""
+    own = {name for cls in made.__mro__ if cls is not base for name in vars(cls)} - {*vars(base)}
+    unread = sorted(name for name in own if name in OF_TRL or (hasattr(Trainer, name) and not hasattr(object, name)))
+    if unread:
+        raise ValueError(
+            f"{made.__name__}.{unread[0]} would never be called: covey has a loop of its own; a loss, an advantage or "
+            "a loop of yours goes to covey.train and covey.build"
+        )
+
+
+OF_TRL = (
+    *("_calculate_rewards", "_compute_loss", "_generate", "_generate_and_score_completions", "_generate_single_turn"),
+    *("_get_per_token_logps_and_entropies", "_tool_call_loop"),
+)
+"""Methods of TRL's trainer, besides those of transformers', that scripts override."""
+
+
+def _refuse(reason: str, **arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value:
+            raise ValueError(f"{name} has no counterpart in covey yet: {reason}")
