@@ -36,6 +36,10 @@ Data = str | Path | Rows | Mapping[str, Rows] | EnvironmentLike
 Tools = Callable[..., Any] | str | Sequence[Callable[..., Any] | str]
 """Functions, one class, or their names as module:function."""
 
+OnStep = Callable[[int, dict[str, float | None]], None]
+Callbacks = Callback | OnStep | Sequence[Callback | OnStep]
+"""One or several: objects of a Callback class, or functions of a step and its metrics."""
+
 
 @dataclass
 class _Watcher:
@@ -60,7 +64,7 @@ def train(
     recipe: str | None = None,
     folder: str | Path | None = None,
     resume: str | Path | None = None,
-    callbacks: Sequence[Callback | Callable[[int, dict[str, float | None]], None]] = (),
+    callbacks: Callbacks = (),
     **settings: Any,
 ) -> Result:
     """Train a model by GRPO on rewards, and return what came of it.
@@ -92,7 +96,7 @@ def train(
 def run_request(
     request: Request,
     folder: str | Path | None,
-    callbacks: Sequence[Callback | Callable[[int, dict[str, float | None]], None]] = (),
+    callbacks: Callbacks = (),
     *,
     exact: bool = True,
 ) -> Result:
@@ -159,7 +163,7 @@ def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
 class _EveryStep(Callback):
     """A function in the place of a callback: it hears of the steps."""
 
-    function: Callable[[int, dict[str, float | None]], None]
+    function: OnStep
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         self.function(step, metrics)
