@@ -42,6 +42,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss_options": {"eps_low": None}}, f"{LOSS}.eps_low must be a number, got None"),
     ({"advantage": "passk", "advantage_options": {"k": 2.5}}, f"{ADVANTAGE}.k must be an integer, got 2.5"),
     ({"advantage": "pkpo", "advantage_options": {"k": "two"}}, f"{ADVANTAGE}.k must be an integer, got 'two'"),
+    # Too few completions that are kept and compared: every advantage would be 0
+    (
+        {
+            "advantage": "passk",
+            "advantage_options": {"k": 2},
+            "selection": "max_variance",
+            "selection_options": {"m": 2},
+        },
+        f"{ADVANTAGE}.k=2 needs group_size >= 3 for passk, got 2 that algorithm.selection keeps and compares",
+    ),
+    (
+        {"selection": "top_k", "selection_options": {"k": 1, "baseline_over": "selected"}},
+        "algorithm.advantage=group_zscore needs 2 completions to compare, got 1 that algorithm.selection keeps",
+    ),
     # Weights of 0 or less, which train nothing
     ({"correction": "truncate", "correction_max": -1.0}, "algorithm.correction_max must be > 0, got -1.0"),
     ({"correction": "mask", "correction_max": 0.0}, "algorithm.correction_max must be > 0, got 0.0"),
@@ -66,6 +80,9 @@ TAKEN: list[dict[str, Any]] = [
     {"loss": "topr", "loss_options": {"pos": [0.5, 1], "neg": [0, 0]}},
     {"loss": "dppo_tv", "loss_options": {"ratio_cap": None}},
     {"selection": "balanced_subset", "selection_options": {"group_size": 2}},
+    {"selection": "top_k", "selection_options": {"k": 1}},
+    {"loss": "nll", "selection": "top_k", "selection_options": {"k": 1, "baseline_over": "selected"}},
+    {"advantage": "none", "selection": "top_k", "selection_options": {"k": 1, "baseline_over": "selected"}},
 ]
 
 

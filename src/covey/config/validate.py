@@ -1,6 +1,7 @@
 """The check of a whole configuration: names, types, and every rule between settings."""
 
 from collections.abc import Callable, Collection, Mapping
+from inspect import signature
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
@@ -272,19 +273,39 @@ def _check_function(
 def _check_sizes(config: Config) -> None:
     """Require that parts of a group are smaller than the group."""
     algorithm, size = config.algorithm, min(group_sizes(config.group_size, config.group_size_schedule))
-    # pass@k needs k completions, leave-one-out one more
-    k = algorithm.advantage_options.get("k")
-    spare = algorithm.advantage == "passk" or algorithm.advantage_options.get("variant") == "loo"
-    if algorithm.advantage in ("passk", "pkpo") and k is not None and not 1 <= k <= size - spare:
-        raise ValueError(
-            f"algorithm.advantage_options.k={k} needs group_size >= {k + spare} for {algorithm.advantage}, "
-            f"got group_size={size}"
-        )
     # Selection cannot keep more than a group has
     for option in ("k", "m", "group_size"):
         kept = algorithm.selection_options.get(option)
         if kept is not None and kept > size:
             raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
+    # A baseline needs two completions, pass@k needs k, leave-one-out one more
+    compared = _num_compared(algorithm, size)
+    got = f"group_size={size}" if compared == size else f"{compared} that algorithm.selection keeps and compares"
+    k = algorithm.advantage_options.get("k")
+    spare = algorithm.advantage == "passk" or algorithm.advantage_options.get("variant") == "loo"
+    if algorithm.advantage in ("passk", "pkpo") and k is not None and not 1 <= k <= compared - spare:
+        raise ValueError(
+            f"algorithm.advantage_options.k={k} needs group_size >= {k + spare} for {algorithm.advantage}, got {got}"
+        )
+    is_compared = (
+        algorithm.loss != "nll" and algorithm.advantage not in BASELINE_FREE and ":" not in algorithm.advantage
+    )
+    if is_compared and compared < min(2, size):
+        raise ValueError(f"algorithm.advantage={algorithm.advantage} needs 2 completions to compare, got {got}")
+
+
+def _num_compared(algorithm: AlgorithmConfig, size: int) -> int:
+    """Return how many completions of a group its baseline is over: all, or those that the selection keeps."""
+    from covey.algorithm.credit.selection import SELECTION
+
+    options = algorithm.selection_options
+    if algorithm.selection not in SELECTION:
+        return size
+    default = signature(SELECTION[algorithm.selection]).parameters["baseline_over"].default
+    over = options.get("baseline_over", default)
+    return (
+        min(size, *(options.get(option, size) for option in ("k", "m", "group_size"))) if over == "selected" else size
+    )
 
 
 def check_custom(config: Config) -> None:
