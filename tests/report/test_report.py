@@ -4,6 +4,7 @@ import base64
 import fcntl
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from covey.cli.tables import render
 from covey.config.schema import OutputConfig
 from covey.report.bands import mean_band, moving_bands, share_band
 from covey.report.content import comparison, content, pairs_of, thinned, verdict
-from covey.report.curves import reading
+from covey.report.curves import curves_of, reading
 from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import make_report, names_of
 from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
@@ -284,6 +285,43 @@ def test_a_run_under_way_is_reported_with_its_torn_last_line(finished: Path, tmp
     run = read_run(folder)
     assert [row["step"] for row in run.steps] == [1, 2]
     assert content([run], ["running"])["runs"][0]["verdict"]["state"] == "running"
+
+
+@pytest.mark.parametrize("how", [[], ["--text"]])
+@pytest.mark.parametrize("damage", [{"before": {"num_prompts": 1}}, {"before": 1.0}])
+def test_a_summary_that_no_run_writes_is_one_line(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Mapping[str, Any], how: list[str]
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    found = read_summary(folder) or {}
+    (folder / "summary.json").write_text(json.dumps(found | damage))
+    assert main(["report", str(folder), *how]) == 2
+    printed = capsys.readouterr().err
+    assert f"{folder} does not hold what a run writes there" in printed
+    assert printed.count("\n") == 1
+
+
+def test_rows_that_no_tool_writes_are_one_line(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    updates = [row | {"num_groups": 1, "groups": ["no group"]} for row in rows(run / "updates.jsonl")]
+    (run / "updates.jsonl").write_text("".join(json.dumps(row) + "\n" for row in updates))
+    verl = tmp_path / "verl"
+    verl.mkdir()
+    (verl / "1.jsonl").write_text(json.dumps({"step": 1, "input": "q", "output": "a", "score": None}) + "\n")
+    for verb, folder in (("report", run), ("doctor", run), ("report", verl), ("doctor", verl)):
+        assert main([verb, str(folder)]) == 2
+        printed = capsys.readouterr().err
+        assert f"{folder} does not hold what a run writes there" in printed
+        assert printed.count("\n") == 1
+
+
+def test_numbers_that_no_axis_has_are_gaps_in_a_curve() -> None:
+    values = [0.5, math.inf, math.nan, 0.25, 0.75]
+    steps = [{"step": step, "truncated_fraction": value} for step, value in enumerate(values, start=1)]
+    (curve,) = curves_of(RunFiles(Path("run"), steps=steps))
+    assert curve["raw"] == [0.5, None, None, 0.25, 0.75]
 
 
 def test_the_text_for_terminals_has_the_verdict_a_curve_a_line_and_groups_as_squares(

@@ -13,6 +13,7 @@ from covey.report.read import Row, RunFiles, cut
 from covey.run.folder import is_running
 from covey.run.planner.kept import against, kept_plan
 from covey.run.records.summary import paired_accuracy_gain, paired_mean_gain
+from covey.system.disk import as_written
 from covey.system.text.format import duration, memory, three_digits
 
 FORMAT = 1
@@ -22,7 +23,7 @@ CONFIDENCE = 0.95
 
 
 def content(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
-    """Return what the page shows of the runs."""
+    """Return what the page shows of the runs. ValueError where a file does not hold what a run writes there."""
     shares = len(runs)
     return {
         "format": FORMAT,
@@ -32,6 +33,11 @@ def content(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
+    with as_written(run.folder):
+        return _shown(run, name, shares)
+
+
+def _shown(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
     return {
         "name": name,
         "verdict": verdict(run),

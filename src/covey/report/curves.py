@@ -1,5 +1,6 @@
 """The curves of a run: numbers, 95 % bands, and a sentence that says what is seen."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -106,8 +107,9 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def number(value: Any) -> float | None:
-    """Return a number that can be drawn, None for what is none: null, text such as "nan", true."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """Return a number that can be drawn, None for what is none: null, infinity, text such as "nan", true."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
 
 
 def _reward(run: RunFiles) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 from covey.report.bands import mean_band
 from covey.report.read import MAX_BYTES, Row, RunFiles, read_rows, read_run
 from covey.run.folder import CONFIG, EVALUATIONS, ROLLOUTS, TRACES
-from covey.system.disk import read_regular
+from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import JsonlWriter
 
 TRACE_VERSION = 1
@@ -25,7 +25,9 @@ def read_any(folder: Path) -> RunFiles:
     if (folder / CONFIG).is_file():
         return read_run(folder)
     for find in (_of_trl, _of_verl, _of_verifiers):
-        if rows := list(find(folder)):
+        with as_written(folder):
+            rows = list(find(folder))
+        if rows:
             return _as_run(folder, rows)
     raise ValueError(
         f"{folder} is no run folder: it has no {CONFIG}, no completions/*.parquet of TRL, no N.jsonl of verl "

@@ -11,6 +11,7 @@ from covey.run.doctor.catalogue import RULES
 from covey.run.doctor.diagnose import diagnose, in_a_line
 from covey.run.doctor.finding import Finding
 from covey.run.doctor.log import RunLog, log_of
+from covey.system.disk import as_written
 
 
 def read_for_doctor(path: Path) -> RunFiles:
@@ -32,9 +33,13 @@ class Health:
 
 
 def health_of(run: RunFiles, control: RunFiles | None = None) -> Health:
-    """Return what the rules find in a run. `control` is the same run with shuffled rewards."""
-    log = run_log(run, None if control is None else run_log(control))
-    found = diagnose(log)
+    """Return what the rules find in a run. `control` is the same run with shuffled rewards.
+
+    ValueError where a file does not hold what a run writes there.
+    """
+    with as_written(run.folder):
+        log = run_log(run, None if control is None else run_log(control))
+        found = diagnose(log)
     return Health(in_a_line(found, log), found)
 
 

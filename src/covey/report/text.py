@@ -11,6 +11,7 @@ from covey.report.health import health_of
 from covey.report.read import RunFiles
 from covey.run.doctor.finding import Level
 from covey.run.records.terminal import binned, sparkline
+from covey.system.disk import as_written
 
 WIDTH, LEAST_WIDTH, TITLE = 40, 12, 26
 """Characters of a curve, at most and at least, and those of its title that a narrow terminal keeps."""
@@ -22,9 +23,10 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLU
     """Return the report of the runs as lines of plain text, for a terminal of so many columns."""
     lines: list[str] = []
     for run, name in zip(runs, names, strict=True):
-        said = [verdict(run)["text"], *(f"doctor: {line}" for line in _of_doctor(run))]
-        lines += [name, *(line for text in said for line in _wrapped(text, columns))]
-        lines += [f"  {line}" for line in (*_drawn(curves_of(run), columns - 2), *_last_groups(run))] + [""]
+        with as_written(run.folder):
+            said = [verdict(run)["text"], *(f"doctor: {line}" for line in _of_doctor(run))]
+            lines += [name, *(line for text in said for line in _wrapped(text, columns))]
+            lines += [f"  {line}" for line in (*_drawn(curves_of(run), columns - 2), *_last_groups(run))] + [""]
     return lines + (_compared(runs, names) if len(runs) > 1 else [])
 
 
