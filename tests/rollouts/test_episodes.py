@@ -202,7 +202,7 @@ async def never() -> Observation:
         (going_on, OSError("no room"), "talks.reset raised OSError: no room"),
         (lambda _: never(), (), "talks.reply has not answered for 0.05 s (environment.turn_timeout=0.05)"),
         (lambda _: None, (), "talks.reply returned a NoneType where an Observation is due"),
-        (lambda _: Observation(7), (), f"talks.reply said 7, {NO_WORDS}"),
+        (lambda _: Observation(7), (), f"talks.reply said 7, {NO_WORDS}"),  # type: ignore[arg-type]
         (lambda _: Observation(({"role": "user"},)), (), f"talks.reply said ({{'role': 'user'}},), {NO_WORDS}"),
         (going_on, ({"role": "tool", "content": None},), f"talks.reset said {NOTHING}, {NO_WORDS}"),
         (lambda _: Observation(conversation=({"content": "x"},)), (), f"talks.reply said {NOBODY}, {NO_WORDS}"),
@@ -293,6 +293,17 @@ def test_a_group_without_an_attempt_is_not_judged() -> None:
     environment = Compares(lambda _: Scripted(broken))
     assert len(played(environment).failures) == 2
     assert environment.heard == []
+
+
+def test_an_episode_that_does_not_close_is_left_behind_and_costs_no_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Scripted):
+        async def close(self) -> None:
+            await never()
+
+    group = played(Talks(lambda number: Stuck(going_on) if number else Scripted(going_on)), turn_timeout=0.05)
+    assert len(group.rollouts) == 2
+    (told,) = caplog.messages
+    assert told == "prompt p: talks.close has not answered for 0.05 s (environment.turn_timeout=0.05)"
 
 
 def test_a_run_that_is_stopped_closes_every_episode_once() -> None:

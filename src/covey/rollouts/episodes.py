@@ -20,7 +20,7 @@ from covey.rollouts.attempt import Attempt, Segment, sampled
 from covey.rollouts.encoding import Tools, as_conversation, encode_prompt, extended
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.turns import as_messages, decoded, known_ids, observed_tokens, rendered_tokens, turn_seed
-from covey.rollouts.verdicts import asked, checked, judge_together, tried
+from covey.rollouts.verdicts import asked, checked, close, judge_together, tried
 from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
 LOGGER = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ async def play_group(
         await asyncio.gather(*playing, return_exceptions=True)
         for session in filter(None, sessions):
             session.close()
-        await asyncio.gather(*(_close(episode, prompt) for episode in episodes if not isinstance(episode, Failure)))
+        begun, seconds = [e for e in episodes if not isinstance(e, Failure)], sampler.limits_for(prompt).turn_timeout
+        await asyncio.gather(*(close(sampler.stages, prompt, episode, seconds) for episode in begun))
 
 
 async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, tools: Tools | Failure) -> Opening:
@@ -389,10 +390,3 @@ async def observed(
 def _name_of(token_ids: Sequence[int]) -> str:
     """Name the state that these tokens lead to: equal ones have equal names."""
     return hashlib.blake2b(repr(tuple(token_ids)).encode(), digest_size=8).hexdigest()
-
-
-async def _close(episode: Episode, prompt: Prompt) -> None:
-    try:
-        await episode.close()
-    except Exception as error:  # foreign code, and the attempt is over
-        LOGGER.warning("prompt %s: %s.close: %s: %s", prompt.id, prompt.environment, type(error).__name__, error)

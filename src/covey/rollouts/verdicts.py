@@ -1,6 +1,7 @@
 """Ask the environment, gated: what goes wrong in it becomes a Failure, and every reward is a finite number."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -11,6 +12,8 @@ from covey.environments.reward_functions.call import problem_with
 from covey.rollouts.attempt import Attempt
 from covey.system.waits.watchdog import ScoringTimeout, Stages
 from covey.types import Failure, Prompt, Reward, RunStopped
+
+LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -44,6 +47,16 @@ def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
         raise
     except Exception as error:  # foreign code, as above
         return Failure(f"{prompt.environment}.{method} raised {type(error).__name__}: {error}")
+
+
+async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float | None) -> None:
+    """Close an episode. The attempt is over: where that raises or takes too long it is left as it is."""
+    try:
+        failure = await asked(stages, prompt, "close", episode.close, seconds)
+    except RunStopped as error:
+        failure = Failure(f"{prompt.environment}.close raised RunStopped: {error}")
+    if failure is not None:
+        LOGGER.warning("prompt %s: %s", prompt.id, failure.reason)
 
 
 async def judged(

@@ -37,8 +37,13 @@ SEND_SECONDS = 1.0
 LOOP_SECONDS = 2.0
 """The event loop has so long to give an environment up before the guard ends the run."""
 
-ASKED = {"score": "score", "reset": "begin", "reply": "reply to"}
-OF = {"score": ("prompt", "prompts"), "reset": ("episode", "episodes"), "reply": ("answer", "answers")}
+ASKED = {"score": "score", "reset": "begin", "reply": "reply to", "close": "close"}
+OF = {
+    "score": ("prompt", "prompts"),
+    "reset": ("episode", "episodes"),
+    "reply": ("answer", "answers"),
+    "close": ("episode", "episodes"),
+}
 """What an environment is waited for, and how it is counted."""
 
 
