@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covey.engine.fake import FakeEngine
-from covey.environments.base import Environment, Split
+from covey.environments.base import Environment, Split, adapt
 from covey.policy.models.nano import nano_tokenizer
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.rollout import causal_rollout, roll_out
@@ -158,6 +158,17 @@ def test_a_reward_that_is_no_finite_number_is_a_failure_of_its_completion_alone(
     made = rolled_out(Foreign(lambda completions: [verdict, Reward(1.0, {})]))
     assert made.failures == (Failure(reason),)
     assert [rollout.text for rollout in made.rollouts] == ["22"]
+
+
+def test_an_environment_that_changes_what_it_is_given_changes_no_rollout() -> None:
+    def emptied(completions: Sequence[str]) -> Any:
+        assert isinstance(completions, list)
+        found = [Reward(float(len(text)), {}) for text in completions]
+        completions.clear()
+        return found
+
+    made = rolled_out(adapt(Foreign(emptied))).rollouts
+    assert [(rollout.text, rollout.reward.value) for rollout in made] == [("2", 1.0), ("22", 2.0)]
 
 
 def test_an_environment_that_stops_the_run_is_obeyed() -> None:

@@ -67,7 +67,8 @@ async def judged(
     token_ids: Sequence[Sequence[int]],
 ) -> list[Reward | Failure]:
     """Return the environment's verdicts: one for each completion, every reward a finite number."""
-    ask = lambda: environment.score_tokens(prompt, texts, token_ids)  # noqa: E731
+    given = list(texts), list(token_ids)  # its own, to change as it likes
+    ask = lambda: environment.score_tokens(prompt, *given)  # noqa: E731
     return _each(prompt, await asked(stages, prompt, "score", ask), len(texts))
 
 
