@@ -206,6 +206,7 @@ async def never() -> Observation:
         (lambda _: Observation(({"role": "user"},)), (), f"talks.reply said ({{'role': 'user'}},), {NO_WORDS}"),
         (going_on, ({"role": "tool", "content": None},), f"talks.reset said {NOTHING}, {NO_WORDS}"),
         (lambda _: Observation(conversation=({"content": "x"},)), (), f"talks.reply said {NOBODY}, {NO_WORDS}"),
+        (lambda _: Observation(conversation="x"), (), f"talks.reply said ('x',), {NO_WORDS}"),  # type: ignore[arg-type]
     ],
 )
 def test_what_the_system_breaks_is_a_failure_and_no_reward(says: Reply, opens: Any, reason: str) -> None:

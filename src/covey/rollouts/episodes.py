@@ -378,7 +378,7 @@ async def observed(
     if not isinstance(said, Observation):
         kind = type(said).__name__
         return Failure(f"{prompt.environment}.{method} returned a {kind} where an Observation is due")
-    for words in (said.messages, said.conversation or ()):
+    for words in (said.messages, tuple(said.conversation or ())):  # a conversation is no text
         if not are_words(words):
             what = "neither text nor messages with role and content"
             return Failure(f"{prompt.environment}.{method} said {words!r:.80}, which is {what}")
