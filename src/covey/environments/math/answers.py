@@ -178,7 +178,7 @@ def _marks(text: str, numeric: bool) -> list[_Mark]:
     return innermost
 
 
-_JOINT = re.compile(r"[\s$*.,;:|/&()\[\]\\-]*(?:(or|and)[\s$*:(\[\\]*)?")
+_JOINT = re.compile(r"(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{[ ,]*)?(or|and)(?:[\s$*:(\[\\}]|\\q?quad)*)?")
 _HEDGE_AFTER = re.compile(r"[\s$*)\]\\]{0,6}\bor\b[^.\n]{0,40}")
 _HEDGE_BEFORE = re.compile(r"([\d.,]+)[^\w\n]{0,4}\bor[\s$*(\[\\]{0,6}$")
 

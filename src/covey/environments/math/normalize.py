@@ -25,6 +25,11 @@ _CHARACTERS = str.maketrans(
         **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
     }
 )
+_LATEX = str.maketrans({
+    "∅": "\\emptyset ", "∞": "\\infty ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "θ": "\\theta ",
+    "λ": "\\lambda ", "π": "\\pi ", "φ": "\\phi ", "ω": "\\omega ",
+})  # fmt: skip
+_RADICAL = re.compile(r"√ ?(?:(\d+(?:\.\d+)?|[A-Za-z])|[({]([^(){}]*)[)}])")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _BLANKS = re.compile(r"[ \t\r\f\v]+")
@@ -61,6 +66,11 @@ def unified(text: str) -> str:
     """Return the text with one spelling of signs, blanks, digits and powers. LaTeX commands stay."""
     text = single_blanks(text.translate(_CHARACTERS))
     return _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
+
+
+def in_latex(text: str) -> str:
+    """Return the text with LaTeX in place of Greek letters, the signs of infinity and of the empty set, and roots."""
+    return _RADICAL.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text.translate(_LATEX))
 
 
 def plain(text: str) -> str:

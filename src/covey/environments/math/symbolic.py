@@ -13,6 +13,7 @@ from covey.environments.math.formulas.forms import canonical, differ, differ_as_
 from covey.environments.math.formulas.nodes import is_equation, is_expression, last_side
 from covey.environments.math.formulas.relations import same_relation
 from covey.environments.math.formulas.trees import read_tree
+from covey.environments.math.normalize import in_latex
 from covey.environments.math.numerals import is_date, read_values
 
 MAX_SYMBOLIC = 300
@@ -88,7 +89,7 @@ def symbolic_equal(answer: str, gold: str) -> bool:
     if expected and len(number) == 1 and isinstance(expected[0], sympy.Expr) and not expected[0].free_symbols:
         return any(_exactly(expected[0], value) for value in number[0])
     # Else math_verify decides
-    found = parse(f"${answer}$", parsing_timeout=None)
+    found = parse(f"${in_latex(answer)}$", parsing_timeout=None)
     return bool(verify(expected, found, float_rounding=12, timeout_seconds=None))
 
 

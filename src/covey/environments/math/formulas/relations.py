@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from covey.environments.math.formulas.forms import alike, canonical, differ
-from covey.environments.math.formulas.nodes import RELATION, Group, Node, Number, Product, Symbol, numeral_value
+from covey.environments.math.formulas.nodes import (
+    RELATION,
+    Group,
+    Node,
+    Number,
+    Product,
+    Symbol,
+    last_side,
+    numeral_value,
+)
 
 INFINITY = Symbol("\\infty")
 MINUS_INFINITY = Product((Number(Fraction(-1)), INFINITY))
@@ -38,7 +47,7 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
         given, wanted = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
         return None if given is None or wanted is None else given == wanted
     # Unions of intervals, or inequalities
-    given_parts, wanted_parts = _intervals(answer), _intervals(gold)
+    given_parts, wanted_parts = _intervals(last_side(answer)), _intervals(last_side(gold))
     if given_parts is None or wanted_parts is None:
         is_inequality = bool(_signs(gold) & (LESS.keys() | MORE.keys()))
         return False if is_inequality and not isinstance(answer, Group) else None

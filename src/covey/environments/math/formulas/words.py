@@ -5,7 +5,7 @@ A command that is in no table here is no notation: a formula that has it cannot 
 
 import re
 
-from covey.environments.math.normalize import unified
+from covey.environments.math.normalize import in_latex, unified
 
 MAX_TOKENS = 400
 
@@ -18,17 +18,25 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _BRACKET = re.compile(r"[(\[|]|\\\{")
-_SPELLINGS = (("{,}", ","), (",\\!", ","), ("\\left.", ""), ("\\right.", ""), ("**", "^"), ("\\text{ or }", ";"),
-              ("\\text{ and }", ";"), ("\\text{or}", ";"), ("\\text{and}", ";"), (" or ", ";"),
-              (" and ", ";"))  # fmt: skip
+_SPELLINGS = (
+    ("{,}", ","),
+    (",\\!", ","),
+    ("\\left.", ""),
+    ("\\right.", ""),
+    ("**", "^"),
+    ("\\varnothing", "\\emptyset"),
+)
+_JOINT = re.compile(r"(?:,[\s~]*)?(?:\\text *\{ *(?:, *)?(?:and|or) *\}|(?:\\?[ ~]|(?<=,))(?:and|or)(?:\\?[ ~]))")
+"""Between the last two members of a list, with a comma before it or not."""
 _RATIO = re.compile(r"(?<=\d) (?:\\text\{ ?to ?\} ?|to )(?=\d)")
 
 
 def tokens_of(text: str) -> list[str]:
     """Cut a formula into numbers, commands and single characters, without blanks, sizes and dollar signs."""
-    text = unified(text[: 4 * MAX_TOKENS])
+    text = in_latex(unified(text[: 4 * MAX_TOKENS]))
     for written, short in _SPELLINGS:
         text = text.replace(written, short)
+    text = _JOINT.sub(";", text)
     text = _RATIO.sub(":", text)
     if not _BRACKET.search(text):  # in (1,234) the comma may stand between two members
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
