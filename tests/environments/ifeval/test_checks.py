@@ -249,6 +249,21 @@ def test_nonsense_of_megabytes_is_judged_in_a_moment(kind: str, nonsense: str) -
             {"letter": "ab", "let_frequency": 1, "let_relation": "at least"},
             "letter of keywords:letter_frequency must be one character, got 'ab'",
         ),
+        (
+            "detectable_format:number_bullet_lists",
+            {"num_bullets": float("inf")},
+            "num_bullets of detectable_format:number_bullet_lists must be a whole number >= 0, got inf",
+        ),
+        (
+            "detectable_format:number_bullet_lists",
+            {"num_bullets": float("nan")},
+            "num_bullets of detectable_format:number_bullet_lists must be a whole number >= 0, got nan",
+        ),
+        (
+            "language:response_language",
+            {"language": "zh"},
+            "language of language:response_language must be one of af, .*, zh-cn, zh-tw, got zh",
+        ),
     ],
 )
 def test_instructions_that_make_no_sense_are_refused_in_one_line(kind: str, arguments: dict, message: str) -> None:

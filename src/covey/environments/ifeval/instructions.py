@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from covey.environments.ifeval.checks import languages, text_checks
-from covey.system.lookup import check_options
+from covey.system.lookup import check_options, one_of
 
 Check = Callable[..., bool]
 
@@ -52,6 +52,8 @@ def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Ins
     # Packages that the check needs
     if instruction_id in NEED_LANGDETECT:
         languages.check_installed()
+    if "language" in checked:
+        one_of(f"language of {instruction_id}", checked["language"], languages.codes())
     return Instruction(instruction_id, checked)
 
 
@@ -78,7 +80,7 @@ def _checked(instruction_id: str, name: str, value: Any) -> Any:
 
 def _count(where: str, value: Any, at_least: int) -> int:
     """Return a whole number, which Parquet and JSON may hold as a fraction."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < at_least:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or value < at_least:
         raise ValueError(f"{where} must be a whole number >= {int(at_least)}, got {value!r}")
     return int(value)
 

@@ -15,6 +15,15 @@ def check_installed() -> None:
         raise ValueError("checking languages needs langdetect: pip install langdetect")
 
 
+@lru_cache(maxsize=1)
+def codes() -> list[str]:
+    """Return the languages that langdetect knows, by their codes."""
+    from langdetect.detector_factory import PROFILES_DIRECTORY
+
+    profiles = (path for path in Path(PROFILES_DIRECTORY).iterdir() if not path.name.startswith("."))
+    return sorted(path.name for path in profiles if path.is_file())
+
+
 @lru_cache(maxsize=4096)
 def detect(text: str) -> str | None:
     """Return the code of the likeliest language ("en", "zh-cn", or "unknown"), None where there are no usable letters.
@@ -39,7 +48,7 @@ def _factory() -> Any:
     from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
 
     factory = DetectorFactory()
-    profiles = sorted(path for path in Path(PROFILES_DIRECTORY).iterdir() if not path.name.startswith("."))
-    factory.load_json_profile([path.read_text(encoding="utf-8") for path in profiles if path.is_file()])
+    profiles = [Path(PROFILES_DIRECTORY) / code for code in codes()]
+    factory.load_json_profile([path.read_text(encoding="utf-8") for path in profiles])
     factory.set_seed(SEED)
     return factory
