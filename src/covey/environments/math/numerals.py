@@ -6,7 +6,6 @@ nesting are bounded, and every pattern has one way to match, so that time is lin
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -288,17 +287,22 @@ def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
     return None
 
 
-def _alternatives(text: str, end: int, number: re.Pattern[str]) -> Iterator[_Value]:
-    """Yield values listed after the first: `40 or 41 or 42`, `42, 43`. In `42, 3 more than Bob` there is one value."""
-    for _ in range(50):
+def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
+    """Return values listed after the first: `40 or 41 or 42`, `42, 43`. In `42, 3 more than Bob` there is one value."""
+    found: list[tuple[_Value, bool]] = []
+    while len(found) < 50:
         either = _ALTERNATIVE.match(text, end)
         blanks = _BLANKS.match(text, end) if _MORE_NUMBERS.fullmatch(text, end) else None
         separator = either or _IN_BRACKETS.match(text, end) or _NEXT_MEMBER.match(text, end) or blanks
         value = _value_at(text, separator.end(), number) if separator is not None else None
-        if value is None or (either is None and len(text[value.end :].split()) > MAX_WORDS_AFTER_LIST and not blanks):
-            return
-        yield value
+        if value is None:
+            break
+        found.append((value, either is not None or blanks is not None))
         end = value.end
+    # Words behind a number say that it was the beginning of a remark
+    while found and not found[-1][1] and len(text[found[-1][0].end :].split()) > MAX_WORDS_AFTER_LIST:
+        found.pop()
+    return [value for value, _ in found]
 
 
 def is_date(text: str) -> bool:
