@@ -156,6 +156,16 @@ def test_every_environment_judges_for_verl(
 def test_a_ground_truth_that_is_no_mapping_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^the ground truth must be a mapping, or one as JSON, got '\[1\]'$"):
         compute_score("countdown", "1", "[1]")
+    with pytest.raises(ValueError, match=r"^the ground truth must be a mapping, or one as JSON, got '3, 4 -> 7'$"):
+        compute_score("countdown", "<answer>3+4</answer>", "3, 4 -> 7")
+
+
+@pytest.mark.parametrize(("source", "text"), [("math", "\\boxed{None}"), ("gsm8k", "#### 5"), ("countdown", "3+4")])
+def test_nothing_is_judged_against_a_ground_truth_that_is_missing(source: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{source} cannot judge without a right answer: the ground truth is None$"):
+        compute_score(source, text, None)
+    with pytest.raises(ValueError, match="the ground truth is None"):
+        for_trl(source)([""], [text], answer=[None])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,14 @@ def judge_of(name: str, settings: Mapping[str, Any]) -> Judge:
 @functools.cache
 def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> Judge:
     """Make one environment for all calls with the same settings, since it may hold worker processes."""
-    return DATA_SOURCES[name](**dict(settings))
+    judge = DATA_SOURCES[name](**dict(settings))
+
+    def judge_with_truth(truth: Any) -> "tuple[Environment, Prompt]":
+        if truth is None:
+            raise ValueError(f"{name} cannot judge without a right answer: the ground truth is None")
+        return judge(truth)
+
+    return judge_with_truth
 
 
 def arithmetic() -> Judge:
@@ -109,7 +116,10 @@ def ifeval(*, scheme: str = "strict_share") -> Judge:
 
 def _mapping(truth: Any) -> Mapping[str, Any]:
     """Return a mapping, read from JSON where it is text, as data sets often hold it."""
-    found = json.loads(truth) if isinstance(truth, str) else truth
+    try:
+        found = json.loads(truth) if isinstance(truth, str) else truth
+    except ValueError:
+        found = None
     if not isinstance(found, Mapping):
         raise ValueError(f"the ground truth must be a mapping, or one as JSON, got {truth!r:.80}")
     return found
