@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from covey.environments.arithmetic import Arithmetic
-from covey.environments.base import Environment, Split, adapt
+from covey.environments.base import Environment, Split, adapt, metrics_of
 from covey.system.waits.watchdog import Watchdog
 from covey.train import train
 from covey.types import Failure, Prompt, Reward
@@ -100,3 +100,27 @@ def test_two_methods_are_enough_to_train(
     steps = rows(tmp_path / "metrics.jsonl", "train")
     assert len(steps) == small_config().num_steps
     assert any(step["grad_norm"] > 0 for step in steps)
+
+
+class Logging(TwoMethods):
+    """Has something to log."""
+
+    def __init__(self, found: object) -> None:
+        self.found = found
+
+    def metrics(self) -> object:
+        return self.found
+
+
+def test_what_an_environment_logs_is_numbers_and_what_it_did_not_measure_is_left_out() -> None:
+    assert metrics_of(adapt(Logging({"won": True, "length": 3, "unseen": None}))) == {"won": 1.0, "length": 3.0}
+    with pytest.raises(ValueError, match=r"Logging.metrics must return numbers by name, got best='a long one'"):
+        metrics_of(adapt(Logging({"best": "a long one"})))
+    with pytest.raises(ValueError, match=r"Logging.metrics must return numbers by name, got a NoneType"):
+        metrics_of(adapt(Logging(None)))
+
+
+def test_metrics_that_are_no_numbers_end_a_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, adapt(Logging({"won": "yes"})))
+    with pytest.raises(ValueError, match=r"Logging.metrics must return numbers by name, got won='yes'"):
+        train(small_config(num_steps=1), tmp_path)

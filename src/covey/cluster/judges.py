@@ -7,7 +7,7 @@ from typing import Any
 
 from covey.cluster.serving import Answerers, Serving, lost
 from covey.cluster.start import import_ray, prepare_actor
-from covey.environments.base import Environment, Replies, Split
+from covey.environments.base import Environment, Replies, Split, metrics_of
 from covey.environments.episode import Episode
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -45,7 +45,7 @@ class JudgeActor:
 
     async def metrics(self) -> dict[str, float]:
         """Return what the environment logged since this was last asked."""
-        return dict(self._environment.metrics())
+        return metrics_of(self._environment)
 
     async def close(self) -> None:
         """Let go of worker processes."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from covey.cluster.start import prepare_actor
 from covey.cluster.wire import Batch, Jobs, Logprobs, PackedWeights, Sampled, unpack
 from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
+from covey.environments.base import metrics_of
 from covey.rollouts.buffer import Ticket
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
@@ -133,7 +134,7 @@ class SamplerActor:
 
     async def environment_metrics(self) -> dict[str, float]:
         """Return what the environment logs itself, since this was last asked."""
-        return dict(self._sampler.environment.metrics())
+        return metrics_of(self._sampler.environment)
 
     async def close(self) -> None:
         """Let go of worker processes, and of an engine's own."""

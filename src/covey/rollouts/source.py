@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from covey.engine.base import Resting
+from covey.environments.base import metrics_of
 from covey.rollouts.group_checks import (
     GroupFilter,
     Outcome,
@@ -293,7 +294,7 @@ class LocalSource:
         return {}
 
     def environment_metrics(self) -> Sequence[Mapping[str, float]]:
-        return (self.sampler.environment.metrics(),)
+        return (metrics_of(self.sampler.environment),)
 
     def take_drops(self) -> dict[str, int]:
         drops, self._drops = dict(self._drops), Counter()
