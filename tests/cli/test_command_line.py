@@ -125,6 +125,11 @@ def test_flags_may_stand_anywhere(words: list[str], arranged: list[str]) -> None
     assert arrange("train", words) == arranged
 
 
+@pytest.mark.parametrize("flag", ["--info", "-i"])
+def test_info_takes_no_setting_for_what_it_is_to_show(flag: str) -> None:
+    assert arrange("config", [flag, "seed=1"]) == ["--info=all", "seed=1"]
+
+
 @pytest.mark.parametrize(
     ("word", "written"),
     [

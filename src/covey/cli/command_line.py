@@ -27,6 +27,8 @@ FLAGS = {
     "--config-dir": 1, "-cd": 1, CONFIG_FLAG: 1,
 }  # fmt: skip
 """Flags that may stand after a verb, with the number of words each takes."""
+ALL_OF_INFO = {"--info": "--info=all", "-i": "--info=all"}
+"""A bare --info takes the next word for what it is to show, which may be any setting."""
 POWER_OF_TEN = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?[eE]\+?\d+(?![\w.])")
 
 
@@ -39,7 +41,7 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
     while rest:
         word = rest.pop(0)
         if word.startswith("-"):
-            flags += [word, *_values(verb, word, rest)]
+            flags += [ALL_OF_INFO.get(word, word), *_values(verb, word, rest)]
         else:
             _refuse_slip(word, rest)
             settings.append(with_whole_numbers(word))
