@@ -236,7 +236,8 @@ def test_a_script_may_read_in_all_the_usual_ways(sandbox: Sandbox, code: str) ->
         "import sys\nprint('a', flush=True)\nsys.stdout = None",
         "out = open(1, 'w')\nout.write('a')",
         "def lines():\n    try: yield\n    finally: print('a')\nkept = lines()\nnext(kept)",
-        "class Last:\n    def __del__(self): print('a')\nlast = Last()",
+        "import sys\nclass Last:\n    def __del__(self): sys.stdout.write('a')\nlast = Last()",
+        "out = open(1, 'w')\ndef main(): out.write('a')\nmain()",
     ],
 )
 def test_what_a_script_has_printed_is_there_however_it_did_it(sandbox: Sandbox, code: str) -> None:

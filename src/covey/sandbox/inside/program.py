@@ -142,12 +142,20 @@ def run_script(code: str) -> None:
     module = module_of("__main__")
     with contextlib.suppress(SystemExit):
         exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
-    # Then as at Python's own exit: threads, what was registered, output, files and generators that are still open
+    # Then as at Python's own exit: threads, what was registered, output
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     flush_output()
-    module.__dict__.clear()
+    # Files and other objects say goodbye, the youngest first, while the functions that they may call are there
+    scope = module.__dict__
+    for name in reversed([name for name, value in scope.items() if not is_code(value)]):
+        scope.pop(name, None)
     flush_output()
+
+
+def is_code(value: Any) -> bool:
+    """Return whether it is a module, a class, a function or the like."""
+    return callable(value) or isinstance(value, types.ModuleType)
 
 
 def flush_output() -> None:
