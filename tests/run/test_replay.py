@@ -15,9 +15,9 @@ from covey.config.schema import Config
 from covey.engine.base import digest_of
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Scheduler
+from covey.run.folder import CHANGES
 from covey.run.records.record import RunRecorder
 from covey.run.replay.training import PastStep, best_evaluations, check_replayable, read_schedule, replay
-from covey.run.saved_settings import CHANGES
 from covey.train import train
 from covey.types import Message, Prompt
 
