@@ -4,14 +4,16 @@ import asyncio
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from covey.environments.arithmetic import Arithmetic
-from covey.environments.base import Environment, Split, adapt, metrics_of
+from covey.environments.base import Environment, Replies, Split, adapt, metrics_of
+from covey.environments.episode import Answer, Observation
 from covey.system.waits.watchdog import Watchdog
 from covey.train import train
-from covey.types import Failure, Prompt, Reward
+from covey.types import Failure, Message, Prompt, Reward
 
 from ..support.small import rows, small_config, use, varied
 
@@ -68,6 +70,50 @@ def test_an_object_keeps_the_methods_that_it_has() -> None:
     assert adapted.part_weights == {"value": 2.0}
     adapted.close()
     assert gifted.closed
+
+
+class Plain(TwoMethods):
+    """Has no async method."""
+
+    def score(self, prompt: Prompt, completions: Sequence[str]) -> Any:
+        return [Reward(varied(prompt, text), {}) for text in completions]
+
+    def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Any:
+        return {"role": "user", "content": "sure?"}
+
+
+class PlainHeir(Plain, Environment):
+    """The same with the base class."""
+
+
+class Thread(TwoMethods):
+    """Returns what is to be awaited, from a plain method."""
+
+    def score(self, prompt: Prompt, completions: Sequence[str]) -> Any:
+        return asyncio.to_thread(lambda: [Reward(varied(prompt, text), {}) for text in completions])
+
+
+@pytest.mark.parametrize("environment", [Plain(), PlainHeir(), Thread()])
+def test_a_plain_method_does_where_an_async_one_is_due(environment: Any) -> None:
+    adapted = adapt(environment)
+    (prompt, *_) = adapted.prompts("train")
+    (judged,) = asyncio.run(adapted.score_tokens(prompt, ["a"], [[1]]))
+    assert judged == Reward(varied(prompt, "a"), {})
+    assert adapt(adapted) is adapted
+    assert adapted.can_reply == isinstance(environment, Plain)
+    if isinstance(episode := adapted.episode(prompt, 0), Replies):
+        said = asyncio.run(episode.reply(Answer("a", (), "stop", 1, ())))
+        assert said == Observation(({"role": "user", "content": "sure?"},))
+
+
+class AsyncClose(TwoMethods):
+    async def close(self) -> None:
+        raise AssertionError("nobody awaits it")
+
+
+def test_an_async_method_is_refused_where_nobody_would_await_it() -> None:
+    with pytest.raises(ValueError, match=r"AsyncClose.close must be a plain def, got an async def"):
+        adapt(AsyncClose())
 
 
 def test_an_environment_is_wrapped_once() -> None:

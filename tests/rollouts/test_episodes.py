@@ -163,6 +163,25 @@ def test_an_episode_that_cannot_judge_itself_is_a_failure_and_no_reward(verdict:
     assert group.failures == (Failure(reason),)
 
 
+def test_methods_of_an_episode_may_be_plain() -> None:
+    class Plain(Scripted):
+        def reset(self) -> Any:
+            return Observation("go")
+
+        def reply(self, answer: Answer) -> Any:
+            return Observation("x", done=answer.turn == 2)
+
+        def score(self, conversation: Sequence[Message]) -> Any:
+            return Reward(0.5, {})
+
+        def close(self) -> Any:
+            self.closed += 1
+
+    environment = Talks(lambda _: Plain(going_on))
+    assert played(environment).rewards == (0.5, 0.5)
+    assert [episode.closed for episode in environment.begun] == [1, 1]
+
+
 def test_the_last_turn_that_the_limit_leaves_is_said_to_be_the_last() -> None:
     heard: list[tuple[int, bool]] = []
 

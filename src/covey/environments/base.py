@@ -3,11 +3,12 @@
 import logging
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from covey.environments.episode import Answer, Episode, Observation
+from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
 
@@ -205,8 +206,8 @@ class Replies(Episode):
 def adapt(environment: EnvironmentLike) -> Environment:
     """Return the environment with the defaults of `Environment` for every method that it lacks.
 
-    An `Environment` is returned as it is; another object is wrapped once, where it enters a run. ValueError where
-    something else has the name of a method.
+    An `Environment` is returned as it is; another object, or one with a plain `def` where this class has `async def`,
+    is wrapped once, where it enters a run. ValueError where something else has the name of a method.
     """
     hooks = {name: hook for name, hook in vars(Environment).items() if not name.startswith("_")}
     # An attribute that happens to be called so would break the run where it is first called
@@ -215,9 +216,15 @@ def adapt(environment: EnvironmentLike) -> Environment:
         if found is not None and callable(found) != is_method:
             due = "a method" if is_method else "a property"
             raise ValueError(f"{type(environment).__name__}.{name} must be {due}, got a {type(found).__name__}")
-    if isinstance(environment, Environment):
+        if iscoroutinefunction(found) and not iscoroutinefunction(hook):
+            raise ValueError(f"{type(environment).__name__}.{name} must be a plain def, got an async def")
+    own = [name for name, hook in hooks.items() if getattr(type(environment), name, None) is not hook]
+    own = [name for name in own if hasattr(environment, name)]
+    due_async = [name for name in own if iscoroutinefunction(hooks[name])]
+    plain = [name for name in due_async if not iscoroutinefunction(getattr(environment, name))]
+    if isinstance(environment, Environment) and not plain:
         return environment
-    forwarded = {name: _forward(name) for name in hooks if hasattr(environment, name)}
+    forwarded = {name: _awaited(name) if name in plain else _forward(name) for name in own}
     adapted: Environment = type(type(environment).__name__, (_Adapted,), forwarded)(environment)
     return adapted
 
@@ -247,6 +254,15 @@ class _Adapted(Environment):
 
 def _forward(name: str) -> property:
     return property(lambda self: getattr(self.adapted, name))
+
+
+def _awaited(name: str) -> Callable[..., Any]:
+    """Make an async method of a plain one."""
+
+    async def ask(self: _Adapted, *given: Any) -> Any:
+        return await answered(getattr(self.adapted, name)(*given))
+
+    return ask
 
 
 def conversation(question: str, instruction: str) -> tuple[Message, ...]:

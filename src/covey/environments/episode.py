@@ -1,11 +1,14 @@
 """Define an episode: one attempt at a prompt, in which policy and environment speak by turns."""
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from covey.types import Failure, FinishReason, Message, Reward, StopReason
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,8 @@ class Episode(ABC):
     """One attempt at a prompt. A group has as many as it has samples, each with an object of its own.
 
     A *tool's* error message is an observation, which the policy must learn from. A *system's* failure (a dead server, a
-    deadline that passed) is an exception: the attempt becomes a Failure, never a reward.
+    deadline that passed) is an exception: the attempt becomes a Failure, never a reward. Its methods may be a plain
+    `def` too.
     """
 
     is_program: bool = False
@@ -97,3 +101,8 @@ class Episode(ABC):
     async def close(self) -> None:
         """Release what the episode holds. Called once, however it ended."""
         return
+
+
+async def answered(said: Awaitable[T]) -> T:
+    """Return what a method says that is due as `async def` and may be a plain one of foreign code."""
+    return (await said) if inspect.isawaitable(said) else said

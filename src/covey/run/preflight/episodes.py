@@ -9,7 +9,7 @@ from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment, Split
 from covey.environments.conversations.tools.check import check_tools
 from covey.environments.conversations.tools.environment import ToolEnvironment
-from covey.environments.episode import Answer, Episode, Observation
+from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.rollouts.encoding import as_conversation
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks
@@ -30,7 +30,7 @@ def _first_episode(subject: PreflightContext) -> Episode | Failure | None:
     if episode is None or isinstance(episode, Failure):
         return episode
     # It may hold an object of a pool, or a session with a server
-    return tried(prompt, "episode", lambda: asyncio.run(episode.close())) or episode
+    return tried(prompt, "episode", lambda: asyncio.run(answered(episode.close()))) or episode
 
 
 def check_episodes(subject: PreflightContext) -> Check:
@@ -103,24 +103,24 @@ class GoldEpisode(Episode):
 
     async def reset(self) -> Observation:
         """Begin, and find the first turn."""
-        observation = await self.inner.reset()
+        observation = await answered(self.inner.reset())
         self._find((*as_conversation(self.prompt.text), *as_messages(observation.messages)))
         return observation
 
     async def reply(self, answer: Answer) -> Observation:
         """Reply, and find the next turn."""
-        observation = await self.inner.reply(answer)
+        observation = await answered(self.inner.reply(answer))
         if not observation.done:
             self._find((*answer.conversation, *as_messages(observation.messages)))
         return observation
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
         """Judge as the environment does."""
-        return await self.inner.score(conversation)
+        return await answered(self.inner.score(conversation))
 
     async def close(self) -> None:
         """Close the environment's episode."""
-        await self.inner.close()
+        await answered(self.inner.close())
 
     def _find(self, conversation: Sequence[Message]) -> None:
         self.player.next_turn = self.player.inner.gold_turn(self.prompt, conversation)
