@@ -322,14 +322,11 @@ def check_functions(subject: PreflightContext) -> Check:
         return Check(True, "no reward functions", "", applies=False)
     # Score its completions as training would
     said = [_judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
-    faults = [found for found in said if isinstance(found, str)]
-    if faults:
-        return Check(
-            False,
-            faults[0],
-            "a reward for at least one completion",
-            "fix the reward function, rewards=[...] or the rows",
-        )
+    for fault, ((judge, _), _) in zip(said, trials, strict=True):
+        if isinstance(fault, str):
+            is_own = judge is subject.run.environment
+            remedy = "fix the environment" if is_own else "fix the reward function, rewards=[...] or the rows"
+            return Check(False, fault, "a reward for at least one completion", remedy)
     num_scored = sum(len(found.rollouts) for found in said if not isinstance(found, str))
     num_tried = sum(len(rollouts) for _, rollouts in trials)
     return Check(True, f"{num_scored} of {num_tried} completions get a reward", "a reward for at least one completion")
