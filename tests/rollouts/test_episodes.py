@@ -253,6 +253,26 @@ def test_an_episode_that_cannot_be_made_is_a_failure_of_its_attempt_alone(num_br
     assert len(environment.seeds) == 3
 
 
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (None, "talks.episode returned None, and not so for others of the group"),
+        ("x", "talks.episode returned a str where an Episode or None is due"),
+    ],
+)
+def test_what_is_no_episode_is_a_failure_of_its_attempt_and_the_others_are_played(made: Any, reason: str) -> None:
+    class Some(Talks):
+        def episode(self, prompt: Prompt, seed: int) -> Episode:
+            self.seeds.append(seed)
+            return made if len(self.seeds) == 1 else super().episode(prompt, seed)  # type: ignore[no-any-return]
+
+    environment = Some(lambda _: Scripted(done_after(2)))
+    group = played(environment, 3)
+    assert [len(rollout.turns) for rollout in group.rollouts] == [2, 2]
+    assert group.failures == (Failure(reason),)
+    assert [episode.closed for episode in environment.begun] == [1, 1]
+
+
 def test_an_environment_that_stops_the_run_where_an_episode_is_made_is_heard() -> None:
     def make(number: int) -> Scripted:
         raise RunStopped("enough")

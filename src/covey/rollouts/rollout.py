@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.environments.episode import Episode
 from covey.rollouts.attempt import Attempt, Segment, joined, rollout_of, sampled
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.episodes import play_group
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.turns import decoded, turn_seed
-from covey.rollouts.verdicts import judged, tried
+from covey.rollouts.verdicts import judged, new_episode
 from covey.system import collectives
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout, Sampling
 
@@ -64,11 +63,14 @@ async def draw(
     """Sample a group, or the part of it that begins with `sampling.first_sample`."""
     if sampler.mask_id is None:
         numbers = range(sampling.first_sample, sampling.first_sample + num_samples)
-        episodes = [_new_episode(sampler, prompt, turn_seed(sampling.seed, number, 0)) for number in numbers]
-        if all(episodes) and episodes:
+        episodes = [new_episode(sampler.environment, prompt, turn_seed(sampling.seed, n, 0)) for n in numbers]
+        if any(episode is not None for episode in episodes):
             await ready()
+            lacking = Failure(f"{prompt.environment}.episode returned None, and not so for others of the group")
             try:
-                attempts = await play_group(sampler, prompt, [e for e in episodes if e], sampling)
+                attempts = await play_group(
+                    sampler, prompt, [lacking if episode is None else episode for episode in episodes], sampling
+                )
             except ValueError as error:
                 raise ValueError(f"prompt {prompt.id}: {error}") from error
             return Drawn(attempts=tuple(attempts))
@@ -140,10 +142,6 @@ def pieces_of(num_groups: int, group_size: int, rank: int, num_ranks: int) -> li
         (group, max(start, group * group_size), min(end, (group + 1) * group_size)) for group in range(num_groups)
     ]
     return [(group, begin - group * group_size, stop - begin) for group, begin, stop in bounds if stop > begin]
-
-
-def _new_episode(sampler: Sampler, prompt: Prompt, seed: int) -> Episode | Failure | None:
-    return tried(prompt, "episode", lambda: sampler.environment.episode(prompt, seed))
 
 
 async def _judge_answers(

@@ -49,6 +49,14 @@ def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
         return Failure(f"{prompt.environment}.{method} raised {type(error).__name__}: {error}")
 
 
+def new_episode(environment: Environment, prompt: Prompt, seed: int) -> Episode | Failure | None:
+    """Return a new attempt at the prompt: None where it has no episodes, a Failure where what is made is none."""
+    made: object = tried(prompt, "episode", lambda: environment.episode(prompt, seed))
+    if made is None or isinstance(made, Episode | Failure):
+        return made
+    return Failure(f"{prompt.environment}.episode returned a {type(made).__name__} where an Episode or None is due")
+
+
 async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float | None) -> None:
     """Close an episode. The attempt is over: where that raises or takes too long it is left as it is."""
     try:

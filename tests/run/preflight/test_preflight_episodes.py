@@ -98,9 +98,9 @@ class Broken(Guess):
         return made
 
 
-@pytest.mark.parametrize("where", ["opened", "closed"])
+@pytest.mark.parametrize(("where", "method"), [("opened", "episode"), ("closed", "close")])
 def test_an_episode_that_cannot_be_opened_or_closed_is_a_check_that_fails_with_its_reason(
-    build: Build, where: str
+    build: Build, where: str, method: str
 ) -> None:
     environment = Broken(GuessConfig())
     environment.where = where
@@ -108,4 +108,4 @@ def test_an_episode_that_cannot_be_opened_or_closed_is_a_check_that_fails_with_i
     assert has_episodes(subject)
     check = check_episodes(subject)
     assert not check.passed
-    assert check.figure == "guess.episode raised ConnectionError: no server at port 1"
+    assert check.figure == f"guess.{method} raised ConnectionError: no server at port 1"

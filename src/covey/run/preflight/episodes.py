@@ -13,7 +13,7 @@ from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.rollouts.encoding import as_conversation
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks
-from covey.rollouts.verdicts import tried
+from covey.rollouts.verdicts import new_episode, tried
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.types import Failure, Group, Message, Prompt, Reward, Rollout, RunStopped
 
@@ -26,11 +26,11 @@ def has_episodes(subject: PreflightContext) -> bool:
 def _first_episode(subject: PreflightContext) -> Episode | Failure | None:
     """Open and close the first prompt's episode: None where there is none, a Failure where one of both raises."""
     prompt, environment = subject.prompts[0], subject.run.environment
-    episode = tried(prompt, "episode", lambda: environment.episode(prompt, 0))
+    episode = new_episode(environment, prompt, 0)
     if episode is None or isinstance(episode, Failure):
         return episode
     # It may hold an object of a pool, or a session with a server
-    return tried(prompt, "episode", lambda: asyncio.run(answered(episode.close()))) or episode
+    return tried(prompt, "close", lambda: asyncio.run(answered(episode.close()))) or episode
 
 
 def check_episodes(subject: PreflightContext) -> Check:
