@@ -298,6 +298,13 @@ def test_a_reward_that_is_always_won_teaches_nothing_also_where_held_out_prompts
     assert names(log_of(rows, high)) == ["D3"]
 
 
+def test_a_kl_that_grows_from_the_first_step_on_is_found_though_it_never_leaps() -> None:
+    columns = {"reward_mean": [0.3 + 0.02 * (step % 3) for step in range(60)]}
+    drifting = rows_of(columns | {"kl": [0.1 * step for step in range(60)]})
+    assert "D9" in names(drifting)
+    assert "D9" not in names(rows_of(columns | {"kl": [0.01 * step for step in range(60)]}))
+
+
 def test_exit_codes_follow_the_worst_finding() -> None:
     assert [EXIT_CODES[level] for level in (None, Level.NOTE, Level.WATCH, Level.SICK)] == [0, 0, 3, 4]
     assert EXIT_CODES[worst(diagnose(KEPT["form_pays"]))] == 4

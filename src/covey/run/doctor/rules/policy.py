@@ -30,6 +30,8 @@ ALMOST_ALL = 0.99
 """A pass@k above it has lost nothing to fewer kinds of answers."""
 SPIKE, SPIKE_STEPS, SPIKES = 8.0, 50, 3
 """A gradient this many deviations above the median, so often in so many steps."""
+FAR = 1.0
+"""A KL, in nats a token, at which what the policy writes is hardly the reference's any more."""
 FULL_LR_OF_LORA = 2e-5
 """Below it adapters hardly move: they take about ten times the rate of full training."""
 
@@ -131,13 +133,13 @@ def length_collapse(log: RunLog) -> Evidence | None:
 def kl_runs_away(log: RunLog) -> Evidence | None:
     """Find a KL to the reference that grows without a gain, or far beyond its target."""
     points = log.known("kl")
-    # Bound the KL by its target, else by its early level
+    # Bound the KL by its target, else by its early level, which may be far already
     early = [(step, value) for step, value in points if 5 <= step <= 20]
     if not early:
         return None
     usual = Part(median(value for _, value in early), early[0][0], early[-1][0])
     target = log.setting("algorithm.target_kl")
-    bound = 3 * target if isinstance(target, int | float) and target > 0 else max(10 * usual.value, 0.1)
+    bound = 3 * target if isinstance(target, int | float) and target > 0 else min(max(10 * usual.value, 0.1), FAR)
     # Find KL beyond the bound without a reward that rises
     span = log.lasting("kl", lambda window: window.mean > bound)
     if span is None or (is_rising(log) and span.windows[-1].mean < 10 * bound):
