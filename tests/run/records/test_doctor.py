@@ -99,11 +99,29 @@ def test_a_resumed_run_goes_on_counting_and_repeats_nothing(tmp_path: Path) -> N
     lines = [json.dumps({"step": step, **numbers}) for step in range(1, 31)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     doctor = Doctor(Config(), said.append)
-    run = SimpleNamespace(trainer=SimpleNamespace(num_steps=100))  # all that it looks at
+    run = SimpleNamespace(trainer=SimpleNamespace(num_steps=100), test_prompts=())  # all that it looks at
     doctor.on_start(run, tmp_path)  # type: ignore[arg-type]
     for step in range(26, 61):  # resumed after step 25
         step_of(doctor, step, zero_std_fraction=1.0, entropy=0.5 if step < 40 else 3.0)
     assert [line.split()[2] for line in said] == ["D5"]
+
+
+def test_losses_on_held_out_prompts_are_found_over_a_resume(tmp_path: Path) -> None:
+    said: list[str] = []
+    ids = [f"held-out/{place}" for place in range(100)]
+    answers = [
+        {"step": 0, "prompt_id": name, "greedy": greedy, "correct": correct == 1.0}
+        for name, correct in zip(ids, evaluated(0.6).correct_greedy, strict=True)
+        for greedy in (True, False)
+    ]
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    doctor = Doctor(Config(), said.append)
+    prompts = tuple(SimpleNamespace(id=name) for name in ids)
+    run = SimpleNamespace(trainer=SimpleNamespace(num_steps=100), test_prompts=prompts)
+    doctor.on_start(run, tmp_path)  # type: ignore[arg-type]
+    doctor.on_evaluation(10, evaluated(0.2))
+    assert [line.split()[2] for line in said] == ["D21"]
+    assert "of 60 held-out prompts solved (before the first step), 40 are lost" in said[0]
 
 
 def test_a_run_whose_answers_are_all_cut_ends_with_the_evaluation_that_shows_it(

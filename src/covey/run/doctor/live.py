@@ -1,8 +1,9 @@
 """Looks at a run with the doctor's rules while it trains: says each finding once, ends the run where that is asked."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from covey.config.schema import Config
 from covey.run.doctor.diagnose import diagnose
 from covey.run.doctor.finding import Finding, Level
 from covey.run.doctor.log import RunLog, flat
-from covey.run.folder import METRICS
+from covey.run.folder import EVALUATIONS, METRICS
 from covey.run.records.callbacks import Callback, StopTraining
 from covey.system.jsonl import read_rows
 
@@ -31,11 +32,14 @@ class Doctor(Callback):
         self._log = RunLog(settings=flat(asdict(config)))
         self._answers: list[dict[str, Any]] = []
         self._log.answers = self._answers
+        self._prompt_ids: Sequence[object] = ()
+        """Of the held-out prompts, in the order of an evaluation's verdicts."""
         self._said: dict[str, Level] = {}
         self._folder: Path | None = None
 
     def on_start(self, run: "Run", folder: Path) -> None:
         self._folder = folder
+        self._prompt_ids = [prompt.id for prompt in run.test_prompts]
         self._log.settings = {**self._log.settings, "num_steps": run.trainer.num_steps}
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
@@ -50,8 +54,8 @@ class Doctor(Callback):
         row |= {f"pass_at_{k}": estimate.value for k, estimate in evaluation.pass_at_k.items()}
         self._log.add_row({"step": step, **row}, is_look=True)
         self._answers += [
-            {"step": step, "prompt_id": place, "greedy": True, "correct": correct == 1.0}
-            for place, correct in enumerate(evaluation.correct_greedy)
+            {"step": step, "prompt_id": prompt_id, "greedy": True, "correct": correct == 1.0}
+            for prompt_id, correct in zip(self._prompt_ids or count(), evaluation.correct_greedy, strict=False)
         ]
         self._look()
 
@@ -59,8 +63,9 @@ class Doctor(Callback):
         """Read steps before `step` and evaluations before `look` of a resumed run, and say nothing of them again."""
         if self._folder is None:
             return
-        rows, self._folder = list(read_rows(self._folder / METRICS)), None
-        for row in rows:
+        folder, self._folder = self._folder, None
+        self._answers += [row for row in read_rows(folder / EVALUATIONS) if row.get("greedy") and row["step"] < look]
+        for row in read_rows(folder / METRICS):
             is_look = row.get("kind") == "evaluate"
             if row["step"] < (look if is_look else step):
                 self._log.add_row(row, is_look=is_look)
