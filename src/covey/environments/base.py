@@ -1,7 +1,6 @@
 """Define what an environment is: which prompts there are and what a completion is worth."""
 
 import logging
-import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,19 +226,6 @@ def adapt(environment: EnvironmentLike) -> Environment:
     forwarded = {name: _awaited(name) if name in plain else _forward(name) for name in own}
     adapted: Environment = type(type(environment).__name__, (_Adapted,), forwarded)(environment)
     return adapted
-
-
-def metrics_of(environment: Environment) -> dict[str, float]:
-    """Return what the environment has to log. None is nothing, and ValueError where another is no number."""
-    found: object = environment.metrics()
-    name = type(environment).__name__
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{name}.metrics must return numbers by name, got a {type(found).__name__}")
-    measured = {str(key): value for key, value in found.items() if value is not None}
-    wrong = next((key for key, value in measured.items() if not isinstance(value, numbers.Real)), None)
-    if wrong is not None:
-        raise ValueError(f"{name}.metrics must return numbers by name, got {wrong}={measured[wrong]!r:.60}")
-    return {key: float(value) for key, value in measured.items()}
 
 
 class _Adapted(Environment):

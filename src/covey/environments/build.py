@@ -322,16 +322,21 @@ def build_calculator(settings: "CalculatorConfig", config: "BuildSettings") -> "
 
 def build_custom(settings: "CustomConfig", config: "BuildSettings") -> "EnvironmentLike":
     from covey.environments.base import EnvironmentLike
-    from covey.system.lookup import resolve
+    from covey.system.lookup import describe, resolve
+    from covey.types import RunStopped
 
     factory = resolve(settings.factory, {})
     _check_arguments(factory, settings, {})
     lacking = sorted(getattr(factory, "__abstractmethods__", ()))
     if lacking:
-        raise ValueError(
-            f"{settings.factory} must make an object with prompts and score, it lacks {', '.join(lacking)}"
-        )
-    made = factory(**settings.options)
+        what = ", ".join(lacking)
+        raise ValueError(f"{settings.factory} must make an object with prompts and score, it lacks {what}")
+    try:
+        made = factory(**settings.options)
+    except (RunStopped, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # foreign code
+        raise ValueError(f"environment.factory={settings.factory} {describe(error)}") from error
     if not isinstance(made, EnvironmentLike):
         raise ValueError(f"{settings.factory} must make an object with prompts and score, got {type(made).__name__}")
     return made

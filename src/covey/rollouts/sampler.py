@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from covey.engine.base import Engine
 from covey.environments.base import Environment, adapt
+from covey.environments.hooks import naming
 from covey.system.waits.watchdog import Stages
 from covey.types import Prompt
 
@@ -52,4 +53,7 @@ class Sampler:
     def limits_for(self, prompt: Prompt) -> EpisodeLimits:
         """Return the limits of a prompt's episodes, every turn counted."""
         limits = self.limits_of_parts.get(prompt.environment, self.limits)
-        return limits if limits.max_turns else replace(limits, max_turns=self.environment.max_turns(prompt))
+        if limits.max_turns:
+            return limits
+        with naming(self.environment, "max_turns"):
+            return replace(limits, max_turns=self.environment.max_turns(prompt))

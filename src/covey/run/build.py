@@ -22,6 +22,7 @@ from covey.engine.base import Closable, Engine, UpdateMode
 from covey.engine.build import ENGINES, OWN_WEIGHTS, sampling_engine
 from covey.engine.weights import trained_tensors
 from covey.environments import build as environments
+from covey.environments import hooks
 from covey.environments.base import Environment, EnvironmentLike, adapt
 from covey.environments.settings import EnvironmentConfig, EpisodesConfig, MixtureConfig
 from covey.policy import sharding
@@ -88,7 +89,7 @@ class Run:
             if isinstance(self.local.sampler.engine, Closable):
                 self.local.sampler.engine.close()
         finally:
-            self.environment.close()
+            hooks.close(self.environment)
             for serving in reversed(self.servings):  # the first may have started the cluster
                 serving.close()
 
@@ -325,8 +326,7 @@ def build_ray_source(
 
 
 def build_sampler(config: Config, asks: Callable[[], Environment] | None = None) -> Sampler:
-    """Build what one sampler's process has: the environment, or what `asks` for it, and an engine on weights of its
-    own."""
+    """Build what a sampler's process has: the environment, or what `asks` for it, and an engine on its own weights."""
     environment = adapt(build_environment(config)) if asks is None else asks()
     policy = load_policy(config.model, seed=config.seed)
     environment.read_with(policy.tokenizer)

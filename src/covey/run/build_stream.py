@@ -10,6 +10,7 @@ from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.environments.base import Environment, Split, are_words
+from covey.environments.hooks import naming
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
@@ -60,8 +61,9 @@ def check_graded(config: Config, environment: Environment) -> None:
     """Refuse a curriculum by difficulties that this environment does not know, with ValueError."""
     if not _by_difficulty(config.curriculum):
         return
-    if any(environment.difficulty(prompt) is not None for prompt in environment.prompts("train")):
-        return
+    with naming(environment, "difficulty"):
+        if any(environment.difficulty(prompt) is not None for prompt in environment.prompts("train")):
+            return
     asked = "name" if config.curriculum.name == "difficulty" else "per"
     raise ValueError(
         f"curriculum.{asked}=difficulty needs an environment that says how hard its prompts are, "
@@ -109,7 +111,8 @@ def _difficulties(curriculum: CurriculumConfig, environment: Environment, prompt
     """
     if not _by_difficulty(curriculum):
         return ()
-    found = [environment.difficulty(prompt) for prompt in prompts]
+    with naming(environment, "difficulty"):
+        found = [environment.difficulty(prompt) for prompt in prompts]
     # Either every prompt has a difficulty or none: an order over some would drop the others
     graded = [difficulty for difficulty in found if difficulty is not None]
     if graded and len(graded) < len(prompts):
@@ -207,7 +210,8 @@ def check_prompts(name: str, environment: Environment) -> None:
     """Refuse prompts that are none, or that share an id, which tells seeds, verdicts and groups apart."""
     seen: dict[str, Split] = {}
     for split in SPLITS:
-        prompts: object = environment.prompts(split)
+        with naming(environment, "prompts"):
+            prompts: object = environment.prompts(split)
         if not isinstance(prompts, list | tuple):
             kind = type(prompts).__name__
             raise ValueError(f"environment={name} must return a list of Prompts for split {split}, got a {kind}")

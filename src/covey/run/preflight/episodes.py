@@ -10,6 +10,7 @@ from covey.environments.base import Environment, Split
 from covey.environments.conversations.tools.check import check_tools
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation, answered
+from covey.environments.hooks import naming
 from covey.rollouts.encoding import as_conversation
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks
@@ -123,7 +124,8 @@ class GoldEpisode(Episode):
         await answered(self.inner.close())
 
     def _find(self, conversation: Sequence[Message]) -> None:
-        self.player.next_turn = self.player.inner.gold_turn(self.prompt, conversation)
+        with naming(self.player.inner, "gold_turn"):
+            self.player.next_turn = self.player.inner.gold_turn(self.prompt, conversation)
         if self.player.next_turn is not None:
             self.player.said.append(self.player.next_turn)
 
@@ -133,8 +135,9 @@ def _gold(subject: PreflightContext, prompt: Prompt) -> Rollout | str | None:
     policy, source = subject.run.policy, subject.run.local
     player = GoldPlayer(subject.run.environment)
     # Nothing is played, no tool called and no program started, where nobody knows what to say
-    if player.inner.gold_turn(prompt, as_conversation(prompt.text)) is None:
-        return None
+    with naming(player.inner, "gold_turn"):
+        if player.inner.gold_turn(prompt, as_conversation(prompt.text)) is None:
+            return None
     stop = source.sampling.stop
 
     def script(prompt_ids: tuple[int, ...], sample_index: int) -> list[int]:

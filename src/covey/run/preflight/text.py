@@ -9,6 +9,7 @@ from covey.engine.fake import FakeEngine
 from covey.engine.native.cache import budget
 from covey.engine.native.runner import cache_shape
 from covey.environments.base import Environment, ends_with_assistant, text_of
+from covey.environments.hooks import naming
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.encoding import encode_prompt
@@ -269,7 +270,8 @@ def check_gold(subject: PreflightContext) -> Check:
     """Check that the environment's gold answers, tokenized and decoded, get the maximum reward."""
     environment = subject.run.environment
     # Score each gold answer as a completion
-    golds = [(prompt, environment.gold(prompt)) for prompt in subject.prompts]
+    with naming(environment, "gold"):
+        golds = [(prompt, environment.gold(prompt)) for prompt in subject.prompts]
     verdicts = [(prompt, _score(subject, prompt, gold)) for prompt, gold in golds if gold is not None]
     if not verdicts:
         return Check(True, f"environment={subject.config.environment.name} has no gold answers", "", applies=False)
