@@ -125,6 +125,11 @@ def test_a_subclass_whose_override_would_never_be_called_is_refused_by_name(name
         made(tiny_model(), len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER)
 
 
+def test_a_callback_that_is_none_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="callbacks must be TrainerCallbacks of transformers, got <built-in function"):
+        GRPOTrainer(tiny_model(), len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER, callbacks=[len])
+
+
 def test_a_rollout_function_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="rollout_func has no counterpart in covey yet"):
         GRPOTrainer(tiny_model(), len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER, rollout_func=len)

@@ -79,7 +79,10 @@ class Policy:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a completion: the generation config's, the model config's and the tokenizer's."""
+        """Tokens that end a completion: the tokenizer's, and those of the generation config.
+
+        A folder without a generation config has the model config's in their place, as transformers loads it.
+        """
         ids: set[int] = set()
         generation = self.causal_lm.generation_config
         for found in (generation.eos_token_id if generation else None, self.tokenizer.eos_token_id):

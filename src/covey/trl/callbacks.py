@@ -66,8 +66,10 @@ class Bridge(Callback):
         self._epoch = 0
 
     def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Add a callback, as `Trainer.add_callback` does."""
+        """Add a callback, as `Trainer.add_callback` does. ValueError for what is none."""
         made = callback() if isinstance(callback, type) else callback
+        if not isinstance(made, TrainerCallback):
+            raise ValueError(f"callbacks must be TrainerCallbacks of transformers, got {made!r:.80}")
         own = [name for name in dir(TrainerCallback) if name.startswith("on_") and name not in HEARD]
         unheard = [name for name in own if getattr(type(made), name) is not getattr(TrainerCallback, name)]
         if unheard:
