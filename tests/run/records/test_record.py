@@ -17,6 +17,7 @@ from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import rollout_metrics
 from covey.train import train
 from covey.trainer.credit import Credit
+from covey.trainer.trainer import Trainer
 from covey.types import Failure, Group, Prompt, Reward, Turn
 from tests.support.scripted import Scripted
 
@@ -210,16 +211,16 @@ def test_an_interrupted_run_keeps_what_it_has_and_says_how_it_ended(
 
 
 def test_a_defect_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Held):
-        def metrics(self) -> Mapping[str, float]:
-            raise RuntimeError("shapes differ")
+    def broken(*given: object) -> None:
+        raise RuntimeError("shapes differ")
 
-    broken = Broken(scripted())
-    use(monkeypatch, broken)
+    held = Held(scripted())
+    use(monkeypatch, held)
+    monkeypatch.setattr(Trainer, "step", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
-        train(small_config(), tmp_path)
+        train(small_config(preflight__enabled=False), tmp_path)
     assert summary_of(tmp_path)["status"] == "failed"
-    assert broken.num_closed == 1
+    assert held.num_closed == 1
 
 
 def test_a_run_that_ends_before_its_first_step_has_a_summary_too(
