@@ -205,6 +205,10 @@ def broken(_: Answer) -> Observation:
     raise OSError("the server is gone")
 
 
+def leaving(_: Answer) -> Observation:
+    raise SystemExit(3)
+
+
 NO_WORDS = "which is neither text nor messages with role and content"
 NOTHING, NOBODY = "({'role': 'tool', 'content': None},)", "({'content': 'x'},)"
 
@@ -219,6 +223,7 @@ async def never() -> Observation:
     [
         (broken, (), "talks.reply raised OSError: the server is gone"),
         (going_on, OSError("no room"), "talks.reset raised OSError: no room"),
+        (leaving, (), "talks.reply raised SystemExit: 3"),
         (lambda _: never(), (), "talks.reply has not answered for 0.05 s (environment.turn_timeout=0.05)"),
         (lambda _: None, (), "talks.reply returned a NoneType where an Observation is due"),
         (lambda _: Observation(7), (), f"talks.reply said 7, {NO_WORDS}"),  # type: ignore[arg-type]

@@ -118,13 +118,14 @@ def test_a_completion_the_system_cannot_score_is_a_failure_and_no_reward_of_0() 
     assert made.failures == (Failure("judge timed out"),)
 
 
-def test_what_an_environment_raises_becomes_failures_with_the_reason() -> None:
+@pytest.mark.parametrize("kind", [ConnectionError, SystemExit])
+def test_what_an_environment_raises_becomes_failures_with_the_reason(kind: type[BaseException]) -> None:
     def broken(completions: Sequence[str]) -> Any:
-        raise ConnectionError("no route to the judge")
+        raise kind("no route to the judge")
 
     made = rolled_out(Foreign(broken))
     assert made.rollouts == ()
-    assert made.failures == (Failure("scripted.score raised ConnectionError: no route to the judge"),) * 2
+    assert made.failures == (Failure(f"scripted.score raised {kind.__name__}: no route to the judge"),) * 2
 
 
 @pytest.mark.parametrize(

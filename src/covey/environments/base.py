@@ -195,7 +195,7 @@ class Replies(Episode):
             message = await self._environment.reply(self._prompt, answer.conversation)
         except RunStopped:
             raise
-        except Exception as error:  # foreign code: what there is can still be scored
+        except (Exception, SystemExit) as error:  # foreign code: what there is can still be scored
             told = (self._prompt.id, self._prompt.environment, type(error).__name__, error)
             LOGGER.warning("prompt %s: %s.reply: %s: %s", *told)
             return Observation(done=True, stop_reason="failure")

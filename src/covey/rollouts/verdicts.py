@@ -33,7 +33,7 @@ async def asked(
         raise
     except ScoringTimeout as error:
         return Failure(str(error))
-    except Exception as error:  # the environment is foreign code: whatever it raises is the system's failure
+    except (Exception, SystemExit) as error:  # foreign code: whatever it raises is the system's failure
         if isinstance(error, TimeoutError) and own.expired():
             return Failure(f"{name} has not answered for {seconds:g} s (environment.turn_timeout={seconds:g})")
         return Failure(f"{name} raised {type(error).__name__}: {error}")
@@ -45,7 +45,7 @@ def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
         return call()
     except RunStopped:
         raise
-    except Exception as error:  # foreign code, as above
+    except (Exception, SystemExit) as error:  # foreign code, as above
         return Failure(f"{prompt.environment}.{method} raised {type(error).__name__}: {error}")
 
 

@@ -171,11 +171,12 @@ def test_functions_compare_the_attempts_of_a_group_with_their_objects() -> None:
     assert calls == [3]
 
 
-def test_an_object_that_breaks_fails_its_own_attempt_and_is_used_no_more() -> None:
+@pytest.mark.parametrize("kind", [OSError, SystemExit])
+def test_an_object_that_breaks_fails_its_own_attempt_and_is_used_no_more(kind: type[BaseException]) -> None:
     class Fragile(Shop):
         def get_reward(self) -> float:
             if not self.bought:
-                raise OSError("the till is gone")
+                raise kind("the till is gone")
             return 1.0
 
     def even(completions: Any, **columns: Any) -> list[float]:
@@ -184,7 +185,7 @@ def test_an_object_that_breaks_fails_its_own_attempt_and_is_used_no_more() -> No
     environment = row_tools(even, factories=Fragile)
     good, bad = grouped(environment, [call("buy", thing="cow"), "Thanks."], ["No."])
     assert good == Reward(1.5, {"even": 0.5, "Fragile": 1.0})
-    assert bad == Failure("Fragile.get_reward raised OSError: the till is gone")
+    assert bad == Failure(f"Fragile.get_reward raised {kind.__name__}: the till is gone")
     assert len(environment._pool[""]) == 1
 
 

@@ -158,7 +158,7 @@ class RowTools(WithTools):
             return await self._with_own(talk, found)
         except RunStopped:
             raise
-        except Exception as error:  # foreign code
+        except (Exception, SystemExit) as error:  # foreign code
             talk.is_broken = True
             return Failure(f"{type(talk.state).__name__}.get_reward raised {type(error).__name__}: {error}")
 

@@ -95,6 +95,21 @@ def breaks(reason: str) -> str:
     raise ValueError(f"no {reason}")
 
 
+async def leaves(status: int) -> str:
+    """
+    Leave.
+
+    Args:
+        status: Of the process.
+    """
+    raise SystemExit(status)
+
+
+def test_an_async_tool_that_leaves_ends_no_event_loop() -> None:
+    (only,) = said(with_tools(leaves), call("leaves", status=3))
+    assert contents(only) == ['{"error": "RuntimeError: SystemExit: 3"}']
+
+
 def test_an_exception_of_a_tool_is_what_it_says() -> None:
     environment = with_tools(breaks)
     (only,) = said(environment, call("breaks", reason="rain") + call("breaks", reason="exit"))

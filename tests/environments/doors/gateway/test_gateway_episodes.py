@@ -195,6 +195,10 @@ async def never(url: str, key: str, row: dict[str, Any]) -> float:
     return 1.0
 
 
+async def leaves(url: str, key: str, row: dict[str, Any]) -> float:
+    raise SystemExit(3)
+
+
 def breaks(url: str, key: str, row: dict[str, Any]) -> float:
     said_by(url, row["prompt"])
     raise KeyError("no such thing")
@@ -221,6 +225,7 @@ def bent(url: str, key: str, row: dict[str, Any]) -> float:
 
 REASONS = {
     never: "agent.reset raised ProgramFailed: the program never ended without a call to its base_url",
+    leaves: "agent.reset raised ProgramFailed: the program leaves raised RuntimeError: SystemExit: 3",
     breaks: "agent.reply raised ProgramFailed: the program breaks raised KeyError: 'no such thing'",
     silent: "nothing rewards: set rewards, or let silent return a reward or post it to /reward",
     odd: "agent.score raised ProgramFailed: the program odd must return a reward, messages or None, got str",

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,7 +159,7 @@ async def called_in_time(function: Callable[..., Any], what: str, seconds: float
     Raises TookTooLong where it takes longer; a thread cannot be ended, so it is left behind.
     """
     if is_async(function):
-        waiting: asyncio.Future[Any] = asyncio.ensure_future(function(**arguments))
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(without_exit(function(**arguments)))
     else:
         waiting = in_thread(lambda: function(**arguments))
     try:
@@ -174,6 +174,14 @@ async def called_in_time(function: Callable[..., Any], what: str, seconds: float
     if waiting.cancelled():
         raise ToolServerLost(f"{what} was cancelled")
     return waiting.result()
+
+
+async def without_exit(call: Awaitable[Any]) -> Any:
+    """Await a call. A task that raises SystemExit ends the event loop, whoever awaits it."""
+    try:
+        return await call
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":

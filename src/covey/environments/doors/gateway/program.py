@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from covey.environments.conversations.tools.calling import in_thread
+from covey.environments.conversations.tools.calling import in_thread, without_exit
 from covey.environments.doors.gateway.door import Door
 from covey.environments.reward_functions.call import is_async, name_of
 
@@ -59,7 +59,7 @@ class Function:
         """Start it: async ones in this event loop, others in a thread of their own."""
         given = door.url, door.key, dict(row)
         if is_async(self.function):
-            return _Called(self.name, asyncio.ensure_future(self.function(*given)))
+            return _Called(self.name, asyncio.ensure_future(without_exit(self.function(*given))))
         return _Called(self.name, in_thread(lambda: self.function(*given)))
 
 
