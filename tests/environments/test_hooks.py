@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from covey.environments import hooks
 from covey.environments.base import Split, adapt
 from covey.environments.settings import CustomConfig
 from covey.run.build import build_environment
 from covey.train import train
 from covey.types import Failure, Prompt, Reward, RunStopped
 
-from ..support.small import small_config, use, varied
+from ..support.small import rows, small_config, use, varied
 
 
 class Raising:
@@ -41,7 +42,7 @@ def made(kind: type[BaseException]) -> Raising:
     raise kind("no seat")
 
 
-@pytest.mark.parametrize("method", ["prompts", "difficulty", "gold", "metrics", "follow"])
+@pytest.mark.parametrize("method", ["prompts", "difficulty", "gold", "metrics", "follow", "facts"])
 @pytest.mark.parametrize("error", [ValueError("boo"), KeyError("boo"), SystemExit("boo")], ids=repr)
 def test_what_a_method_raises_ends_the_run_in_one_line_that_names_it(
     method: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +54,35 @@ def test_what_a_method_raises_ends_the_run_in_one_line_that_names_it(
     told = f"Raising.{method} raised {type(error).__name__}: {error} (test_hooks.py:"
     assert told in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+class Odd(Raising):
+    """Records what no file can hold."""
+
+    def __init__(self, found: object) -> None:
+        super().__init__("gold", ValueError())
+        self.found = found
+
+    def facts(self) -> object:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "got"), [({"n": 1, "rules": {1}}, "rules={1}"), ({"at": Path("x")}, "at=PosixPath('x')"), (3, "a int")]
+)
+def test_facts_that_no_file_can_hold_are_refused_before_the_run(
+    found: object, got: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, adapt(Odd(found)))
+    with pytest.raises(ValueError) as refusal:
+        train(small_config(preflight__enabled=False), tmp_path)
+    assert str(refusal.value) == f"Odd.facts must return plain values by name, got {got}"
+    assert not (tmp_path / "checkpoints").exists()
+    assert not rows(tmp_path / "metrics.jsonl")
+
+
+def test_facts_with_names_that_are_numbers_do_not_break_a_checkpoint() -> None:
+    assert hooks.facts_of(adapt(Odd({3: {10: "a", 9: (1, 2)}}))) == {"3": {"10": "a", "9": [1, 2]}}
 
 
 def test_an_environment_that_ends_the_run_on_purpose_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

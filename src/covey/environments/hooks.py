@@ -1,9 +1,11 @@
 """Call what an environment has besides its judgements, so that an error says whose method raised it."""
 
+import json
 import logging
 import numbers
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from covey.environments.base import Environment
 from covey.system.lookup import describe
@@ -41,6 +43,22 @@ def metrics_of(environment: Environment) -> dict[str, float]:
     if wrong is not None:
         raise ValueError(f"{name}.metrics must return numbers by name, got {wrong}={measured[wrong]!r:.60}")
     return {key: float(value) for key, value in measured.items()}
+
+
+def facts_of(environment: Environment) -> dict[str, Any]:
+    """Return what the environment records of itself, as JSON gives it back. ValueError for what JSON cannot hold."""
+    with naming(environment, "facts"):
+        found: object = environment.facts()
+    due = f"{type(environment).__name__}.facts must return plain values by name"
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{due}, got a {type(found).__name__}")
+    facts: dict[str, Any] = {}
+    for name, value in found.items():
+        try:
+            facts[str(name)] = json.loads(json.dumps(value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{due}, got {name}={value!r:.60}") from error
+    return facts
 
 
 def close(environment: Environment) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from covey.environments import hooks
 from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.records.episode_metrics import episode_metrics
@@ -205,7 +206,7 @@ def environment_metrics(run: Run) -> list[Mapping[str, float]]:
 
 def environment_facts(run: Run) -> Mapping[str, Any]:
     """Return what the environment's judgements rest on, such as how programs are isolated."""
-    facts: Mapping[str, Any] = mask(run.environment.facts())
+    facts: Mapping[str, Any] = mask(hooks.facts_of(run.environment))
     return facts
 
 
