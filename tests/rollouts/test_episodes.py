@@ -209,6 +209,8 @@ def leaving(_: Answer) -> Observation:
     raise SystemExit(3)
 
 
+NO_BOUND = "talks.reply raised ValueError: Observation."
+NO_STOP = f"{NO_BOUND}stop must be a tuple of texts that are not empty"
 NO_WORDS = "which is neither text nor messages with role and content"
 NOTHING, NOBODY = "({'role': 'tool', 'content': None},)", "({'content': 'x'},)"
 
@@ -224,6 +226,9 @@ async def never() -> Observation:
         (broken, (), "talks.reply raised OSError: the server is gone"),
         (going_on, OSError("no room"), "talks.reset raised OSError: no room"),
         (leaving, (), "talks.reply raised SystemExit: 3"),
+        (lambda _: Observation(max_tokens=0), (), f"{NO_BOUND}max_tokens must be an integer >= 1, got 0"),
+        (lambda _: Observation(stop=("",)), (), f"{NO_STOP}, got ('',)"),
+        (lambda _: Observation(stop="a"), (), f"{NO_STOP}, got 'a'"),  # type: ignore[arg-type]
         (lambda _: never(), (), "talks.reply has not answered for 0.05 s (environment.turn_timeout=0.05)"),
         (lambda _: None, (), "talks.reply returned a NoneType where an Observation is due"),
         (lambda _: Observation(7), (), f"talks.reply said 7, {NO_WORDS}"),  # type: ignore[arg-type]

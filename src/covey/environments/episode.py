@@ -73,6 +73,14 @@ class Observation:
     stop: tuple[str, ...] = ()
     """Stop strings of the next turn, besides the run's."""
 
+    def __post_init__(self) -> None:
+        """Refuse bounds that no turn can be sampled with, where they are written: the attempt fails, not the run."""
+        if self.max_tokens is not None and not (isinstance(self.max_tokens, int) and self.max_tokens >= 1):
+            raise ValueError(f"Observation.max_tokens must be an integer >= 1, got {self.max_tokens!r:.60}")
+        are_texts = isinstance(self.stop, list | tuple) and all(isinstance(text, str) for text in self.stop)
+        if not are_texts or "" in self.stop:
+            raise ValueError(f"Observation.stop must be a tuple of texts that are not empty, got {self.stop!r:.60}")
+
 
 class Episode(ABC):
     """One attempt at a prompt. A group has as many as it has samples, each with an object of its own.
