@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from covey.environments.arithmetic import Arithmetic
-from covey.environments.base import Environment, Replies, Split, adapt
+from covey.environments.base import Environment, Replies, Split, adapt, metrics_of
 from covey.environments.episode import Answer, Observation
-from covey.environments.hooks import metrics_of
 from covey.system.waits.watchdog import Watchdog
 from covey.train import train
 from covey.types import Failure, Message, Prompt, Reward

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from covey.environments import hooks
-from covey.environments.base import Split, adapt
+from covey.environments.base import Split, adapt, facts_of
 from covey.environments.settings import CustomConfig
 from covey.run.build import build_environment
 from covey.train import train
@@ -82,7 +81,7 @@ def test_facts_that_no_file_can_hold_are_refused_before_the_run(
 
 
 def test_facts_with_names_that_are_numbers_do_not_break_a_checkpoint() -> None:
-    assert hooks.facts_of(adapt(Odd({3: {10: "a", 9: (1, 2)}}))) == {"3": {"10": "a", "9": [1, 2]}}
+    assert facts_of(adapt(Odd({3: {10: "a", 9: (1, 2)}}))) == {"3": {"10": "a", "9": [1, 2]}}
 
 
 def test_an_environment_that_ends_the_run_on_purpose_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

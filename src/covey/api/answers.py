@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from covey.config.schema import Config
 from covey.engine.base import Closable
 from covey.engine.build import sampling_engine
-from covey.environments import hooks
-from covey.environments.base import Environment
+from covey.environments.base import Environment, close_environment
 from covey.policy.attention.base import ATTENTION
 from covey.policy.policy import Policy, inference
 from covey.rollouts.encoding import encode_prompt
@@ -81,6 +80,6 @@ def measure(policy: Policy, config: Config, environment: Environment) -> Evaluat
             return evaluate(source, prompts, training_sampling(config), config.evaluation)
         finally:
             source.close()
-            hooks.close(environment)
+            close_environment(environment)
             if isinstance(engine, Closable):
                 engine.close()

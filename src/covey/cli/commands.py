@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from covey.config.schema import Config
-from covey.environments import hooks
+from covey.environments.base import facts_of
 from covey.environments.infill.settings import InfillConfig
 from covey.policy.models.naming import check_name, saved_step
 from covey.run import cold_start, stages
@@ -47,7 +47,7 @@ def run_judge(config: Config, output_dir: Path) -> None:
         raise ValueError(f"covey judge needs environment=infill, got environment={config.environment.name}")
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
-        write_json(record.folder / "judge.json", mask(hooks.facts_of(environment)))
+        write_json(record.folder / "judge.json", mask(facts_of(environment)))
 
 
 def run_check(config: Config, output_dir: Path) -> None:

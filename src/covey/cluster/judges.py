@@ -7,8 +7,7 @@ from typing import Any
 
 from covey.cluster.serving import Answerers, Serving, lost
 from covey.cluster.start import import_ray, prepare_actor
-from covey.environments import hooks
-from covey.environments.base import Environment, Replies, Split
+from covey.environments.base import Environment, Replies, Split, close_environment, follow, metrics_of
 from covey.environments.episode import Episode
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -42,15 +41,15 @@ class JudgeActor:
 
     async def follow(self, step: int, max_steps: int, epoch: float) -> None:
         """Tell the environment how far training is."""
-        hooks.follow(self._environment, step, max_steps, epoch)
+        follow(self._environment, step, max_steps, epoch)
 
     async def metrics(self) -> dict[str, float]:
         """Return what the environment logged since this was last asked."""
-        return hooks.metrics_of(self._environment)
+        return metrics_of(self._environment)
 
     async def close(self) -> None:
         """Let go of worker processes."""
-        hooks.close(self._environment)
+        close_environment(self._environment)
 
 
 class JudgedElsewhere(Environment):

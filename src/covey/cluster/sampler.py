@@ -14,7 +14,7 @@ from contextlib import suppress
 from covey.cluster.start import prepare_actor
 from covey.cluster.wire import Batch, Jobs, Logprobs, PackedWeights, Sampled, unpack
 from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
-from covey.environments import hooks
+from covey.environments.base import close_environment, follow, metrics_of
 from covey.rollouts.buffer import Ticket
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
@@ -78,7 +78,7 @@ class SamplerActor:
 
     async def follow(self, step: int, num_steps: int, epochs: float) -> None:
         """Tell the environment how far training is."""
-        hooks.follow(self._sampler.environment, step, num_steps, epochs)
+        follow(self._sampler.environment, step, num_steps, epochs)
 
     async def begin(self, jobs: Jobs) -> None:
         """Begin the groups of some tickets, without waiting for them."""
@@ -134,7 +134,7 @@ class SamplerActor:
 
     async def environment_metrics(self) -> dict[str, float]:
         """Return what the environment logs itself, since this was last asked."""
-        return hooks.metrics_of(self._sampler.environment)
+        return metrics_of(self._sampler.environment)
 
     async def close(self) -> None:
         """Let go of worker processes, and of an engine's own."""
@@ -142,7 +142,7 @@ class SamplerActor:
             if isinstance(self._engine, Closable):
                 self._engine.close()
         finally:
-            hooks.close(self._sampler.environment)
+            close_environment(self._sampler.environment)
 
     @property
     def _version(self) -> int:

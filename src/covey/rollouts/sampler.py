@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedTokenizerBase
 
 from covey.engine.base import Engine
-from covey.environments.base import Environment, adapt
-from covey.environments.hooks import naming
+from covey.environments.base import Environment, adapt, naming
 from covey.system.waits.watchdog import Stages
 from covey.types import Prompt
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from covey.rollouts.buffer import GroupBuffer, Ticket
-from covey.system.plain import plain_data
+from covey.system.jsonl import plain_data
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from covey.engine.base import Resting
-from covey.environments import hooks
+from covey.environments.base import follow, metrics_of
 from covey.rollouts.group_checks import (
     GroupFilter,
     Outcome,
@@ -281,7 +281,7 @@ class LocalSource:
         self._version = version
 
     def follow(self, step: int, num_steps: int) -> None:
-        hooks.follow(self.sampler.environment, step, num_steps, passes(self.stream))
+        follow(self.sampler.environment, step, num_steps, passes(self.stream))
 
     def take_scoring_seconds(self) -> float:
         seconds, self._scoring_seconds = self._scoring_seconds, 0.0
@@ -294,7 +294,7 @@ class LocalSource:
         return {}
 
     def environment_metrics(self) -> Sequence[Mapping[str, float]]:
-        return (hooks.metrics_of(self.sampler.environment),)
+        return (metrics_of(self.sampler.environment),)
 
     def take_drops(self) -> dict[str, int]:
         drops, self._drops = dict(self._drops), Counter()

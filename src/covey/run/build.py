@@ -22,8 +22,7 @@ from covey.engine.base import Closable, Engine, UpdateMode
 from covey.engine.build import ENGINES, OWN_WEIGHTS, sampling_engine
 from covey.engine.weights import trained_tensors
 from covey.environments import build as environments
-from covey.environments import hooks
-from covey.environments.base import Environment, EnvironmentLike, adapt
+from covey.environments.base import Environment, EnvironmentLike, adapt, close_environment
 from covey.environments.settings import EnvironmentConfig, EpisodesConfig, MixtureConfig
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
@@ -89,7 +88,7 @@ class Run:
             if isinstance(self.local.sampler.engine, Closable):
                 self.local.sampler.engine.close()
         finally:
-            hooks.close(self.environment)
+            close_environment(self.environment)
             for serving in reversed(self.servings):  # the first may have started the cluster
                 serving.close()
 

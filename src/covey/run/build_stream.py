@@ -9,8 +9,7 @@ from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
-from covey.environments.base import Environment, Split, are_words
-from covey.environments.hooks import naming
+from covey.environments.base import Environment, Split, are_words, naming
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window

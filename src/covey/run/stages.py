@@ -12,8 +12,7 @@ from covey.cluster.ending import Ending
 from covey.cluster.source import RaySource
 from covey.config.engine_choice import obstacle_to_vllm, this_machine
 from covey.config.schema import Config
-from covey.environments import hooks
-from covey.environments.base import Environment
+from covey.environments.base import Environment, facts_of
 from covey.environments.infill.settings import InfillConfig
 from covey.policy import sharding
 from covey.policy.attention.choice import varlen_obstacle
@@ -103,7 +102,7 @@ def load_run(
     with record.watchdog.deadline(f"the model {config.model.name} to be loaded", "timeouts.loading"):
         run = build_run(config, environment, record.timer, given.policy(config), given.reference)
     record.begin(run, prompts)
-    hooks.facts_of(environment)  # refused here, and not at the first checkpoint
+    facts_of(environment)  # refused here, and not at the first checkpoint
     return run
 
 

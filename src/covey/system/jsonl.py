@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from covey.system.disk import WriteError, atomic_file, cannot_write, read_regular
 from covey.system.text.escaping import is_visible
@@ -124,3 +124,31 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(row, dict) and type(row.get("step")) is int:
             yield row
+
+
+@runtime_checkable
+class Array(Protocol):
+    def tolist(self) -> Any: ...
+
+
+def plain_data(value: Any) -> Any:
+    """Return what JSON, and a checkpoint that unpickles nothing else, can hold of a value that foreign code noted.
+
+    Numbers of arrays are numbers, what is no data is text.
+
+    >>> plain_data({"scores": np.array([0.5, 1.0]), "file": Path("a.txt")})
+    {'scores': [0.5, 1.0], 'file': 'a.txt'}
+    """
+    value = value.tolist() if isinstance(value, Array) else value
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    # Not what is derived from these, such as members of an enumeration
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float) and abs(value) < float("inf"):
+        return float(value)
+    return str.__str__(value) if isinstance(value, str) else str(value)

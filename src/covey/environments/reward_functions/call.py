@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
-from covey.system.plain import Array, plain_data
+from covey.system.jsonl import Array, plain_data
 from covey.system.workers.process import Prepares
 
 RewardCallable = Callable[..., Any]

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config, EvaluationConfig, OutputConfig, PreflightConfig
-from covey.environments import hooks
+from covey.environments.base import close_environment
 from covey.policy.models.loading import load_tokenizer
 from covey.rollouts.encoding import encode_prompt
 from covey.run.build import Run, build_environment
@@ -66,7 +66,7 @@ def prompt_tokens_of(config: Config) -> float | None:
         prompts = environment.prompts("train")[:NUM_PROMPTS]
         return fmean(len(encode_prompt(tokenizer, prompt)) for prompt in prompts)
     finally:
-        hooks.close(environment)
+        close_environment(environment)
 
 
 def probe(

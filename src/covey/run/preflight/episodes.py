@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.engine.fake import FakeEngine
-from covey.environments.base import Environment, Split
+from covey.environments.base import Environment, Split, naming
 from covey.environments.conversations.tools.check import check_tools
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation, answered
-from covey.environments.hooks import naming
 from covey.rollouts.encoding import as_conversation
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks

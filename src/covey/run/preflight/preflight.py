@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 
 from covey.config.schema import Config
-from covey.environments import hooks
+from covey.environments.base import metrics_of
 from covey.run.build import Run
 from covey.run.checkpoints.state import generators, restore_generators
 from covey.run.preflight.custom import check_custom, has_custom
@@ -131,7 +131,7 @@ def leaving_no_trace(run: Run) -> Iterator[None]:
             parameter.grad = None
         run.policy.model.train(was_training)
         run.local.sampler.engine.take_stats()
-        hooks.metrics_of(run.environment)
+        metrics_of(run.environment)
         restore_generators(before)
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from covey.engine.fake import FakeEngine
 from covey.engine.native.cache import budget
 from covey.engine.native.runner import cache_shape
-from covey.environments.base import Environment, ends_with_assistant, text_of
-from covey.environments.hooks import naming
+from covey.environments.base import Environment, ends_with_assistant, naming, text_of
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.encoding import encode_prompt

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from covey.environments import hooks
+from covey.environments.base import facts_of
 from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.records.episode_metrics import episode_metrics
@@ -206,7 +206,7 @@ def environment_metrics(run: Run) -> list[Mapping[str, float]]:
 
 def environment_facts(run: Run) -> Mapping[str, Any]:
     """Return what the environment's judgements rest on, such as how programs are isolated."""
-    facts: Mapping[str, Any] = mask(hooks.facts_of(run.environment))
+    facts: Mapping[str, Any] = mask(facts_of(run.environment))
     return facts
 
 
