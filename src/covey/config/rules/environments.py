@@ -15,8 +15,6 @@ from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.doors.gateway.settings import AgentConfig
 from covey.environments.doors.settings import OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.infill.settings import InfillConfig
-from covey.environments.machines.design.stages import STAGES, check_stages
-from covey.environments.machines.scores import find_score
 from covey.environments.machines.settings import MachinesConfig
 from covey.policy.settings import NANO
 from covey.system.lookup import is_function_path
@@ -152,6 +150,9 @@ def check_infill(config: Config) -> None:
 
 def check_machines(config: Config) -> None:
     """Check ranges, that stages and scores exist, and the time for a group's machines."""
+    from covey.environments.machines.design.stages import STAGES, check_stages
+    from covey.environments.machines.scores import find_score
+
     settings = config.environment
     assert isinstance(settings, MachinesConfig), "check_environment calls this"
     # Names that the environment checks itself
@@ -171,6 +172,8 @@ def _check_size(settings: MachinesConfig) -> None:
 
     They would ask for more blocks than there may be, and no form can write more than 48.
     """
+    from covey.environments.machines.design.stages import STAGES
+
     for stage in settings.stages:
         least = 8 if STAGES[stage].task == "catapult" else max(2, STAGES[stage].min_blocks)
         least = max(STAGES[stage].budgets) if STAGES[stage].is_begun else least
