@@ -1,5 +1,7 @@
 """A run that is resumed under another bound keeps it, and still trains every prompt that was admitted, once."""
 
+from itertools import count
+
 import pytest
 
 from covey.policy.policy import Policy
@@ -50,3 +52,24 @@ def test_held_out_prompts_do_not_wait_behind_prompts_that_wait_for_later_weights
         prompts = resumed.source.stream.prompts[:2]
         groups = resumed.source.run(prompts, 1, resumed.source.sampling)
         assert [group.prompt.id for group in groups] == [prompt.id for prompt in prompts]
+
+
+def test_a_round_for_refused_groups_takes_prompts_that_wait_for_later_weights(policy: Policy) -> None:
+    with training(policy, bound=Bound(4, 2)) as run:
+        run.advance(NUM_STEPS)
+        saved = run.source.state_dict()
+        saved["buffer"]["finished"] = {}
+    with training(policy, bound=Bound(4, 0)) as resumed:
+        source = resumed.source
+        source.load_state_dict(saved)
+        judged = count()
+        source.local.keep = lambda rewards: next(judged) != 1
+        source.local.filter_rounds = 2
+        source.publish((), version=NUM_STEPS)
+        first = [ticket.prompt.id for ticket in source._buffer.pending[:5]]
+        assert len(source._unsent) == 8
+        for version in (NUM_STEPS, NUM_STEPS + 1):
+            groups = source.take(4)
+            assert {rollout.policy_version for group in groups for rollout in group.rollouts} == {version}
+            assert version > NUM_STEPS or [group.prompt.id for group in groups] == [first[0], *first[2:]]
+            source.publish((), version=version + 1)

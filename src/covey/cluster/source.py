@@ -251,23 +251,19 @@ class RaySource:
             if self._buffer.admitted == 0:  # a new run, or one that had another source before
                 self._buffer.step = version
             self._buffer.publish(version)
-        due = [ticket for ticket in self._unsent if ticket.least_version <= version]
-        self._unsent = [ticket for ticket in self._unsent if ticket.least_version > version]
-        self._submit(due)
         self._admit()
 
     def _admit(self) -> None:
-        """Draw and send out as many prompts as there is room for."""
+        """Send out what waited for these weights or this round, then draw as many prompts as there is room for."""
         with self._wait.changed:
+            tickets, self._unsent = self._buffer.release(self._unsent)
             room = self._buffer.room()
-            if room < 1:
-                return
-            tickets = []
-            for prompt, epoch in self.stream.draw(room):
+            for prompt, epoch in self.stream.draw(room) if room > 0 else ():
                 sampling = replace(self.sampling, seed=rollout_seed(self.stream.seed, prompt.id, epoch))
                 size = self.local.size_at(self._buffer.next_step())
                 tickets.append(self._buffer.admit(prompt, sampling, size))
-        self._submit(tickets)
+        if tickets:
+            self._submit(tickets)
 
     def _submit(self, tickets: Sequence[Ticket]) -> None:
         assert self._pool is not None

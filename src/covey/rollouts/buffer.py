@@ -106,7 +106,11 @@ class GroupBuffer:
 
     def next_step(self) -> int:
         """Return the step that will train the next prompt to be admitted, at the latest."""
-        ahead = len(self._pending) - self._round_left
+        return self._step_of(len(self._pending))
+
+    def _step_of(self, place: int) -> int:
+        """Return the step that will train what has this place among what is pending, at the latest."""
+        ahead = place - self._round_left
         return self.step if ahead < 0 else self.step + 1 + ahead // self.bound.groups_per_step
 
     def admit(self, prompt: Prompt, sampling: Sampling, group_size: int) -> Ticket:
@@ -117,6 +121,20 @@ class GroupBuffer:
         self._pending[ticket.number] = ticket
         self.admitted += 1
         return ticket
+
+    def release(self, held: Sequence[Ticket]) -> tuple[list[Ticket], list[Ticket]]:
+        """Tell which of the tickets that nobody samples yet may start on the live weights, and which may not.
+
+        One that a round of the present step reaches sooner than was thought starts on the weights of that step.
+        """
+        numbers, due, later = {ticket.number for ticket in held}, list[Ticket](), list[Ticket]()
+        for place, ticket in enumerate(self.pending):
+            if ticket.number not in numbers:
+                continue
+            least_version = min(ticket.least_version, self.bound.least_version(self._step_of(place)))
+            self._pending[ticket.number] = replace(ticket, least_version=least_version)
+            (due if least_version <= self.live else later).append(self._pending[ticket.number])
+        return due, later
 
     def give_up(self, ticket: Ticket) -> Ticket:
         """Return the ticket to be sampled once more: who sampled it is lost. Results of the old one are refused."""
