@@ -51,9 +51,10 @@ def test_what_would_be_ignored_or_cannot_be_used_is_refused_in_one_line(
     ("model", "data", "message"),
     [
         ({"lora_rank": 8}, ROWS, "model must be a name, a folder or a model in memory, got {'lora_rank': 8}"),
-        ("nano", DataFrame(ROWS), "data must be rows, got a DataFrame: give data.to_dict('records')"),
+        ("nano", DataFrame(ROWS), "data must be rows, got a DataFrame: give a list of dicts, as to_dict"),
+        ("nano", {"train": DataFrame(ROWS)}, "data must be rows, got a DataFrame: give a list of dicts, as to_dict"),
     ],
-    ids=["model", "data"],
+    ids=["model", "data", "split"],
 )
 def test_arguments_of_another_type_are_refused_with_what_they_may_be(model: Any, data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):

@@ -82,6 +82,11 @@ TAKEN: list[dict[str, Any]] = [
     {"selection": "balanced_subset", "selection_options": {"group_size": 2}},
     {"selection": "top_k", "selection_options": {"k": 1}},
     {"loss": "nll", "selection": "top_k", "selection_options": {"k": 1, "baseline_over": "selected"}},
+    {
+        "advantage_options": {"singleton": "raw"},
+        "selection": "top_k",
+        "selection_options": {"k": 1, "baseline_over": "selected"},
+    },
     {"advantage": "none", "selection": "top_k", "selection_options": {"k": 1, "baseline_over": "selected"}},
 ]
 

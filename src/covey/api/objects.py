@@ -81,13 +81,18 @@ def as_list(rewards: Reward | Sequence[Reward]) -> list[Reward]:
 
 def splits_of(data: Any) -> Mapping[str, Iterable[Mapping[str, Any]]]:
     """Return rows in memory by split. ValueError for what holds no rows."""
-    if hasattr(data, "to_dict") and hasattr(data, "columns"):  # iterating over a DataFrame gives names of columns
-        raise ValueError(f"data must be rows, got a {type(data).__name__}: give data.to_dict('records')")
-    if isinstance(data, Mapping):
-        if "train" not in data:
-            raise ValueError(f"data must have a split 'train', got {', '.join(map(str, data)) or 'none'}")
-        test = next((name for name in ("test", "validation", "eval") if name in data), None)
-        return {"train": data["train"], **({} if test is None else {"test": data[test]})}
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise ValueError(f"data must be rows, a path, splits of rows or an environment, got a {type(data).__name__}")
-    return {"train": data}
+    splits = _named_splits(data) if isinstance(data, Mapping) else {"train": data}
+    for rows in splits.values():
+        if hasattr(rows, "columns") and hasattr(rows, "to_numpy"):  # iterating over a table gives columns
+            kind = type(rows).__name__
+            raise ValueError(f"data must be rows, got a {kind}: give a list of dicts, as to_dict('records') of pandas")
+    return splits
+
+
+def _named_splits(data: Mapping[str, Any]) -> dict[str, Iterable[Mapping[str, Any]]]:
+    if "train" not in data:
+        raise ValueError(f"data must have a split 'train', got {', '.join(map(str, data)) or 'none'}")
+    test = next((name for name in ("test", "validation", "eval") if name in data), None)
+    return {"train": data["train"], **({} if test is None else {"test": data[test]})}

@@ -279,17 +279,16 @@ def _check_sizes(config: Config) -> None:
         if kept is not None and kept > size:
             raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
     # A baseline needs two completions, pass@k needs k, leave-one-out one more
-    compared = _num_compared(algorithm, size)
+    compared, options = _num_compared(algorithm, size), algorithm.advantage_options
     got = f"group_size={size}" if compared == size else f"{compared} that algorithm.selection keeps and compares"
-    k = algorithm.advantage_options.get("k")
-    spare = algorithm.advantage == "passk" or algorithm.advantage_options.get("variant") == "loo"
+    k = options.get("k")
+    spare = algorithm.advantage == "passk" or options.get("variant") == "loo"
     if algorithm.advantage in ("passk", "pkpo") and k is not None and not 1 <= k <= compared - spare:
         raise ValueError(
             f"algorithm.advantage_options.k={k} needs group_size >= {k + spare} for {algorithm.advantage}, got {got}"
         )
-    is_compared = (
-        algorithm.loss != "nll" and algorithm.advantage not in BASELINE_FREE and ":" not in algorithm.advantage
-    )
+    has_baseline = algorithm.advantage not in BASELINE_FREE and ":" not in algorithm.advantage
+    is_compared = algorithm.loss != "nll" and has_baseline and options.get("singleton", "zero") == "zero"
     if is_compared and compared < min(2, size):
         raise ValueError(f"algorithm.advantage={algorithm.advantage} needs 2 completions to compare, got {got}")
 
@@ -302,10 +301,9 @@ def _num_compared(algorithm: AlgorithmConfig, size: int) -> int:
     if algorithm.selection not in SELECTION:
         return size
     default = signature(SELECTION[algorithm.selection]).parameters["baseline_over"].default
-    over = options.get("baseline_over", default)
-    return (
-        min(size, *(options.get(option, size) for option in ("k", "m", "group_size"))) if over == "selected" else size
-    )
+    if options.get("baseline_over", default) != "selected":
+        return size
+    return min(size, *(options.get(option, size) for option in ("k", "m", "group_size")))
 
 
 def check_custom(config: Config) -> None:

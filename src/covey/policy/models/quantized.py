@@ -53,7 +53,7 @@ def check_form(model: nn.Module, bits: int | None, name: str) -> None:
         return
     if found is None:
         raise ValueError(f"model.{wanted}=true loads weights by name, {name} holds plain numbers")
-    cure = f"take it by name, with model.{found}=true" if found in BY_SETTING else "take it in plain numbers"
+    cure = f"take it by name, with model.{found}=true" if found in BY_SETTING else "load it without quantization_config"
     raise ValueError(f"{name} holds quantised weights ({found}): {cure}")
 
 
