@@ -128,7 +128,7 @@ def pack(groups: Sequence[Group], trainer: Trainer) -> DocumentBatch:
     }
 
 
-READ = (
+SETTINGS_READ = (
     *("advantage", "advantage_options", "advantage_clip", "loss", "loss_options", "ratio", "ratio_denominator"),
     *("log_ratio_clamp", "aggregation", "norm_length", "count_empty"),
     *("kl_coef", "kl_estimator", "kl_gradient", "kl_aggregation", "kl_clamp"),
@@ -147,7 +147,7 @@ class GRPO:
         """Refuse an algorithm of which `update` would leave something out, with ValueError."""
         defaults = vars(AlgorithmConfig())
         for name, value in vars(self.algorithm).items():
-            if name not in READ and value != defaults[name]:
+            if name not in SETTINGS_READ and value != defaults[name]:
                 raise ValueError(f"GRPO.update reads no algorithm.{name}, got {value}: take covey train")
         objective = build_objective(self.algorithm, norm_length=1)
         if objective.needs_batch_selection or objective.needs_full_kl:

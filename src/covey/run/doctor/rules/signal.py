@@ -20,7 +20,7 @@ LONG_ANSWER = 8
 def no_signal(log: RunLog) -> Evidence | None:
     """Find groups whose rewards are all equal, unless that is because they are solved."""
     right, wrong = _shares(log)
-    if right > wrong and not _is_won_alone(log):
+    if right > wrong and not _has_reward_without_accuracy(log):
         return None
 
     def seen(span: Span) -> str:
@@ -55,7 +55,7 @@ def too_easy(log: RunLog) -> Evidence | None:
     if span is None or right <= wrong:
         return None
     change = accuracy_change(log)
-    if _is_won_alone(log):
+    if _has_reward_without_accuracy(log):
         return None
     is_solved = change is not None and change.last > SOLVED
     began_solved = change is not None and change.first > SOLVED
@@ -64,7 +64,7 @@ def too_easy(log: RunLog) -> Evidence | None:
     return evidence_of(level, span, f"every answer is right in {percent(right)} of the groups{end}")
 
 
-def _is_won_alone(log: RunLog) -> bool:
+def _has_reward_without_accuracy(log: RunLog) -> bool:
     """Tell whether the reward is won and the task is not, by held-out accuracy."""
     change = accuracy_change(log)
     return change is not None and change.last < 0.5
