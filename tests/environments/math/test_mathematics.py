@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covey.environments.math.mathematics import INSTRUCTIONS, MathColumns, Mathematics, MathSettings
-from covey.environments.math.symbolic import torchrl_equal
+from covey.environments.math.symbolic import equal_at_sight, has_tower, torchrl_equal
 from covey.environments.math.verifier import MathLimits, MathVerifier
 from covey.system.workers.pool import WorkerPool, WorkerSettings
 from covey.types import Failure, Reward
@@ -209,6 +209,24 @@ def test_a_tower_of_powers_is_refused_at_sight_by_covey() -> None:
     made = environment()
     assert values(made, f"\\boxed{{{TOWER}}}") == [0.1]
     assert made.metrics()["math_calls"] == 0.0
+
+
+TOWERS = r"""
+9^{9^{9^9}} 9^9^9 9**9**9 9^(9^9) 9^((9)^9999) 9^\left(9^{9999}\right) 9^\bigl(9^9\bigr) 9^{(9^{9999})} 9^[9^9] 9^-(9^9)
+9^{{9}^{9}} 9^{9}^{9} 9^{9}{^9} 9^{\left(9\right)^{9}} 9^\frac{9^9}{2} 9^{\frac{9^9}{2}} 9^\sqrt{9^9} 9^{\{9^9\}}
+9^|9^9| 9^{x(y+1)^9} 9^{)9^9} 9^{(}9^9) 9^{99999} 9^(99999) 9^\left(99999\right) 9^\left(9\right)^9 9^\lvert9^9\rvert
+99999! 9!!
+"""
+NO_TOWERS = r"""
+x^2+y^2 -3x^2+x^3 (x^2+1)(y^3-2) x^{2}y^{3} x^2(y+1)^2 x^{2}(y+1)^{2} x^3\left(y^2+1\right) (x^2)^3 x^{\frac{1}{2}}y^{2}
+x^\frac12+y^2 x^\pi+y^2 e^{(x+1)}+x^2 x^{n+1}y^{2} \frac{x^2}{y^2} 30^\circ 2.5^2 5!
+"""
+
+
+def test_a_tower_of_powers_is_told_from_a_product_of_powers() -> None:
+    assert [text for text in TOWERS.split() if not has_tower(text)] == []
+    assert [text for text in TOWERS.split() if equal_at_sight(text, "x^2+y^2") is not False] == []
+    assert [text for text in NO_TOWERS.split() if has_tower(text)] == []
 
 
 def test_a_worker_has_no_more_memory_than_it_may_have() -> None:

@@ -22,14 +22,13 @@ MAX_TERMS_OF_ANSWER = 500
 """Most terms that an answer may have once it is multiplied out."""
 
 _SPELLING = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])|[\s$.]+")
-_EXPONENT = r"(?:-?\d+|[A-Za-z]|\\[A-Za-z]+|\{[^{}]{0,40}\})"
+_BRACKETS = re.compile(r"\{[^(){}\[\]^]*\}|[(\[][^(){}\[\]^]*[)\]]")
+"""Without a power inside, nor other brackets."""
 _TOWER = re.compile(
-    rf"\^\s*(?:\{{[^{{}}]{{0,40}}\^|\([^()]{{0,40}}\^|{_EXPONENT}\s*\^)"
-    r"|\d{5,}\s*!|\^\s*\{?\s*-?\d{5,}|!\s*!"
+    r"\^[\s-]*(?:\\[A-Za-z]+\s*)*(?:[({\[|]|\\l?[vV]ert)"
+    r"|\^[\s-]*(?:[\d.]+|[A-Za-z]|#|\\[A-Za-z]+\s*#{0,2})[\s{]*\^"
 )
-"""A power in an exponent, and the factorial or power of a large number. In `x^2+y^2` there is none."""
-
-
+_LARGE = re.compile(r"\d{5,}\s*!|\^(?:[\s({\[-]|\\[A-Za-z]+)*\d{5,}|!\s*!")
 _DENIAL = re.compile(r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]")
 
 
@@ -55,7 +54,7 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
     # The same tree, or relation
     tree, expected = read_tree(answer), read_tree(gold)
     is_same = tree is not None and expected is not None and canonical(tree) == canonical(expected)
-    if is_same or _TOWER.search(answer):
+    if is_same or has_tower(answer):
         return is_same
     if tree is None or expected is None:
         return None
@@ -71,6 +70,17 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
         return None
     given, wanted = last_side(tree), last_side(expected)
     return False if lacks_letter(given, wanted) or differ(given, wanted) else None
+
+
+def has_tower(text: str) -> bool:
+    """Check for a power in an exponent, and the factorial or power of a large number. In `x^2+y^2` there is none."""
+    before, text = "", text.replace("**", "^")
+    if _LARGE.search(text):
+        return True
+    # Each bracket without a power inside becomes one sign: an exponent that opens one still has a power inside
+    while before != text:
+        before, text = text, _BRACKETS.sub("#", text)
+    return _TOWER.search(text) is not None
 
 
 def symbolic_equal(answer: str, gold: str) -> bool:
