@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 
 from covey.environments.math.formulas.forms import canonical, differ, differ_as_equations, lacks_letter, num_terms
-from covey.environments.math.formulas.nodes import is_equation, is_expression, last_side
+from covey.environments.math.formulas.nodes import Node, is_equation, is_expression, last_side
 from covey.environments.math.formulas.relations import same_relation
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import in_latex
@@ -53,7 +53,7 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
         return False
     # The same tree, or relation
     tree, expected = read_tree(answer), read_tree(gold)
-    is_same = tree is not None and expected is not None and canonical(tree) == canonical(expected)
+    is_same = tree is not None and expected is not None and _is_same(tree, expected)
     if is_same or has_tower(answer):
         return is_same
     if tree is None or expected is None:
@@ -70,6 +70,12 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
         return None
     given, wanted = last_side(tree), last_side(expected)
     return False if lacks_letter(given, wanted) or differ(given, wanted) else None
+
+
+def _is_same(answer: Node, gold: Node) -> bool:
+    """Compare but for the order of terms, what is said of a name without the name too."""
+    stated = gold if is_equation(gold) else last_side(gold)
+    return canonical(answer) in (canonical(gold), canonical(stated))
 
 
 def has_tower(text: str) -> bool:

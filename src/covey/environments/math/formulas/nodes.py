@@ -90,40 +90,65 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def last_side(node: Node) -> Node:
-    """Return what stands behind the last sign of an equation, or of a membership. Else the node itself."""
+    """Return what stands behind the last sign of an equation, or of a membership. Else the node itself.
+
+    Of `5 = x` it is the 5.
+    """
     is_equation = isinstance(node, Group) and node.kind.startswith(RELATION) and {*node.kind.split()[1:]} <= EQUALS
-    return node.members[-1] if is_equation and isinstance(node, Group) else node
+    if not (is_equation and isinstance(node, Group)):
+        return node
+    first, last = node.members[0], node.members[-1]
+    return first if is_numeric(first) and _is_name(last) and not is_numeric(last) else last
 
 
 def is_equation(node: Node) -> bool:
     """Check for an equation between expressions, such as `x+2y=3`, which says of no name what it is."""
     if not isinstance(node, Group) or set(node.kind.split()) != {RELATION, "="}:
         return False
-    return not is_numeric(node) and not any(map(_is_name, node.members[:-1]))
+    *others, last = node.members
+    return last_side(node) is last and not is_numeric(node) and not any(map(_is_name, others))
 
 
 def _is_name(node: Node) -> bool:
-    """Check for a letter, a word, a side such as `AB`, an angle, a function such as `f(x)`, or a list of such."""
+    """Check for what names one quantity: a letter, a function of something, a side `AB`, a ratio or list of such."""
     match node:
-        case Symbol() | Call("derivative", (Symbol(),)):
+        case Symbol():
             return True
+        case Call(name, arguments):
+            return name != DOUBLE_SIGN and not (name in DISTANCES and isinstance(arguments[0], Sum))
         case Group(_, members):
             return all(map(_is_name, members))
-        case Call("|", (Product() as side,)):
-            return _is_word(side.factors)
-        case Product((Power(function, Number()) | function, _)) if function in FUNCTIONS_BY_LETTER:
-            return True
-        case Product(factors):
-            return _is_word(factors)
+        case Quotient(top, bottom):
+            return _is_name(top) and _is_name(bottom)
+        case Power(Symbol() as letter, _):
+            return _is_proper(letter)
+        case Power(base, _):
+            return _is_name(base)
+        case Product((first, *others)):
+            return _begins_name(first, others)
     return False
 
 
-def _is_word(factors: Sequence[Node]) -> bool:
-    """Check for capital letters, as those of a triangle, for what has an angle in it, and for four letters and more."""
-    names = [factor.name for factor in factors if isinstance(factor, Symbol)]
-    if len(names) < len(factors):
-        return False
-    return "".join(names).isupper() or len(names) >= LETTERS_OF_A_WORD or not FIGURES.isdisjoint(names)
+def _begins_name(first: Node, others: Sequence[Node]) -> bool:
+    """Check whether a product is no product but a name: `f(x)`, `v(t)`, `N(3)`, `\\angle ABC`, `Sum`, `dy`."""
+    letter = first.base if isinstance(first, Power) else first
+    if not isinstance(letter, Symbol):
+        return _is_name(first)
+    if len(others) == 1 and (letter.name in FUNCTIONS_BY_LETTER or _is_argument(others[0])):
+        return True
+    is_word = 1 + len(others) >= LETTERS_OF_A_WORD and all(isinstance(other, Symbol) for other in others)
+    return is_word or any(_is_proper(factor) for factor in (letter, *others[:1]))
+
+
+def _is_argument(node: Node) -> bool:
+    """Check for what stands behind the letter of a function, and seldom behind another factor."""
+    return isinstance(node, Number | Group) or (isinstance(node, Symbol) and node.name in ARGUMENTS)
+
+
+def _is_proper(node: Node) -> bool:
+    """Check for a capital letter, a word, an arrow or bar over letters, or the sign of an angle: no variable."""
+    name = node.name if isinstance(node, Symbol) else ""
+    return name.isupper() or name.startswith("text:") or name in FIGURES or (name[:1] == "\\" and " " in name)
 
 
 def is_expression(node: Node) -> bool:
@@ -209,10 +234,10 @@ def _is_power_of_ten(node: Node) -> bool:
 
 MAX_EXPONENT = 300
 LETTERS_OF_A_WORD = 4
-FIGURES = frozenset({"\\angle", "\\triangle"})
-FUNCTIONS_BY_LETTER = frozenset(
-    function for name in "fghpqEFGPQTV" for function in (Symbol(name), Call("derivative", (Symbol(name),)))
-)
+FIGURES = frozenset({"\\angle", "\\triangle", "\\Delta"})
+DISTANCES = frozenset({"|", "\\lvert"})
+FUNCTIONS_BY_LETTER = frozenset("dfghkpqsuvw")
+ARGUMENTS = frozenset("tnx")
 PERCENT = frozenset({"%", "\\%"})
 EQUALS = frozenset({"=", "\\in", "∈", "\\approx", "≈"})
 CONSTANTS = frozenset({"\\pi", "π", "e", "i", "\\imath"})
