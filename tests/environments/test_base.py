@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Environment, Replies, Split, adapt, metrics_of
 from covey.environments.episode import Answer, Observation
+from covey.environments.mixture import Mixture
+from covey.environments.reward_functions.bridges.trainers import for_trl, trl_rows
 from covey.system.waits.watchdog import Watchdog
 from covey.train import train
 from covey.types import Failure, Message, Prompt, Reward
@@ -104,6 +107,56 @@ def test_a_plain_method_does_where_an_async_one_is_due(environment: Any) -> None
     if isinstance(episode := adapted.episode(prompt, 0), Replies):
         said = asyncio.run(episode.reply(Answer("a", (), "stop", 1, ())))
         assert said == Observation(({"role": "user", "content": "sure?"},))
+
+
+def test_an_environment_with_a_plain_method_keeps_its_type_in_a_mixture_and_in_another_trainer_too() -> None:
+    environment = PlainHeir()
+    assert adapt(environment) is environment
+    mixed = Mixture({"one": environment}, {})
+    (prompt, *_) = mixed.prompts("train")
+    (judged,) = asyncio.run(mixed.score(prompt, ["a"]))
+    assert judged == asyncio.run(mixed.score_tokens(prompt, ["a"], [[1]]))[0]
+    assert isinstance(judged, Reward)
+    assert asyncio.run(mixed.reply(prompt, [])) == {"role": "user", "content": "sure?"}
+    (row, *_) = trl_rows(environment)
+    assert for_trl(environment)([row["prompt"]], ["a"], prompt_id=[row["prompt_id"]]) == [judged.value]
+
+
+class Unready(TwoMethods):
+    """Has properties that cannot be read before a run."""
+
+    @property
+    def sampling_weights(self) -> Mapping[str, float]:
+        raise RuntimeError("no server yet")
+
+    @cached_property
+    def part_weights(self) -> Mapping[str, float]:
+        raise AttributeError("server")
+
+
+class UnreadyHeir(Unready, Environment):
+    """The same with the base class."""
+
+
+@pytest.mark.parametrize("environment", [Unready(), UnreadyHeir()])
+def test_properties_of_a_user_are_not_evaluated_before_they_are_asked_for(environment: Any) -> None:
+    adapted = adapt(environment)
+    with pytest.raises(RuntimeError, match="no server yet"):
+        _ = adapted.sampling_weights
+    with pytest.raises(AttributeError, match="server"):
+        _ = adapted.part_weights
+
+
+class Handing(TwoMethods):
+    """Hands on what it does not have itself to another environment."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Gifted(), name)
+
+
+def test_methods_that_an_object_hands_on_are_found() -> None:
+    adapted = adapt(Handing())
+    assert adapted.gold(adapted.prompts("train")[0]) == "train-0"
 
 
 class AsyncClose(TwoMethods):

@@ -8,7 +8,7 @@ from typing import Any
 from covey.cluster.serving import Answerers, Serving, lost
 from covey.cluster.start import import_ray, prepare_actor
 from covey.environments.base import Environment, Replies, Split, close_environment, follow, metrics_of
-from covey.environments.episode import Episode
+from covey.environments.episode import Episode, answered
 from covey.types import Failure, Message, Prompt, Reward
 
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -32,12 +32,12 @@ class JudgeActor:
     ) -> list[Reward | Failure]:
         """Judge completions, by their tokens too where these are given."""
         if completion_ids is None:
-            return await self._environment.score(prompt, completions)
-        return await self._environment.score_tokens(prompt, completions, completion_ids)
+            return await answered(self._environment.score(prompt, completions))
+        return await answered(self._environment.score_tokens(prompt, completions, completion_ids))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
         """Return the environment's next message."""
-        return await self._environment.reply(prompt, messages)
+        return await answered(self._environment.reply(prompt, messages))
 
     async def follow(self, step: int, max_steps: int, epoch: float) -> None:
         """Tell the environment how far training is."""

@@ -4,10 +4,11 @@ import json
 import logging
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
+from functools import cached_property
+from inspect import getattr_static, iscoroutinefunction
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from covey.environments.episode import Answer, Episode, Observation, answered
@@ -71,7 +72,7 @@ class Environment(ABC):
 
         completion_ids are the tokens of each completion, the stop token included.
         """
-        return await self.score(prompt, completions)
+        return await answered(self.score(prompt, completions))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
         """Return the next message of a conversation that ends with the policy's answer. None ends it.
@@ -196,7 +197,7 @@ class Replies(Episode):
         if answer.is_last:
             return Observation(done=True, stop_reason="max_turns")
         try:
-            message = await self._environment.reply(self._prompt, answer.conversation)
+            message = await answered(self._environment.reply(self._prompt, answer.conversation))
         except RunStopped:
             raise
         except (Exception, SystemExit) as error:  # foreign code: what there is can still be scored
@@ -209,27 +210,33 @@ class Replies(Episode):
 def adapt(environment: EnvironmentLike) -> Environment:
     """Return the environment with the defaults of `Environment` for every method that it lacks.
 
-    An `Environment` is returned as it is; another object, or one with a plain `def` where this class has `async def`,
-    is wrapped once, where it enters a run. ValueError where something else has the name of a method.
+    An `Environment` is returned as it is; another object is wrapped once, where it enters a run. Either may have a
+    plain `def` where this class has `async def`: these are called through `answered`. ValueError where something else
+    has the name of a method. No property is evaluated.
     """
+    if isinstance(environment, _Adapted):
+        return environment
     hooks = {name: hook for name, hook in vars(Environment).items() if not name.startswith("_")}
     # An attribute that happens to be called so would break the run where it is first called
-    for name, hook in hooks.items():
-        found, is_method = getattr(environment, name, None), not isinstance(hook, property)
-        if found is not None and callable(found) != is_method:
+    own = {name: found for name in hooks if (found := _attribute(environment, name)) is not None}
+    for name, found in own.items():
+        hook, is_method = hooks[name], not isinstance(hooks[name], property)
+        if callable(found) != is_method:
             due = "a method" if is_method else "a property"
             raise ValueError(f"{type(environment).__name__}.{name} must be {due}, got a {type(found).__name__}")
         if iscoroutinefunction(found) and not iscoroutinefunction(hook):
             raise ValueError(f"{type(environment).__name__}.{name} must be a plain def, got an async def")
-    own = [name for name, hook in hooks.items() if getattr(type(environment), name, None) is not hook]
-    own = [name for name in own if hasattr(environment, name)]
-    due_async = [name for name in own if iscoroutinefunction(hooks[name])]
-    plain = [name for name in due_async if not iscoroutinefunction(getattr(environment, name))]
-    if isinstance(environment, Environment) and not plain:
+    if isinstance(environment, Environment):
         return environment
-    forwarded = {name: _awaited(name) if name in plain else _forward(name) for name in own}
+    forwarded = {name: _forward(name) for name in own}
     adapted: Environment = type(type(environment).__name__, (_Adapted,), forwarded)(environment)
     return adapted
+
+
+def _attribute(environment: EnvironmentLike, name: str) -> Any:
+    """Return an attribute, None where there is none. A property stays one: it may be dear, or not be ready yet."""
+    found = getattr_static(environment, name, None)
+    return found if isinstance(found, property | cached_property) else getattr(environment, name, None)
 
 
 @contextmanager
@@ -299,15 +306,6 @@ class _Adapted(Environment):
 
 def _forward(name: str) -> property:
     return property(lambda self: getattr(self.adapted, name))
-
-
-def _awaited(name: str) -> Callable[..., Any]:
-    """Make an async method of a plain one."""
-
-    async def ask(self: _Adapted, *given: Any) -> Any:
-        return await answered(getattr(self.adapted, name)(*given))
-
-    return ask
 
 
 def conversation(question: str, instruction: str) -> tuple[Message, ...]:

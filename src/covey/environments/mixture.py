@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.environments.base import Demonstration, Environment, EnvironmentLike, Split, adapt
-from covey.environments.episode import Episode
+from covey.environments.episode import Episode, answered
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -53,13 +53,13 @@ class Mixture(Environment):
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         part, own = self._of(prompt)
-        return [_named(prompt.environment, verdict) for verdict in await part.score(own, completions)]
+        return [_named(prompt.environment, verdict) for verdict in await answered(part.score(own, completions))]
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
         part, own = self._of(prompt)
-        verdicts = await part.score_tokens(own, completions, completion_ids)
+        verdicts = await answered(part.score_tokens(own, completions, completion_ids))
         return [_named(prompt.environment, verdict) for verdict in verdicts]
 
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt] | None:
@@ -68,7 +68,7 @@ class Mixture(Environment):
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
         part, own = self._of(prompt)
-        return await part.reply(own, messages)
+        return await answered(part.reply(own, messages))
 
     def episode(self, prompt: Prompt, seed: int) -> Episode | None:
         part, own = self._of(prompt)
@@ -82,7 +82,7 @@ class Mixture(Environment):
         self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
     ) -> list[Reward | Failure]:
         part, own = self._of(prompt)
-        return await part.score_group(own, episodes, conversations)
+        return await answered(part.score_group(own, episodes, conversations))
 
     def max_turns(self, prompt: Prompt) -> int:
         part, own = self._of(prompt)

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from covey.environments.base import Split
 from covey.environments.conversations.guess import Guess
 from covey.environments.conversations.lookup import Lookup
 from covey.environments.conversations.settings import GuessConfig, LookupConfig
+from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Episode
 from covey.run.preflight.episodes import check_episodes, has_episodes
-from covey.types import Message, Prompt
+from covey.types import Message, Prompt, Reward
 
 from ...support.small import scripted
 from .looked_at import Build, subjects
@@ -109,3 +111,28 @@ def test_an_episode_that_cannot_be_opened_or_closed_is_a_check_that_fails_with_i
     check = check_episodes(subject)
     assert not check.passed
     assert check.figure == f"guess.{method} raised ConnectionError: no server at port 1"
+
+
+def double(number: int) -> int:
+    """Double a number.
+
+    Args:
+        number: any
+    """
+    return 2 * number
+
+
+class Doubling(ToolEnvironment):
+    """Has a tool, and a score that is no async method."""
+
+    functions = (double,)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return scripted().prompts(split)
+
+    def score(self, prompt: Prompt, completions: Sequence[str]) -> Any:
+        return [Reward(1.0, {}) for _ in completions]
+
+
+def test_tools_are_tried_where_the_score_beside_them_is_a_plain_method(build: Build) -> None:
+    assert "1 tools answer" in check_episodes(build(Doubling(), **TURNS)).figure

@@ -80,7 +80,7 @@ class GoldPlayer(Environment):
         return []
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return await self.inner.score(prompt, completions)
+        return await answered(self.inner.score(prompt, completions))
 
     def max_turns(self, prompt: Prompt) -> int:
         return self.inner.max_turns(prompt)

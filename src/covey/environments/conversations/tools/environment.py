@@ -16,7 +16,7 @@ from covey.environments.conversations.tools.calling import Caller, ToolLedger, a
 from covey.environments.conversations.tools.calls import HERMES, reader_for, reader_name
 from covey.environments.conversations.tools.episode import Talk, ToolEpisode, ToolRules
 from covey.environments.conversations.tools.tool import Tool, named_once, tools_of
-from covey.environments.episode import Observation
+from covey.environments.episode import Observation, answered
 from covey.types import Failure, Prompt, Reward
 
 MAX_TURNS = 8
@@ -150,12 +150,12 @@ class Judged(Environment):
         return self.judged.prompts(split)
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return await self.judged.score(prompt, completions)
+        return await answered(self.judged.score(prompt, completions))
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        return await self.judged.score_tokens(prompt, completions, completion_ids)
+        return await answered(self.judged.score_tokens(prompt, completions, completion_ids))
 
     def gold(self, prompt: Prompt) -> str | None:
         return self.judged.gold(prompt)
