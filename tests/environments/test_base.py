@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Environment, Replies, Split, adapt, metrics_of
@@ -217,6 +219,13 @@ def test_what_an_environment_logs_is_numbers_and_what_it_did_not_measure_is_left
         metrics_of(adapt(Logging({"best": "a long one"})))
     with pytest.raises(ValueError, match=r"Logging.metrics must return numbers by name, got a NoneType"):
         metrics_of(adapt(Logging(None)))
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5), torch.tensor(0.5, dtype=torch.bfloat16)])
+def test_an_array_or_tensor_that_is_one_number_is_logged_as_that_number(number: object) -> None:
+    assert metrics_of(adapt(Logging({"won": number}))) == {"won": 0.5}
+    with pytest.raises(ValueError, match=r"Logging.metrics must return numbers by name, got won=\[0.5\]"):
+        metrics_of(adapt(Logging({"won": np.array([0.5])})))
 
 
 def test_metrics_that_are_no_numbers_end_a_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from inspect import getattr_static, iscoroutinefunction
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from covey.environments.episode import Answer, Episode, Observation, answered
+from covey.system.jsonl import Array
 from covey.system.lookup import describe
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
@@ -257,13 +258,17 @@ def follow(environment: Environment, step: int, max_steps: int, epoch: float) ->
 
 
 def metrics_of(environment: Environment) -> dict[str, float]:
-    """Return what the environment has to log. None is nothing, and ValueError where another is no number."""
+    """Return what the environment has to log. None is nothing, an array of no dimension is its number.
+
+    ValueError where another is no number.
+    """
     with naming(environment, "metrics"):
         found: object = environment.metrics()
     name = type(environment).__name__
     if not isinstance(found, Mapping):
         raise ValueError(f"{name}.metrics must return numbers by name, got a {type(found).__name__}")
-    measured = {str(key): value for key, value in found.items() if value is not None}
+    plain = {str(key): value.tolist() if isinstance(value, Array) else value for key, value in found.items()}
+    measured = {key: value for key, value in plain.items() if value is not None}
     wrong = next((key for key, value in measured.items() if not isinstance(value, numbers.Real)), None)
     if wrong is not None:
         raise ValueError(f"{name}.metrics must return numbers by name, got {wrong}={measured[wrong]!r:.60}")
