@@ -1,9 +1,10 @@
 """A second turn: what the environment says is read and not learnt, and what was sampled stays as it was sampled."""
 
 import asyncio
+import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 
 from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
-from covey.environments.base import Split
+from covey.environments.base import Split, adapt, is_message
+from covey.environments.episode import Answer, Episode, Observation
+from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.rollouts.attempt import Segment, joined, sampled
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.rollouts.turns import observed_tokens, turn_seed
+from covey.rollouts.turns import observed_tokens, rendered_tokens, turn_seed
+from covey.run.build_stream import check_prompts
 from covey.train import train
 from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout, RunStopped, Sampling, Span
 
@@ -319,3 +323,49 @@ def test_a_run_with_second_turns_passes_its_checks_and_trains_what_was_sampled(
     steps = rows(tmp_path / "metrics.jsonl", "train")
     assert all(step["mismatch_max"] < 1e-4 for step in steps)
     assert max(step["completion_length_mean"] for step in steps) > 2
+
+
+CALLS = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+
+
+@pytest.mark.parametrize("said", [{}, {"content": None}, {"content": ""}], ids=["absent", "null", "empty"])
+def test_a_call_of_tools_needs_no_content_in_a_prompt_and_in_a_conversation_that_is_rewritten(
+    said: dict[str, Any],
+) -> None:
+    past: tuple[Message, ...] = (
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", **said, "tool_calls": CALLS},
+        {"role": "tool", "content": "2"},
+    )
+    read = "<turn>user\n1+1</turn><turn>assistant\n</turn><turn>tool\n2</turn><turn>assistant\n"
+    prompt = Prompt("p", "talks", past, {})
+
+    class Rewrites(Episode):
+        async def reply(self, answer: Answer) -> Observation:
+            return Observation(conversation=past)
+
+    class Given(Talks):
+        def prompts(self, split: Split) -> list[Prompt]:
+            return [replace(prompt, id=split)]
+
+        def episode(self, prompt: Prompt, seed: int) -> Episode:
+            return Rewrites()
+
+    check_prompts("talks", adapt(Given()))
+    assert text(encode_prompt(TOKENIZER, prompt)) == read
+    for rollout in rolled_out(Given(), prompt).rollouts:
+        assert text(rollout.input_ids[rollout.branches[0] :]).startswith(read)
+
+
+def test_templates_that_add_to_a_content_render_a_call_of_tools_that_has_none() -> None:
+    strict = copy.deepcopy(TOKENIZER)
+    strict.chat_template = CHAT_TEMPLATE.replace("message['content']", "message['content'] + '.'")
+    past: tuple[Message, ...] = ({"role": "assistant", "tool_calls": CALLS}, {"role": "tool", "content": "2"})
+    read = "<turn>assistant\n.</turn><turn>tool\n2.</turn><turn>assistant\n"
+    assert text(encode_prompt(strict, Prompt("p", "talks", past, {}))) == read
+    assert text(rendered_tokens(strict, past, num_given=0)) == read
+
+
+@pytest.mark.parametrize("wrong", [{"role": "assistant"}, {"role": "user", "content": None, "tool_calls": CALLS}])
+def test_other_messages_need_content(wrong: Message) -> None:
+    assert not is_message(wrong)

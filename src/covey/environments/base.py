@@ -334,21 +334,29 @@ def split_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message, whose content is text or a list of parts of text."""
-    content: Any = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    """Return the text of a message, whose content is text, a list of parts of text, or none beside tool calls."""
+    content: Any = message.get("content")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def with_content(message: Message) -> dict[str, Any]:
+    """Return a message as chat templates take it: many fail at a call of tools that has no content."""
+    return {**message, "content": ""} if message.get("content") is None else dict(message)
 
 
 def are_words(said: object) -> bool:
-    """Return whether it is text, or messages that have a role and text."""
+    """Return whether it is text, or messages."""
     if isinstance(said, str):
         return True
-    return isinstance(said, Sequence) and all(map(_is_message, said))
+    return isinstance(said, Sequence) and all(map(is_message, said))
 
 
-def _is_message(message: object) -> bool:
+def is_message(message: object) -> bool:
+    """Return whether it has a role and text. A call of tools needs no text."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
+    if content is None:
+        return message["role"] == "assistant" and bool(message.get("tool_calls"))
     parts = content if isinstance(content, list | tuple) else [{"text": content}]
     return all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts)

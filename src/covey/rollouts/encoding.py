@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from covey.environments.base import ends_with_assistant, text_of
+from covey.environments.base import ends_with_assistant, text_of, with_content
 from covey.types import Message, Prompt
 
 Tools = Sequence[Mapping[str, Any]]
@@ -27,7 +27,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Too
             raise ValueError(f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template")
         goes_on = ends_with_assistant(prompt.text)
         ids = tokenizer.apply_chat_template(
-            [dict(message) for message in prompt.text],
+            [with_content(message) for message in prompt.text],
             tools=[dict(tool) for tool in tools] or None,
             add_generation_prompt=not goes_on,
             continue_final_message=goes_on,

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from covey.environments.base import text_of
+from covey.environments.base import text_of, with_content
 from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, place_in, unforged_tokens
 from covey.types import Message
 
@@ -176,7 +176,7 @@ def _render(
     opens: bool = True,
 ) -> str:
     """Return what the chat template makes of messages, with the opening of the next turn where that is asked for."""
-    given = [dict(message) for message in messages]
+    given = [with_content(message) for message in messages]
     try:
         return str(
             tokenizer.apply_chat_template(

@@ -439,6 +439,10 @@ def test_weights_must_match_the_functions() -> None:
             "train row 0 has a prompt in which the user's message has content that is no text: [{'type': 'image'}]",
         ),
         (
+            {"prompt": [{"role": "user", "content": [{"text": 3}]}]},
+            "train row 0 has a prompt in which the user's message has content that is no text: [{'text': 3}]",
+        ),
+        (
             {"prompt": [{"role": "usr", "content": "?"}]},
             "train row 0 has a prompt with the unknown role 'usr' (known: system, developer, user, assistant, tool)",
         ),

@@ -1,5 +1,6 @@
 """Answers as people read them."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,13 @@ def test_lines_and_turns_are_kept_under_their_label() -> None:
     talk = [{"role": "user", "content": "41+7?"}, {"role": "assistant", "content": "It is\n48"}]
     lines = as_text(row(prompt=talk, columns={})).splitlines()
     assert lines[1:] == ["  prompt  user: 41+7?", "          assistant: It is", "          48", "  answer  48"]
+
+
+def test_a_call_of_tools_that_has_no_content_is_shown_as_the_call() -> None:
+    calls = [{"function": {"name": "add"}}]
+    for said in ({}, {"content": None}):
+        lines = as_text(row(prompt=[{"role": "assistant", **said, "tool_calls": calls}], columns={})).splitlines()
+        assert lines[1] == f"  prompt  assistant:  {json.dumps(calls)}"
 
 
 def test_nothing_in_it_acts_on_a_terminal() -> None:

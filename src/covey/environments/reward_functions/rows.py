@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import Split, ends_with_assistant, text_of
+from covey.environments.base import Split, ends_with_assistant, is_message, text_of, with_content
 from covey.types import Message, Prompt
 
 LOGGER = logging.getLogger(__name__)
@@ -114,17 +114,11 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     role = message["role"]
     if role not in ROLES:
         raise ValueError(f"has a prompt with the unknown role {role!r} (known: {', '.join(ROLES)})")
-    # A call of tools has no content
-    if "content" not in message and role == "assistant" and message.get("tool_calls"):
-        message["content"] = ""
-    # Text, or parts of text
-    content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        return message
-    if not isinstance(content, str):
+    if not is_message(message):
+        content = message.get("content")
         what = "has no content" if content is None else f"has content that is no text: {content!r:.60}"
         raise ValueError(f"has a prompt in which the {role}'s message {what}")
-    return message
+    return with_content(message)
 
 
 def prompts_of(split: Split, rows: Sequence[Row], columns: Sequence[str], how: PromptFormat) -> tuple[Prompt, ...]:

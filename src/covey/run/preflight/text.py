@@ -8,7 +8,7 @@ from dataclasses import replace
 from covey.engine.fake import FakeEngine
 from covey.engine.native.cache import budget
 from covey.engine.native.runner import cache_shape
-from covey.environments.base import Environment, ends_with_assistant, naming, text_of
+from covey.environments.base import Environment, ends_with_assistant, naming, text_of, with_content
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.encoding import encode_prompt
@@ -115,7 +115,7 @@ def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids
     # Render the conversation as text, and compare it with the tokens
     The opening is what add_generation_prompt adds.
     """
-    conversation = [dict(message) for message in messages]
+    conversation = [with_content(message) for message in messages]
     render, goes_on = policy.tokenizer.apply_chat_template, ends_with_assistant(messages)
     rendered = str(
         render(conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False)

@@ -79,7 +79,7 @@ def episode_text(row: Mapping[str, Any]) -> str:
 
 def _content(message: Mapping[str, Any]) -> str:
     """Return what a message says, tool calls included."""
-    content = message["content"]
+    content = message.get("content") or ""
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return text + (f" {json.dumps(message['tool_calls'], ensure_ascii=False)}" if message.get("tool_calls") else "")
 
