@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from covey.environments.base import Split, adapt, facts_of
+from covey.environments import base
+from covey.environments.base import Split, adapt, facts_of, follow, metrics_of
+from covey.environments.conversations.tools.environment import WithTools
+from covey.environments.mixture import Mixture
 from covey.environments.settings import CustomConfig
 from covey.run.build import build_environment
 from covey.train import train
@@ -53,6 +56,50 @@ def test_what_a_method_raises_ends_the_run_in_one_line_that_names_it(
     told = f"Raising.{method} raised {type(error).__name__}: {error} (test_hooks.py:"
     assert told in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("around", [lambda own: Mixture({"one": own}, {}), lambda own: WithTools(adapt(own))])
+@pytest.mark.parametrize(
+    ("method", "ask"),
+    [("follow", lambda made: follow(made, 1, 2, 0.5)), ("metrics", metrics_of), ("facts", facts_of)],
+)
+def test_what_stands_before_an_environment_leaves_the_name_in_the_line_to_it(
+    around: Any, method: str, ask: Any
+) -> None:
+    made = around(Raising(method, KeyError("boo")))
+    with pytest.raises(ValueError, match=rf"^Raising.{method} raised KeyError: 'boo' \(test_hooks.py:\d+\)$"):
+        ask(made)
+
+
+def test_prompts_that_a_part_of_a_mixture_cannot_make_are_named_by_it() -> None:
+    with pytest.raises(ValueError, match=r"^Raising.prompts raised KeyError: 'boo' \(test_hooks.py:"):
+        Mixture({"one": Raising("prompts", KeyError("boo"))}, {})
+
+
+def test_what_a_part_returns_that_is_no_number_is_named_by_it() -> None:
+    with pytest.raises(ValueError, match=r"^Words.metrics must return numbers by name, got won='yes'$"):
+        metrics_of(Mixture({"one": Words()}, {}))
+
+
+def test_what_covey_itself_asserts_keeps_its_traceback_and_what_a_user_asserts_is_one_line() -> None:
+    own: dict[str, Any] = {}
+    exec(compile("def fail(*given):\n    assert False, 'covey is wrong'", base.__file__, "exec"), own)
+    environment = Raising("gold", ValueError())
+    environment.follow = own["fail"]  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError, match="covey is wrong"):
+        follow(adapt(environment), 1, 2, 0.5)
+    with pytest.raises(ValueError, match=r"^Raising.follow raised AssertionError: mine \(test_hooks.py:"):
+        follow(adapt(Raising("follow", AssertionError("mine"))), 1, 2, 0.5)
+
+
+class Words(Raising):
+    """Logs what is no number."""
+
+    def __init__(self) -> None:
+        super().__init__("gold", ValueError())
+
+    def metrics(self) -> Any:
+        return {"won": "yes"}
 
 
 class Odd(Raising):

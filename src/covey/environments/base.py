@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.system.jsonl import Array
-from covey.system.lookup import describe
+from covey.system.lookup import describe, is_coveys
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
 
@@ -240,15 +240,25 @@ def _attribute(environment: EnvironmentLike, name: str) -> Any:
     return found if isinstance(found, property | cached_property) else getattr(environment, name, None)
 
 
+class EnvironmentFault(ValueError):
+    """Says what a method of an environment raised or returned, and names both."""
+
+
 @contextmanager
 def naming(environment: Environment, method: str) -> Iterator[None]:
-    """Raise ValueError with environment, method and place for whatever is raised, but what ends a run on purpose."""
+    """Raise EnvironmentFault with environment, method and place for what is raised, but what ends a run on purpose.
+
+    An environment that asks others for it leaves the fault to the one whose it is. What covey itself asserts keeps its
+    traceback.
+    """
     try:
         yield
-    except (RunStopped, MemoryError):
+    except (RunStopped, MemoryError, EnvironmentFault):
         raise
     except (Exception, SystemExit) as error:  # foreign code
-        raise ValueError(f"{type(environment).__name__}.{method} {describe(error)}") from error
+        if isinstance(error, AssertionError) and is_coveys(error):
+            raise
+        raise EnvironmentFault(f"{type(environment).__name__}.{method} {describe(error)}") from error
 
 
 def follow(environment: Environment, step: int, max_steps: int, epoch: float) -> None:
@@ -260,34 +270,37 @@ def follow(environment: Environment, step: int, max_steps: int, epoch: float) ->
 def metrics_of(environment: Environment) -> dict[str, float]:
     """Return what the environment has to log. None is nothing, an array of no dimension is its number.
 
-    ValueError where another is no number.
+    EnvironmentFault where another is no number.
     """
     with naming(environment, "metrics"):
         found: object = environment.metrics()
     name = type(environment).__name__
     if not isinstance(found, Mapping):
-        raise ValueError(f"{name}.metrics must return numbers by name, got a {type(found).__name__}")
+        raise EnvironmentFault(f"{name}.metrics must return numbers by name, got a {type(found).__name__}")
     plain = {str(key): value.tolist() if isinstance(value, Array) else value for key, value in found.items()}
     measured = {key: value for key, value in plain.items() if value is not None}
     wrong = next((key for key, value in measured.items() if not isinstance(value, numbers.Real)), None)
     if wrong is not None:
-        raise ValueError(f"{name}.metrics must return numbers by name, got {wrong}={measured[wrong]!r:.60}")
+        raise EnvironmentFault(f"{name}.metrics must return numbers by name, got {wrong}={measured[wrong]!r:.60}")
     return {key: float(value) for key, value in measured.items()}
 
 
 def facts_of(environment: Environment) -> dict[str, Any]:
-    """Return what the environment records of itself, as JSON gives it back. ValueError for what JSON cannot hold."""
+    """Return what the environment records of itself, as JSON gives it back.
+
+    EnvironmentFault for what JSON cannot hold.
+    """
     with naming(environment, "facts"):
         found: object = environment.facts()
     due = f"{type(environment).__name__}.facts must return plain values by name"
     if not isinstance(found, Mapping):
-        raise ValueError(f"{due}, got a {type(found).__name__}")
+        raise EnvironmentFault(f"{due}, got a {type(found).__name__}")
     facts: dict[str, Any] = {}
     for name, value in found.items():
         try:
             facts[str(name)] = json.loads(json.dumps(value))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{due}, got {name}={value!r:.60}") from error
+            raise EnvironmentFault(f"{due}, got {name}={value!r:.60}") from error
     return facts
 
 

@@ -2,11 +2,21 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from covey.environments.base import Demonstration, Environment, EnvironmentLike, Split, adapt
+from covey.environments.base import (
+    Demonstration,
+    Environment,
+    EnvironmentLike,
+    Split,
+    adapt,
+    close_environment,
+    facts_of,
+    follow,
+    metrics_of,
+    naming,
+)
 from covey.environments.episode import Episode, answered
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
@@ -32,7 +42,8 @@ class Mixture(Environment):
         self._own: dict[str, Prompt] = {}
         for split in SPLITS:
             for name, part in self._parts.items():
-                self._prompts[split] += [self._adopted(name, prompt) for prompt in part.prompts(split)]
+                with naming(part, "prompts"):
+                    self._prompts[split] += [self._adopted(name, prompt) for prompt in part.prompts(split)]
 
     @property
     def sampling_weights(self) -> Mapping[str, float]:
@@ -98,7 +109,7 @@ class Mixture(Environment):
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of each part that has some, by its name."""
-        return {name: facts for name, part in self._parts.items() if (facts := part.facts())}
+        return {name: facts for name, part in self._parts.items() if (facts := facts_of(part))}
 
     def demonstrations(self, split: Split) -> list[Demonstration]:
         """Return those of the parts that have some. Raises ValueError where none has."""
@@ -112,24 +123,27 @@ class Mixture(Environment):
 
     def gold(self, prompt: Prompt) -> str | None:
         part, own = self._of(prompt)
-        return part.gold(own)
+        with naming(part, "gold"):
+            return part.gold(own)
 
     def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str | None:
         part, own = self._of(prompt)
-        return part.gold_turn(own, conversation)
+        with naming(part, "gold_turn"):
+            return part.gold_turn(own, conversation)
 
     def difficulty(self, prompt: Prompt) -> float | None:
         """Return the part's difficulty, comparable within a part only."""
         part, own = self._of(prompt)
-        return part.difficulty(own)
+        with naming(part, "difficulty"):
+            return part.difficulty(own)
 
     def metrics(self) -> dict[str, float]:
-        found = {name: part.metrics() for name, part in self._parts.items()}
+        found = {name: metrics_of(part) for name, part in self._parts.items()}
         return {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
 
     def follow(self, step: int, max_steps: int, epoch: float) -> None:
         for part in self._parts.values():
-            part.follow(step, max_steps, epoch)
+            follow(part, step, max_steps, epoch)
 
     def read_with(self, tokenizer: Any) -> None:
         for part in self._parts.values():
@@ -140,9 +154,8 @@ class Mixture(Environment):
             part.watched_by(watchdog)
 
     def close(self) -> None:
-        with ExitStack() as closing:  # all of them, also where one fails
-            for part in self._parts.values():
-                closing.callback(part.close)
+        for part in self._parts.values():
+            close_environment(part)
 
     def _adopted(self, name: str, own: Prompt) -> Prompt:
         """Return the prompt under the name of its part."""

@@ -155,6 +155,12 @@ def describe(error: BaseException) -> str:
     return f"raised {type(error).__name__}{': ' if message else ''}{message}{place}"
 
 
+def is_coveys(error: BaseException) -> bool:
+    """Tell whether a line of covey raised an exception."""
+    places = traceback.extract_tb(error.__traceback__)
+    return bool(places) and os.path.abspath(places[-1].filename).startswith(_FOREIGN[0])
+
+
 def _is_foreign(filename: str) -> bool:
     """Tell whether a file is covey's, Python's or an installed package's."""
     path = os.path.abspath(filename)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from covey.environments.base import Environment, Split
+from covey.environments.base import Environment, Split, close_environment, facts_of, follow, metrics_of, naming
 from covey.environments.conversations.tools.calling import Caller, ToolLedger, as_text, in_thread
 from covey.environments.conversations.tools.calls import HERMES, reader_for, reader_name
 from covey.environments.conversations.tools.episode import Talk, ToolEpisode, ToolRules
@@ -147,7 +147,8 @@ class Judged(Environment):
         self.judged = judged
 
     def prompts(self, split: Split) -> list[Prompt]:
-        return self.judged.prompts(split)
+        with naming(self.judged, "prompts"):
+            return self.judged.prompts(split)
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         return await answered(self.judged.score(prompt, completions))
@@ -158,7 +159,8 @@ class Judged(Environment):
         return await answered(self.judged.score_tokens(prompt, completions, completion_ids))
 
     def gold(self, prompt: Prompt) -> str | None:
-        return self.judged.gold(prompt)
+        with naming(self.judged, "gold"):
+            return self.judged.gold(prompt)
 
     def dry_run(self, prompt: Prompt) -> "tuple[Environment, Prompt] | None":
         return self.judged.dry_run(prompt)
@@ -167,26 +169,27 @@ class Judged(Environment):
         return self.judged.demonstrations(split)
 
     def difficulty(self, prompt: Prompt) -> float | None:
-        return self.judged.difficulty(prompt)
+        with naming(self.judged, "difficulty"):
+            return self.judged.difficulty(prompt)
 
     @property
     def part_weights(self) -> Mapping[str, float]:
         return self.judged.part_weights
 
     def follow(self, step: int, max_steps: int, epoch: float) -> None:
-        self.judged.follow(step, max_steps, epoch)
+        follow(self.judged, step, max_steps, epoch)
 
     def metrics(self) -> Mapping[str, float]:
-        return self.judged.metrics()
+        return metrics_of(self.judged)
 
     def facts(self) -> Mapping[str, Any]:
-        return self.judged.facts()
+        return facts_of(self.judged)
 
     def watched_by(self, watchdog: Any) -> None:
         self.judged.watched_by(watchdog)
 
     def close(self) -> None:
-        self.judged.close()
+        close_environment(self.judged)
 
 
 class WithTools(Judged, ToolEnvironment):
@@ -197,7 +200,7 @@ class WithTools(Judged, ToolEnvironment):
         self.functions = tuple(functions)
 
     def metrics(self) -> Mapping[str, float]:
-        return {**self.judged.metrics(), **ToolEnvironment.metrics(self)}
+        return {**metrics_of(self.judged), **ToolEnvironment.metrics(self)}
 
     def facts(self) -> Mapping[str, Any]:
-        return {**self.judged.facts(), **ToolEnvironment.facts(self)}
+        return {**facts_of(self.judged), **ToolEnvironment.facts(self)}

@@ -81,7 +81,7 @@ class AgentEnvironment(Judged):
         return {**(self.judged.part_weights if self._has_rewards else {}), OWN: 1.0}
 
     def facts(self) -> Mapping[str, Any]:
-        return {**self.judged.facts(), "tool_calls_read_by": self._reader}
+        return {**super().facts(), "tool_calls_read_by": self._reader}
 
     def close(self) -> None:
         self._agents.gateway.close()
