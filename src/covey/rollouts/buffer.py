@@ -125,13 +125,14 @@ class GroupBuffer:
     def release(self, held: Sequence[Ticket]) -> tuple[list[Ticket], list[Ticket]]:
         """Tell which of the tickets that nobody samples yet may start on the live weights, and which may not.
 
-        One that a round of the present step reaches sooner than was thought starts on the weights of that step.
+        Each demands the weights of the step that trains it now: the bound may have changed since it was admitted, and
+        a round of the present step may reach it sooner than was thought.
         """
         numbers, due, later = {ticket.number for ticket in held}, list[Ticket](), list[Ticket]()
         for place, ticket in enumerate(self.pending):
             if ticket.number not in numbers:
                 continue
-            least_version = min(ticket.least_version, self.bound.least_version(self._step_of(place)))
+            least_version = self.bound.least_version(self._step_of(place))
             self._pending[ticket.number] = replace(ticket, least_version=least_version)
             (due if least_version <= self.live else later).append(self._pending[ticket.number])
         return due, later
@@ -209,18 +210,16 @@ class GroupBuffer:
     ) -> None:
         """Return to the state between two steps, where the bound may have been another one.
 
-        What is not finished, or would be too old for the step that trains it, is to be sampled anew, on weights that
-        are new enough for that step.
+        What is not finished, or would be too old for the step that trains it, is to be sampled anew (`release`).
         """
         self.step, self.live, (self.admitted, self.trained, self.dropped) = step, 0, counts
-        self._pending, self.finished = {}, {}
+        self._pending = {ticket.number: ticket for ticket in pending}
         self._round_left = self.bound.groups_per_step
-        for place, ticket in enumerate(pending):
-            number, own_step = ticket.number, step + place // self.bound.groups_per_step
-            least_version = max(ticket.least_version, self.bound.least_version(own_step))
-            self._pending[number] = replace(ticket, least_version=least_version)
-            if number in finished and self._age(finished[number], own_step) <= self.bound.max_staleness:
-                self.finished[number] = finished[number]
+        self.finished = {
+            number: finished[number]
+            for place, number in enumerate(self._pending)
+            if number in finished and self._age(finished[number], self._step_of(place)) <= self.bound.max_staleness
+        }
         self.check_conservation()
 
     def _age(self, group: Group, step: int) -> int:
