@@ -7,11 +7,9 @@ from typing import Any
 
 from covey.cluster.serving import Answerers, Serving, lost
 from covey.cluster.start import import_ray, prepare_actor
-from covey.environments.base import Environment, Replies, Split, close_environment, follow, metrics_of
+from covey.environments.base import SPLITS, Environment, Replies, Split, close_environment, follow, metrics_of
 from covey.environments.episode import Episode, answered
 from covey.types import Failure, Message, Prompt, Reward
-
-SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 class JudgeActor:

@@ -5,7 +5,7 @@ import logging
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import getattr_static, iscoroutinefunction
@@ -20,6 +20,7 @@ from covey.types import Failure, Message, Prompt, Reward, RunStopped
 LOGGER = logging.getLogger(__name__)
 
 Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
 Demonstration = tuple[Prompt, str | Sequence[int] | Sequence[Message]]
 """A prompt and a good completion, as text, as tokens, or as the messages of an episode, the assistant's first. The cold
 start adds the end-of-sequence token, but after turns of plain text that end with a stop string."""
@@ -244,9 +245,14 @@ class EnvironmentFault(ValueError):
     """Says what a method of an environment raised or returned, and names both."""
 
 
+def naming(environment: Environment, method: str) -> AbstractContextManager[None]:
+    """Raise EnvironmentFault with environment, method and place for what is raised, as in `faults_of`."""
+    return faults_of(f"{type(environment).__name__}.{method}")
+
+
 @contextmanager
-def naming(environment: Environment, method: str) -> Iterator[None]:
-    """Raise EnvironmentFault with environment, method and place for what is raised, but what ends a run on purpose.
+def faults_of(name: str) -> Iterator[None]:
+    """Raise EnvironmentFault with a name and the place for what foreign code raises, but what ends a run on purpose.
 
     An environment that asks others for it leaves the fault to the one whose it is. What covey itself asserts keeps its
     traceback.
@@ -258,7 +264,7 @@ def naming(environment: Environment, method: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # foreign code
         if isinstance(error, AssertionError) and is_coveys(error):
             raise
-        raise EnvironmentFault(f"{type(environment).__name__}.{method} {describe(error)}") from error
+        raise EnvironmentFault(f"{name} {describe(error)}") from error
 
 
 def follow(environment: Environment, step: int, max_steps: int, epoch: float) -> None:

@@ -321,9 +321,8 @@ def build_calculator(settings: "CalculatorConfig", config: "BuildSettings") -> "
 
 
 def build_custom(settings: "CustomConfig", config: "BuildSettings") -> "EnvironmentLike":
-    from covey.environments.base import EnvironmentLike
-    from covey.system.lookup import describe, resolve
-    from covey.types import RunStopped
+    from covey.environments.base import EnvironmentLike, faults_of
+    from covey.system.lookup import resolve
 
     factory = resolve(settings.factory, {})
     _check_arguments(factory, settings, {})
@@ -331,12 +330,8 @@ def build_custom(settings: "CustomConfig", config: "BuildSettings") -> "Environm
     if lacking:
         what = ", ".join(lacking)
         raise ValueError(f"{settings.factory} must make an object with prompts and score, it lacks {what}")
-    try:
+    with faults_of(f"environment.factory={settings.factory}"):
         made = factory(**settings.options)
-    except (RunStopped, MemoryError):
-        raise
-    except (Exception, SystemExit) as error:  # foreign code
-        raise ValueError(f"environment.factory={settings.factory} {describe(error)}") from error
     if not isinstance(made, EnvironmentLike):
         raise ValueError(f"{settings.factory} must make an object with prompts and score, got {type(made).__name__}")
     return made

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.environments.base import (
+    SPLITS,
     Demonstration,
     Environment,
     EnvironmentLike,
@@ -22,8 +23,6 @@ from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 
 LOGGER = logging.getLogger(__name__)
-
-SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 class Mixture(Environment):

@@ -9,7 +9,7 @@ from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
-from covey.environments.base import Environment, Split, are_words, naming
+from covey.environments.base import SPLITS, Environment, Split, are_words, naming
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
@@ -27,7 +27,6 @@ TEMPLATE_TOKENS = 256
 """More than a chat template adds to one message."""
 TOKENS_PER_CHARACTER = 4
 """No tokenizer needs more: a character has at most four bytes."""
-SPLITS: tuple[Split, ...] = ("train", "test")
 STREAM_NAMES = ("prompts", "seed", "position", "draw", "state_dict", "load_state_dict")
 """What `covey.rollouts.source.PromptSampler` asks for."""
 

@@ -14,13 +14,12 @@ from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 
-from covey.environments.base import Split
+from covey.environments.base import SPLITS, Split
 from covey.environments.data.files import Entry, Row, first_line, read_files
 from covey.environments.data.folders import Source, check_place, folder_splits, pattern_splits, rows_in_memory
 from covey.environments.data.settings import DataConfig
 from covey.system.lookup import is_function_path, resolve
 
-SPLITS: tuple[Split, ...] = ("train", "test")
 TWO_FILES = "give a test split: data.path=FOLDER with train.* and test.* files"
 
 _log = logging.getLogger(__name__)

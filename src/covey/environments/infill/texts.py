@@ -11,14 +11,13 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from covey.environments.base import Split
+from covey.environments.base import SPLITS, Split
 from covey.environments.data.files import is_row_file
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.infill.grammar import sentences
 from covey.environments.infill.own_grammar import Grammar
 from covey.system.lookup import is_function_path
 
-SPLITS: tuple[Split, ...] = ("train", "test")
 CHARACTERS_PER_TOKEN = 8
 """More than tokens of running text have on average."""
 NUM_SENTENCES: Mapping[Split, int] = {"train": 4096, "test": 1024}

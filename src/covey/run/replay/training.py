@@ -26,9 +26,8 @@ from covey.rollouts.schedule import PastGroup, past_group, with_logprobs
 from covey.rollouts.turns import turn_seed
 from covey.run import stages
 from covey.run.build import Run, training_sampling
-from covey.run.folder import METRICS, SCHEDULE
+from covey.run.folder import METRICS, SCHEDULE, changes_of
 from covey.run.records.record import RunRecorder
-from covey.run.saved_settings import changes_of
 from covey.system import collectives
 from covey.system.jsonl import read_rows
 from covey.system.waits.watchdog import Stages
