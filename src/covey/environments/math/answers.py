@@ -17,6 +17,7 @@ is not bounded: `GSM8K` runs that in a worker process with a deadline.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from covey.environments.math.computed import is_computed, is_respelled
@@ -258,6 +259,7 @@ def answer_values(answer: Answer, computed: bool = False) -> list[Readings]:
     return values or (_written_otherwise(answer.text) if answer.form == "box" else [])
 
 
+@lru_cache(maxsize=1024)  # every answer of a group is compared with the same one
 def gold_value(gold: str, computed: bool = False) -> Readings | None:
     """Return the number a reference answer states. None where it is not one number (an expression, a list, a text).
 

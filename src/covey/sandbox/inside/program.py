@@ -161,6 +161,7 @@ def is_code(value: Any) -> bool:
 def flush_output() -> None:
     """Send what was printed, also where the program has put something else in place of the stream, or closed it."""
     for stream in (sys.stdout, sys.__stdout__):
+        # At its exit Python itself goes on whatever this raises, and a stream of the program's own may raise anything
         with contextlib.suppress(Exception):
             stream.flush()  # type: ignore[union-attr]
 

@@ -94,8 +94,7 @@ def last_side(node: Node) -> Node:
 
     Of `5 = x` it is the 5.
     """
-    is_equation = isinstance(node, Group) and node.kind.startswith(RELATION) and {*node.kind.split()[1:]} <= EQUALS
-    if not (is_equation and isinstance(node, Group)):
+    if not isinstance(node, Group) or not node.kind.startswith(RELATION) or not {*node.kind.split()[1:]} <= EQUALS:
         return node
     first, last = node.members[0], node.members[-1]
     return first if is_numeric(first) and _is_name(last) and not is_numeric(last) else last
