@@ -91,8 +91,10 @@ class Episode(ABC):
     """
 
     is_program: bool = False
-    """Whether a program of its own leads the conversation: it hears of turns that were cut too, and where the chat
-    template refuses its messages this attempt fails and no other."""
+    """Whether a program of its own leads the conversation: where the chat template refuses its messages this attempt
+    fails and no other."""
+    hears_cuts: bool = False
+    """Whether `reply` hears of turns that were cut too. The episode ends there, or a program goes on."""
 
     async def reset(self) -> Observation:
         """Begin. Messages extend the prompt. Text is appended to it, or to the user's last message."""

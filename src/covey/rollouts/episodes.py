@@ -233,7 +233,7 @@ class _Player:
         attempt.messages.append({"role": "assistant", "content": text})
         # A turn that was cut is no answer
         cut_by = self._cut_by(completion)
-        if cut_by is not None and not self._episode.is_program:
+        if cut_by is not None and not self._episode.hears_cuts:
             attempt.stop_reason = cut_by
             return Observation()
         # Ask the environment

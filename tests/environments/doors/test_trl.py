@@ -309,28 +309,32 @@ def test_an_async_get_reward_is_awaited_and_none_says_nothing() -> None:
     assert not verdict.is_fault
 
 
-def test_a_turn_that_was_cut_is_judged_though_the_tools_have_not_heard_it() -> None:
+def test_a_turn_that_was_cut_is_judged_with_its_tokens_and_calls_nothing() -> None:
     seen: list[Any] = []
+    tokens: list[Any] = []
 
-    def notes(completions, **columns):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202
+    def notes(completions, completion_ids, **columns):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202
         seen.extend(completions)
+        tokens.extend(completion_ids)
         return [1.0]
 
     environment = row_tools(notes, factories=None, tools=[multiply])
     prompt = environment.prompts("train")[0]
-    cut = {"role": "assistant", "content": "I wond"}
+    once = call("multiply", a=1, b=2)
 
-    async def whole(*said: Mapping[str, Any]) -> Any:
+    async def whole(*texts: str) -> Any:
         episode = environment.episode(prompt, 0)
-        await play(episode, [call("multiply", a=1, b=2)] if len(said) > 1 else [])
-        asked = prompt.text if not isinstance(prompt.text, str) else ()
-        return await episode.score((*asked, *said))
+        await play(episode, texts[:-1])
+        for cut in texts[-1:]:
+            assert await episode.reply(answer(cut, len(texts), finish="length")) == Observation(done=True)
+        return await episode.score(())
 
-    assert run(whole(cut)) == Reward(1.0, {"notes": 1.0})
-    run(whole({"role": "assistant", "content": "call"}, {"role": "tool", "content": "2"}, cut))
+    assert run(whole(once)) == Reward(1.0, {"notes": 1.0})
+    run(whole(once, "I wond"))
     run(whole())
     contents = [[message["content"] for message in talk] for talk in seen]
-    assert contents == [["I wond"], ["", "2", "I wond"], [""]]
+    assert contents == [[once], ["", "2", "I wond"], [""]]
+    assert tokens == [[7], [7, 7], []]
 
 
 def test_a_dry_run_judges_answers_in_an_object_of_their_own_and_counts_nothing() -> None:

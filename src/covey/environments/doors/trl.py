@@ -134,8 +134,7 @@ class RowTools(WithTools):
     async def score_group(
         self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
     ) -> list[Reward | Failure]:
-        pairs = zip(episodes, conversations, strict=True)
-        talks = [episode.whole_talk(said) for episode, said in pairs if isinstance(episode, ToolEpisode)]
+        talks = [episode.talk for episode in episodes if isinstance(episode, ToolEpisode)]
         found = await self.judged.score_conversations(prompt, [self._said(prompt, talk) for talk in talks])
         sums = (self._sum(talk, verdict) for talk, verdict in zip(talks, found, strict=True))
         return list(await asyncio.gather(*sums))

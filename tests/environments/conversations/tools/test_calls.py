@@ -1,5 +1,6 @@
 """Calls are read as the model writes them, and what cannot be read is said."""
 
+import json
 from typing import Any
 
 import pytest
@@ -99,6 +100,14 @@ def test_arguments_may_be_json_in_text_and_a_missing_close_is_forgiven() -> None
         Call("f", {"a": 1}),
     )
     assert hermes(answer('<tool_call>{"name": "f"}')).calls == (Call("f", {}),)
+
+
+def test_arguments_that_are_nested_too_deep_are_none() -> None:
+    for reader in (hermes, reader_for(with_response_template())):
+        (fine,) = reader(answer(call("f", a=json.loads("[" * 63 + "]" * 63))), ()).calls
+        (deep,) = reader(answer(call("f", a=json.loads("[" * 64 + "]" * 64))), ()).calls
+        assert isinstance(fine, Call)
+        assert deep == BadCall("the arguments of the call are nested more than 64 deep", "f")
 
 
 def test_the_tokenizer_says_who_reads() -> None:

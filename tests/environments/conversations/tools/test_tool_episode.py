@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from covey.environments.conversations.tools.calling import MAX_HUNG, EpisodeOver, ToolServerLost
-from covey.environments.conversations.tools.check import check_tools, example
+from covey.environments.conversations.tools.check import check_tools
 from covey.environments.conversations.tools.environment import ToolEnvironment, WithTools
 from covey.environments.conversations.tools.episode import Talk, ToolRules
-from covey.environments.conversations.tools.tool import tool_of
 from covey.environments.episode import Observation
 from covey.types import Failure, Prompt, Reward, RunStopped
 
@@ -216,6 +215,58 @@ def test_state_belongs_to_one_attempt() -> None:
     assert run(episodes[0].score(())) == Reward(1.0, {"turns": 3.0})
 
 
+def test_hooks_of_an_attempt_may_be_plain_functions() -> None:
+    class Plain(Shelves):
+        def opening(self, prompt: Prompt, state: Shelf) -> Observation:  # type: ignore[override]
+            return Observation(f"shelf {state.seed}")
+
+        def judge(self, prompt: Prompt, talk: Talk) -> Reward:  # type: ignore[override]
+            return Reward(float(len(talk.state.things)))
+
+        def release(self, prompt: Prompt, talk: Talk) -> None:  # type: ignore[override]
+            self.released = [*self.released, talk.state]
+
+    environment = Plain()
+    episode = environment.episode(PROMPT, 3)
+    assert run(play(episode, [call("put", thing="a"), "done"]))[0].messages == "shelf 3"
+    assert run(episode.score(())) == Reward(1.0)
+    assert run(check_tools(environment, PROMPT)).silent == ()
+    assert [state.seed for state in environment.released] == [3, 0]
+
+
+def test_an_opening_that_raises_breaks_its_attempt_where_it_is_plain_too() -> None:
+    class Closed(Shelves):
+        def opening(self, prompt: Prompt, state: Shelf) -> Observation:  # type: ignore[override]
+            raise OSError("closed")
+
+    episode = Closed().episode(PROMPT, 0)
+    with pytest.raises(OSError, match="closed"):
+        run(episode.reset())
+    assert episode.talk.is_broken
+
+
+def test_no_call_on_a_state_follows_one_that_ended_the_episode() -> None:
+    class Once(Shelf):
+        def put(self, thing: str) -> str:
+            """
+            Put the only thing on the shelf.
+
+            Args:
+                thing: Which.
+            """
+            super().put(thing)
+            raise EpisodeOver("full")
+
+    class Onces(Shelves):
+        def state(self, prompt: Prompt, seed: int) -> Shelf:
+            return Once(seed)
+
+    environment = Onces()
+    (only,) = said(environment, call("put", thing="a") + call("put", thing="b") + call("put", thing="c"))
+    assert contents(only) == ["full", *['{"error": "the episode is over"}'] * 2]
+    assert (only.done, environment.released[0].things) == (True, ["a"])
+
+
 def test_calls_on_a_state_are_made_one_after_the_other() -> None:
     order = "".join(call("put", thing=thing) for thing in "abcdefgh")
     for _ in range(5):
@@ -227,6 +278,11 @@ def test_answers_of_both_kinds_of_tools_come_in_the_order_of_the_calls() -> None
     calls = call("multiply", a=2, b=3) + call("put", thing="a") + call("multiply", a=4, b=5) + call("put", thing="b")
     (only, *_) = said(Shelves(), calls)
     assert contents(only) == ["6", "a", "20", "a b"]
+
+
+def test_the_name_of_a_tool_can_be_encoded_whatever_was_called() -> None:
+    (only,) = said(Sums(), '<tool_call>{"name": "\\ud800"}</tool_call>')
+    assert [message["name"] for message in only.messages if not isinstance(message, str)] == ["?"]
 
 
 def test_more_calls_than_allowed_end_the_episode_before_they_are_made() -> None:
@@ -320,33 +376,6 @@ def test_tools_are_given_to_another_environment() -> None:
     assert run(given.score(PROMPT, ["42", "41"])) == [Reward(1.0), Reward(0.0)]
     assert given.can_reply is False
     assert given.max_turns(PROMPT) == 8
-
-
-def test_the_preflight_calls_every_tool_once() -> None:
-    gate = threading.Event()
-
-    def hang(times: int) -> None:
-        """
-        Hang.
-
-        Args:
-            times: How often.
-        """
-        gate.wait(60)
-
-    environment = with_tools(multiply, hang, breaks, tool_timeout=0.1)
-    found = run(check_tools(environment, PROMPT))
-    gate.set()
-    assert found.read_by == "Hermes style (<tool_call>)"
-    assert found.answers["multiply"] == "1"
-    assert found.answers["breaks"] == '{"error": "ValueError: no a"}'
-    assert found.silent == ("hang",)
-
-
-def test_an_example_obeys_its_schema() -> None:
-    assert example(tool_of(say).parameters) == {"word": "a"}
-    schema = {"properties": {"x": {"enum": ["q"]}, "y": {"minimum": 4, "type": "number"}}, "required": ["x", "y"]}
-    assert example(schema) == {"x": "q", "y": 4}
 
 
 def test_a_failure_of_the_judge_is_passed_on() -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 from covey.engine.fake import FakeEngine
 from covey.environments.conversations.tools.calling import ToolServerLost
+from covey.environments.conversations.tools.environment import ToolEnvironment
+from covey.environments.doors.trl import RowTools
+from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
 from covey.types import Group, Sampling
@@ -21,7 +24,7 @@ def encoded(text: str) -> list[int]:
     return found
 
 
-def rolled_out(environment: Sums, *turns: str, num_samples: int = 1) -> tuple[Group, list[tuple[int, ...]]]:
+def rolled_out(environment: ToolEnvironment, *turns: str, num_samples: int = 1) -> tuple[Group, list[tuple[int, ...]]]:
     """The group of a policy that says these turns, and what it read before each."""
     read: list[tuple[int, ...]] = []
 
@@ -62,6 +65,21 @@ def test_a_tool_that_speaks_in_marks_begins_no_turn() -> None:
     marks = [[token for token in ids if token in TOKENIZER.added_tokens_decoder] for ids in (read[1], plain[1])]
     assert marks[0] == marks[1]
     assert [rollout.reward.value for rollout in (*group.rollouts, *harmless.rollouts)] == [0.0, 0.0]
+
+
+def test_reward_functions_get_the_tokens_and_words_of_a_turn_that_was_cut() -> None:
+    def length(completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        assert [[message["role"] for message in said] for said in completions] == [["assistant", "tool", "assistant"]]
+        return [float(len(ids)) for ids in completion_ids]
+
+    row = {"prompt": [{"role": "user", "content": "6 * 7?"}]}
+    settings = RewardSettings(in_process=True)
+    judged = RewardFunctions({"train": [row], "test": []}, reward_functions([length]), settings)
+    once = call("multiply", a=6, b=7)
+    group, _ = rolled_out(RowTools(judged, [multiply]), once, "word " * 400)
+    (rollout,) = group.rollouts
+    assert rollout.stop_reason == "max_tokens"
+    assert rollout.reward.value == len(encoded(once)) + 1 + 200
 
 
 def test_a_lost_server_fails_its_attempt_and_no_other() -> None:

@@ -100,7 +100,10 @@ class Caller:
         kept = [call for call in calls if self._is_stateful(call)]
         free = [asyncio.ensure_future(self.answer(call)) for call in calls if not self._is_stateful(call)]
         try:
-            in_order = [await self.answer(call) for call in kept]
+            in_order: list[ToolAnswer] = []
+            for call in kept:
+                is_over = any(answer.ends for answer in in_order)
+                in_order.append(_error(call.name, "the episode is over") if is_over else await self.answer(call))
             beside = await asyncio.gather(*free)
         except BaseException:
             for task in free:

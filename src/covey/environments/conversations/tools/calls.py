@@ -17,6 +17,8 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 BLANKS, CLOSED = re.compile(r"\s*"), re.compile(r"\s*" + CLOSING)
 HERMES = "Hermes style (<tool_call>)"
 TEMPLATE = "the tokenizer's response template"
+MAX_NESTED = 64
+"""Levels of arguments. Deeper ones cannot be copied for the reward functions, for which the group would fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,13 @@ def call_of(found: Any) -> Call | BadCall:
         arguments = {}
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
         return BadCall('the arguments of the call must be an object, as in {"a": 6}', name)
-    return Call(name, arguments)
+    # Look inside, level by level
+    level: list[Any] = [arguments]
+    for _ in range(MAX_NESTED):
+        inside = (value.values() if isinstance(value, Mapping) else value for value in level)
+        level = [value for values in inside for value in values if isinstance(value, Mapping | list)]
+    deep = f"the arguments of the call are nested more than {MAX_NESTED} deep"
+    return BadCall(deep, name) if level else Call(name, arguments)
 
 
 def by_template(tokenizer: Any, answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:

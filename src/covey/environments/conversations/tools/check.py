@@ -8,6 +8,7 @@ from covey.environments.conversations.tools.calling import Caller, ToolServerLos
 from covey.environments.conversations.tools.calls import Call
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.conversations.tools.episode import Talk
+from covey.environments.episode import answered
 from covey.types import Prompt
 
 EXAMPLES: Mapping[str, Any] = {
@@ -40,7 +41,7 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt) -> ToolFacts
     # Open an attempt
     state = environment.state(prompt, 0)
     tools = environment.tools(prompt, state)
-    await environment.opening(prompt, state)
+    await answered(environment.opening(prompt, state))
     caller = Caller({tool.name: tool for tool in tools}, environment.tool_timeout)
     # Call each tool with example arguments
     answers: dict[str, str] = {}
@@ -51,7 +52,7 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt) -> ToolFacts
         except ToolServerLost as error:
             answers[tool.name] = f"{type(error).__name__}: {error}"
             silent.append(tool.name)
-    await environment.release(prompt, Talk(state, is_broken=bool(silent)))
+    await answered(environment.release(prompt, Talk(state, is_broken=bool(silent))))
     return ToolFacts(environment.facts()["tool_calls_read_by"], answers, tuple(silent))
 
 

@@ -119,7 +119,7 @@ class ToolEnvironment(Environment):
         talk = Talk(state)
 
         async def closes() -> None:
-            await self.release(prompt, talk)
+            await answered(self.release(prompt, talk))
             for _, close in served:
                 await in_thread(close)
 

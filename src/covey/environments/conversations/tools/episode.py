@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from covey.environments.conversations.tools.calling import Caller, ToolAnswer
+from covey.environments.conversations.tools.calling import Caller, ToolAnswer, shortened
 from covey.environments.conversations.tools.calls import BadCall, Reader, Said, hermes
-from covey.environments.episode import Answer, Episode, Observation
+from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.types import Failure, Message, Reward
 
 T = TypeVar("T")
@@ -55,6 +55,8 @@ class ToolEpisode(Episode):
     answered with what is wrong.
     """
 
+    hears_cuts = True
+
     def __init__(
         self,
         caller: Caller,
@@ -75,18 +77,20 @@ class ToolEpisode(Episode):
         self._judge = judge
         self._closes = closes
         self._num_calls = 0
-        self._num_heard = 0
 
     async def reset(self) -> Observation:
         if self._opening is not None:
-            self.talk.opening = await self._whole(self._opening())
+            self.talk.opening = await self._whole(self._opening)
         return self.talk.opening
 
     async def reply(self, answer: Answer) -> Observation:
-        self._num_heard = len(answer.conversation)
+        self.talk.token_ids += answer.token_ids
+        # A turn that was cut is no answer
+        if answer.finish_reason == "length":
+            self.talk.messages.append(answer.conversation[-1])
+            return Observation(done=True)
         said = self._rules.read(answer, self._schemas)
         self.talk.messages.append(said.message)
-        self.talk.token_ids += answer.token_ids
         self._num_calls += len(said.calls)
         # An answer, or nothing
         if not said.calls:
@@ -94,7 +98,7 @@ class ToolEpisode(Episode):
         if self._rules.max_calls is not None and self._num_calls > self._rules.max_calls:
             return Observation(done=True, stop_reason="max_tool_calls", info=_counts(said, ()))
         # Calls
-        answers = await self._whole(self._caller.answers(said.calls))
+        answers = await self._whole(lambda: self._caller.answers(said.calls))
         messages = tuple(self._message(found, answer.turn, place) for place, found in enumerate(answers))
         self.talk.messages += messages
         ends = any(found.ends for found in answers)
@@ -107,22 +111,15 @@ class ToolEpisode(Episode):
         )
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
-        return await self._whole(self._judge(self.whole_talk(conversation)))
-
-    def whole_talk(self, conversation: Sequence[Message]) -> Talk:
-        """Return all that was said once the episode is over."""
-        # A turn that was cut is no answer, so that `reply` has not heard of it
-        if len(conversation) > self._num_heard and conversation[-1]["role"] == "assistant":
-            self.talk.messages.append(conversation[-1])
-        return self.talk
+        return await self._whole(lambda: self._judge(self.talk))
 
     async def close(self) -> None:
         await self._closes()
 
-    async def _whole(self, call: Awaitable[T]) -> T:
-        """Await a call, and note where it did not come to its end."""
+    async def _whole(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what a call says, and note where it did not come to its end."""
         try:
-            return await call
+            return await answered(call())
         except BaseException:
             self.talk.is_broken = True
             raise
@@ -132,7 +129,7 @@ class ToolEpisode(Episode):
             return {"role": self._rules.role, "content": answer.content}
         # Nine letters and digits, which is what Mistral's template insists on.
         call_id = f"call{turn % 1000:03}{place % 100:02}"
-        return {"role": "tool", "name": answer.name[:80], "content": answer.content, "tool_call_id": call_id}
+        return {"role": "tool", "name": shortened(answer.name[:80]), "content": answer.content, "tool_call_id": call_id}
 
 
 def _counts(said: Said, answers: Sequence[ToolAnswer]) -> dict[str, float]:

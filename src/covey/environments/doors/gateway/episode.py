@@ -55,7 +55,7 @@ class Agents:
 class AgentEpisode(Episode):
     """Answers the calls of a program until it ends."""
 
-    is_program = True
+    is_program = hears_cuts = True
 
     def __init__(self, agents: Agents, row: Mapping[str, Any], judge: Judge) -> None:
         """Keep what is needed. The program starts with `reset`."""

@@ -1,0 +1,47 @@
+"""What the preflight finds of tools."""
+
+import threading
+
+from covey.environments.conversations.tools.check import check_tools, example
+from covey.environments.conversations.tools.tool import tool_of
+
+from ....support.tools import Sums, multiply, run, say
+
+
+def breaks(word: str) -> str:
+    """
+    Break.
+
+    Args:
+        word: Why.
+    """
+    raise ValueError(f"no {word}")
+
+
+def test_the_preflight_calls_every_tool_once() -> None:
+    gate = threading.Event()
+
+    def hang(times: int) -> None:
+        """
+        Hang.
+
+        Args:
+            times: How often.
+        """
+        gate.wait(60)
+
+    environment = Sums()
+    environment.functions = (multiply, hang, breaks)
+    environment.tool_timeout = 0.1
+    found = run(check_tools(environment, environment.prompts("train")[0]))
+    gate.set()
+    assert found.read_by == "Hermes style (<tool_call>)"
+    assert found.answers["multiply"] == "1"
+    assert found.answers["breaks"] == '{"error": "ValueError: no a"}'
+    assert found.silent == ("hang",)
+
+
+def test_an_example_obeys_its_schema() -> None:
+    assert example(tool_of(say).parameters) == {"word": "a"}
+    schema = {"properties": {"x": {"enum": ["q"]}, "y": {"minimum": 4, "type": "number"}}, "required": ["x", "y"]}
+    assert example(schema) == {"x": "q", "y": 4}
