@@ -12,6 +12,7 @@ _CHARACTERS = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"),
         **dict.fromkeys("\u00a0\u2007\u2009\u202f", " "),
+        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", ""),  # seen by nobody
         **dict.fromkeys("\u00d7\u22c5\u00b7", "*"),
         **dict.fromkeys("\u00f7\u2044\u2215", "/"),
         "\uff0c": ",",
@@ -34,8 +35,8 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _BLANKS = re.compile(r"[ \t\r\f\v]+")
 _BLANK_LINES = re.compile(r"\n\s*")
-_CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?)(?=[$€£]?-?\d)")
-_SIGN_WORD = re.compile(r"(?:^|(?<=is )|(?<=to )|(?<=of )|(?<=: ))(?:minus|negative) (?=[$€£]?\d)")
+_CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?) ?(?=[$€£]?-?\d)")
+_SIGN_WORD = re.compile(r"(?:(?:^ ?|(?<=is )|(?<=to )|(?<=of )|(?<=: ))minus|\bnegative) (?=[$€£]?\.?\d)")
 _DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}")

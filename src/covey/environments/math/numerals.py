@@ -39,7 +39,6 @@ _NUMBER_STRICT = re.compile(_NUMBER.format(_DIGITS.replace(r"|\d+,\d+", "")))
 _NUMERAL = re.compile(r"(?<![A-Za-z0-9_^])(?<!\d[.,:])\.?\d(?:\d|[.,:](?=\d))*")
 """Whatever looks like a number, readable or not: `10:30` and `1.2.3` are not."""
 _START = re.compile(rf"(?:(?<![\w)])[-+] ?)?[( ]*[-+]? ?[{CURRENCY}]? ?[-+]?(?=\.?\d)")
-_OPENING = re.compile(r"[( ]*")
 _MIXED = re.compile(r"[ -](\d{1,9})/(\d{1,9})(?![\d/])")
 _EXPONENT = re.compile(r"\d{1,4}(?!\d)")
 
@@ -208,18 +207,20 @@ def _is_numeral(written: str) -> bool:
 
 
 _PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
-_SCALE = re.compile(r" {0,3}(thousand|million|billion|trillion|tenth|hundredth|thousandth)s?\b|k\b", re.IGNORECASE)
 _SCALES = {
-    **{"thousand": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "k": Fraction(10**3)},
-    **{"trillion": Fraction(10**12), "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100)},
-    **{"thousandth": Fraction(1, 1000)},
-}
+    "hundred": Fraction(100), "thousand": Fraction(10**3), "k": Fraction(10**3),
+    "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
+    "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
+}  # fmt: skip
+_SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)})s?\b", re.IGNORECASE)
 _DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if)\b", re.IGNORECASE)
-_NO_VALUE_BEFORE = re.compile(r"[<>≤≥≠√\\|]")
+_NO_VALUE_BEFORE = re.compile(r"[<>≤≥≠√\\|]|\bnot\s*$")
 _NO_VALUE_AFTER = re.compile(
-    r"\s*[\\π√^]"
+    r"\s*[\\π√^]|[eE][-+]?\d"
+    r"|\s*(?:plus|minus|times|(?:divided|multiplied) by|(?:more|less|fewer) than|(?<=[%t]) ?of)\s+[$(]*\.?\d"
+    r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|minutes?|min)\s+\d[\d.]*\s?[A-Za-z]"
     r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
     r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[xyzn](?![A-Za-z])|\s*\)+\s*/\s*\("
 )
@@ -231,7 +232,7 @@ _UNITS = frozenset({
     "K", "M", "N", "J", "W", "V", "A", "C", "F",
 })  # fmt: skip
 _STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈*]+){0,8}")
-_STRICT_AFTER = re.compile(r"(?:[A-Za-z$/.\s%*\]})(^-]|(?<=[A-Za-z^-])\d)*")
+_STRICT_AFTER = re.compile(rf"(?:[A-Za-z¢{CURRENCY}/.\s%*\]}})(^-]|(?<=[A-Za-z^-])\d)*")
 _AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
 _BEFORE_VALUE = r"[\s$*_(\[]*"
 _OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
@@ -271,7 +272,7 @@ def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
         return _Value(frozenset({value, value / 100}), begin, percent.end(), is_numeral)
     scale = _SCALE.match(text, end)
     if scale is not None:
-        readings = frozenset({value, value * _SCALES[(scale[1] or "k").lower()]})
+        readings = frozenset({value, value * _SCALES[scale[1].lower()]})
         return _Value(readings, begin, scale.end(), is_numeral)
     return _Value(frozenset({value}), begin, end, is_numeral)
 
@@ -279,9 +280,8 @@ def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
 def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
     """Return the value that the first numeral of the text belongs to, with its signs and parentheses."""
     for start in _START.finditer(text):
-        opening = _OPENING.match(text, start.start())
-        assert opening is not None
-        value = _value_at(text, start.start(), number) or _value_at(text, opening.end(), number)
+        opened = start.end() - len(start[0].lstrip("( "))
+        value = _value_at(text, start.start(), number) or _value_at(text, opened, number)
         if value is not None or _NUMERAL.match(text, start.end()):
             return value
     return None
@@ -361,9 +361,9 @@ def read_last(text: str, computed: bool = False) -> list[Readings]:
     arithmetic = _Arithmetic(text, opening, _NUMBER_PROSE)
     value = arithmetic.sum()
     if value is None:
-        arithmetic = _Arithmetic(text, begin, _NUMBER_PROSE)
+        arithmetic.position = begin
         value = arithmetic.sum()
-    if value is None:
+    if value is None or text[max(0, begin - 8) : begin].split()[-1:] == ["not"]:
         return []
     last = _with_suffix(text, sign * value, begin, arithmetic.position)
     readings = last.readings if last.is_numeral or not computed else frozenset()
