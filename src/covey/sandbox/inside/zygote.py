@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.sandbox.inside import program
-from covey.sandbox.inside.isolation import folders, kernel, layers, library, namespaces, probes, seccomp
+from covey.sandbox.inside.isolation import folders, kernel, layers, library, namespaces, probes, seccomp, stand_ins
 from covey.sandbox.inside.isolation.layers import Spec
 
 MAX_MESSAGE = 1 << 16
@@ -48,9 +48,11 @@ def prepare(config: dict[str, Any]) -> Spec:
     library.preload()
     program.open_streams()
     is_namespaced = any(layer in config["layers"] for layer in layers.NAMESPACE_LAYERS)
-    if "seccomp" in config["layers"] and not is_namespaced:
-        library.preload_extensions()
-        library.freshen()
+    if "seccomp" in config["layers"]:
+        stand_ins.install(are_files_private=is_namespaced)
+        if not is_namespaced:
+            library.preload_extensions()
+            library.freshen()
     # Enter the namespaces
     spec = Spec(layers=tuple(config["layers"]), limits={}, uid=config["uid"], base_bytes=address_space())
     if is_namespaced:

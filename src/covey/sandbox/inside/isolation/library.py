@@ -5,6 +5,7 @@ Shared libraries need not be readable: those that the standard library wants are
 
 import ctypes
 import importlib
+import locale
 import os
 import site
 import stat
@@ -45,10 +46,13 @@ def preload() -> None:
             importlib.import_module(name)
     with suppress(OSError):
         ctypes.CDLL(THREAD_END)
+    with suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, "")  # its files stay in memory
 
 
 def preload_extensions() -> None:
     """Import all modules in C, which a program that may not map files could not load."""
+    importlib.import_module("asyncio")  # before its part in C, which is there twice where that is imported first
     folder = os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload")
     for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         module = file.partition(".")[0]
