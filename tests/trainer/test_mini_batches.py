@@ -70,11 +70,11 @@ def test_a_step_without_groups_has_empty_mini_batches() -> None:
 
 def test_every_pass_takes_every_mini_batch_in_an_order_of_its_own() -> None:
     trainer = make_trainer(make_policy("gpt2"), updates_per_batch=3, num_mini_batches=5)
-    order = order_of_updates(trainer._settings, step=2, count=5)
+    order = order_of_updates(trainer.settings, step=2, count=5)
     passes = [order[start : start + 5] for start in (0, 5, 10)]
     assert all(sorted(own) == list(range(5)) for own in passes)
     assert len({str(own) for own in passes}) > 1
-    assert order_of_updates(trainer._settings, step=2, count=5) == order
+    assert order_of_updates(trainer.settings, step=2, count=5) == order
 
 
 def parts() -> list[Batch]:
@@ -113,7 +113,7 @@ def test_updates_without_a_ratio_are_those_of_one_batch_after_the_other() -> Non
     apart, together = copied(policy), copied(policy)
     trainer = make_trainer(together, num_mini_batches=2)
     trainer.step(parts(), 0)
-    for place in order_of_updates(trainer._settings, 0, 2):
+    for place in order_of_updates(trainer.settings, 0, 2):
         make_trainer(apart).step(parts()[place], 0)
     moved = flat(together) - flat(policy)
     assert float((flat(together) - flat(apart)).norm() / moved.norm()) < 1e-12

@@ -50,8 +50,15 @@ class KLController:
             raise ValueError(f"target_kl={self.target} needs kl_coef > 0, got kl_coef={self.coef}")
         if not 0 <= self.coef_min <= self.coef_max:
             raise ValueError(f"kl_coef_max must be >= kl_coef_min, got {self.coef_min} and {self.coef_max}")
+        if not self.coef_min <= self.coef <= self.coef_max:
+            bounds = f"kl_coef_min={self.coef_min:g} and kl_coef_max={self.coef_max:g}"
+            raise ValueError(f"kl_coef must be between {bounds}, got {self.coef:g}")
         if self.horizon <= 0:
             raise ValueError(f"kl_horizon must be > 0, got {self.horizon}")
+
+    def with_coef(self, coef: float) -> "KLController":
+        """Return the controller with another coefficient, held within its bounds."""
+        return replace(self, coef=min(max(coef, self.coef_min), self.coef_max))
 
 
 def kl_controller(algorithm: AlgorithmConfig) -> KLController:
@@ -75,8 +82,7 @@ def update_kl_controller(state: KLController, kl: float, num_completions: int) -
     """
     if not math.isfinite(kl):
         return state
-    coef = CONTROLLERS[state.rule](state, kl, num_completions)
-    return replace(state, coef=min(max(coef, state.coef_min), state.coef_max))
+    return state.with_coef(CONTROLLERS[state.rule](state, kl, num_completions))
 
 
 def fixed(state: KLController, kl: float, num_completions: int) -> float:

@@ -135,4 +135,4 @@ def build(
         run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config), given.reference)
         closing.callback(run.policy.causal_lm.set_attn_implementation, attention)
         closing.callback(run.close)
-        yield Parts(replace(config, num_steps=run.trainer.num_steps), run)
+        yield Parts(replace(config, num_steps=run.trainer.settings.num_steps), run)

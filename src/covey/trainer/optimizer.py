@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,6 +83,20 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig], torch
     "adamw8bit": _adamw8bit,
     "sgd": _sgd,
 }
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, *, sharded: bool) -> dict[str, Any]:
+    """Return the state, the same whether weights are sharded or not. Collective where they are."""
+    return sharding.full_optimizer_state(optimizer) if sharded else optimizer.state_dict()
+
+
+def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, sharded: bool) -> None:
+    """Load what `optimizer_state` gave, but for the settings in it: a resumed run may have changed them."""
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    load = partial(sharding.load_full_optimizer_state, optimizer) if sharded else optimizer.load_state_dict
+    load(dict(state))
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
 
 
 def clipped_step(

@@ -46,7 +46,8 @@ def make_training_batches(
     rows = _rows_in_loss(groups, credit, trainer)
 
     batches = []
-    for members in mini_batches(groups, trainer.num_mini_batches, f"{trainer.seed}/mini-batches/{step}"):
+    settings = trainer.settings
+    for members in mini_batches(groups, settings.num_mini_batches, f"{settings.seed}/mini-batches/{step}"):
         # The denominators of the loss, counted once over all ranks.
         num_loss_tokens, num_sequences = count([rows[index] for index in members])
         num_rollouts = sum(sum(credit.keep[index]) for index in members)

@@ -39,7 +39,15 @@ from covey.trainer.forward import (
     stack,
     unscored_prompts,
 )
-from covey.trainer.optimizer import TrainerSettings, build_optimizer, clipped_step, learning_rate, order_of_updates
+from covey.trainer.optimizer import (
+    TrainerSettings,
+    build_optimizer,
+    clipped_step,
+    learning_rate,
+    load_moments,
+    optimizer_state,
+    order_of_updates,
+)
 from covey.types import Batch, RunStopped
 
 
@@ -60,7 +68,7 @@ class Trainer:
         """Is shown every micro-batch with what the objective reads of it, and changes nothing."""
         self.controller = controllers.kl_controller(settings.algorithm)
         self.entropy = controllers.EntropyControl(settings.algorithm.entropy_coef, active=True)
-        self._settings = settings
+        self.settings = settings
         scoring = Scoring(settings.sampling, settings.logprob_chunk, self.objective.needs_entropy_gradient)
         self.forward = ScoringContext(policy, reference, settings.objective, scoring)
         sharding.reshard(policy)  # else the parameters below would be the whole ones that a pass has left behind
@@ -102,7 +110,7 @@ class Trainer:
 
         Raises RunStopped, naming prompts, when too many updates in a row were not finite.
         """
-        rate = learning_rate(step, self._settings.num_steps, self._settings.optimizer)
+        rate = learning_rate(step, self.settings.num_steps, self.settings.optimizer)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         batches = [batch] if isinstance(batch, Batch) else list(batch)
@@ -113,11 +121,11 @@ class Trainer:
         ahead, self.ahead = self.ahead, Ahead()
         early = [part.batch for part in ahead.prepared]
         counts = count_work([*early, *(part for own in batches for part in own.micro_batches)])
-        if self._settings.streaming:
+        if self.settings.streaming:
             (trained_early,) = collectives.all_sum_ints(sum(part.num_rows for part in early))
             counts["streamed_fraction"] = trained_early / max(1.0, counts["num_rollouts_trained"])
-        num_updates = self._settings.updates_per_batch * len(batches)
-        for place in order_of_updates(self._settings, step, len(batches)):
+        num_updates = self.settings.updates_per_batch * len(batches)
+        for place in order_of_updates(self.settings, step, len(batches)):
             seed = step * num_updates + len(updates)
             updates.append(self._update(prepared[place], batches[place], seed, on_before_update, ahead))
             if ahead is not None:
@@ -157,23 +165,11 @@ class Trainer:
 
     @property
     def objective(self) -> Objective:
-        return self._settings.objective
+        return self.settings.objective
 
     @property
     def algorithm(self) -> AlgorithmConfig:
-        return self._settings.algorithm
-
-    @property
-    def seed(self) -> int:
-        return self._settings.seed
-
-    @property
-    def num_steps(self) -> int:
-        return self._settings.num_steps
-
-    @property
-    def num_mini_batches(self) -> int:
-        return self._settings.num_mini_batches
+        return self.settings.algorithm
 
     @property
     def loss_scale(self) -> float:
@@ -199,40 +195,42 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the weights, the same whether they are sharded or not. Collective where they are."""
         return {
-            "optimizer": self._optimizer_state(),
+            "optimizer_name": self.settings.optimizer.name,
+            "optimizer": optimizer_state(self._optimizer, sharded=self.policy.sharded),
             "scaler": self._scaler.state_dict(),
-            "kl_coef": self.controller.coef,
-            "entropy": (self.entropy.coef, self.entropy.active),
+            "kl_coef": self.controller.coef if self.algorithm.target_kl is not None else None,
+            "entropy": (self.entropy.coef, self.entropy.active) if self.algorithm.target_entropy is not None else None,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
             "reference": self._refreshed_reference(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load everything but the weights, as `state_dict` gave it at any number of ranks."""
-        if self.policy.sharded:
-            sharding.load_full_optimizer_state(self._optimizer, state["optimizer"])
-        else:
-            self._optimizer.load_state_dict(state["optimizer"])
-        self._scaler.load_state_dict(state["scaler"])
-        self.controller = replace(self.controller, coef=float(state["kl_coef"]))
-        coef, active = state["entropy"]
-        self.entropy = controllers.EntropyControl(float(coef), bool(active))
+        """Load everything but the weights, as `state_dict` gave it at any number of ranks.
+
+        Settings may have changed since: what they say stays, and only what training has found is loaded.
+        """
+        if state.get("optimizer_name", self.settings.optimizer.name) == self.settings.optimizer.name:
+            load_moments(self._optimizer, state["optimizer"], sharded=self.policy.sharded)
+        if state["scaler"]:  # else the precision had no loss scale
+            self._scaler.load_state_dict(state["scaler"])
+        if self.algorithm.target_kl is not None and state["kl_coef"]:
+            self.controller = self.controller.with_coef(float(state["kl_coef"]))
+        if self.algorithm.target_entropy is not None and state["entropy"]:
+            coef, active = state["entropy"]
+            self.entropy = controllers.EntropyControl(float(coef), bool(active))
         self._nonfinite_in_a_row = int(state["nonfinite_in_a_row"])
         if isinstance(self.reference, Reference):
             load_refreshed(self.reference, state["reference"])
 
-    def _optimizer_state(self) -> dict[str, Any]:
-        return sharding.full_optimizer_state(self._optimizer) if self.policy.sharded else self._optimizer.state_dict()
-
     def _refreshed_reference(self) -> dict[str, Tensor]:
         """Return the reference's own weights where training has moved them, else nothing."""
-        if not isinstance(self.reference, Reference) or not self._settings.algorithm.refreshes_reference:
+        if not isinstance(self.reference, Reference) or not self.algorithm.refreshes_reference:
             return {}
         return refreshed_weights(self.reference)
 
     def _prepare(self, batch: Batch) -> list[FrozenScores]:
         objective = self.objective
-        several = self._settings.updates_per_batch * self._settings.num_mini_batches > 1
+        several = self.settings.updates_per_batch * self.settings.num_mini_batches > 1
         keep_old = several and objective.needs_old
         return [score_frozen(self.forward, m, several=several, keep_old=keep_old) for m in batch.micro_batches]
 
@@ -264,7 +262,7 @@ class Trainer:
         with self.timer.phase("optimizer"):
             metrics = summarise(combine(collectives.all_sum_pairs(sums)))
             # Later updates on a batch have moved away themselves.
-            if self._settings.are_sampled and is_first:
+            if self.settings.are_sampled and is_first:
                 self._mismatch.look(metrics.get("mismatch", 0.0))
             metrics |= collectives.all_max(largest(maxima)) | self._optimizer_step(metrics)
         if metrics["skipped"] and not self._is_overflow(metrics):
@@ -278,7 +276,7 @@ class Trainer:
     def _dropout_of(self, update: int) -> Iterator[None]:
         """Draw dropout by seed, update and rank, leaving global generators as they are."""
         device = self.policy.device
-        name = f"{self._settings.seed}/dropout/{update}/{collectives.rank()}"
+        name = f"{self.settings.seed}/dropout/{update}/{collectives.rank()}"
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(random.Random(name).getrandbits(63))
             yield
@@ -329,7 +327,7 @@ class Trainer:
         filled = [inputs for inputs in of_ranks if inputs is not None]
         if not filled:
             return [None] * len(prepared)
-        whole = self.objective.batch_statistics(stack(filled), self._settings.seed + seed)
+        whole = self.objective.batch_statistics(stack(filled), self.settings.seed + seed)
         start = sum(len(i.mask_NT) for i in of_ranks[: collectives.rank()] if i is not None)
         fillers = [None] * (len(prepared) - len(parts))
         return [*split_statistics(whole, parts, start), *fillers]
@@ -338,7 +336,7 @@ class Trainer:
         """Step with the gradients there are, unless the loss or one of them is not finite."""
         if "loss" not in metrics:
             return {"grad_norm": 0.0, "grad_clipped": 0.0, "skipped": 0.0}
-        limit, is_finite = self._settings.optimizer.max_grad_norm, math.isfinite(metrics["loss"])
+        limit, is_finite = self.settings.optimizer.max_grad_norm, math.isfinite(metrics["loss"])
         return clipped_step(self._optimizer, self._scaler, self._parameters, limit, is_finite=is_finite)
 
     def _is_overflow(self, metrics: Mapping[str, float]) -> bool:
@@ -349,7 +347,7 @@ class Trainer:
         self, prepared: Sequence[FrozenScores], batch: Batch, statistics: Sequence[BatchStatistics | None]
     ) -> None:
         self._nonfinite_in_a_row += 1
-        limit = self._settings.optimizer.max_nonfinite_steps
+        limit = self.settings.optimizer.max_nonfinite_steps
         if self._nonfinite_in_a_row >= limit:
             found = collectives.all_gather(self._nonfinite_prompts(prepared, batch, statistics))
             culprits = ", ".join([name for names in found for name in names][:4]) or "none on its own"
@@ -381,7 +379,7 @@ class Trainer:
 
     def _update_controllers(self, metrics: Mapping[str, float], num_sequences: int, step: int) -> None:
         """Move coefficients and reference, once per batch."""
-        algorithm = self._settings.algorithm
+        algorithm = self.algorithm
         measured = metrics["skipped"] == 0
         kl, limit = metrics.get("kl_sequence_mean"), algorithm.max_kl
         if measured and kl is not None and limit is not None and kl > limit:

@@ -352,7 +352,7 @@ CASES: dict[str, Case | Refused] = {
     "algorithm.target_kl": Case(see.coefficients, 1e-9, {"algorithm.kl_coef": 0.5}),
     "algorithm.kl_controller": steers("doubling"),
     "algorithm.kl_horizon": steers(100),
-    "algorithm.kl_coef_min": steers(0.6, kl_coef_max=0.7),
+    "algorithm.kl_coef_min": steers(0.45, target_kl=1e9, kl_controller="doubling"),
     "algorithm.kl_coef_max": steers(0.6, kl_controller="doubling"),
     "algorithm.reference_model": trains("policy", **KL),
     "algorithm.reference_revision": trains("other", **KL, algorithm__reference_model="some/one"),

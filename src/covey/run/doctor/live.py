@@ -40,7 +40,7 @@ class Doctor(Callback):
     def on_start(self, run: "Run", folder: Path) -> None:
         self._folder = folder
         self._prompt_ids = [prompt.id for prompt in run.test_prompts]
-        self._log.settings = {**self._log.settings, "num_steps": run.trainer.num_steps}
+        self._log.settings = {**self._log.settings, "num_steps": run.trainer.settings.num_steps}
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         self._take_up(step, step)

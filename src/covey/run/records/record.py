@@ -151,7 +151,7 @@ class RunRecorder:
         """
         self._run = run
         self._prompts = prompts
-        self._config = replace(self._config, num_steps=run.trainer.num_steps)
+        self._config = replace(self._config, num_steps=run.trainer.settings.num_steps)
         self._progress.expect(self._config.num_steps)
         self._traces = TraceLog(self._config, self._folder, run) if self._config.output.traces else None
         run.source.report_to(self._folder / STATUS)
