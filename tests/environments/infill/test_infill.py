@@ -144,6 +144,11 @@ def test_a_masked_text_tells_what_stood_in_its_gaps() -> None:
     assert masker().mask("the old cat sleeps.", 0.3, "other") != masked
 
 
+def test_a_text_that_names_the_mask_token_is_left_out() -> None:
+    assert masker().mask("the cat <mask> sat", 0.2, "seed") is None
+    assert masker().mask("the cat <pad> sat", 0.2, "seed") is not None
+
+
 def test_a_character_of_several_bytes_is_masked_whole() -> None:
     for seed in range(20):
         masked = masker().mask("é€", 0.5, str(seed))

@@ -89,6 +89,18 @@ def test_a_score_is_the_probability_or_the_logit_of_a_label(tmp_path: Path) -> N
         Judge(name, JudgeSettings("cpu", label=3))
 
 
+def test_a_special_token_that_is_spelled_out_is_read_as_its_letters(tmp_path: Path) -> None:
+    judge = Judge(classifier(tmp_path, num_labels=1), CPU)
+    spelled, empty = judge.score(["a<pad>b", "ab"])
+    read: list[list[int]] = []
+    inner = judge._loaded.model.forward
+    judge._loaded.model.forward = lambda **inputs: read.append(inputs["input_ids"][0].tolist()) or inner(**inputs)
+    judge.score(["a<pad>b"])
+    assert "".join(judge._loaded.tokenizer.convert_ids_to_tokens(read[0])) == "a<pad>b"
+    assert len(read[0]) == 7
+    assert spelled != empty
+
+
 def test_what_is_no_judge_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no directory or reachable hub reward model"):
         Judge(str(tmp_path / "none"), CPU)

@@ -1,7 +1,8 @@
 """A frozen judge: how much a whole text looks like a real one, by a sequence classifier or scorer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from covey.environments.reward_functions.ready_made.reward_model import Loaded, 
 
 NOTHING = "\N{REPLACEMENT CHARACTER}"
 """What an empty text is read as."""
+AS_TEXT: Mapping[str, Any] = {"return_tensors": "pt", "padding": True, "truncation": True, "split_special_tokens": True}
+"""How texts are read: a policy that spells a special token out makes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Judge:
     def _pass(self, texts: Sequence[str]) -> list[float]:
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         # A text of no tokens has no mean.
-        inputs = tokenizer([text or NOTHING for text in texts], return_tensors="pt", padding=True, truncation=True)
+        inputs = tokenizer([text or NOTHING for text in texts], **AS_TEXT)
         logits_NK = model(**inputs.to(model.device)).logits.float()
         values_NK = logits_NK if self._settings.output == "logit" else _probability(logits_NK)
         return [float(score) for score in values_NK[:, self._settings.label]]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from covey.environments.infill.judge import Judge
+from covey.environments.infill.judge import AS_TEXT, Judge
 from covey.policy.models.nano import NanoShape
 from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder
@@ -109,7 +109,7 @@ def train_judge(
 def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[Pair]) -> Tensor:
     """Compute the binary cross-entropy of "this text is real"."""
     texts = [text for pair in pairs for text in pair]
-    inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
+    inputs = tokenizer(texts, **AS_TEXT)
     real_N = torch.tensor([1.0, 0.0] * len(pairs))
     return F.binary_cross_entropy_with_logits(model(**inputs).logits[:, 0], real_N)
 

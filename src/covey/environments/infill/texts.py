@@ -120,9 +120,12 @@ class Masker:
         return text[: units[-1].stop] if units else ""
 
     def mask(self, text: str, ratio: float, seed: str) -> Masked | None:
-        """Return the text with about this share of its tokens masked. None where it has too few, or where their gaps
-        are not as many as they."""
+        """Return the text with about this share of its tokens masked. None where it has too few, where their gaps are
+        not as many as they, or where the text has gaps of its own."""
         made: list[Masked] = []
+        # A text that names the mask token has gaps of its own
+        if self._tokenizer.mask_token in text:
+            return None
         # Try whole words first: gaps must come back as the same tokens
         for units in self._ways(text):
             if len(units) < 2:
