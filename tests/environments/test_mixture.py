@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,20 @@ def test_each_part_judges_its_own_prompts_as_it_made_them() -> None:
     verdicts = asyncio.run(made.score_tokens(first(made, "all"), ["x", "y"], [[1, 2], [3]]))
     assert part.asked == [("train-0", "everything", ["x", "y"], [[1, 2], [3]])]
     assert verdicts == [Failure("lost"), Reward(0.5, {"all": 0.5, "all/half": 0.5, "all/more": 2.0})]
+
+
+def test_a_demonstration_that_is_called_like_a_prompt_leaves_its_verdict_alone() -> None:
+    class Shown(Arithmetic):
+        def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+            return [(replace(prompt, columns={"answer": 0}), "0") for prompt in self.prompts(split)]
+
+    made = mixture(sums=Shown([1], 8, 4))
+    prompt = first(made, "sums")
+    right = str(prompt.columns["answer"])
+    assert right != "0"
+    assert made.demonstrations("train")[0] == (replace(prompt, columns={"answer": 0}), "0")
+    verdicts = asyncio.run(made.score(prompt, [right, "0"]))
+    assert [isinstance(found, Reward) and found.value for found in verdicts] == [1.0, 0.0]
 
 
 def test_a_part_that_does_not_read_tokens_gets_the_text() -> None:

@@ -159,7 +159,7 @@ class Mixture(Environment):
     def _adopted(self, name: str, own: Prompt) -> Prompt:
         """Return the prompt under the name of its part."""
         prompt = replace(own, id=f"{name}/{own.id}", environment=name)
-        self._own[prompt.id] = own
+        self._own.setdefault(prompt.id, own)  # a demonstration may be called like a prompt, and be another
         return prompt
 
     def _of(self, prompt: Prompt) -> tuple[Environment, Prompt]:
