@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from covey.environments.doors.settings import StepsConfig
     from covey.environments.ifeval.settings import IfevalConfig
     from covey.environments.infill.settings import InfillConfig
-    from covey.environments.machines.environment import MachineSettings
     from covey.environments.machines.settings import MachinesConfig
     from covey.environments.math.countdown.settings import CountdownConfig
     from covey.environments.math.settings import Gsm8kConfig, MathConfig
@@ -177,22 +176,7 @@ def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Envi
     # Start what simulates.
     simulators = Simulators(SimulatorSettings(settings.num_workers, settings.timeout))
     cached = CachedSimulators(simulators, settings.cache_size)
-    return Machines(problems, wanted, cached, machine_settings(settings), examples)
-
-
-def machine_settings(settings: "MachinesConfig") -> "MachineSettings":
-    """Return how machines are written and judged. Raises ValueError for unknown names."""
-    from covey.environments.machines.environment import MachineSettings
-
-    return MachineSettings(
-        form=settings.form,
-        score=settings.score,
-        transform=settings.transform,
-        file_reward=settings.file_reward,
-        placed_reward=settings.placed_reward,
-        instruction=settings.instruction,
-        demonstration_cap=settings.demonstration_cap,
-    )
+    return Machines(problems, wanted, cached, settings, examples)
 
 
 def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":

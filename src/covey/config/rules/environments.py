@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from covey.config.schema import Config
-from covey.environments.build import code_limits, machine_settings
+from covey.environments.build import code_limits
 from covey.environments.code.families import chosen_families
 from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
@@ -149,7 +149,7 @@ def check_infill(config: Config) -> None:
 
 
 def check_machines(config: Config) -> None:
-    """Check ranges, that stages and scores exist, and the time for a group's machines."""
+    """Check that stages and scores exist, and the time for a group's machines."""
     from covey.environments.machines.design.stages import STAGES, check_stages
     from covey.environments.machines.scores import find_score
 
@@ -157,7 +157,6 @@ def check_machines(config: Config) -> None:
     assert isinstance(settings, MachinesConfig), "check_environment calls this"
     # Names that the environment checks itself
     try:
-        machine_settings(settings)
         check_stages(settings.stages)
         for stage in settings.stages:
             find_score(STAGES[stage].task, settings.score)

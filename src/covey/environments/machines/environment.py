@@ -16,42 +16,18 @@ from covey.environments.machines.design.tree import canonical
 from covey.environments.machines.design.types import Invalid, Machine
 from covey.environments.machines.physics.simulators import CachedSimulators
 from covey.environments.machines.physics.trajectory import Ending, Outcome
-from covey.environments.machines.prompts import FORMS, make_prompt, read_answer, write_answer
+from covey.environments.machines.prompts import make_prompt, read_answer, write_answer
 from covey.environments.machines.rows import Example
 from covey.environments.machines.scores import TRANSFORMS, find_score
-from covey.system.lookup import one_of
+from covey.environments.machines.settings import MachinesConfig
 from covey.types import Failure, Prompt, Reward
-
-
-@dataclass(frozen=True, slots=True)
-class MachineSettings:
-    """How machines are written and judged. What `MachinesConfig` explains."""
-
-    form: str = "tree"
-    score: str = "strict"
-    transform: str = "none"
-    file_reward: float = 0.0
-    placed_reward: float = 0.0
-    instruction: str | None = None
-    demonstration_cap: float = 1.0
-
-    def __post_init__(self) -> None:
-        one_of("form", self.form, FORMS)
-        one_of("transform", self.transform, TRANSFORMS)
-        if self.file_reward < 0 or self.placed_reward < 0:
-            shown = f"{self.file_reward} and {self.placed_reward}"
-            raise ValueError(f"file_reward and placed_reward must be >= 0, got {shown}")
-        if not 0 < self.demonstration_cap <= 1:
-            raise ValueError(f"demonstration_cap must be in (0, 1], got {self.demonstration_cap}")
-        if self.form == "compact" and self.instruction:
-            raise ValueError("instruction needs environment.form=tree or global, got environment.form=compact")
 
 
 class Machines(Environment):
     """Environment of machines.
 
     >>> problems = {"train": stage_problems(["car"], 4, 48, random.Random(0)), "test": []}
-    >>> Machines(problems, wanted, CachedSimulators(Simulators(), 65536), MachineSettings())
+    >>> Machines(problems, wanted, CachedSimulators(Simulators(), 65536), MachinesConfig())
     """
 
     def __init__(
@@ -59,14 +35,14 @@ class Machines(Environment):
         problems: Mapping[Split, Sequence[Problem]],
         wanted: DemonstrationSpec,
         simulators: CachedSimulators,
-        settings: MachineSettings | None = None,
+        settings: MachinesConfig | None = None,
         examples: Sequence[Example] = (),
     ) -> None:
         """Take over the simulators: `close` closes them.
 
         `wanted` are the demonstrations it makes, where it is given no `examples`.
         """
-        self._settings = settings or MachineSettings()
+        self._settings = settings or MachinesConfig()
         self._wanted = wanted
         self._examples = examples
         self._simulators = simulators

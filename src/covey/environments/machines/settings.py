@@ -9,6 +9,7 @@ TASKS_MADE_UP = Requires("tasks made up, data.path = null", ("data.path",), lamb
 DESIGNS_MADE_UP = Requires(
     "designs made up, environment.demonstrations = null", ("environment.demonstrations",), lambda path: path is None
 )
+HAS_WORDS = Requires("environment.form = tree or global", ("environment.form",), lambda form: form != "compact")
 IS_DRAWN = Requires(
     "tasks or designs made up, one of both files = null",
     ("data.path", "environment.demonstrations"),
@@ -24,19 +25,19 @@ class MachinesConfig(EnvironmentConfig):
     stages: list[str] = field(default_factory=lambda: ["car"])
     """What is requested, round-robin: valid, small_car, budget_car, car, arm, catapult (docs/tasks/machines.md). Rows
     of your own may name theirs."""
-    form: str = "tree"
+    form: str = setting("tree", choices=("tree", "global", "compact"))
     """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
     score: str = "strict"
     """What a machine is worth: strict, paper or repo."""
-    transform: str = "none"
+    transform: str = setting("none", choices=("none", "sqrt", "log1p"))
     """Of the score, before it is a reward: none, sqrt or log1p. Logged scores are never transformed."""
-    file_reward: float = 0.0
+    file_reward: float = setting(0.0, ge=0)
     """Added for an answer that is a construction tree."""
-    placed_reward: float = 0.0
+    placed_reward: float = setting(0.0, ge=0)
     """Added for a machine that is valid altogether."""
     max_blocks: int = setting(48, le=48)
     """Most blocks of a machine, the root among them, where its stage allows so many."""
-    instruction: str | None = None
+    instruction: str | None = setting(None, needs=HAS_WORDS)
     """What the system message says; null takes the form's own, "" sends none."""
     num_train: int = setting(256, ge=1, needs=TASKS_MADE_UP)
     """Training prompts; those of a stage and a block budget are worded alike."""
@@ -48,7 +49,7 @@ class MachinesConfig(EnvironmentConfig):
     """Machines that a cold start learns from."""
     family_share: float = setting(0.5, ge=0, le=1, needs=DESIGNS_MADE_UP)
     """Share of rule-based designs among them; the others are grown at random."""
-    demonstration_cap: float = setting(1.0, needs=DESIGNS_MADE_UP)
+    demonstration_cap: float = setting(1.0, gt=0, le=1, needs=DESIGNS_MADE_UP)
     """Of each family, only this share is shown, those with the lowest scores: 0.75 leaves the best quarter out."""
     problem_seed: int = setting(0, needs=IS_DRAWN)
     """Which problems and demonstrations are drawn."""
