@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.environments.base import Environment, Split, text_of
+from covey.environments.base import SPLITS, Environment, Split, text_of
 from covey.environments.conversations.tools.calling import called_in_time
 from covey.environments.conversations.tools.environment import WithTools
 from covey.environments.conversations.tools.episode import Talk, ToolEpisode
@@ -74,7 +74,7 @@ class RowTools(WithTools):
         if not rewarded:
             raise ValueError("nothing rewards: give reward functions, or a class with get_reward")
         # Every row names a class that is there
-        named = [p for split in ("train", "test") for p in _prompts(judged, split)] if self._is_chosen else []
+        named = [p for split in SPLITS for p in judged.prompts(split)] if self._is_chosen else []
         wrong = next((p for p in named if p.columns.get(COLUMN) not in self._factories), None)
         if wrong is not None:
             there = ", ".join(self._factories)
@@ -223,10 +223,6 @@ def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def no_reward(completions: Sequence[Any], **columns: Any) -> list[None]:
     """Apply to nothing: stands where the object of an attempt is all that rewards."""
     return [None] * len(completions)
-
-
-def _prompts(judged: RewardFunctions, split: Split) -> list[Prompt]:
-    return judged.prompts(split)
 
 
 def _emptied(prompt: Prompt) -> Prompt:

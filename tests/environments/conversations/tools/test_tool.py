@@ -101,6 +101,12 @@ def test_arguments_are_held_against_the_schema(arguments: dict[str, Any], proble
     assert problem_with_arguments(tool_of(say).parameters, arguments) == problem
 
 
+@pytest.mark.parametrize(("more", "is_taken"), [({}, True), (True, True), ({"type": "string"}, True), (False, False)])
+def test_a_schema_says_whether_it_takes_arguments_that_it_does_not_name(more: Any, is_taken: bool) -> None:
+    schema = {"properties": {"a": {"type": "integer"}}, "additionalProperties": more}
+    assert (problem_with_arguments(schema, {"a": 1, "b": "x"}) is None) == is_taken
+
+
 def test_arguments_are_held_against_what_is_inside() -> None:
     def book(days: list[int], how: Literal["sea", "air"], seat: int | str) -> None:
         """

@@ -16,7 +16,7 @@ from typing import Any
 from covey.environments.conversations.tools.calls import BadCall, Call
 from covey.environments.conversations.tools.tool import Tool, problem_with_arguments
 from covey.environments.reward_functions.call import is_async
-from covey.types import RunStopped
+from covey.types import Message, RunStopped
 
 MAX_HUNG = 64
 """Calls of tools that did not return in time, before the run ends."""
@@ -230,6 +230,16 @@ def shortened(text: str) -> str:
     left_out = len(text) - MAX_CHARACTERS
     kept = text if left_out <= 0 else f"{text[:MAX_CHARACTERS]}... ({left_out} characters left out)"
     return kept.encode("utf-8", "replace").decode("utf-8")
+
+
+def tool_message(name: str, content: str, turn: int, place: int) -> Message:
+    """Return what a tool answered to a call of a turn, as a message."""
+    return {"role": "tool", "name": shortened(name[:80]), "content": content, "tool_call_id": call_id(turn, place)}
+
+
+def call_id(turn: int, place: int) -> str:
+    """Name a call by nine letters and digits, which is what Mistral's template insists on."""
+    return f"call{turn % 1000:03}{place % 100:02}"
 
 
 def _error(name: str, problem: str) -> ToolAnswer:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from covey.environments.conversations.tools.calling import Caller, ToolAnswer, shortened
+from covey.environments.conversations.tools.calling import Caller, ToolAnswer, tool_message
 from covey.environments.conversations.tools.calls import BadCall, Reader, Said, hermes
 from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.types import Failure, Message, Reward
@@ -127,9 +127,7 @@ class ToolEpisode(Episode):
     def _message(self, answer: ToolAnswer, turn: int, place: int) -> Message:
         if self._rules.role != "tool":
             return {"role": self._rules.role, "content": answer.content}
-        # Nine letters and digits, which is what Mistral's template insists on.
-        call_id = f"call{turn % 1000:03}{place % 100:02}"
-        return {"role": "tool", "name": shortened(answer.name[:80]), "content": answer.content, "tool_call_id": call_id}
+        return tool_message(answer.name, answer.content, turn, place)
 
 
 def _counts(said: Said, answers: Sequence[ToolAnswer]) -> dict[str, float]:

@@ -108,7 +108,7 @@ def problem_with_arguments(schema: Mapping[str, Any], arguments: Mapping[str, An
         return f"the argument {missing[0]} is missing"
     # Unknown arguments
     unknown = [name for name in arguments if name not in properties]
-    if unknown and not schema.get("additionalProperties", not properties and "properties" not in schema):
+    if unknown and schema.get("additionalProperties", "properties" not in schema) is False:  # {} allows all
         takes = f"there is {', '.join(properties)}" if properties else "it takes none"
         return f"there is no argument {unknown[0]}; {takes}"
     # Values against the schemas of their own

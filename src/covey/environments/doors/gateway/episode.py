@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.environments.conversations.tools.calling import call_id
 from covey.environments.conversations.tools.calls import Call, Reader
 from covey.environments.doors.gateway.door import Door
 from covey.environments.doors.gateway.messages import continuation
@@ -175,11 +176,10 @@ class AgentEpisode(Episode):
         calls = [call for call in said.calls if isinstance(call, Call)] if said is not None else []
         message: dict[str, Any] = {"role": "assistant", "content": _without_stop(answer.text, self._request.stop)}
         if said is not None and calls:
-            # Nine letters and digits, which is what Mistral's template insists on.
             message["content"] = said.text
             message["tool_calls"] = [
                 {
-                    "id": f"call{answer.turn % 1000:03}{place % 100:02}",
+                    "id": call_id(answer.turn, place),
                     "type": "function",
                     "function": {"name": call.name, "arguments": dict(call.arguments)},
                 }

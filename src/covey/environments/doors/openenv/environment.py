@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.environments.base import Environment, Split
-from covey.environments.conversations.tools.calling import ToolServerLost, shortened
+from covey.environments.conversations.tools.calling import ToolServerLost, shortened, tool_message
 from covey.environments.conversations.tools.calls import BadCall, Call, Reader, hermes, reader_for
 from covey.environments.doors.openenv.actions import action_of, answer_of_call, call_of, schemas_of, shown, takes_calls
 from covey.environments.doors.openenv.wire import ActionRefused, Session, action_schema
@@ -136,7 +136,7 @@ class CallingEpisode(ActingEpisode):
         earned, done, errors = 0.0, False, 0
         for place, call in enumerate(said.calls):
             text, reward, done, is_error = await self._called(call)
-            messages.append(_message(call.name, text, answer.turn, place))
+            messages.append(tool_message(call.name, text, answer.turn, place))
             errors += is_error
             if done:
                 self.verdict = reward
@@ -206,11 +206,6 @@ def reset_prompts(rows: Mapping[Split, Sequence[Mapping[str, Any]]], instruction
 
 def _messages(asked: str | Sequence[Message]) -> tuple[Message, ...]:
     return ({"role": "user", "content": asked},) if isinstance(asked, str) else tuple(dict(said) for said in asked)
-
-
-def _message(name: str, text: str, turn: int, place: int) -> Message:
-    # Nine letters and digits, which is what Mistral's template insists on.
-    return {"role": "tool", "name": name[:80], "content": text, "tool_call_id": f"call{turn % 1000:03}{place % 100:02}"}
 
 
 def _refused(problem: str) -> tuple[str, float, bool, bool]:
