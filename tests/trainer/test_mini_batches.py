@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.settings import AlgorithmConfig
+from covey.policy.reference import make_reference
 from covey.system import collectives
 from covey.trainer.optimizer import order_of_updates
 from covey.trainer.prepare import Packing, make_training_batches, mini_batches
 from covey.types import Batch, Group, Prompt, Reward, Rollout
 from tests.support.builders import credit_assigner
 
-from ..support.builders import copied, make, make_policy, make_trainer, random_groups, rollout_of
+from ..support.builders import SGD, copied, make, make_policy, make_trainer, random_groups, rollout_of
 from ..support.processes import on_two_ranks
 from ..support.small import rows, scripted, small_config, use
 
@@ -126,6 +127,22 @@ def test_the_ratio_is_against_the_policy_before_the_first_of_them() -> None:
     assert metrics["first_update/approx_kl"] == 0.0
     assert metrics["last_update/approx_kl"] > 1e-6
     assert metrics["num_rollouts_trained"] == 9
+
+
+def test_what_is_logged_and_steers_weighs_tokens_and_not_mini_batches() -> None:
+    """3 and 6 sequences, 13 and 30 tokens, and steps that are too small to change anything."""
+    policy, groups = make_policy("gpt2", torch.float64), random_groups()
+    reference, still = (
+        make_reference(make_policy("gpt2", torch.float64, seed=9), refreshed=False),
+        replace(SGD, lr=1e-15),
+    )
+    algorithm = AlgorithmConfig(kl_coef=0.1, target_kl=0.1)
+    apart = [make(groups[:1], advantages=ADVANTAGES[:1]), make(groups[1:], advantages=ADVANTAGES[1:])]
+    whole = make_trainer(policy, algorithm, still, reference).step(make(groups, advantages=ADVANTAGES), 0)
+    found = make_trainer(policy, algorithm, still, reference, num_mini_batches=2).step(apart, 0)
+    assert found["last_update/entropy"] != pytest.approx(whole["entropy"], rel=1e-4)
+    for name in ("kl", "kl_sequence_mean", "entropy", "mismatch", "sampler_weight_mean", "ess_fraction", "kl_coef"):
+        assert found[name] == pytest.approx(whole[name], rel=1e-9), name
 
 
 def test_an_empty_mini_batch_makes_no_step() -> None:

@@ -217,19 +217,31 @@ def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
     return values
 
 
-def over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of all updates on a batch: their mean, the largest maximum, the number that was skipped.
+class Update(NamedTuple):
+    """What one optimiser step measured."""
+
+    sums: Sums
+    """Over all micro-batches and ranks, not divided yet."""
+    metrics: Mapping[str, float]
+    """All that is logged of it, those sums divided."""
+
+
+def over_updates(updates: Sequence[Update]) -> dict[str, float]:
+    """Combine all updates on a batch: mean over tokens, over updates of a loss, largest maximum, number skipped.
 
     With several updates `first_update/NAME` and `last_update/NAME` tell how far they went.
     """
-    names = dict.fromkeys(name for update in updates for name in update)
-    columns = {name: [update[name] for update in updates if name in update] for name in names}
+    found = [update.metrics for update in updates]
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    columns = {name: [metrics[name] for metrics in found if name in metrics] for name in names}
     combined = {name: sum(values) / len(values) for name, values in columns.items()}
+    of_tokens = summarise(merge(update.sums for update in updates))
+    combined |= {name: value for name, value in of_tokens.items() if name not in LOSS_TERMS}
     combined |= {name: max(columns[name]) for name in MAXIMA if name in columns}
     combined["skipped"] = sum(columns["skipped"])
     if len(updates) > 1:
-        for place, update in (("first_update", updates[0]), ("last_update", updates[-1])):
-            combined |= {f"{place}/{name}": update[name] for name in PER_UPDATE if name in update}
+        for place, metrics in (("first_update", found[0]), ("last_update", found[-1])):
+            combined |= {f"{place}/{name}": metrics[name] for name in PER_UPDATE if name in metrics}
     return combined
 
 

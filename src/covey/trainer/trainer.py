@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covey.algorithm import controllers
 from covey.algorithm.controllers import MismatchWatch
-from covey.algorithm.metrics import LOSS_TERMS, Sums, combine, largest, over_updates, summarise
+from covey.algorithm.metrics import LOSS_TERMS, Sums, Update, combine, largest, over_updates, summarise
 from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
@@ -116,7 +116,7 @@ class Trainer:
         batches = [batch] if isinstance(batch, Batch) else list(batch)
         with self.timer.phase("logprobs"):
             prepared = [self._prepare(own) for own in batches]
-        updates: list[dict[str, float]] = []
+        updates: list[Update] = []
         ahead: Ahead | None
         ahead, self.ahead = self.ahead, Ahead()
         early = [part.batch for part in ahead.prepared]
@@ -241,7 +241,7 @@ class Trainer:
         seed: int,
         on_before_update: Callable[[], None],
         ahead: Ahead | None,
-    ) -> dict[str, float]:
+    ) -> Update:
         """Run backward over all micro-batches, then one optimiser step unless something is not finite.
 
         `ahead` is what was trained ahead of a step's first update, None for later ones.
@@ -260,7 +260,8 @@ class Trainer:
                 collectives.sum_gradients(self._parameters)
         on_before_update()
         with self.timer.phase("optimizer"):
-            metrics = summarise(combine(collectives.all_sum_pairs(sums)))
+            summed = combine(collectives.all_sum_pairs(sums))
+            metrics = summarise(summed)
             # Later updates on a batch have moved away themselves.
             if self.settings.are_sampled and is_first:
                 self._mismatch.look(metrics.get("mismatch", 0.0))
@@ -270,7 +271,7 @@ class Trainer:
             self._count_nonfinite([*ahead.prepared, *prepared], batch, [*early, *statistics])
         elif "loss" in metrics:
             self._nonfinite_in_a_row = 0
-        return metrics
+        return Update(summed, metrics)
 
     @contextmanager
     def _dropout_of(self, update: int) -> Iterator[None]:
