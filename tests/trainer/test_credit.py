@@ -70,6 +70,13 @@ def test_selection_comes_last_and_its_advantages_are_clipped() -> None:
     assert credit.keep == [[True, False, True], [True, True, False]]
 
 
+def test_the_mean_length_weight_is_that_of_what_a_selection_keeps() -> None:
+    settings = {"advantage": "group_center", "selection": "top_k", "selection_options": {"k": 2}}
+    answers = of(rollout(1.0, num_tokens=2), rollout(0.0, num_tokens=1), rollout(0.2, num_tokens=4))
+    credit = assigner(**settings, length_normalizer=1.0).assign([answers])
+    assert credit.advantages == near([0.8, 0.0, -0.1333])  # 0.6 and -0.2, of 1/2 and 1/4 over their mean 3/8
+
+
 def test_shaping_goes_in_the_order_of_the_settings() -> None:
     halve, shorten = {"stop_properly": {"coef": 0.5}}, {"soft_overlong": {"max_len": 4, "cache": 2}}
     first = assigner(advantage="none", shaping=halve | shorten).assign([ONE_TRUNCATED])

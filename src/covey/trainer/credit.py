@@ -187,16 +187,18 @@ class CreditAssigner:
                 self._functions.estimate, on, answers if self._functions.takes_answers else None
             )
             logged.update(metrics)
-            alpha = self._algorithm.length_normalizer
-            if alpha is not None:
-                advantages_N = length_normalizer(advantages_N, on.lengths_N, alpha=alpha)
-            return clip_advantages(advantages_N, self._algorithm.advantage_clip)
+            return advantages_N
 
         # Select rollouts
         if self._functions.select is None:
             selected = Selected(torch.ones_like(given.rewards_N, dtype=torch.bool), estimate(given))
         else:
             selected = selected_by(self._functions.select, given, estimate)
+        # Weigh by length within what is trained, then clip
+        advantages_N, alpha = selected.advantages_N, self._algorithm.length_normalizer
+        if alpha is not None:
+            advantages_N = length_normalizer(advantages_N, given.lengths_N * selected.keep_N, alpha=alpha)
+        selected = replace(selected, advantages_N=clip_advantages(advantages_N, self._algorithm.advantage_clip))
         # Baselines by role follow the selection
         if self._algorithm.advantage == "role_ema":
             _, self.baselines = role_ema_step(given, **self._algorithm.advantage_options)
