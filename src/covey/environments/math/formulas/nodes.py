@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 RELATION = "relation"
@@ -30,6 +30,8 @@ class Sum:
 @dataclass(frozen=True, slots=True)
 class Product:
     factors: tuple["Node", ...]
+    is_applied: bool = field(default=False, compare=False, repr=False)
+    """Whether it is written as a function is: `p(q)`, not `pq`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +125,31 @@ def _is_name(node: Node) -> bool:
             return _is_proper(letter)
         case Power(base, _):
             return _is_name(base)
-        case Product((first, *others)):
-            return _begins_name(first, others)
+        case Product((first, *others), is_applied):
+            return _is_applied_name(first, others[0]) if is_applied else _is_joint_name(first, others)
     return False
 
 
-def _begins_name(first: Node, others: Sequence[Node]) -> bool:
-    """Check whether a product is no product but a name: `f(x)`, `v(t)`, `N(3)`, `\\angle ABC`, `Sum`, `dy`."""
+def _is_applied_name(function: Node, argument: Node) -> bool:
+    """Check whether what stands before a bracket is a function: `f(x)`, `v(t)`, `N(3)`, `g'(2)`, not `p(p+1)`."""
+    letter = function.base if isinstance(function, Power) else function
+    if not isinstance(letter, Symbol):
+        return _is_name(letter)
+    is_argument = isinstance(argument, Number | Group) or (isinstance(argument, Symbol) and argument.name in ARGUMENTS)
+    return letter not in walk(argument) and (letter.name in FUNCTIONS_BY_LETTER or is_argument or _is_proper(letter))
+
+
+def _is_joint_name(first: Node, others: Sequence[Node]) -> bool:
+    """Check whether a product is no product but a name: `\\angle ABC`, `Sum`, `dy`, or one of functions."""
     letter = first.base if isinstance(first, Power) else first
     if not isinstance(letter, Symbol):
-        return _is_name(first)
-    if len(others) == 1 and (letter.name in FUNCTIONS_BY_LETTER or _is_argument(others[0])):
+        is_derivative = isinstance(first, Quotient) and first.bottom == Symbol("d")  # dy/dx
+        return _is_name(first) and (is_derivative or all(isinstance(other, Call) for other in others))
+    if letter.name == "d" and len(others) == 1:
         return True
     is_word = 1 + len(others) >= LETTERS_OF_A_WORD and all(isinstance(other, Symbol) for other in others)
-    return is_word or any(_is_proper(factor) for factor in (letter, *others[:1]))
-
-
-def _is_argument(node: Node) -> bool:
-    """Check for what stands behind the letter of a function, and seldom behind another factor."""
-    return isinstance(node, Number | Group) or (isinstance(node, Symbol) and node.name in ARGUMENTS)
+    is_marked = isinstance(others[0], Symbol) and not others[0].name.isupper() and _is_proper(others[0])
+    return is_word or is_marked or _is_proper(letter)
 
 
 def _is_proper(node: Node) -> bool:
@@ -184,7 +192,7 @@ def negative(node: Node) -> Node:
     return Product((Number(Fraction(-1)), node))
 
 
-def times(left: Node, right: Node) -> Node:
+def times(left: Node, right: Node) -> Product:
     """Return the product as one list of factors."""
     first = left.factors if isinstance(left, Product) else (left,)
     return Product((*first, *(right.factors if isinstance(right, Product) else (right,))))

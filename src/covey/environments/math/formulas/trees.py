@@ -5,6 +5,7 @@ never closes) makes the whole text unreadable, which is None.
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from fractions import Fraction
 
 from covey.environments.math.formulas.nodes import (
@@ -156,7 +157,8 @@ class _Reader:
             elif operation and self._peek() in SIGNS:
                 node = times(node, Call(DOUBLE_SIGN, (self._signed(self._factor),)))
             elif operation or not (self._is_over() or self._peek() in CONTINUATIONS):
-                node = times(node, self._factor())
+                is_applied = not operation and self._peek() == "(" and isinstance(node, Symbol | Power | Call)
+                node = replace(times(node, self._factor()), is_applied=is_applied)
             else:
                 return node
 
