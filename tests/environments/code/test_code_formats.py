@@ -76,6 +76,16 @@ def test_a_file_of_asserts_is_as_many_tests() -> None:
     assert split_tests("assert f(1) == 1\nassert f(2) == (\n    3)\n", "f") == ["assert f(1) == 1", "assert f(2) == 3"]
 
 
+def test_an_assert_that_cannot_fail_is_no_test_that_any_program_passes() -> None:
+    tests = split_tests(
+        "def check(candidate):\n    assert True, 'a'\n    assert candidate(1) == 2\n    assert 1\n", "f"
+    )
+    assert tests == ["\n\ndef check(candidate):\n    assert candidate(1) == 2\n\ncheck(f)\n"]
+    assert split_tests("assert True\nassert f(1) == 2", "f") == ["assert f(1) == 2"]
+    assert split_tests("assert False, 'never'\nassert True", "f") == ["assert False, 'never'"]
+    assert split_tests("assert True", "f") == ["assert True"]
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -148,14 +148,15 @@ def _tests(tests: Any, entry_point: str, setup: str) -> tuple[Test, ...]:
 def split_tests(source: str, entry_point: str) -> list[str]:
     """Test code as tests that stand alone, so that a program can pass a part of them.
 
-    A file of asserts, or a `check` that consists of asserts, gives one test for each; anything else stays whole.
+    A file of asserts, or a `check` that consists of asserts, gives one test for each that can fail (`assert True` is no
+    test); anything else stays whole.
     """
     # Several asserts are several tests
     tree = _parsed(source)
     if tree is None:
         raise ValueError("tests are not Python code")
     if tree.body and all(isinstance(node, ast.Assert) for node in tree.body):
-        return [ast.unparse(node) for node in tree.body]
+        return [ast.unparse(node) for node in tree.body if _can_fail(node)] or [source]
     # So are those within check(candidate); other programs are one test
     checks = [node for node in tree.body if _is_function(node, "check")]
     if len(checks) != 1 or not isinstance(checks[0], ast.FunctionDef):
@@ -167,7 +168,11 @@ def split_tests(source: str, entry_point: str) -> list[str]:
         return [source]
     # Each gets the text before them
     head = ast.unparse(ast.Module(before, [])) + f"\n\ndef check({ast.unparse(checks[0].args)}):\n    "
-    return [f"{head}{ast.unparse(node)}\n\ncheck({entry_point})\n" for node in asserts]
+    return [f"{head}{ast.unparse(node)}\n\ncheck({entry_point})\n" for node in asserts if _can_fail(node)] or [source]
+
+
+def _can_fail(node: ast.stmt) -> bool:
+    return not (isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and node.test.value)
 
 
 def _around(body: list[ast.stmt], node: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:

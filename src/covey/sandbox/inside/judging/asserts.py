@@ -148,6 +148,8 @@ def verdict_on_assert(case: Case, candidate: Candidate, test: dict[str, Any]) ->
     # Run the test, whose errors are verdicts
     try:
         run_test(case.entry_point, candidate, test)
+        if candidate.is_uncalled:
+            raise Unjudged(f"a test never calls the program: {test['source'].strip()[:MAX_MESSAGE]}")
     except Unjudged:
         raise
     except GivenUp:

@@ -1,0 +1,112 @@
+"""Test code as data sets have it, whose calls go to a program."""
+
+import re
+
+import pytest
+
+from covey.sandbox import AssertTest, CallTest, Limits, Report, Sandbox, SandboxFailed
+
+HANGS = "def f(n):\n    while n == 0: pass\n    return n\n"
+
+
+def kinds(report: Report) -> list[str]:
+    return [result.kind for result in report.results]
+
+
+CHECK = """
+def check(candidate):
+    assert candidate(2) == 4
+    assert candidate(3) == 9, "three"
+"""
+
+
+def test_a_check_runs_as_it_is_whether_or_not_it_is_called(sandbox: Sandbox) -> None:
+    for source in (CHECK, CHECK + "\ncheck(square)"):
+        assert sandbox.run_blocking("def square(n): return n * n", [AssertTest(source)], "square").fraction == 1.0
+        report = sandbox.run_blocking("def square(n): return n + 2", [AssertTest(source)], "square")
+        assert kinds(report) == ["wrong"]
+        assert report.results[0].message == 'assert candidate(3) == 9, "three": square(3) returned 5'
+
+
+def test_asserts_fail_one_by_one_and_a_hang_or_a_crash_is_one_of_them(sandbox: Sandbox) -> None:
+    code = (
+        HANGS
+        + "import os\ng = f\ndef f(n):\n    if n == 9: os._exit(0)\n    if n == 8: raise KeyError(n)\n    return g(n)\n"
+    )
+    tests = [
+        AssertTest(f"assert f({n}) == {expected}")
+        for n, expected in [(1, 1), (0, 0), (2, 2), (9, 9), (3, 4), (8, 8), (4, 4)]
+    ]
+    report = sandbox.run_blocking(code, tests, "f", Limits(wall_seconds=2.0, total_seconds=60.0))
+    assert kinds(report) == ["passed", "timeout", "passed", "crash", "wrong", "error", "passed"]
+    assert report.results[5].message == "KeyError: '8 (line 8)' in assert f(8) == 8: f(8) raised KeyError: 8 (line 8)"
+
+
+def test_tests_may_use_helpers_of_the_prompt_usual_modules_and_exceptions(any_sandbox: Sandbox) -> None:
+    source = """
+value = random.randint(1, 100)
+assert math.isclose(f(helper(value)), value + 1)
+try:
+    f("x")
+    assert False
+except TypeError:
+    pass
+"""
+    tests = [AssertTest(source, setup="def helper(n): return float(n)\ndef f(n): 'the stub of the prompt'")]
+    assert any_sandbox.run_blocking("def f(n): return n + 1", tests, "f").fraction == 1.0
+
+
+def test_a_tests_own_except_hides_neither_a_hang_nor_a_broken_channel(sandbox: Sandbox) -> None:
+    swallowing = AssertTest("try:\n    f(0)\nexcept BaseException:\n    pass")
+    limits = Limits(wall_seconds=1.0)
+    assert kinds(sandbox.run_blocking(HANGS, [swallowing], "f", limits)) == ["timeout"]
+    code = "import os\ndef f(n): os.write(4, b'\\0\\0\\0\\x02{}')"
+    assert kinds(sandbox.run_blocking(code, [swallowing, swallowing], "f")) == ["channel", "channel"]
+
+
+def test_a_value_that_is_not_plain_serves_as_truth_and_nothing_else(any_sandbox: Sandbox) -> None:
+    code = "import re\ndef f(text): return re.match('a', text)"
+    tests = [
+        AssertTest(source)
+        for source in ("assert f('a')", "assert not f('b')", "assert f('a') == f('a')", "f('a').group()")
+    ]
+    assert kinds(any_sandbox.run_blocking(code, tests, "f")) == ["passed", "passed", "wrong", "error"]
+
+
+def test_a_test_at_fault_is_no_verdict_on_the_program(any_sandbox: Sandbox) -> None:
+    code = "def f(n): return n"
+    for source, said in [("assert f(", "is not Python"), ("assert f(print)", "cannot be given")]:
+        with pytest.raises(SandboxFailed, match=said):
+            any_sandbox.run_blocking(code, [AssertTest(source)], "f")
+    assert any_sandbox.run_blocking(code, [CallTest((1,), expected=1)], "f").fraction == 1.0
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        (AssertTest("import numpy as np\nassert f(1) == 1"), "No module named 'numpy' in import numpy as np"),
+        (AssertTest("assert f(1) == 1", setup="import numpy"), "No module named 'numpy'"),
+        (AssertTest("assert Solution().f(1) == 1"), "NameError: name 'Solution' is not defined in assert Solution"),
+        (AssertTest("assert helper(1) == f(1)"), "NameError: name 'helper' is not defined in assert helper"),
+        (AssertTest("assert f.__doc__\nassert f(1) == 1"), "assert f.__doc__"),
+    ],
+)
+def test_a_test_that_fails_before_it_calls_the_program_is_no_verdict_on_it(
+    any_sandbox: Sandbox, test: AssertTest, said: str
+) -> None:
+    with pytest.raises(SandboxFailed, match=f"^a test fails before it calls the program: .*{re.escape(said)}"):
+        any_sandbox.run_blocking("def f(n): return n", [AssertTest("assert f(1) == 1"), test], "f")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "assert True, 'this prints if it fails'",
+        "def test_f():\n    assert f(1) == 2",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)",
+        "for given, due in []:\n    assert f(given) == due",
+    ],
+)
+def test_a_test_that_never_calls_the_program_is_no_verdict_on_it(any_sandbox: Sandbox, source: str) -> None:
+    with pytest.raises(SandboxFailed, match=f"^a test never calls the program: {re.escape(source[:12])}"):
+        any_sandbox.run_blocking("def f(n): return n", [AssertTest("assert f(1) == 1"), AssertTest(source)], "f")
