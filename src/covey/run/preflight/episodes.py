@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.engine.fake import FakeEngine
-from covey.environments.base import Environment, Split, naming
+from covey.environments.base import Environment, EnvironmentFault, Split, naming
 from covey.environments.conversations.tools.check import check_tools
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation, answered
@@ -47,6 +47,8 @@ def check_episodes(subject: PreflightContext) -> Check:
     if isinstance(environment, ToolEnvironment):
         try:
             facts = asyncio.run(check_tools(environment, subject.prompts[0]))
+        except EnvironmentFault:
+            raise
         except ValueError as error:
             return Check(False, str(error), "", "mend the tool's types and docstring, which make its schema")
         for name in facts.silent:

@@ -2,8 +2,13 @@
 
 import threading
 
+import pytest
+
+from covey.environments.base import EnvironmentFault
 from covey.environments.conversations.tools.check import check_tools, example
 from covey.environments.conversations.tools.tool import tool_of
+from covey.environments.episode import Observation
+from covey.types import Prompt
 
 from ....support.tools import Sums, multiply, run, say
 
@@ -39,6 +44,16 @@ def test_the_preflight_calls_every_tool_once() -> None:
     assert found.answers["multiply"] == "1"
     assert found.answers["breaks"] == '{"error": "ValueError: no a"}'
     assert found.silent == ("hang",)
+
+
+def test_an_attempt_that_cannot_begin_is_named() -> None:
+    class Closed(Sums):
+        def opening(self, prompt: Prompt, state: object) -> Observation:  # type: ignore[override]
+            raise OSError("closed")
+
+    environment = Closed()
+    with pytest.raises(EnvironmentFault, match=r"^Closed.opening raised OSError: closed"):
+        run(check_tools(environment, environment.prompts("train")[0]))
 
 
 def test_an_example_obeys_its_schema() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from covey.environments.base import naming
 from covey.environments.conversations.tools.calling import Caller, ToolServerLost
 from covey.environments.conversations.tools.calls import Call
 from covey.environments.conversations.tools.environment import ToolEnvironment
@@ -37,11 +38,15 @@ class ToolFacts:
 
 
 async def check_tools(environment: ToolEnvironment, prompt: Prompt) -> ToolFacts:
-    """Call every tool once, in an attempt of its own. ValueError where a tool has no sound schema."""
+    """Call every tool once, in an attempt of its own.
+
+    ValueError where a tool has no sound schema, EnvironmentFault where the attempt cannot begin.
+    """
     # Open an attempt
     state = environment.state(prompt, 0)
     tools = environment.tools(prompt, state)
-    await answered(environment.opening(prompt, state))
+    with naming(environment, "opening"):
+        await answered(environment.opening(prompt, state))
     caller = Caller({tool.name: tool for tool in tools}, environment.tool_timeout)
     # Call each tool with example arguments
     answers: dict[str, str] = {}
