@@ -6,7 +6,6 @@ import socket
 import threading
 from functools import cache
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 CONNECT_SECONDS = 5.0
 HUB_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
@@ -48,6 +47,8 @@ def silence() -> str:
 
 def _unreachable(scheme: str, host: str, port: int | None) -> str:
     """Return why no connection can be made to a host or the proxy before it, or "" where one can."""
+    from urllib.request import getproxies, proxy_bypass  # 40 ms, for which a refused setting need not wait
+
     # Connect to the proxy where there is one
     proxy = None if proxy_bypass(host) else getproxies().get(scheme)
     if proxy:

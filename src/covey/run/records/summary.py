@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -296,6 +295,8 @@ def versions() -> dict[str, str]:
 
 @cache
 def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
     # Versions of packages and of the compiler
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:

@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM: stop at once where nothing is half done, else as soon as it is whole, so that it can be saved."""
 
-import asyncio
 import ctypes
 import faulthandler
 import signal
@@ -10,7 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -147,11 +149,13 @@ def outside_of_loops(work: Callable[[], T]) -> T:
         return threads.submit(work).result()
 
 
-def quiet_event_loop() -> asyncio.AbstractEventLoop:
+def quiet_event_loop() -> "asyncio.AbstractEventLoop":
     """Make a loop that reports no tasks that a signal stopped: who stopped the run knows."""
-    loop = asyncio.new_event_loop()
+    from asyncio import new_event_loop
 
-    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    loop = new_event_loop()
+
+    def report(loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), KeyboardInterrupt):
             loop.default_exception_handler(context)
 
