@@ -41,6 +41,13 @@ SLIPS: list[tuple[list[str], str]] = [
     (["num_steps", "=3"], "num_steps sets nothing; write num_steps=3 without blanks"),
     (["num_steps=", "3"], "num_steps= is empty; write num_steps=3 without a blank"),
     (["foo"], 'cannot read the override "foo": settings are written name=value, such as recipe=arithmetic'),
+    (["{}"], 'cannot read the override "{}": settings are written name=value, such as recipe=arithmetic'),
+    (["=3"], "=3 names no setting; settings are written name=value, such as recipe=arithmetic"),
+    (["data.path=ü/rows (1).jsonl"],
+     "cannot read the override \"data.path=ü/rows (1).jsonl\": quote the value, for the shell and for Hydra: "
+     "\"data.path='ü/rows (1).jsonl'\""),
+    (["~algorithm.kl_coef"], "algorithm.kl_coef cannot be deleted; every setting has a value"),
+    (["+algorithm.kl_coef=1"], "algorithm.kl_coef is a setting already: write it without +"),
     (["--config"], "--config needs a value"),
     (["--config", "nowhere.yaml"], "--config nowhere.yaml is no file"),
     (["hydra.run.dir="], "hydra.run.dir is empty; name the folder of the run"),

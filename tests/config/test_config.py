@@ -253,7 +253,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
         ),
         ("rewards=mine:good", "rewards is a list: write rewards=[mine:good]"),
         ("recipe", 'cannot read the override "recipe": settings are written name=value, such as recipe=arithmetic'),
-        ("seed==", "cannot read the override \"seed==\": extraneous input '='"),
+        ("seed==", 'cannot read the override "seed==": quote the value, for the shell and for Hydra: "seed=\'=\'"'),
         (
             "environment=gsm9k",
             'environment has no choice "gsm9k"; did you mean gsm8k? '

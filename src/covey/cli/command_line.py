@@ -124,6 +124,8 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
     # A blank beside "=" splits a word in two
     if word.endswith("=") and after and "=" not in after and not after.startswith(("-", "~")):
         raise ValueError(f"{word} is empty; write {word}{after} without a blank")
+    if word.startswith("="):
+        raise ValueError(f"{word} names no setting; settings are written name=value, such as recipe=arithmetic")
     if word == "hydra.run.dir=":
         raise ValueError("hydra.run.dir is empty; name the folder of the run")
     if "=" in word or word.startswith("~"):

@@ -72,10 +72,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):
-        reason = error.message.splitlines()[1].partition(" expecting ")[0]
-        if reason.startswith("missing EQUAL"):
-            reason = "settings are written name=value, such as recipe=arithmetic"
-        return f'cannot read the override "{error.override}": {reason}'
+        return f'cannot read the override "{error.override}": {_unreadable(error.override)}'
     if isinstance(error, OmegaConfBaseException):
         return _setting(error)
     if isinstance(error, HydraException):
@@ -88,6 +85,16 @@ def explain(error: Exception) -> str:
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _unreadable(word: str) -> str:
+    """Say how a word is written that Hydra cannot read."""
+    name, equals, value = word.partition("=")
+    if not equals or not re.fullmatch(r"[+~]*[\w.@:/-]+", name):
+        return "settings are written name=value, such as recipe=arithmetic"
+    if value.startswith(("[", "{")) or "'" in value:
+        return "a bracket or a quote is not closed, or a text within needs quotes"
+    return f"quote the value, for the shell and for Hydra: \"{name}='{value}'\""
 
 
 def _missing_choice(error: MissingConfigException) -> str:
@@ -115,6 +122,10 @@ def _composition(error: HydraException) -> str:
         return f"{name}={values} holds several values: add --multirun for a run of each; a list is {name}=[{values}]"
     if absent := re.match(r"Could not override '([^']+)'", text):
         return f"{absent[1]} is no group of covey's own; +{absent[1]}=NAME adds a choice of a group in --config-dir"
+    if other := re.match(r"Could not delete from config. The value of '([^']+)'", text):
+        return f"{other[1]} cannot be deleted; every setting has a value"
+    if twice := re.search(r"An item is already at '([^']+)'", text):
+        return f"{twice[1]} is a setting already: write it without +"
     # Explain a key that a file sets
     key, where = re.search(r"full_key: (\S+)", text), re.match(r"In '([^']+)'", text)
     place = f" in {where[1]}.yaml" if where else ""
@@ -131,6 +142,8 @@ def _composition(error: HydraException) -> str:
 def _setting(error: OmegaConfBaseException) -> str:
     """Explain an unknown key, or a value of the wrong type."""
     text = str(error)
+    if "does not support deletion" in text:
+        return f"{error.full_key} cannot be deleted; every setting has a value"
     if re.search(r"Key '\S+' (is )?not in", text):
         return unknown_setting(error.full_key or str(error.key))
     if error.full_key and "is not a ListConfig" in text:
