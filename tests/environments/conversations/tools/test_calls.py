@@ -56,6 +56,7 @@ def test_a_call_that_is_only_thought_of_is_none() -> None:
         assert said.calls == ()
         assert said.text == "It is 42."
     assert hermes(answer(f"<think>still {call('f')}")).calls == ()
+    assert hermes(answer(f"<think>hm</think> So. <think>still {call('f')}")).calls == ()
     for said in both(f"<think>\nhm\n</think>\n\n{call('f')}"):
         assert said.calls == (Call("f", {}),)
         assert said.reasoning == "hm"

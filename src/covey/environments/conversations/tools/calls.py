@@ -82,9 +82,9 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
     """Read calls between <tool_call> and </tool_call>. Calls that are only thought of (<think>) are none."""
     # Leave reasoning out: calls in it are not meant
     whole = answer.marked or answer.text
-    thought, closed, spoken = whole.rpartition("</think>")
-    if not closed and "<think>" in whole:
-        return Said(_without_marks(answer, whole), reasoning="")
+    thought, _, spoken = whole.rpartition("</think>")
+    if "<think>" in spoken:
+        return Said(_without_marks(answer, spoken))
     # Separate the calls from the words between them
     calls: list[Call | BadCall] = []
     words: list[str] = []
