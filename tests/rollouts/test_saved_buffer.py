@@ -11,6 +11,8 @@ import torch
 
 from covey.rollouts.buffer import Bound, GroupBuffer
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
+from covey.rollouts.settings import GroupSizeStep
+from covey.rollouts.source import LocalSource, PromptStream
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
 
 
@@ -33,6 +35,12 @@ NOTED = {
 }
 
 
+def source(prompt: Prompt, sampling: Sampling, group_size: int, **more: Any) -> LocalSource:
+    """A source of one prompt that is not asked for groups."""
+    none: Any = None
+    return LocalSource(none, PromptStream([prompt], 0, shuffle=False), group_size, sampling, **more)
+
+
 def saved_and_loaded(rollout: Rollout) -> Rollout:
     """Put the rollout into a buffer and the buffer into a checkpoint, and return what comes back."""
     buffer, again = GroupBuffer(Bound(1, 0)), GroupBuffer(Bound(1, 0))
@@ -42,7 +50,7 @@ def saved_and_loaded(rollout: Rollout) -> Rollout:
     file = BytesIO()
     torch.save(buffer_state(buffer), file)
     file.seek(0)
-    load_buffer(again, torch.load(file, weights_only=True), {prompt.id: prompt})
+    load_buffer(again, torch.load(file, weights_only=True), source(prompt, Sampling(stop=("x",)), 1))
     assert again.pending == buffer.pending
     assert again.finished[ticket.number].failures == (Failure("late"),)
     (found,) = again.finished[ticket.number].rollouts
@@ -76,3 +84,30 @@ def test_what_an_environment_notes_does_not_keep_a_run_from_being_resumed(kind: 
     found = saved_and_loaded(rollout(noted))
     assert found.reward.extra == found.turns[0].info == {"noted": plain}
     assert found.messages[1]["content"] == plain
+
+
+def reloaded(sampling: Sampling, group_size: int, **more: Any) -> GroupBuffer:
+    """A finished group and one under way, of 2 completions at temperature 1, in a run of other settings."""
+    buffer, again, prompt = GroupBuffer(Bound(1, 1)), GroupBuffer(Bound(1, 1)), Prompt("p", "e", "", {})
+    tickets = [buffer.admit(prompt, Sampling(seed=seed), 2) for seed in (7, 8)]
+    buffer.finish(tickets[0], Group(prompt, (rollout(), rollout()), ()))
+    load_buffer(again, buffer_state(buffer), source(prompt, sampling, group_size, **more))
+    return again
+
+
+def test_what_was_under_way_is_sampled_by_the_settings_that_a_resumed_run_has() -> None:
+    colder = reloaded(Sampling(temperature=0.5, seed=1), 2)
+    assert [(t.sampling.temperature, t.sampling.seed, t.group_size) for t in colder.pending] == [
+        (0.5, 7, 2),
+        (0.5, 8, 2),
+    ]
+    assert colder.waiting == colder.pending  # the finished group was sampled at temperature 1
+    larger = reloaded(Sampling(), 4, later_sizes=[GroupSizeStep(1, 8)])
+    assert [ticket.group_size for ticket in larger.pending] == [4, 8]
+    assert (larger.finished, larger.admitted) == ({}, 2)
+
+
+def test_with_the_same_settings_what_is_finished_stays_and_sizes_are_those_of_the_admission() -> None:
+    again = reloaded(Sampling(seed=1), 8, later_sizes=[GroupSizeStep(5, 2)])
+    assert [ticket.group_size for ticket in again.pending] == [2, 2]
+    assert list(again.finished) == [0]

@@ -219,7 +219,7 @@ class RaySource:
         self.local.load_state_dict(state["stream"] if has_buffer else state)
         if has_buffer:
             with self._wait.changed:
-                load_buffer(self._buffer, state["buffer"], {prompt.id: prompt for prompt in self.stream.prompts})
+                load_buffer(self._buffer, state["buffer"], self.local)
                 self._unsent = list(self._buffer.waiting)
 
     def close(self) -> None:

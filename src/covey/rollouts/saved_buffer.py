@@ -1,12 +1,17 @@
 """The buffer as plain containers, as checkpoints hold it: finished groups whole, prompts by their id."""
 
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from covey.rollouts.buffer import GroupBuffer, Ticket
+from covey.rollouts.settings import group_sizes
+from covey.rollouts.source import LocalSource
 from covey.system.jsonl import plain_data
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
+
+LOGGER = logging.getLogger(__name__)
 
 
 def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
@@ -21,12 +26,28 @@ def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
     }
 
 
-def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> None:
-    """Restore a buffer. ValueError where a prompt of it is not among `prompts`, by id."""
-    tickets = [_ticket(saved, prompts) for saved in state["pending"]]
-    by_number = {ticket.number: ticket.prompt for ticket in tickets}
-    finished = {number: _group(saved, by_number[number]) for number, saved in state["finished"].items()}
+def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSource) -> None:
+    """Restore a buffer under the settings of `local`: what others were to sample, or have sampled, is sampled by these.
+
+    ValueError where a prompt of it is not among those of this run, by id.
+    """
+    prompts = {prompt.id: prompt for prompt in local.stream.prompts}
+    saved = [_ticket(one, prompts) for one in state["pending"]]
+    steps = [state["step"] + place // buffer.bound.groups_per_step for place in range(len(saved))]
+    tickets = [_renewed(ticket, local, step) for ticket, step in zip(saved, steps, strict=True)]
+    kept = {now.number: now.prompt for then, now in zip(saved, tickets, strict=True) if then == now}
+    if len(kept) < len(saved):
+        renewed = len(saved) - len(kept)
+        LOGGER.info("%d groups that were under way are sampled by the changed sampling or group_size", renewed)
+    finished = {number: _group(one, kept[number]) for number, one in state["finished"].items() if number in kept}
     buffer.restore(state["step"], tuple(state["counts"]), tickets, finished)
+
+
+def _renewed(ticket: Ticket, local: LocalSource, step: int) -> Ticket:
+    """Return the ticket itself where the run samples as when it was admitted."""
+    is_known = ticket.group_size in group_sizes(local.group_size, local.later_sizes)
+    size = ticket.group_size if is_known else local.size_at(step)
+    return replace(ticket, sampling=replace(local.sampling, seed=ticket.sampling.seed), group_size=size)
 
 
 def _of_ticket(ticket: Ticket) -> dict[str, Any]:
