@@ -215,10 +215,10 @@ _SCALES = {
 _SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)})s?\b", re.IGNORECASE)
 _DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
-_REASON = re.compile(r"\b(?:because|since|as|where|when|so|if)\b", re.IGNORECASE)
+_REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
 _NO_VALUE_BEFORE = re.compile(r"[<>≤≥≠√\\|]|\bnot\s*$")
 _NO_VALUE_AFTER = re.compile(
-    r"\s*[\\π√^]|[eE][-+]?\d"
+    r"\s*[\\π√^]|[eE][-+]?\d|\s*(?:[,;&]\s*)?(?:(?:and|or)\s+)?(?<=[\s,;&])[A-Za-z]\w?\s*=(?!=)"
     r"|\s*(?:plus|minus|times|(?:divided|multiplied) by|(?:more|less|fewer) than|(?<=[%t]) ?of)\s+[$(]*\.?\d"
     r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|minutes?|min)\s+\d[\d.]*\s?[A-Za-z]"
     r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit

@@ -1,10 +1,10 @@
-"""Inequalities as intervals, and ratios: the same thing in another notation, compared without algebra."""
+"""Values by name, inequalities as intervals, ratios: the same in another notation, compared without algebra."""
 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from covey.environments.math.formulas.forms import alike, canonical, differ
+from covey.environments.math.formulas.forms import SET, alike, canonical, differ
 from covey.environments.math.formulas.nodes import (
     RELATION,
     Group,
@@ -14,6 +14,7 @@ from covey.environments.math.formulas.nodes import (
     Symbol,
     last_side,
     numeral_value,
+    walk,
 )
 
 INFINITY = Symbol("\\infty")
@@ -38,24 +39,71 @@ class Interval:
 
 
 def same_relation(answer: Node, gold: Node) -> bool | None:
-    """Compare ratios, and inequalities and intervals with each other. None where it cannot be told.
+    """Compare what names or brackets give an order, ratios, and inequalities and intervals with each other.
 
-    What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are compared.
+    None where it cannot be told. What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are
+    compared.
     """
+    # Values in an order
+    named = _values_by_name(gold)
+    if len(named) > 1:
+        given = _values_by_name(answer) or _in_order(answer)
+        return _all_same(given, named if given.keys() == named.keys() else dict(enumerate(named.values())))
+    kinds = [side.kind for node in (answer, gold) if isinstance(side := last_side(node), Group)]
+    if kinds == ["()", "list"]:
+        return _all_same(_in_order(answer), _in_order(gold))
+    if set(kinds) == {"()", SET}:
+        return False
     # Ratios
     if is_ratio(gold):
-        given, wanted = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
-        return None if given is None or wanted is None else given == wanted
+        given_words, wanted_words = _words(answer), _words(gold)
+        if given_words and wanted_words and given_words != wanted_words:  # a.m. is not p.m.
+            return False
+        given_parts, wanted_parts = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
+        return None if given_parts is None or wanted_parts is None else given_parts == wanted_parts
     # Unions of intervals, or inequalities
-    given_parts, wanted_parts = _intervals(last_side(answer)), _intervals(last_side(gold))
-    if given_parts is None or wanted_parts is None:
+    given_ones, wanted_ones = _intervals(last_side(answer)), _intervals(last_side(gold))
+    if given_ones is None or wanted_ones is None:
         is_inequality = bool(_signs(gold) & (LESS.keys() | MORE.keys()))
         return False if is_inequality and not isinstance(answer, Group) else None
-    if len(given_parts) != len(wanted_parts):
+    if len(given_ones) != len(wanted_ones):
         return False
-    # One that differs decides, then one that cannot be compared
-    verdicts = [_same(one, other) for one, other in zip(given_parts, wanted_parts, strict=True)]
+    return _all_of([_same(one, other) for one, other in zip(given_ones, wanted_ones, strict=True)])
+
+
+def _in_order(node: Node) -> dict[object, Node]:
+    """Return the members of the point or list that a node is or stands for, by their places."""
+    side = last_side(node)
+    return dict(enumerate(side.members)) if isinstance(side, Group) and side.kind in {"()", "list"} else {}
+
+
+def _values_by_name(node: Node) -> dict[object, Node]:
+    """Return what `x=1, y=2` and `(x,y)=(1,2)` say of each letter, nothing where one is named twice."""
+    match node:
+        case Group("relation =", (Group("()", names), Group("()", values))) if len(names) == len(values):
+            pairs = list(zip(names, values, strict=True))
+        case Group("list", members):
+            sides = [side.members for side in members if isinstance(side, Group) and side.kind == "relation ="]
+            pairs = [(name, value) for name, value in sides] if len(sides) == len(members) else []
+        case _:
+            return {}
+    found: dict[object, Node] = {name: value for name, value in pairs if isinstance(name, Symbol)}
+    return found if len(found) == len(pairs) else {}
+
+
+def _all_same(given: dict[object, Node], wanted: dict[object, Node]) -> bool | None:
+    if given.keys() != wanted.keys():
+        return False
+    return _all_of([_same_end(given[name], value) for name, value in wanted.items()])
+
+
+def _all_of(verdicts: list[bool | None]) -> bool | None:
+    """Return the verdict on all: one that differs decides, then one that cannot be compared."""
     return False if False in verdicts else None if None in verdicts else True
+
+
+def _words(node: Node) -> set[str]:
+    return {part.name.replace(".", "") for part in walk(node) if isinstance(part, Symbol) and part.name[:5] == "text:"}
 
 
 def _signs(node: Node) -> set[str]:
@@ -122,8 +170,7 @@ def interval_of(node: Node) -> Interval | None:
 def _same(one: Interval, other: Interval) -> bool | None:
     if one.ends != other.ends:
         return False
-    verdicts = [_same_end(one.low, other.low), _same_end(one.high, other.high)]
-    return False if False in verdicts else None if None in verdicts else True
+    return _all_of([_same_end(one.low, other.low), _same_end(one.high, other.high)])
 
 
 def _same_end(one: Node, other: Node) -> bool | None:

@@ -273,10 +273,12 @@ class _Reader:
         name = self._name()
         if name == ["a", "r", "r", "a", "y"] and self._peek() == "{":
             self._name()
+        begin = self._position
         node = self._inside("\\end")
+        num_rows = 1 + self._tokens[begin : self._position - 2].count("\\\\")  # the last one may end with a break
         if self._name() != name:
             raise _Unreadable
-        return Group("".join(name), node.members if isinstance(node, Group) else (node,))
+        return Group(f"{''.join(name)} {num_rows}", node.members if isinstance(node, Group) else (node,))
 
     # ---------------------------------------------------------------- words and functions
 
