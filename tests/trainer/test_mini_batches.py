@@ -12,7 +12,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.reference import make_reference
 from covey.system import collectives
 from covey.trainer.optimizer import order_of_updates
-from covey.trainer.prepare import Packing, make_training_batches, mini_batches
+from covey.trainer.prepare import Packing, make_training_batches, mini_batches, train_ahead
 from covey.types import Batch, Group, Prompt, Reward, Rollout
 from tests.support.builders import credit_assigner
 
@@ -200,3 +200,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monk
     )
     train(again, folder)
     assert (folder / "checkpoints" / "step-000003" / "policy" / "model.safetensors").read_bytes() == whole
+
+
+def test_groups_without_loss_tokens_give_no_count_to_divide_by_ahead_of_their_step() -> None:
+    """Divided by 1 in place of the tokens of a step, gradients of float16 overflow."""
+    algorithm, packing = AlgorithmConfig(mask_truncated=True), Packing("shared", 10_000)
+    trainer = make_trainer(make_policy("gpt2"), algorithm, streaming=True)
+    cut = [replace(g, rollouts=tuple(replace(r, finish_reason="length") for r in rewarded(g))) for g in random_groups()]
+    for early in ([], cut):
+        train_ahead(early, trainer, credit_assigner(algorithm), packing, step=0)
+        assert trainer.ahead.totals is None
+    train_ahead(
+        [replace(g, rollouts=rewarded(g)) for g in random_groups()], trainer, credit_assigner(algorithm), packing, 0
+    )
+    assert trainer.ahead.totals is not None
+    assert trainer.ahead.totals.num_tokens == 43

@@ -112,6 +112,8 @@ def train_ahead(
     penalties = reward_penalty(groups, trainer, packing)
     credit = assigner.assign_alone(groups, penalties)
     rows = _rows_in_loss(groups, credit, trainer)
+    if not any(rows):  # no count to divide by, until others are there
+        return
     counted = trainer.ahead.totals or Totals(*count(rows), sum(map(sum, credit.keep)))
     totals = (counted.num_tokens, counted.num_sequences, counted.num_rows)
     trainer.accumulate(pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), step)
