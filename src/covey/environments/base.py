@@ -12,7 +12,7 @@ from inspect import getattr_static, iscoroutinefunction
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from covey.environments.episode import Answer, Episode, Observation, answered
-from covey.system.jsonl import Array
+from covey.system.jsonl import as_lists
 from covey.system.lookup import describe, is_coveys
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
@@ -283,7 +283,7 @@ def metrics_of(environment: Environment) -> dict[str, float]:
     name = type(environment).__name__
     if not isinstance(found, Mapping):
         raise EnvironmentFault(f"{name}.metrics must return numbers by name, got a {type(found).__name__}")
-    plain = {str(key): value.tolist() if isinstance(value, Array) else value for key, value in found.items()}
+    plain = {str(key): as_lists(value) for key, value in found.items()}
     measured = {key: value for key, value in plain.items() if value is not None}
     wrong = next((key for key, value in measured.items() if not isinstance(value, numbers.Real)), None)
     if wrong is not None:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from covey.system.disk import WriteError, atomic_file, cannot_write, read_regular
 from covey.system.text.escaping import is_visible
@@ -126,9 +126,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-@runtime_checkable
-class Array(Protocol):
-    def tolist(self) -> Any: ...
+def as_lists(value: Any) -> Any:
+    """Return an array as lists of numbers, one of no dimension as its number, anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def plain_data(value: Any) -> Any:
@@ -139,7 +139,7 @@ def plain_data(value: Any) -> Any:
     >>> plain_data({"scores": np.array([0.5, 1.0]), "file": Path("a.txt")})
     {'scores': [0.5, 1.0], 'file': 'a.txt'}
     """
-    value = value.tolist() if isinstance(value, Array) else value
+    value = as_lists(value)
     if isinstance(value, Mapping):
         return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

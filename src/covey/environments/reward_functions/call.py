@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
-from covey.system.jsonl import Array, plain_data
+from covey.system.jsonl import as_lists, plain_data
 from covey.system.workers.process import Prepares
 
 RewardCallable = Callable[..., Any]
@@ -138,10 +138,10 @@ def _shortened(value: Any) -> str:
 def judged(returned: Any, count: int) -> Outcome:
     """Return the values a function returned for `count` completions, each through the gate."""
     # Arrays become lists; anything but one value per completion is refused
-    values = returned.tolist() if isinstance(returned, Array) else returned
+    values = as_lists(returned)
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
         return failed(f"returned {type(returned).__name__} {_shortened(returned)}, not a list of numbers", count)
-    values = [value.tolist() if isinstance(value, Array) else value for value in values]
+    values = [as_lists(value) for value in values]
     if len(values) != count:
         return failed(f"returned {len(values)} values for {count} completions", count)
     # Each value is a number or None
