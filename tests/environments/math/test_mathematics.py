@@ -223,6 +223,13 @@ x^\frac12+y^2 x^\pi+y^2 e^{(x+1)}+x^2 x^{n+1}y^{2} \frac{x^2}{y^2} 30^\circ 2.5^
 """
 
 
+def test_one_expression_is_no_point_list_or_set_without_algebra() -> None:
+    nested = "(" * 25 + "x" + ")" * 25
+    assert [equal_at_sight(nested, gold) for gold in ("(1,2)", "1,2", "\\{1,2\\}")] == [False, False, False]
+    assert equal_at_sight("\\mathbb{R}", "(-\\infty,\\infty)") is None
+    assert equal_at_sight("1\\pm\\sqrt2", "1+\\sqrt2,1-\\sqrt2") is None
+
+
 def test_a_tower_of_powers_is_told_from_a_product_of_powers() -> None:
     assert [text for text in TOWERS.split() if not has_tower(text)] == []
     assert [text for text in TOWERS.split() if equal_at_sight(text, "x^2+y^2") is not False] == []

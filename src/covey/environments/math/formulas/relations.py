@@ -52,7 +52,7 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
     kinds = [side.kind for node in (answer, gold) if isinstance(side := last_side(node), Group)]
     if kinds == ["()", "list"]:
         return _all_same(_in_order(answer), _in_order(gold))
-    if set(kinds) == {"()", SET}:
+    if set(kinds) == {"()", SET} or (_is_several(gold) and not any(_may_be_several(part) for part in walk(answer))):
         return False
     # Ratios
     if is_ratio(gold):
@@ -75,6 +75,17 @@ def _in_order(node: Node) -> dict[object, Node]:
     """Return the members of the point or list that a node is or stands for, by their places."""
     side = last_side(node)
     return dict(enumerate(side.members)) if isinstance(side, Group) and side.kind in {"()", "list"} else {}
+
+
+def _is_several(node: Node) -> bool:
+    """Check for a point, set or list of two and more, less intervals that may have a name, such as `\\mathbb{R}`."""
+    side = last_side(node)
+    is_listed = isinstance(side, Group) and side.kind in {"()", "list", SET} and len(side.members) > 1
+    return is_listed and INFINITY not in walk(side)
+
+
+def _may_be_several(part: Node) -> bool:
+    return isinstance(part, Group) or part == Symbol("\\pm")
 
 
 def _values_by_name(node: Node) -> dict[object, Node]:
