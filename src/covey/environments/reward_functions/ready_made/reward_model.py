@@ -1,5 +1,6 @@
 """A learned reward model as a reward function, called as TRL calls one."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,9 @@ class Loaded:
 class RewardModel:
     """The score an `AutoModelForSequenceClassification` gives to prompt and completion.
 
-    Text prompts are joined with their completions; conversations go through the reward model's own chat template. The
-    reward is the logit number `label`, as it stands. Give it a scale with reward_weights, or take algorithm=gdpo.
+    Text prompts are joined with their completions; conversations go through the reward model's own chat template. A
+    special token that a completion spells out is read as ordinary text, so that it opens no turn there. The reward is
+    the logit number `label`, as it stands. Give it a scale with reward_weights, or take algorithm=gdpo.
     """
 
     __name__ = "reward_model"
@@ -70,11 +72,12 @@ class RewardModel:
         return [score for batch in batches for score in self._scores(self._loaded, batch)]
 
     def _text(self, prompt: str | Sequence[Mapping[str, Any]], completion: Completion) -> str:
+        assert self._loaded is not None
+        tokenizer = self._loaded.tokenizer
+        completion = unforged(completion, tokenizer)
         if isinstance(prompt, str):
             assert isinstance(completion, str)
             return prompt + completion
-        assert self._loaded is not None
-        tokenizer = self._loaded.tokenizer
         if tokenizer.chat_template is None:
             raise ValueError(f"the reward model {self.model} has no chat template; its prompts must be text")
         return str(tokenizer.apply_chat_template([*prompt, *completion], tokenize=False))
@@ -94,6 +97,26 @@ class RewardModel:
 
     def _load(self) -> Loaded:
         return padded(load_scorer(self.model, self.revision, self.precision, self.device))
+
+
+def unforged(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
+    """Return text or messages with each special token that they spell out divided by a space, or left out where it is
+    a single character."""
+    special = {str(entry) for entry in tokenizer.added_tokens_decoder.values() if entry.special}
+    marks = sorted(special | set(tokenizer.all_special_tokens), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, filter(None, marks))) or r"(?!)")
+
+    def divided(mark: re.Match[str]) -> str:
+        return f"{mark[0][0]} {mark[0][1:]}" if len(mark[0]) > 1 else ""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(divided, value)
+        if isinstance(value, Mapping):
+            return {key: change(inner) for key, inner in value.items()}
+        return [change(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    return change(said)
 
 
 def padded(scorer: Loaded) -> Loaded:
