@@ -48,7 +48,7 @@ def observed_tokens(
         words = messages if isinstance(messages, str) else "".join(text_of(message) for message in messages)
         return unforged_tokens(tokenizer, Rendered(words, (Foreign(0, len(words)),)))
     # Ask the template what follows the turn
-    said = _as_messages(messages)
+    said = as_messages(messages)
     rendered = _first_that_renders(tokenizer, conversation, said, tools)
     return _following(tokenizer, unforged_tokens(tokenizer, rendered), sampled)
 
@@ -78,6 +78,36 @@ def _first_that_renders(
             with suppress(ValueError):
                 return way()
         raise error
+
+
+def _rendered_after_call(
+    tokenizer: PreTrainedTokenizerBase,
+    before: Sequence[Message],
+    said: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+) -> Rendered:
+    """Return what the chat template writes after a turn that called tools, from its last mark on."""
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    alone = _render(tokenizer, (*before, turn), tools, opens=False)
+    # The turn's own close is its last mark
+    encoded = tokenizer(alone, add_special_tokens=False, return_offsets_mapping=True)
+    known = marks(tokenizer, len(tokenizer))[1]
+    found = [
+        start
+        for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        if token in known
+    ]
+    close = found[-1] if found else len(alone)
+
+    def after(messages: Sequence[Message]) -> str:
+        whole = _render(tokenizer, (*before, turn, *messages), tools)
+        if not whole.startswith(alone):
+            raise ValueError("the chat template rewrites a turn that called tools when they answer")
+        return whole[close:]
+
+    return locate(after, said)
 
 
 def _rendered_after_call(
