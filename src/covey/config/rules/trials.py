@@ -38,7 +38,7 @@ def _of_credit(algorithm: AlgorithmConfig, group_size: int) -> Iterator[Trial]:
     """Yield what is between rewards and advantages."""
     credit, given = build_credit(algorithm), _made_up_scores(group_size)
     for name, shape in zip(algorithm.shaping, credit.shaping, strict=True):
-        yield f"shaping.{name}", shape, partial(shape, given.rewards_N, _shaping_inputs(given))
+        yield f"shaping.{name}", shape, partial(shape, given.rewards_N, made_up_shaping_inputs(given))
     yield f"advantage_options of {algorithm.advantage}", credit.estimate, partial(credit.estimate, given)
     if credit.select is not None:
         call = partial(credit.select, given, ADVANTAGES["group_center"])
@@ -66,7 +66,8 @@ def _made_up_scores(group_size: int) -> Scores:
     return scores(rewards, groups, parts=[[reward] for reward in rewards])
 
 
-def _shaping_inputs(given: Scores) -> ShapingInputs:
+def made_up_shaping_inputs(given: Scores) -> ShapingInputs:
+    """Return what a shaping reads beside the rewards."""
     ones_N: Tensor = torch.ones_like(given.lengths_N)
     return ShapingInputs(
         groups_N=given.groups_N,

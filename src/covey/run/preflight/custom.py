@@ -7,7 +7,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -19,12 +19,13 @@ from covey.algorithm.aggregation import AGGREGATIONS, Denominators
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import Answer, Scores, scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
-from covey.algorithm.credit.shaping import SHAPING, ShapingInputs
+from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS
 from covey.algorithm.loss_inputs import LossInputs, RatioOptions, loss_inputs, select
 from covey.algorithm.losses import LOSS_FUNCTIONS
 from covey.algorithm.objective import evaluate_loss, no_gradient
 from covey.algorithm.settings import AlgorithmConfig
+from covey.config.rules.trials import made_up_shaping_inputs
 from covey.config.schema import Config
 from covey.rollouts.group_checks import Outcome
 from covey.rollouts.settings import group_sizes
@@ -145,14 +146,9 @@ def try_shaping(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
             continue
         for case in synthetic_cases(config, prompts):
             given = case.scores
-            info = ShapingInputs(
-                groups_N=given.groups_N,
-                lengths_N=given.lengths_N,
-                total_lengths_N=given.lengths_N + 4,
-                turns_N=torch.ones_like(given.lengths_N),
-                truncated_N=torch.tensor([answer.truncated for answer in case.answers]),
-                token_ids=[answer.token_ids for answer in case.answers],
-            )
+            truncated_N = torch.tensor([answer.truncated for answer in case.answers])
+            token_ids = [answer.token_ids for answer in case.answers]
+            info = replace(made_up_shaping_inputs(given), truncated_N=truncated_N, token_ids=token_ids)
             with on(case):
                 shaped(shape, given.rewards_N, info)
         yield name
