@@ -116,7 +116,7 @@ class AlgorithmConfig(Section):
     advantage_options: dict[str, Any] = setting({}, needs=READ_ADVANTAGES)
     """Keyword arguments of the advantage function; unknown ones are refused."""
     advantage_clip: float | None = setting(None, gt=0, needs=READ_ADVANTAGES)
-    """Clamp advantages to [-c, c], the last step before selection; null leaves them."""
+    """Clamp advantages to [-c, c], the last step; null leaves them."""
     turn_credit: str = setting("episode", choices=TURN_CREDITS, needs=(READ_ADVANTAGES, CONTINUES, *BY_TURN))
     """How the turns of an episode share its reward (outcome + rewards of its turns): episode (alike), discounted,
     turn_mixed or anchor_state."""
