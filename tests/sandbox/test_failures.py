@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from covey.sandbox import CallTest, Limits, Sandbox, SandboxFailed, Tier, slot
+from covey.sandbox.inside import wire
 
 from .attacks import attack_run
 
@@ -84,6 +85,47 @@ def test_a_judge_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
         assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
         assert judges(others) != [judge]
+
+
+def test_a_judge_that_takes_no_order_is_given_up(monkeypatch: pytest.MonkeyPatch, others: set[int]) -> None:
+    monkeypatch.setattr(slot, "GRACE_SECONDS", 2.0)
+    with opened("landlock") as sandbox:
+        (judge,) = judges(others)
+        os.kill(judge, signal.SIGSTOP)
+        order = {"code": "#" * (4 << 20), "entry_point": "f", "tests": [], "limits": {}}  # more than a socket holds
+        with pytest.raises(slot.SlotLost, match=r"the judge has not answered for 3 s"):
+            next(iter(sandbox._slots)).run(order, 1.0)
+
+
+def test_a_program_that_cannot_be_sent_takes_no_slot_with_it(monkeypatch: pytest.MonkeyPatch, others: set[int]) -> None:
+    with opened("landlock") as sandbox:
+        monkeypatch.setattr(wire, "MAX_TRUSTED", 100)
+        with pytest.raises(ValueError, match=r"a program and its tests must be at most 100 bytes"):
+            sandbox.run_blocking(HONEST, TESTS, "f")
+        monkeypatch.undo()
+        assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
+        assert len(judges(others)) == len(sandbox._idle) == 1
+
+
+def test_a_disk_without_room_for_the_files_of_a_program_is_a_failure_of_the_sandbox() -> None:
+    with opened("landlock") as sandbox:
+        with pytest.raises(
+            SandboxFailed, match=r"has no room for the 1152921504606846976 bytes of a program; make some"
+        ):
+            sandbox.run_blocking(HONEST, TESTS, "f", Limits(file_bytes=1 << 60))
+        assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
+
+
+def test_a_machine_without_threads_left_is_a_failure_of_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened("landlock") as sandbox:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(SandboxFailed, match=r"^the sandbox cannot start a thread: can't start new thread$"):
+            sandbox.run_blocking(HONEST, TESTS, "f")
+        monkeypatch.undo()
+        assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
 
 
 def test_a_closed_sandbox_runs_nothing_and_has_no_processes(others: set[int]) -> None:

@@ -94,7 +94,10 @@ class Sandbox:
             raise SandboxFailed("the sandbox belongs to the process that this one was forked from; make one here")
         limits = limits or Limits()
         order = encode_request(code, tests, entry_point, limits)
-        return self._executor.submit(self._run, order, limits)
+        try:
+            return self._executor.submit(self._run, order, limits)
+        except RuntimeError as error:  # the machine has no thread left
+            raise SandboxFailed(f"the sandbox cannot start a thread: {error}") from error
 
     def _run(self, order: dict[str, Any], limits: Limits) -> Report:
         """Run in a thread of its own, of which there are as many as slots."""
@@ -111,7 +114,7 @@ class Sandbox:
         slot = self._take_slot()
         try:
             answer = slot.run(order, limits.total_seconds)
-        except SlotLost:
+        except BaseException:
             self._forget(slot)
             raise
         self._idle.append(slot)

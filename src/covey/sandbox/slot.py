@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import threading
 from typing import Any
@@ -14,7 +15,7 @@ from covey.sandbox.types import Tier
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 60.0
-"""For judging, beyond the time of the program's own tests."""
+"""For judging, beyond the time of the program's own tests, and for taking an order."""
 CLOSE_SECONDS = 1.0
 """For clearing up; a judge that is waiting for a program is killed, and takes zygote and program with it."""
 
@@ -79,7 +80,7 @@ class Slot:
         try:
             wire.send(self._channel.fileno(), message)
             answer: dict[str, Any] = wire.receive(self._channel.fileno(), seconds)
-        except TimeoutError as error:
+        except (TimeoutError, BlockingIOError) as error:
             self._process.kill()
             raise SlotLost(f"the judge has not answered for {seconds:g} s") from error
         except (OSError, EOFError) as error:
@@ -104,6 +105,7 @@ def launch_with(interpreter: str) -> tuple["subprocess.Popen[bytes]", socket.soc
     """Start a judge. Raises OSError where that interpreter cannot be run."""
     # Start the interpreter with a channel and a pipe for its code
     ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(int(GRACE_SECONDS * 1e6), 10**6)))
     read, write = os.pipe()
     try:
         process = subprocess.Popen(

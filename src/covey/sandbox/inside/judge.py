@@ -155,7 +155,8 @@ class Host:
     ) -> Process:
         """Return a new process, shut in, that waits for its order."""
         # Make the descriptors: job and result, and for scripts stdin and stdout
-        folder = self.make_folder() if self.base is not None and "private_folder" in self.layers else None
+        has_folder = self.base is not None and "private_folder" in self.layers
+        folder = self.make_folder(limits["file_bytes"]) if has_folder else None
         job_read, job_write = os.pipe()
         result_read, result_write = os.pipe()
         theirs = [job_read, result_write]
@@ -174,9 +175,12 @@ class Host:
         self._num_runs += 1
         return Process(pid, folder, job_write, result_read, stdin, stdout)
 
-    def make_folder(self) -> str:
-        """Make an empty folder of the program's user alone."""
+    def make_folder(self, max_bytes: int) -> str:
+        """Make an empty folder of the program's user alone. Raises Broken where a full disk would make it fail."""
         assert self.base is not None
+        disk = os.statvfs(self.base)
+        if disk.f_bavail * disk.f_frsize < max_bytes:
+            raise Broken(f"{self.base} has no room for the {max_bytes} bytes of a program; make some, or set TMPDIR")
         folder = os.path.join(self.base, secrets.token_hex(8))
         os.mkdir(folder, 0o700)
         if self.uid is not None:
