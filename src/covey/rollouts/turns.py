@@ -110,43 +110,6 @@ def _rendered_after_call(
     return locate(after, said)
 
 
-def _rendered_after_call(
-    tokenizer: PreTrainedTokenizerBase,
-    before: Sequence[Message],
-    said: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-) -> Rendered:
-    """Return what the chat template writes after a turn that called tools, from its last mark on."""
-    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
-    turn = {"role": "assistant", "content": "", "tool_calls": calls}
-    alone = _render(tokenizer, (*before, turn), tools, opens=False)
-    # The turn's own close is its last mark
-    encoded = tokenizer(alone, add_special_tokens=False, return_offsets_mapping=True)
-    known = marks(tokenizer, len(tokenizer))[1]
-    found = [
-        start
-        for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        if token in known
-    ]
-    close = found[-1] if found else len(alone)
-
-    def after(messages: Sequence[Message]) -> str:
-        whole = _render(tokenizer, (*before, turn, *messages), tools)
-        if not whole.startswith(alone):
-            raise ValueError("the chat template rewrites a turn that called tools when they answer")
-        return whole[close:]
-
-    return locate(after, said)
-
-
-def _as_messages(said: str | Sequence[Message]) -> Sequence[Message]:
-    """Return what the environment said as messages: text is the user's."""
-    if not isinstance(said, str):
-        return said
-    return ({"role": "user", "content": said},) if said else ()
-
-
 def _rendered_after(
     tokenizer: PreTrainedTokenizerBase,
     before: Sequence[Message],
