@@ -249,6 +249,18 @@ def test_a_clip_that_takes_most_is_to_watch_while_the_run_gets_better() -> None:
     assert found(0.4, 0.4) == [Level.SICK]
 
 
+def test_cut_answers_are_no_sickness_where_they_earn_the_reward_or_the_run_has_just_begun() -> None:
+    def found(num_steps: int, reward: float) -> list[Level]:
+        log = rows_of({"truncated_fraction": [0.95] * num_steps, "sampled_reward_mean": [reward] * num_steps})
+        return [one.level for one in diagnose(log) if one.rule.id == "D8"]
+
+    assert found(30, 0.1) == [Level.SICK]
+    assert found(30, 0.5) == [Level.SICK]  # the cut ones earn 0.45 of 0.95 at least
+    assert found(30, 0.6) == [Level.WATCH]
+    assert found(30, 3.0) == [Level.SICK]  # of what scale is not known
+    assert found(9, 0.1) == [Level.WATCH]
+
+
 def test_an_accuracy_that_keeps_up_with_the_reward_on_few_prompts_is_no_hacking() -> None:
     rows = rows_of({"sampled_reward_mean": [0.25 + 0.001 * step + 0.001 * (step % 3) for step in range(60)]})
     few = {"evaluation.num_prompts": 8}

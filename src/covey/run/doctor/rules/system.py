@@ -5,7 +5,7 @@ import math
 from covey.run.doctor.finding import Evidence, Level
 from covey.run.doctor.log import RunLog
 from covey.run.doctor.measures import mann_kendall, theil_sen, thinned
-from covey.run.doctor.rules.common import above, evidence_of, from_to, percent
+from covey.run.doctor.rules.common import above, evidence_of, from_to, percent, reward_name
 
 TOOL_ERRORS = ("tools/failure_frequency", "tool_error_fraction", "tool_errors")
 """How logs call the share of tool calls that failed."""
@@ -16,16 +16,30 @@ FLOAT16_SEARCH = 20
 
 def cut_answers(log: RunLog) -> Evidence | None:
     """Find answers that the token limit cuts."""
+    found = _cut(log)
+    shaped = log.setting("algorithm.mask_truncated") or "soft_overlong" in (log.setting("algorithm.shaping") or {})
+    if found is None or found.level is not Level.SICK or not (shaped or _cut_answers_earn(log)):
+        return found
+    return Evidence(Level.WATCH, found.seen, found.since, found.until, found.values)
+
+
+def _cut(log: RunLog) -> Evidence | None:
     values = log.known("truncated_fraction")
     if len(values) >= 3 and all(value > 0.9 for _, value in values[-3:]):
         since = next(step for place, (step, _) in enumerate(values) if all(v > 0.9 for _, v in values[place:]))
-        return Evidence(Level.SICK, f"{percent(values[-1][1])} of the answers are cut by the token limit", since)
+        level = Level.SICK if len(values) >= log.width else Level.WATCH  # what is to end is learnt in the first steps
+        return Evidence(level, f"{percent(values[-1][1])} of the answers are cut by the token limit", since)
     text = "the token limit cuts {} of the answers"
-    found = above(log, "truncated_fraction", 0.05, 0.2, lambda span: text.format(percent(span.mean)), strict=True)
-    shaped = log.setting("algorithm.mask_truncated") or "soft_overlong" in (log.setting("algorithm.shaping") or {})
-    if found is None or not (shaped and found.level is Level.SICK):
-        return found
-    return Evidence(Level.WATCH, found.seen, found.since, found.until, found.values)
+    return above(log, "truncated_fraction", 0.05, 0.2, lambda span: text.format(percent(span.mean)), strict=True)
+
+
+def _cut_answers_earn(log: RunLog) -> bool:
+    """Tell whether cut answers earn half of a full reward or more, where 1 is one: all others cannot have earned it."""
+    cut, rewards = dict(log.known("truncated_fraction")[-3:]), log.known(reward_name(log))
+    if not cut or any(value > 1 for _, value in rewards):
+        return False
+    earned = [value - (1 - cut[step]) for step, value in rewards if step in cut]
+    return sum(earned) >= 0.5 * sum(cut.values())
 
 
 def never_stops(log: RunLog) -> Evidence | None:
