@@ -1,6 +1,7 @@
 """While a run trains, findings are said once, change nothing, and end the run where that is asked."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -41,6 +42,13 @@ def evaluated(accuracy: float) -> Evaluation:
     )
 
 
+def run_of_100(ids: Sequence[str]) -> Any:
+    """All that the doctor looks at of a run of 100 steps."""
+    settings = SimpleNamespace(num_steps=100)
+    prompts = [SimpleNamespace(id=name) for name in ids]
+    return SimpleNamespace(trainer=SimpleNamespace(settings=settings), test_prompts=prompts)
+
+
 def test_a_finding_is_said_once_and_again_only_when_it_is_worse(caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     doctor = Doctor(Config(), said.append)
@@ -60,9 +68,10 @@ def test_a_finding_is_said_once_and_again_only_when_it_is_worse(caplog: pytest.L
     assert len(said) == 2
 
 
-def test_losses_on_held_out_prompts_are_said_after_the_evaluation_that_shows_them() -> None:
+def test_losses_on_held_out_prompts_are_said_after_the_evaluation_that_shows_them(tmp_path: Path) -> None:
     said: list[str] = []
     doctor = Doctor(Config(), said.append)
+    doctor.on_start(run_of_100([f"held-out/{place}" for place in range(100)]), tmp_path)
     doctor.on_evaluation(0, evaluated(0.6))
     assert said == []
     doctor.on_evaluation(10, evaluated(0.2))
@@ -99,8 +108,7 @@ def test_a_resumed_run_goes_on_counting_and_repeats_nothing(tmp_path: Path) -> N
     lines = [json.dumps({"step": step, **numbers}) for step in range(1, 31)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     doctor = Doctor(Config(), said.append)
-    run = SimpleNamespace(trainer=SimpleNamespace(num_steps=100), test_prompts=())  # all that it looks at
-    doctor.on_start(run, tmp_path)  # type: ignore[arg-type]
+    doctor.on_start(run_of_100(()), tmp_path)
     for step in range(26, 61):  # resumed after step 25
         step_of(doctor, step, zero_std_fraction=1.0, entropy=0.5 if step < 40 else 3.0)
     assert [line.split()[2] for line in said] == ["D5"]
@@ -116,9 +124,7 @@ def test_losses_on_held_out_prompts_are_found_over_a_resume(tmp_path: Path) -> N
     ]
     (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
     doctor = Doctor(Config(), said.append)
-    prompts = tuple(SimpleNamespace(id=name) for name in ids)
-    run = SimpleNamespace(trainer=SimpleNamespace(num_steps=100), test_prompts=prompts)
-    doctor.on_start(run, tmp_path)  # type: ignore[arg-type]
+    doctor.on_start(run_of_100(ids), tmp_path)
     doctor.on_evaluation(10, evaluated(0.2))
     assert [line.split()[2] for line in said] == ["D21"]
     assert "of 60 held-out prompts solved (before the first step), 40 are lost" in said[0]

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,7 @@ class Doctor(Callback):
         self._log.add_row({"step": step, **row}, is_look=True)
         self._answers += [
             {"step": step, "prompt_id": prompt_id, "greedy": True, "correct": correct == 1.0}
-            for prompt_id, correct in zip(self._prompt_ids or count(), evaluation.correct_greedy, strict=False)
+            for prompt_id, correct in zip(self._prompt_ids, evaluation.correct_greedy, strict=False)
         ]
         self._look()
 
