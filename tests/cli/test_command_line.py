@@ -191,6 +191,22 @@ def test_a_whole_file_of_settings_starts_another_run(capsys: pytest.CaptureFixtu
         assert capsys.readouterr().err == f"covey: {line}\n"
 
 
+def test_prompts_are_counted_for_covey_config_though_closing_their_environment_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("closing_fails.py").write_text(
+        "from covey import Environment, Prompt, Reward\n"
+        "class Mine(Environment):\n"
+        "    def prompts(self, split): return [Prompt(str(n), 'mine', 'a?', {}) for n in range(64)]\n"
+        "    def score(self, prompt, completion): return Reward(0.0)\n"
+        "    def close(self): raise OSError('gone')\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    words = ["environment=custom", "environment.factory=closing_fails:Mine", "groups_per_step=32", "num_epochs=3"]
+    assert main(["config", *words]) == 0
+    assert "\nnum_steps: 6\n" in capsys.readouterr().out
+
+
 def run_covey(**environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "covey", "--version"]
     return subprocess.run(

@@ -330,11 +330,15 @@ def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:
     told = f"num_epochs={config.num_epochs:g} is counted when the run begins, here num_steps={config.num_steps}"
     if isinstance(config.environment, MADE_AT_LENGTH):
         return config, (f"{told}: environment={config.environment.name} takes long to make",)
+    from covey.environments.base import close_environment  # imports torch
+
     # Built for the number of its prompts alone
     try:
         environment = environments.build(config)
-        num_prompts = len(environment.prompts("train"))
-        environment.close()
+        try:
+            num_prompts = len(environment.prompts("train"))
+        finally:
+            close_environment(environment)
     except ValueError as error:
         return config, (f"{told}: {error}",)
     return counted(config, num_prompts), ()
