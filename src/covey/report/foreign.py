@@ -109,12 +109,11 @@ def _text(value: Any) -> str:
 def _as_run(folder: Path, rows: Sequence[Row]) -> RunFiles:
     """Make of answers what a run of covey would have logged: rewards by step and by prompt, groups without tokens."""
     steps, updates, traces = [], [], []
-    for step in sorted({row["step"] for row in rows}):
+    for step, answers in _by_step(rows):
         # Group the answers of a step by prompt
         groups: dict[str, list[Row]] = {}
-        for row in rows:
-            if row["step"] == step:
-                groups.setdefault(_text(row["prompt"]), []).append(row)
+        for row in answers:
+            groups.setdefault(_text(row["prompt"]), []).append(row)
         # Metrics of the step
         rewards = {name: [row["reward"] for row in group] for name, group in groups.items()}
         flat = [reward for group in rewards.values() for reward in group]
