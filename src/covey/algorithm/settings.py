@@ -232,7 +232,8 @@ class AlgorithmConfig(Section):
     target_kl: float | None = setting(None, needs=PENALISED)
     """Steer kl_coef so that the measured KL comes to this; null keeps kl_coef fixed."""
     max_kl: float | None = setting(None, gt=0, needs=PENALISED)
-    """Stop the run where the KL to the reference, mean of the tokens, exceeds this many nats; null never does."""
+    """Stop the run where the KL to the reference, mean over sequences of their token means, exceeds this many nats;
+    null never does."""
     max_mismatch: float | None = setting(None, gt=0)
     """Stop the run, before the update, where log-probs of sampler and trainer differ by more nats on average; null only
     writes a warning to the log, above 0.1."""
