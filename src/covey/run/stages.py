@@ -25,7 +25,7 @@ from covey.rollouts.source import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import load_state, load_weights
-from covey.run.checkpoints.resume import changed_facts, check_same_reference, resume_hint, resume_point
+from covey.run.checkpoints.resume import changed_facts, check_same_reference, cut_rows, resume_hint, resume_point
 from covey.run.checkpoints.state import checkpoint_state, restore
 from covey.run.evaluate import answer
 from covey.run.given import NOTHING, Given
@@ -50,7 +50,7 @@ def find_checkpoint(config: Config, output_dir: Path) -> Path | None:
         return None
     waiting_for = f"the checkpoints of {output_dir} to be verified"
     with make_watchdog(config, output_dir) as watchdog, watchdog.deadline(waiting_for, "timeouts.loading"):
-        return collectives.run_on_rank0(lambda: resume_point(config, output_dir))  # it cuts the logs back: one writer
+        return collectives.run_on_rank0(lambda: resume_point(config, output_dir))
 
 
 @contextmanager
@@ -121,6 +121,8 @@ def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> i
         collectives.run_on_rank0(lambda: check_same_reference(config, checkpoint, run.reference_hash))
         load_weights(run.policy, checkpoint)
         step = restore(run, record, load_state(checkpoint))
+        # Not before: a run that cannot go on keeps the rows it had
+        collectives.run_on_rank0(lambda: cut_rows(record.folder, checkpoint))
     run.source.follow(step, config.num_steps)  # before anything is sampled
     run.source.publish(run.trainer.weights(), version=step)
     record.say(f"resumed after step {step} from {checkpoint}")

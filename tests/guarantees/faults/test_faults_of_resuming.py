@@ -88,6 +88,17 @@ def test_a_run_that_goes_on_as_it_was_says_nothing_and_is_the_same(
     assert equal(saved_weights(tmp_path / "stopped"), saved_weights(tmp_path / "whole"))
 
 
+def test_a_run_that_is_refused_keeps_the_rows_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half_way(tmp_path, monkeypatch)
+    rows = [tmp_path / name for name in ("metrics.jsonl", "rollouts.jsonl")]
+    before = [path.read_text() for path in rows]
+    assert '"step":2' in before[0].replace(" ", "")
+    use(monkeypatch, scripted(num_prompts=7))
+    with pytest.raises(ValueError, match="are not those that .* was trained on"):
+        go_on(tmp_path)
+    assert [path.read_text() for path in rows] == before
+
+
 # ------------------------------------------------------------------------------------------------ two runs, one folder
 
 

@@ -154,7 +154,7 @@ def truncate_jsonl(path: Path, step: int, *, evaluated: bool = True) -> None:
 
 
 def resume_point(config: Config, folder: Path) -> Path | None:
-    """Return the checkpoint to resume from, logs cut back to it, or None for a new run.
+    """Return the checkpoint to resume from, or None for a new run.
 
     ValueError where there is no checkpoint, or nothing left to do.
     """
@@ -165,15 +165,21 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     if checkpoint is None:
         if complete_checkpoints(folder / "checkpoints"):
             raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
-        raise ValueError(f"{folder} has no checkpoint to resume from; remove it and start again with covey train")
+        raise ValueError(
+            f"{folder} has no checkpoint to resume from: it saves one after every {config.output.save_every} steps "
+            "(output.save_every); remove it and start again"
+        )
     # Refuse to resume a finished run; passes over the prompts are counted once these are there
     if config.num_epochs is None:
         check_unfinished(config, folder, checkpoint)
+    return checkpoint
+
+
+def cut_rows(folder: Path, checkpoint: Path) -> None:
+    """Drop the rows written after a checkpoint, which the run that resumes there writes again."""
     step, evaluated = _progress(checkpoint)
-    # Drop rows written after that checkpoint, which the resumed run writes again
     for name in ROWS:
         truncate_jsonl(folder / name, step, evaluated=evaluated)
-    return checkpoint
 
 
 def check_unfinished(config: Config, folder: Path, checkpoint: Path) -> None:
@@ -196,7 +202,7 @@ def resume_hint(folder: Path) -> str:
         return f"{command} continues when it is back"
     saved = complete_checkpoints(folder / "checkpoints")
     if not saved:
-        return f"no checkpoint was saved; remove {_shown(folder)} and start again with covey train"
+        return f"no checkpoint was saved; remove {_shown(folder)} and start again"
     return f"{command} continues after step {step_of(saved[-1])}"
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -75,18 +76,13 @@ class RunRecorder:
         self.watchdog = make_watchdog(config, folder)
         self.timer = PhaseTimer(watchdog=self.watchdog)
         self._config = config
-        self._folder = folder
+        self.folder = folder
         self.callbacks = Callbacks((*watching(config, self.say), *callbacks))
         self._started = self._step_started = time.monotonic()
         self._goes_on = config.output.on_write_error == "continue"
-        # Show and log on the main process alone
-        self._tracker: Tracker = CompositeTracker(())
-        self._progress = Progress()
-        if collectives.is_main_process():
-            self._progress = progress_of(config.num_steps, shows=config.output.progress)
-            self._tracker = make_trackers(
-                config.output, folder, mask(asdict(config)), config.timeouts.tracker, self.say
-            )
+        # Show on the main process alone
+        shows = config.output.progress
+        self._progress = progress_of(config.num_steps, shows=shows) if collectives.is_main_process() else Progress()
         # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
         self._samplers = SamplersTotals()
@@ -116,13 +112,9 @@ class RunRecorder:
         with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
             closing.push(self.watchdog)
             closing.enter_context(self.watchdog.deadline("the parts of the run to be closed", "timeouts.saving"))
-            closing.callback(self._tracker.close)
-            if self._schedule is not None:
-                closing.callback(self._schedule.close)
-            if self._traces is not None:
-                closing.callback(self._traces.close)
-            if self._run is not None:
-                closing.callback(self._run.close)
+            for part in (vars(self).get("_tracker"), self._schedule, self._traces, self._run):
+                if part is not None:
+                    closing.callback(part.close)
             self._progress.close()
             try:
                 if not self._is_as_left:
@@ -132,6 +124,14 @@ class RunRecorder:
                 if kind is None:
                     raise
                 LOGGER.warning("%s", unwritten)  # what ended the run is what its user must read
+
+    @cached_property
+    def _tracker(self) -> Tracker:
+        """Open the logs at their first row: those of a resumed run are cut back before."""
+        if not collectives.is_main_process():
+            return CompositeTracker(())
+        config = self._config
+        return make_trackers(config.output, self.folder, mask(asdict(config)), config.timeouts.tracker, self.say)
 
     @property
     def run(self) -> Run:
@@ -153,9 +153,9 @@ class RunRecorder:
         self._prompts = prompts
         self._config = replace(self._config, num_steps=run.trainer.settings.num_steps)
         self._progress.expect(self._config.num_steps)
-        self._traces = TraceLog(self._config, self._folder, run) if self._config.output.traces else None
-        run.source.report_to(self._folder / STATUS)
-        self.callbacks.start(run, self._folder)
+        self._traces = TraceLog(self._config, self.folder, run) if self._config.output.traces else None
+        run.source.report_to(self.folder / STATUS)
+        self.callbacks.start(run, self.folder)
 
     def log_step(self, step: int, stepped: Stepped) -> None:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
@@ -202,13 +202,13 @@ class RunRecorder:
         """Take away what an earlier process said of the run's end, which holds no longer once the run goes on."""
         if self._is_as_left and collectives.is_main_process():
             with suppress(OSError):  # the last word is written over it
-                (self._folder / SUMMARY).unlink(missing_ok=True)
+                (self.folder / SUMMARY).unlink(missing_ok=True)
         self._is_as_left = False
 
     def _log_schedule(self, step: int) -> None:
         """Write which groups made a step, where that does not follow from the settings."""
         if schedule := self.run.source.take_schedule():
-            self._schedule = self._schedule or JsonlWriter(self._folder / SCHEDULE, wait=self._goes_on)
+            self._schedule = self._schedule or JsonlWriter(self.folder / SCHEDULE, wait=self._goes_on)
             self._schedule.write({"step": step, **schedule})
 
     def _rollouts(self, step: int, stepped: Stepped) -> None:
@@ -273,12 +273,8 @@ class RunRecorder:
         return tuple(self._evaluations)
 
     @property
-    def folder(self) -> Path:
-        return self._folder
-
-    @property
     def checkpoints(self) -> Path:
-        return self._folder / "checkpoints"
+        return self.folder / "checkpoints"
 
     def save(self, state: Mapping[str, Any], *, needed: bool) -> None:
         """Save a checkpoint of the policy, which `from_pretrained` loads, with the state to resume.
@@ -324,7 +320,7 @@ class RunRecorder:
 
     def _sync_rows(self) -> None:
         """Sync the rows, as no power cut may leave a checkpoint without the rows before it."""
-        for path in map(self._folder.joinpath, ROWS):
+        for path in map(self.folder.joinpath, ROWS):
             if path.name not in ALWAYS_ROWS and not path.exists():
                 continue
             try:
@@ -362,7 +358,7 @@ class RunRecorder:
 
     def cold_start(self, facts: Mapping[str, object]) -> None:
         """Write what a cold start resulted in to cold_start.json."""
-        write_json(self._folder / "cold_start.json", facts)
+        write_json(self.folder / "cold_start.json", facts)
 
     def _summarise(self, status: str) -> None:
         """Write summary.json, for programs and for the tables at the end."""
@@ -390,7 +386,7 @@ class RunRecorder:
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
         compared = comparable(before, after, self._seen) if before and after else None
-        write_summary(self._folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
+        write_summary(self.folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
 
 
 def make_watchdog(config: Config, folder: Path) -> Watchdog:
