@@ -261,16 +261,17 @@ def test_cut_answers_are_no_sickness_where_they_earn_the_reward_or_the_run_has_j
     assert found(9, 0.1) == [Level.WATCH]
 
 
-def test_an_accuracy_that_keeps_up_with_the_reward_on_few_prompts_is_no_hacking() -> None:
+def test_an_accuracy_that_may_keep_up_with_the_reward_on_few_prompts_is_no_hacking() -> None:
     rows = rows_of({"sampled_reward_mean": [0.25 + 0.001 * step + 0.001 * (step % 3) for step in range(60)]})
-    few = {"evaluation.num_prompts": 8}
 
-    def found(*accuracies: float) -> list[str]:
-        log = replace(rows, look_steps=[0, 60], looks={"accuracy": list(accuracies)}, settings=few)
+    def found(num_prompts: int, *accuracies: float) -> list[str]:
+        settings = {"evaluation.num_prompts": num_prompts}
+        log = replace(rows, look_steps=[0, 60], looks={"accuracy": list(accuracies)}, settings=settings)
         return [name for name in names(log) if name == "D16"]
 
-    assert found(0.125, 0.25) == []
-    assert found(0.25, 0.25) == ["D16"]
+    assert found(8, 0.125, 0.25) == []
+    assert found(8, 0.25, 0.25) == []  # by chance a gain of 0.06 may not be seen
+    assert found(2000, 0.25, 0.25) == ["D16"]
 
 
 @pytest.mark.parametrize(("level", "found"), [(None, ["D32"]), (0.95, ["D32"]), (0.9999, [])])

@@ -41,7 +41,8 @@ def hacking(log: RunLog) -> Evidence | None:
         return None
     fell = accuracy.z < -2
     # Few prompts may not show a gain that keeps up with the reward's
-    if not fell and (accuracy.first > 0.9 or accuracy.gain > KEEPS_UP * reward.gain):
+    hides_gain = accuracy.gain + 2 * accuracy.error > reward.gain
+    if not fell and (accuracy.first > 0.9 or hides_gain or accuracy.gain > KEEPS_UP * reward.gain):
         return None
     level = Level.SICK if fell or (reward.z > 8 and accuracy.gain < 0.1 * reward.gain) else Level.WATCH
     text = f"the training reward rose {reward.seen()}, held-out accuracy went {accuracy.seen(percent)}"
