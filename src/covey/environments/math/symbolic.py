@@ -21,7 +21,11 @@ MAX_SYMBOLIC = 300
 MAX_TERMS_OF_ANSWER = 500
 """Most terms that an answer may have once it is multiplied out."""
 
-_SPELLING = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])|[\s$.]+")
+_SPELLING = re.compile(
+    r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])"
+    r"|\$|(?<!\d) | (?!\d)|\.(?!\d|\\over)"
+)
+"""What does not tell texts with single blanks apart. Between digits a blank does, before them a point."""
 _BRACKETS = re.compile(r"\{[^(){}\[\]^]*\}|[(\[][^(){}\[\]^]*[)\]]")
 """Without a power inside, nor other brackets."""
 _TOWER = re.compile(
@@ -33,9 +37,10 @@ _DENIAL = re.compile(r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]")
 
 
 def same_spelling(answer: str, gold: str) -> bool:
-    """Return whether both are equal as text, blanks, dollar signs, text commands and case aside."""
+    """Return whether both are equal as text, blanks, dollar signs, stops, text commands and case aside."""
     spellings = [
-        _SPELLING.sub(lambda m: (m[1] or m[2] or "").replace(" ", ""), text).lower() for text in (answer, gold)
+        _SPELLING.sub(lambda m: (m[1] or m[2] or "").replace(" ", ""), " ".join(text.split())).lower()
+        for text in (answer, gold)
     ]
     return spellings[0] == spellings[1] != ""
 

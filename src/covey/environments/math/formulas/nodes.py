@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from covey.environments.math.formulas.words import CALLS
+
 RELATION = "relation"
 """How the kind of a group begins that is an equation or the like."""
 DOUBLE_SIGN = "double sign"
@@ -131,20 +133,23 @@ def _is_name(node: Node) -> bool:
 
 
 def _is_applied_name(function: Node, argument: Node) -> bool:
-    """Check whether what stands before a bracket is a function: `f(x)`, `v(t)`, `N(3)`, `g'(2)`, not `p(p+1)`."""
+    """Check whether what stands before a bracket is a function: `f(x)`, `n(A)`, `N(3)`, `g'(2)`, not `p(p+1)`."""
     letter = function.base if isinstance(function, Power) else function
     if not isinstance(letter, Symbol):
         return _is_name(letter)
     is_argument = isinstance(argument, Number | Group) or (isinstance(argument, Symbol) and argument.name in ARGUMENTS)
-    return letter not in walk(argument) and (letter.name in FUNCTIONS_BY_LETTER or is_argument or _is_proper(letter))
+    is_marked = is_argument or _is_proper(argument) or _is_proper(letter)
+    return letter not in walk(argument) and (letter.name in FUNCTIONS_BY_LETTER or is_marked)
 
 
 def _is_joint_name(first: Node, others: Sequence[Node]) -> bool:
     """Check whether a product is no product but a name: `\\angle ABC`, `Sum`, `dy`, or one of functions."""
     letter = first.base if isinstance(first, Power) else first
     if not isinstance(letter, Symbol):
-        is_derivative = isinstance(first, Quotient) and first.bottom == Symbol("d")  # dy/dx
-        return _is_name(first) and (is_derivative or all(isinstance(other, Call) for other in others))
+        is_function = isinstance(letter, Call) and letter.name in CALLS  # what follows is its argument, as in \cos 2x
+        is_derivative = isinstance(first, Quotient) and Symbol("d") in (first.top, first.bottom)  # d/dx, dy/dx
+        is_open = is_function or is_derivative or all(isinstance(other, Call) for other in others)
+        return _is_name(first) and is_open
     if letter.name == "d" and len(others) == 1:
         return True
     is_word = 1 + len(others) >= LETTERS_OF_A_WORD and all(isinstance(other, Symbol) for other in others)

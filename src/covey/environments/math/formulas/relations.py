@@ -89,13 +89,18 @@ def _may_be_several(part: Node) -> bool:
 
 
 def _values_by_name(node: Node) -> dict[object, Node]:
-    """Return what `x=1, y=2` and `(x,y)=(1,2)` say of each letter, nothing where one is named twice."""
+    """Return what `x=1, y=2` and `(x,y)=(1,2)` say of each letter, nothing where one is named twice.
+
+    Neither do `x_1=2, x_2=3`, which are the roots in any order.
+    """
     match node:
         case Group("relation =", (Group("()", names), Group("()", values))) if len(names) == len(values):
             pairs = list(zip(names, values, strict=True))
         case Group("list", members):
             sides = [side.members for side in members if isinstance(side, Group) and side.kind == "relation ="]
-            pairs = [(name, value) for name, value in sides] if len(sides) == len(members) else []
+            letters = {name.name.rpartition("_")[0] or name for name, *_ in sides if isinstance(name, Symbol)}
+            is_named = len(sides) == len(members) and len(letters) > 1
+            pairs = [(name, value) for name, value in sides] if is_named else []
         case _:
             return {}
     found: dict[object, Node] = {name: value for name, value in pairs if isinstance(name, Symbol)}
