@@ -207,6 +207,27 @@ def test_prompts_are_counted_for_covey_config_though_closing_their_environment_f
     assert "\nnum_steps: 6\n" in capsys.readouterr().out
 
 
+def test_a_fault_in_prompts_is_one_line_of_covey_config_as_of_other_verbs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("no_prompts.py").write_text(
+        "from covey import Environment, Reward\n"
+        "class Mine(Environment):\n"
+        "    def prompts(self, split): raise KeyError('nope')\n"
+        "    def score(self, prompt, completion): return Reward(0.0)\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    assert main(["config", "environment=custom", "environment.factory=no_prompts:Mine", "num_epochs=3"]) == 0
+    told = "num_epochs=3 is counted when the run begins, here num_steps=100"
+    assert capsys.readouterr().err == f"{told}: Mine.prompts raised KeyError: 'nope' (no_prompts.py:3)\n"
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_the_mode_may_be_that_of_several_jobs(plus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", f"{plus}hydra.mode=MULTIRUN", "seed=1,2"]) == 0
+    assert capsys.readouterr().out.count("\nnum_steps: 100\n") == 2
+
+
 def run_covey(**environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "covey", "--version"]
     return subprocess.run(

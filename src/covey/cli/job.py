@@ -330,13 +330,14 @@ def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:
     told = f"num_epochs={config.num_epochs:g} is counted when the run begins, here num_steps={config.num_steps}"
     if isinstance(config.environment, MADE_AT_LENGTH):
         return config, (f"{told}: environment={config.environment.name} takes long to make",)
-    from covey.environments.base import close_environment  # imports torch
+    from covey.environments.base import close_environment, naming  # imports torch
 
     # Built for the number of its prompts alone
     try:
         environment = environments.build(config)
         try:
-            num_prompts = len(environment.prompts("train"))
+            with naming(environment, "prompts"):
+                num_prompts = len(environment.prompts("train"))
         finally:
             close_environment(environment)
     except ValueError as error:

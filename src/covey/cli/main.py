@@ -330,7 +330,7 @@ def _with_hydra(program: str, words: Sequence[str], job: Callable[["DictConfig"]
     settings.register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise instead of print and exit
     with _arguments([program, *words]):
-        if not any(word.startswith(("-", "hydra.mode")) for word in words):
+        if not any(word.lstrip("+").startswith(("-", "hydra.mode")) for word in words):
             settings.run_one(words, job)
             return
         hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(job)()
