@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from covey.sandbox import CallTest, Limits, Sandbox, SandboxFailed, Tier, slot
 from covey.sandbox.inside import wire
+from covey.sandbox.inside.judge import Host
 
 from .attacks import attack_run
 
@@ -114,6 +117,13 @@ def test_a_disk_without_room_for_the_files_of_a_program_is_a_failure_of_the_sand
         ):
             sandbox.run_blocking(HONEST, TESTS, "f", Limits(file_bytes=1 << 60))
         assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
+
+
+def test_a_disk_that_states_no_size_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_no_size = os.statvfs_result((4096, 4096, 0, 0, 0, 9, 9, 9, 0, 255))  # of tmpfs with size=0
+    monkeypatch.setattr(os, "statvfs", lambda path: of_no_size)
+    folder = Host.make_folder(cast(Host, SimpleNamespace(base=str(tmp_path), uid=None)), 1 << 20)
+    assert list(tmp_path.iterdir()) == [Path(folder)]
 
 
 def test_a_machine_without_threads_left_is_a_failure_of_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ class Host:
         """Make an empty folder of the program's user alone. Raises Broken where a full disk would make it fail."""
         assert self.base is not None
         disk = os.statvfs(self.base)
-        if disk.f_bavail * disk.f_frsize < max_bytes:
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < max_bytes:  # of no blocks where it has no size
             raise Broken(f"{self.base} has no room for the {max_bytes} bytes of a program; make some, or set TMPDIR")
         folder = os.path.join(self.base, secrets.token_hex(8))
         os.mkdir(folder, 0o700)
