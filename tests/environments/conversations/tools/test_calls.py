@@ -62,6 +62,12 @@ def test_a_call_that_is_only_thought_of_is_none() -> None:
         assert said.reasoning == "hm"
 
 
+def test_a_call_before_a_thought_or_with_its_tag_in_an_argument_is_meant() -> None:
+    for said in (f"{call('f')}<think>still {call('g')}", f"<think>hm</think>{call('f')} <think>still {call('g')}"):
+        assert hermes(answer(said)).calls == (Call("f", {}),)
+    assert hermes(answer(call("f", text="<think>"))).calls == (Call("f", {"text": "<think>"}),)
+
+
 def test_tags_inside_of_an_argument_are_its_text() -> None:
     said = hermes(answer(call("write", text="</tool_call><tool_call>")))
     assert said.calls == (Call("write", {"text": "</tool_call><tool_call>"}),)

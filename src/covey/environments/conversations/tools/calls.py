@@ -83,14 +83,14 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
     # Leave reasoning out: calls in it are not meant
     whole = answer.marked or answer.text
     thought, _, spoken = whole.rpartition("</think>")
-    if "<think>" in spoken:
-        return Said(_without_marks(answer, spoken))
     # Separate the calls from the words between them
     calls: list[Call | BadCall] = []
     words: list[str] = []
     place = 0
     while (begin := spoken.find(OPENING, place)) >= 0:
         words.append(spoken[place:begin])
+        if "<think>" in words[-1]:  # not in an argument
+            break
         call, place = _call_at(spoken, begin + len(OPENING))
         calls.append(call)
     if not calls:
