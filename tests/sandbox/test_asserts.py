@@ -110,3 +110,12 @@ def test_a_test_that_fails_before_it_calls_the_program_is_no_verdict_on_it(
 def test_a_test_that_never_calls_the_program_is_no_verdict_on_it(any_sandbox: Sandbox, source: str) -> None:
     with pytest.raises(SandboxFailed, match=f"^a test never calls the program: {re.escape(source[:12])}"):
         any_sandbox.run_blocking("def f(n): return n", [AssertTest("assert f(1) == 1"), AssertTest(source)], "f")
+
+
+def test_threads_of_a_test_call_the_program_one_after_another(any_sandbox: Sandbox) -> None:
+    source = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool:
+    assert list(pool.map(f, range(50))) == list(range(50))
+"""
+    assert kinds(any_sandbox.run_blocking("def f(n): return n", [AssertTest(source)], "f")) == ["passed"]

@@ -8,6 +8,7 @@ import ast
 import builtins
 import gc
 import importlib
+import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -207,10 +208,12 @@ def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> No
 
 
 def function_named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function, since some tests look at `__name__`."""
+    """Return a function, since some tests look at `__name__`. Threads that call it take turns: there is one program."""
+    turn = threading.RLock()
 
     def candidate(*arguments: Any, **keywords: Any) -> Any:
-        return call(*arguments, **keywords)
+        with turn:
+            return call(*arguments, **keywords)
 
     candidate.__name__ = name
     return candidate
