@@ -100,14 +100,14 @@ class RewardModel:
 
 
 def unforged(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """Return text or messages with each special token that they spell out divided by a space, or left out where it is
-    a single character."""
+    """Return text or messages with each special token that they spell out divided by a space, or one in place of a
+    single character."""
     special = {str(entry) for entry in tokenizer.added_tokens_decoder.values() if entry.special}
     marks = sorted(special | set(tokenizer.all_special_tokens), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, filter(None, marks))) or r"(?!)")
 
     def divided(mark: re.Match[str]) -> str:
-        return f"{mark[0][0]} {mark[0][1:]}" if len(mark[0]) > 1 else ""
+        return f"{mark[0][0]} {mark[0][1:]}" if len(mark[0]) > 1 else " "  # "" would join another mark
 
     def change(value: Any) -> Any:
         if isinstance(value, str):
