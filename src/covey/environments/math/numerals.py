@@ -220,7 +220,7 @@ _NO_VALUE_BEFORE = re.compile(r"[<>≤≥≠√\\|]|\bnot\s*$")
 _NO_VALUE_AFTER = re.compile(
     r"\s*[\\π√^]|[eE][-+]?\d|\s*(?:[,;&]\s*)?(?:(?:and|or)\s+)?(?<=[\s,;&])[A-Za-z]\w?\s*=(?!=)"
     r"|\s*(?:plus|minus|times|(?:divided|multiplied) by|(?:more|less|fewer) than|(?<=[%t]) ?of)\s+[$(]*\.?\d"
-    r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|minutes?|min)\s+\d[\d.]*\s?[A-Za-z]"
+    r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|minutes?|min)\s+\d[\d.]*\s?(?!times)[A-Za-z]"
     r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
     r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[xyzn](?![A-Za-z])|\s*\)+\s*/\s*\("
 )
