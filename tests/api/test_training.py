@@ -228,7 +228,7 @@ def test_what_runs_here_alone_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("rewards in this process: <lambda> (worker processes")
     resumes = "covey.train(...) with the same objects and resume=FOLDER resumes the run"
-    assert said[1] == f"the rows, <lambda> are objects of this program: {resumes}"
+    assert said[1] == f"of this program alone: the rows, <lambda>; {resumes}"
 
 
 # ------------------------------------------------------------------------------------------------ callbacks

@@ -118,7 +118,11 @@ def test_an_untrained_policy_is_called_so_in_the_first_line(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("run", '"run" sets nothing; did you mean model.name=run?'),
+        (
+            "run",
+            '"run" sets nothing: it is a run; resume=run continues it, --config run/config.yaml takes its settings, '
+            "model.name=run/checkpoints/STEP/policy its policy",
+        ),
         ("model.name=run", f"model.name=run is a run folder, not a policy; its newest policy is model.name={POLICY}"),
         (
             "model.name=run/checkpoints/step-000002",

@@ -12,6 +12,7 @@ import pytest
 
 from covey.cli.main import main
 from covey.cli.show import last_answers
+from covey.run.checkpoints.resume import run_lock
 
 SUMMARY = {
     "status": "completed",
@@ -104,10 +105,14 @@ def test_a_run_without_a_summary_shows_how_far_it_got_and_what_it_wrote(
         file.write('{"step": 8, "torn')
     assert main(["show", "run"]) == 0
     out = capsys.readouterr().out
-    assert "step 7, 2026-11-22T09:41:44.123+00:00: reward 0.5; the run continues, or was killed\n" in out
+    ended = "the run was killed; no checkpoint was saved; remove run and start again"
+    assert f"step 7, 2026-11-22T09:41:44.123+00:00: reward 0.5; {ended}\n" in out
     assert "step 7, y: reward 0.000, advantage -1.00, 3 tokens" in out
     assert "x?" not in out
     assert [row["prompt_id"] for row in last_answers(folder)] == ["y"]
+    with run_lock(folder):
+        assert main(["show", "run"]) == 0
+    assert ": reward 0.5; the run continues\n" in capsys.readouterr().out
 
 
 def test_several_runs_stand_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

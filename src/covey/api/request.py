@@ -262,6 +262,5 @@ def _notes(asked: Arguments, config: Config) -> list[str]:
         *asked.unnamed_tools,
     ]
     if kept:
-        verb = "is an object" if len(kept) == 1 else "are objects"
-        notes.append(f"{', '.join(kept)} {verb} of this program: {objects.RESUMES}")
+        notes.append(f"of this program alone: {', '.join(kept)}; {objects.RESUMES}")
     return notes

@@ -16,6 +16,7 @@ from covey.cli import help as usage
 from covey.config import foreign
 from covey.config.names import OTHER_NAMES, named_elsewhere, nearest
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.run.folder import CONFIG
 from covey.system.section import Section
 from covey.trl.fields import MAPPED as TRL_MAPPED
 from covey.trl.fields import REFUSED as TRL_REFUSED
@@ -138,6 +139,11 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
         raise ValueError(
             f"{word} sets nothing: covey is no script; `covey translate -- COMMAND` turns the command line of verl or "
             "TorchRL into covey's, and a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig`"
+        )
+    if os.path.exists(os.path.join(word, CONFIG)):
+        raise ValueError(
+            f'"{word}" sets nothing: it is a run; resume={word} continues it, --config {word}/{CONFIG} takes its '
+            f"settings, model.name={word}/checkpoints/STEP/policy its policy"
         )
     if os.path.exists(word):
         raise ValueError(f'"{word}" sets nothing; did you mean model.name={word}?')

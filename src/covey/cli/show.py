@@ -10,11 +10,12 @@ from rich.text import Text
 
 from covey.cli.flags import refuse_no_folder
 from covey.cli.tables import print_folder, relative, render, side_by_side
-from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY
+from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running
 from covey.run.records.answer_text import as_text
 from covey.run.records.summary import read_summary
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.cleaning import CleanConsole
+from covey.system.text.format import three_digits
 
 Row = dict[str, Any]
 
@@ -99,9 +100,18 @@ def _state(folder: Path) -> str:
     if not steps:
         return "no step is finished yet"
     last = steps[-1]
-    return (
-        f"step {last['step']}, {last['time']}: reward {last['sampled_reward_mean']}; the run continues, or was killed"
-    )
+    reward = last["sampled_reward_mean"]
+    told = "none" if reward is None else three_digits(reward)
+    return f"step {last['step']}, {last['time']}: reward {told}; {_what_follows(folder)}"
+
+
+def _what_follows(folder: Path) -> str:
+    if is_running(folder):
+        return "the run continues"
+
+    from covey.run.checkpoints.resume import resume_hint
+
+    return f"the run was killed; {resume_hint(folder)}"
 
 
 def _read(words: Sequence[str]) -> tuple[list[Path], int]:

@@ -94,7 +94,7 @@ def test_a_run_that_is_refused_keeps_the_rows_it_had(tmp_path: Path, monkeypatch
     before = [path.read_text() for path in rows]
     assert '"step":2' in before[0].replace(" ", "")
     use(monkeypatch, scripted(num_prompts=7))
-    with pytest.raises(ValueError, match="are not those that .* was trained on"):
+    with pytest.raises(ValueError, match=r"are not those that .* was trained on"):
         go_on(tmp_path)
     assert [path.read_text() for path in rows] == before
 

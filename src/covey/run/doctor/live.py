@@ -76,7 +76,7 @@ class Doctor(Callback):
         new = [one for one in diagnose(self._log) if one.level > self._said.get(one.rule.id, Level.NOTE)]
         for finding in new:
             self._said[finding.rule.id] = finding.level
-            turn = f" (turn {finding.advice[0]})" if finding.cause is None else ""
+            turn = f" (begin with {finding.advice[0]})" if finding.cause is None else ""
             self._say(f"doctor, {finding.level.word}: {finding.title}{turn}")
         for finding in new:
             if self._stops(finding):
