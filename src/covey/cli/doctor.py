@@ -59,7 +59,7 @@ def _print(console: Console, name: str, health: Health) -> None:
             "",
             f"{one.level.word:<5} {one.title}",
             f"{INDENT}why:   {rule.why} ({rule.source})",
-            f"{INDENT}turn:  {'; '.join(one.advice)}",
+            f"{INDENT}try:   {'; '.join(one.advice)}",
             f"{INDENT}wrong: if {rule.refuted}",
         ]
         if one.evidence.prompts:

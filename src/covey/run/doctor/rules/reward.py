@@ -191,10 +191,11 @@ def not_shown(log: RunLog) -> Evidence | None:
     change = accuracy_change(log)
     if change is None or log.summary.get("status") != "completed":
         return None
-    text = f"accuracy went {change.seen(percent)} on {num_prompts(log)} prompts"
+    number = num_prompts(log)
+    text = f"accuracy went {change.seen(percent)} on {number} prompt{'s' * (number > 1)}"
     if abs(change.z) < 1.96:
         return Evidence(Level.NOTE, f"{text}: the interval of the gain holds 0", None, values={"z": change.z})
-    if num_prompts(log) < FEW_HELD_OUT and abs(change.z) < 3.3:
+    if number < FEW_HELD_OUT and abs(change.z) < 3.3:
         return Evidence(Level.NOTE, f"{text}: few, for a gain of this size", None, values={"z": change.z})
     return None
 
