@@ -84,6 +84,7 @@ def test_an_assert_that_cannot_fail_is_no_test_that_any_program_passes() -> None
     assert split_tests("assert True\nassert f(1) == 2", "f") == ["assert f(1) == 2"]
     assert split_tests("assert False, 'never'\nassert True", "f") == ["assert False, 'never'"]
     assert split_tests("assert True", "f") == ["assert True"]
+    assert split_tests("assert callable(f)\nassert f(1) == 2", "f") == ["assert f(1) == 2"]
 
 
 @pytest.mark.parametrize(
