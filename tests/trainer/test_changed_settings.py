@@ -8,6 +8,7 @@ import torch
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.reference import make_reference
+from covey.trainer.optimizer import load_moments
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
 
@@ -35,6 +36,18 @@ def test_a_changed_optimiser_setting_holds_from_the_resumed_step_on() -> None:
     settings = [(g["weight_decay"], g["betas"], g["eps"]) for g in optimizer.param_groups]
     assert settings == [(0.5, (0.5, 0.9), 1e-6), (0.0, (0.5, 0.9), 1e-6)]
     assert all(float(moments["step"]) == 1.0 for moments in optimizer.state.values())
+
+
+def test_counters_of_steps_are_placed_as_the_fused_kernel_of_this_machine_reads_them() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    before, after = (torch.optim.AdamW([parameter], fused=fused) for fused in (False, True))
+    parameter.sum().backward()
+    before.step()
+    state = before.state_dict()
+    state["state"][0]["step"] = torch.tensor(1.0, dtype=torch.float64)  # for one on another device
+    load_moments(after, state, sharded=False)
+    assert after.state[parameter]["step"].dtype is torch.float32
+    assert after.param_groups[0]["fused"]
 
 
 @pytest.mark.parametrize("before", ["adamw", "sgd"])

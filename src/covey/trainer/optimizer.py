@@ -92,11 +92,11 @@ def optimizer_state(optimizer: torch.optim.Optimizer, *, sharded: bool) -> dict[
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, sharded: bool) -> None:
     """Load what `optimizer_state` gave, but for the settings in it: a resumed run may have changed them."""
-    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    # Before loading: by `fused`, torch puts the counters of steps where that kernel reads them
+    pairs = zip(optimizer.param_groups, state["param_groups"], strict=True)
+    own = {**state, "param_groups": [{**group, "params": saved["params"]} for group, saved in pairs]}
     load = partial(sharding.load_full_optimizer_state, optimizer) if sharded else optimizer.load_state_dict
-    load(dict(state))
-    for group, settings in zip(optimizer.param_groups, own, strict=True):
-        group.update(settings)
+    load(own)
 
 
 def clipped_step(
