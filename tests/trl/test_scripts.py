@@ -215,5 +215,12 @@ def test_a_ref_model_is_what_beta_compares_with_and_needs_a_beta(tmp_path: Path)
         trainer(0.0, other)
 
 
+def test_the_model_is_loaded_once_before_training(tmp_path: Path) -> None:
+    args = GRPOConfig(str(tmp_path / "run"), num_generations=4, per_device_train_batch_size=4, bf16=False)
+    rows = [{"prompt": f"say {number}:"} for number in range(8)]
+    trainer = GRPOTrainer(saved_model(tmp_path / "policy", "llama"), lengths, args, train_dataset=rows)
+    assert trainer.model is trainer.model
+
+
 def lengths(completions: list[str], **columns: Any) -> list[float]:
     return [len(text.encode()) % 5 / 4 for text in completions]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +119,11 @@ class GRPOTrainer:
         """Return the model: the object that was given, and the trained one after `train`."""
         if self._result is not None:
             return self._result.model
-        return self._given[0] or load_policy(self.config.model, seed=self.config.seed).model
+        return self._given[0] or self._untrained
+
+    @cached_property
+    def _untrained(self) -> Any:
+        return load_policy(self.config.model, seed=self.config.seed).model
 
     @property
     def processing_class(self) -> Any:
@@ -139,6 +144,7 @@ class GRPOTrainer:
             folder = folder if resume_from_checkpoint is True else _run_folder(Path(str(resume_from_checkpoint)))
             config = replace(config, resume=str(folder))
         model, tokenizer = self._given
+        self.__dict__.pop("_untrained", None)  # its memory is that of the policy
         compared = None if isinstance(self._reference, str | Path) else self._reference
         given = Given(model, tokenizer, self._make_environment, compared)
         self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
