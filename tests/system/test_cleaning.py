@@ -17,7 +17,8 @@ from rich.table import Table
 from covey.cli import main as main_module
 from covey.cli.main import main
 from covey.system.jsonl import JsonlWriter
-from covey.system.text.cleaning import CleanConsole, CleanRecords, clean, clean_handlers
+from covey.system.text.cleaning import CleanRecords, clean, clean_handlers
+from covey.system.text.console import CleanConsole
 from covey.system.text.escaping import excerpt, is_visible
 from covey.system.text.masking import MASK, mask, mask_text, secrets_in
 

@@ -13,7 +13,7 @@ from covey.run.records.record import RunRecorder
 from covey.run.stages import evaluate_and_log, load_environment, load_run
 from covey.system import collectives
 from covey.system.jsonl import write_json
-from covey.system.text.cleaning import CleanConsole
+from covey.system.text.console import CleanConsole
 from covey.system.text.masking import mask
 from covey.system.waits.signals import Stopper
 

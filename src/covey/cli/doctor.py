@@ -11,7 +11,7 @@ from covey.cli.flags import refuse_flags, refuse_no_folder, split_flags
 from covey.report.health import Health, health_of, read_for_doctor
 from covey.report.make import names_of
 from covey.run.doctor.diagnose import EXIT_CODES, worst
-from covey.system.text.cleaning import CleanConsole
+from covey.system.text.console import CleanConsole
 
 INDENT = "      "
 WITH_VALUE = {"--control": "the folder of a run with shuffled rewards"}

@@ -245,7 +245,7 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
     from covey.run.folder import discard_refused
     from covey.run.records.summary import read_summary
     from covey.system.disk import ignore_stdout_errors
-    from covey.system.text.cleaning import CleanConsole
+    from covey.system.text.console import CleanConsole
 
     # Do it, and log how it ended
     console = CleanConsole()

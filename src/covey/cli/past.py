@@ -10,7 +10,7 @@ from covey.cli.flags import refuse_no_folder
 from covey.config import compose as settings
 from covey.run.folder import CONFIG, STATUS, is_running
 from covey.run.saved_settings import settings_of
-from covey.system.text.cleaning import CleanConsole
+from covey.system.text.console import CleanConsole
 
 TRUST = "trust_run=true"
 

@@ -18,7 +18,7 @@ from covey.run.planner.plan import USUAL_PROMPT, Measured, Plan, plan_of
 from covey.run.planner.probe import keep_probe, kept_probe, probe, prompt_tokens_of
 from covey.run.planner.shapes import shape_for
 from covey.system.lookup import one_of
-from covey.system.text.cleaning import CleanConsole
+from covey.system.text.console import CleanConsole
 from covey.system.text.format import duration, memory
 
 WITH_VALUE = dict.fromkeys(("--on", "--gpus", "--price", "--prompt-tokens", "--answer-tokens"), "a value")

@@ -19,7 +19,7 @@ from covey.report.png import draw_curves
 from covey.report.text import COLUMNS, as_lines
 from covey.run.folder import is_running
 from covey.system.lookup import one_of
-from covey.system.text.cleaning import CleanConsole
+from covey.system.text.console import CleanConsole
 
 LOGGER = logging.getLogger(__name__)
 WITH_VALUE = dict.fromkeys(("--out", "--png", "--export"), "a value")

@@ -14,7 +14,7 @@ from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is
 from covey.run.records.answer_text import as_text
 from covey.run.records.summary import read_summary
 from covey.system.disk import NotWritten, as_written
-from covey.system.text.cleaning import CleanConsole
+from covey.system.text.console import CleanConsole
 from covey.system.text.format import three_digits
 
 Row = dict[str, Any]

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from covey.run.records.samplers import samplers_line
 from covey.system.disk import ignore_stdout_errors
-from covey.system.text.cleaning import CleanConsole
+from covey.system.text.console import CleanConsole
 from covey.system.text.escaping import escape
 from covey.system.text.format import duration, percent
 

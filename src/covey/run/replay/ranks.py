@@ -12,7 +12,7 @@ from covey.run.folder import begin_log
 from covey.run.records.record import RunRecorder
 from covey.run.replay.training import PastStep, check_replayable, num_ranks, read_schedule, replay
 from covey.system import collectives, ranks
-from covey.system.text.cleaning import CleanConsole
+from covey.system.text.console import CleanConsole
 from covey.system.workers.local_ranks import run_on_ranks
 
 

@@ -1,14 +1,11 @@
-"""Log records and terminal output in which no text acts, poses as another line, or shows a secret."""
+"""Log records and messages in which no text acts, poses as another line, or shows a secret."""
 
 import logging
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-
-from covey.system.text.escaping import escape, is_visible
+from covey.system.text.escaping import escape
 from covey.system.text.masking import without
 
 INDENT = "\n    "
@@ -50,17 +47,6 @@ def clean_handlers(secrets: Iterable[str] = ()) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(cleaner)
-
-
-class CleanConsole(Console):
-    """A terminal that shows only what rich itself makes of control characters, none that came in a text."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            if segment.control or all(c == "\n" or is_visible(c) for c in segment.text):
-                yield segment
-            else:
-                yield Segment(escape(segment.text, keep="\n"), segment.style)
 
 
 def _message(record: logging.LogRecord) -> str:
