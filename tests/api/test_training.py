@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 import covey
 from covey.api.settings import full_name
 from covey.config.schema import Config
-from covey.system.waits.signals import StopRequested
 
 from ..support.byte_rewards import by_bytes
 from ..support.processes import as_job_steps
@@ -284,8 +283,10 @@ def test_interrupting_a_notebook_gives_the_result_so_far(tmp_path: Path, monkeyp
             os.kill(os.getpid(), signal.SIGINT)
 
     given = {"callbacks": [interrupted], **NANO | {"num_steps": 50}}
-    with pytest.raises(StopRequested):
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT") as stopped:
         covey.train("nano", by_bytes, ROWS, folder=tmp_path / "script", **given)
+    assert stopped.type is KeyboardInterrupt, "of another class a script ends with status 1 and not by the signal"
+    assert (tmp_path / "script" / "checkpoints" / "step-000002").is_dir()
     monkeypatch.setattr("covey.api.training.is_notebook", lambda: True)
     result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "cell", **given)
     assert (result.status, len(result.rows), result.after) == ("interrupted", 2, None)

@@ -1,5 +1,6 @@
 """`covey.train`: a whole run from objects or names, and what it came to."""
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from covey.run.records.notebook import is_notebook
 from covey.run.records.record import RunRecorder
 from covey.run.saved_settings import find_run, refuse_changes, settings_of
 from covey.system import machine, ranks
-from covey.system.waits.signals import StopRequested
+from covey.system.waits.signals import EXIT_STATUS, StopRequested
 from covey.train import train as run_loop
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def train(
     The run lies in `folder`, a new one below outputs/ where none is named; `resume` is the folder of a run to go on
     with. Under torchrun and the like every process makes the same call. Raises ValueError for what its caller can fix
     and RunStopped where continuing would be pointless. Ctrl-C saves the last finished step; a notebook gets the Result
-    of the steps so far, a script StopRequested.
+    of the steps so far, a script KeyboardInterrupt.
     """
     machine.prepare()
     chosen = settings if recipe is None else settings | {"recipe": recipe}
@@ -116,9 +117,11 @@ def run_request(
     status = "completed"
     try:
         run_loop(config, wanted, given, exact=exact and folder is not None, as_typed=True)
-    except StopRequested:
+    except StopRequested as stop:
         if watcher.run is None or not is_notebook():
-            raise
+            if stop.status != EXIT_STATUS[signal.SIGINT]:
+                raise
+            raise KeyboardInterrupt(str(stop)) from None  # of a subclass Python would end with status 1
         status = "interrupted"
     finally:
         if watcher.run is not None:
