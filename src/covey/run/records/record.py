@@ -153,6 +153,8 @@ class RunRecorder:
         self._prompts = prompts
         self._config = replace(self._config, num_steps=run.trainer.settings.num_steps)
         self._progress.expect(self._config.num_steps)
+        if self._config.resume is None:
+            _ = self._tracker  # a new run has its files, though it stops before their first row
         self._traces = TraceLog(self._config, self.folder, run) if self._config.output.traces else None
         run.source.report_to(self.folder / STATUS)
         self.callbacks.start(run, self.folder)
