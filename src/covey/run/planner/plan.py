@@ -15,6 +15,8 @@ from covey.run.preflight.memory_model import Workload, memory_of
 Change = tuple[str, Callable[[Config], Config]]
 CONTEXT, FRAGMENTS, CACHE_SHARE = 0.5e9, 0.05, 0.8
 """Of a GPU: bytes of its context, share between tensors, share of what is free that an unbound cache takes."""
+PROCESS = 0.4e9
+"""Bytes of a process on a CPU that has imported torch, transformers and covey, before it holds a model."""
 EXTRA = 1.4
 """Storage and traffic on top of hours times price."""
 USUAL_PROMPT = 128
@@ -104,12 +106,12 @@ def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measure
 
 
 def memory_on(shape: Shape, load: Workload, on: Hardware) -> dict[str, int]:
-    """Return the one model's bytes, and on a GPU what its context and the gaps between tensors take."""
+    """Return the one model's bytes, and what the process takes, or a GPU's context and the gaps between tensors."""
     parts = memory_of(shape, load)
-    if not on.is_gpu:
-        return parts
     total = parts.pop("in_all")
-    around = {"context": int(CONTEXT), "fragments": int(FRAGMENTS * total)}
+    around = {"process": int(PROCESS)}
+    if on.is_gpu:
+        around = {"context": int(CONTEXT), "fragments": int(FRAGMENTS * total)}
     return parts | around | {"in_all": total + sum(around.values())}
 
 
