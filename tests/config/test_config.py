@@ -408,6 +408,14 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
             "preflight.max_tokens=8 needs preflight.enabled = true, got preflight.enabled=false",
         ),
         (
+            [
+                *("algorithm.kl_coef=0.1", "algorithm.target_kl=0.1", "algorithm.kl_horizon=25"),
+                *("groups_per_step=16", "group_size=8"),
+            ],
+            "algorithm.kl_horizon must be > 25.6, a fifth of the completions of a step, or algorithm.kl_coef_min > 0, "
+            "got 25: one step could drive kl_coef to 0",
+        ),
+        (
             ["algorithm.target_kl=0.1"],
             "algorithm.target_kl=0.1 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0",
         ),

@@ -225,7 +225,8 @@ def _check_objective(config: Config) -> None:
 
     algorithm = config.algorithm
     objective = build_objective(algorithm, norm_length=config.sampling.max_tokens)
-    try_functions(algorithm, objective, max(group_sizes(config.group_size, config.group_size_schedule)))
+    largest = max(group_sizes(config.group_size, config.group_size_schedule))
+    try_functions(algorithm, objective, largest)
     if config.streaming and (objective.needs_batch_selection or len(objective.divisors) > 1):
         raise ValueError(
             f"streaming=true needs a loss that looks at a group alone and is divided by one count, got algorithm.loss="
@@ -236,7 +237,14 @@ def _check_objective(config: Config) -> None:
             f"devices.reference={config.devices.reference} needs an algorithm that compares with a reference, such as "
             f"algorithm.kl_coef > 0, got algorithm.kl_coef={algorithm.kl_coef:g}"
         )
-    kl_controller(algorithm)
+    # A large step moves the coefficient by error_clip x completions / horizon
+    steered = kl_controller(algorithm)
+    reach = steered.error_clip * config.groups_per_step * largest
+    if steered.rule == "proportional" and steered.coef_min == 0 and steered.horizon <= reach:
+        raise ValueError(
+            f"algorithm.kl_horizon must be > {reach:g}, a fifth of the completions of a step, or "
+            f"algorithm.kl_coef_min > 0, got {algorithm.kl_horizon}: one step could drive kl_coef to 0"
+        )
 
 
 def _over_the_batch(algorithm: AlgorithmConfig, divisors: Collection[str]) -> str:
