@@ -14,7 +14,7 @@ import pytest
 from covey.cluster.sampler import SamplerActor, patience
 from covey.cluster.slot import Call, Slot
 from covey.cluster.start import prepare_actor, worker_environment
-from covey.cluster.wire import Batch, Jobs, Sampled, pack
+from covey.cluster.wire import Batch, Jobs, PackedWeights, Sampled, pack
 from covey.engine.base import EngineLost, EngineStats, WeightSet
 from covey.engine.weights import arrived, prove, unproved_set
 from covey.policy.policy import Policy
@@ -124,6 +124,31 @@ def test_a_proof_is_taken_whether_it_comes_before_its_weights_or_after(is_first:
 
     asyncio.run(run())
     assert proved == [prove(policy, replace(weights.probe, logprobs=()))]
+
+
+def test_a_proof_waits_for_weights_that_are_still_fetched_while_proofs_of_later_ones_come(policy: Policy) -> None:
+    weights = unproved_set(policy, 1)
+
+    async def on_update(engine: Engine, given: WeightSet) -> None:
+        await arrived(given.probe)
+
+    async def run() -> None:
+        actor = SamplerActor(lambda: make_sampler(Plan(on_update=on_update)), "keep")
+        is_fetched = asyncio.Event()
+
+        async def fetched() -> PackedWeights:
+            await is_fetched.wait()
+            return pack(weights)
+
+        async with asyncio.timeout(10):
+            taking = asyncio.create_task(actor.update([fetched()]))
+            await actor.prove(1, prove(policy, weights.probe))
+            await actor.prove(2, (0.0,))
+            is_fetched.set()
+            assert await taking == ""
+        assert (actor._version, list(actor._logprobs)) == (1, [2])
+
+    asyncio.run(run())
 
 
 def test_a_prompt_is_encoded_once_and_before_its_weights_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,8 @@ class SamplerActor:
                 await self._engine.update(unpack(packed, self._logprobs_of(packed.version)), self._how)
             except PushRefused as refused:
                 return str(refused)
+            # Not when a later proof comes: those of weights on their way are still to be compared with
+            self._logprobs = {later: own for later, own in self._logprobs.items() if later > packed.version}
         self._updated.set()
         return ""
 
@@ -71,7 +73,6 @@ class SamplerActor:
         coming = self._logprobs_of(version)
         if not coming.done():
             coming.set_result(logprobs)
-        self._logprobs = {later: own for later, own in self._logprobs.items() if later >= version}
 
     def _logprobs_of(self, version: int) -> Logprobs:
         return self._logprobs.setdefault(version, Future())
