@@ -492,6 +492,7 @@ OFF: dict[str, Settings] = {
     BY_TURN[0].condition: {"algorithm.advantage": "passk", "algorithm.advantage_options": {"k": 2}},
     "algorithm.selection = null": {"algorithm.selection": "top_k", "algorithm.selection_options": {"k": 2}},
     "data.path set": {"environment.name": "countdown"},
+    "environment.form = tree or global": machines.COMPACT,
     "environment=reward_functions": WORDS,
     "model.lora_rank = 0 (adapters can only be copied)": {
         **LORA,
