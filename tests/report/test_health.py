@@ -165,7 +165,7 @@ def test_the_command_says_findings_with_their_reasons_and_ends_with_a_code(
     assert "watch D1 no signal from the first step on: the rewards of 70 % of the groups" in capsys.readouterr().out
     assert main(["doctor", str(well), str(ill)]) == 4
     said = capsys.readouterr().out
-    for words in ("well: healthy\n", "ill: sick: D1 no signal", "\n      why:   ", "\n      turn:  ", "wrong: if "):
+    for words in ("well: healthy\n", "ill: sick: D1 no signal", "\n      why:   ", "\n      try:   ", "wrong: if "):
         assert words in said
 
 
@@ -175,7 +175,7 @@ def test_the_command_advises_what_the_run_does_not_do_already(
     run = own_run(tmp_path / "run", zero_std_fraction=1.0)
     (run / "config.yaml").write_text("num_steps: 60\ngroup_size: 4\nalgorithm:\n  group_filter: zero_std\n")
     assert main(["doctor", str(run)]) == 4
-    (said,) = re.findall(r"turn:  (.*)\n", capsys.readouterr().out)
+    (said,) = re.findall(r"try:   (.*)\n", capsys.readouterr().out)
     assert said.startswith("group_size larger (now 4); ")
     assert "group_filter" not in said
 

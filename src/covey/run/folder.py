@@ -250,7 +250,7 @@ def discard_refused(folder: Path) -> bool:
     """
     files = list(folder.iterdir())
     # Any row, checkpoint or report counts as something done
-    rows = [folder / name for name in ALWAYS_ROWS]
+    rows = [path for path in files if path.name in ALWAYS_ROWS]
     if {path.name for path in files} - NOTHING_DONE or any(not path.is_file() or path.stat().st_size for path in rows):
         return False
     # A phase besides the start counts too: it cost time that the log explains
