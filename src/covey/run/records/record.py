@@ -127,7 +127,7 @@ class RunRecorder:
 
     @cached_property
     def _tracker(self) -> Tracker:
-        """Open the logs at their first row: those of a resumed run are cut back before."""
+        """Open the logs when they are first asked for: of a resumed run, once they are cut back."""
         if not collectives.is_main_process():
             return CompositeTracker(())
         config = self._config

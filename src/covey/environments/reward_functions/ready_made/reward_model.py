@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +103,7 @@ class RewardModel:
 def unforged(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
     """Return text or messages with each special token that they spell out divided by a space, or one in place of a
     single character."""
-    special = {str(entry) for entry in tokenizer.added_tokens_decoder.values() if entry.special}
-    marks = sorted(special | set(tokenizer.all_special_tokens), key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, filter(None, marks))) or r"(?!)")
+    pattern = special_tokens(tokenizer, len(tokenizer))
 
     def divided(mark: re.Match[str]) -> str:
         return f"{mark[0][0]} {mark[0][1:]}" if len(mark[0]) > 1 else " "  # "" would join another mark
@@ -117,6 +116,14 @@ def unforged(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
         return [change(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     return change(said)
+
+
+@lru_cache(maxsize=8)
+def special_tokens(tokenizer: "PreTrainedTokenizerBase", size: int) -> re.Pattern[str]:
+    """Return what finds special tokens in text. `size` is the tokenizer's length, so that tokens added later count."""
+    special = {str(entry) for entry in tokenizer.added_tokens_decoder.values() if entry.special}
+    longest_first = sorted(special | set(tokenizer.all_special_tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, filter(None, longest_first))) or r"(?!)")
 
 
 def padded(scorer: Loaded) -> Loaded:
