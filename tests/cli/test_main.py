@@ -121,12 +121,26 @@ def test_a_mistake_in_a_plain_value_is_refused_before_torch_is_imported(words: l
 def test_what_a_user_can_mend_during_the_run_is_one_line_and_the_log_has_the_traceback(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    do(monkeypatch, fail_with(error))
+    def work(config: Config, folder: Path) -> None:
+        (folder / "metrics.jsonl").write_text("{}\n")
+        raise error
+
+    do(monkeypatch, work)
     assert main(["train", "hydra.run.dir=mine"]) == 2
     printed = capsys.readouterr()
     assert printed.err == "covey: rows.jsonl line 3: no prompt\n"
     assert printed.out == f"{LOADING}run folder: mine\n"
     assert "Traceback" in Path("mine/covey.log").read_text()
+
+
+def test_a_run_that_is_refused_before_its_logs_are_open_leaves_its_one_line_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    do(monkeypatch, fail_with(ValueError("rows.jsonl line 3: no prompt")))
+    assert main(["train", "hydra.run.dir=mine"]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (LOADING, "covey: rows.jsonl line 3: no prompt\n")
+    assert not Path("mine").exists()
 
 
 def test_a_defect_shows_its_traceback_and_exits_with_1(
