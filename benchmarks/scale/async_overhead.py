@@ -42,7 +42,10 @@ ROWS = (
     *("environment=reward_functions", "rewards=[waiting_reward:waits]", "environment.in_process=true"),
     *("data.path=rows.jsonl", "sampling.max_tokens=32", "groups_per_step=16", "group_size=8"),
 )
-RAY = ("source=ray", "max_staleness=0", "devices.sampler=1")
+SYNCHRONOUS = ("source=ray", "max_staleness=0")
+RAY = (*SYNCHRONOUS, "devices.sampler=1")
+IN_PLACE = (*SYNCHRONOUS, "devices.sampler=0")
+TWO = (*SYNCHRONOUS, "devices.sampler=2")
 LARGER = (*SUMS, "model.nano_hidden_size=256", "model.nano_num_layers=6")
 LONGER = (*LARGER, "groups_per_step=128")
 CASES: dict[str, tuple[str, ...]] = {
@@ -52,6 +55,12 @@ CASES: dict[str, tuple[str, ...]] = {
     "ray, larger": (*LARGER, *RAY),
     "local, longer steps": LONGER,
     "ray, longer steps": (*LONGER, *RAY),
+    "ray, in place": (*SUMS, *IN_PLACE),
+    "ray, larger, in place": (*LARGER, *IN_PLACE),
+    "local, larger, both processors": LARGER,
+    "ray, larger, both processors": (*LARGER, *TWO),
+    "local, longer steps, both processors": LONGER,
+    "ray, longer steps, both processors": (*LONGER, *TWO),
     "local, waiting": ROWS,
     "local, waiting, streaming": (*ROWS, "streaming=true"),
     "ray, waiting": (*ROWS, *RAY),
@@ -61,6 +70,10 @@ PAIRS = (
     ("local", "ray"),
     ("local, larger", "ray, larger"),
     ("local, longer steps", "ray, longer steps"),
+    ("local", "ray, in place"),
+    ("local, larger", "ray, larger, in place"),
+    ("local, larger, both processors", "ray, larger, both processors"),
+    ("local, longer steps, both processors", "ray, longer steps, both processors"),
     ("local, waiting", "local, waiting, streaming"),
     ("ray, waiting", "ray, waiting, streaming"),
 )
@@ -80,7 +93,8 @@ def run_once(folder: Path, name: str, words: Sequence[str], steps: int) -> Measu
     """Run the command and return what a step took."""
     run = folder / "runs" / name
     command = [sys.executable, "-m", "covey", "train", *words, *COMMON, f"num_steps={steps}", f"hydra.run.dir={run}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COVEY_CACHE": str(folder / "cache")}
+    num_threads = 2 if "both processors" in name else 1
+    environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads), "COVEY_CACHE": str(folder / "cache")}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")])
     with (folder / f"{name}.out").open("w+") as output:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
