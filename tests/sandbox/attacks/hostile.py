@@ -62,6 +62,63 @@ class E(Exception):
     __name__ = "passed"
 def solve(x): raise E
 """,
+    "the encoding code is changed": """
+import sys
+codec = sys.modules["covey.sandbox.inside.codec"]
+class Equal(codec.Opaque):
+    def __eq__(self, other): return True
+    __hash__ = object.__hash__
+codec.Opaque.__eq__ = Equal.__eq__
+codec.Encoder.encode = lambda self, value, depth=0: {"o": True}
+def solve(x): return Equal(True)
+""",
+    "builtins that lie": """
+import builtins, operator
+class M(type):
+    def __eq__(cls, other): return True
+    def __hash__(cls): return hash(str)
+    __mro__ = property(lambda cls: (str, object))
+class Lie(str, metaclass=M):
+    def __eq__(self, other): return True
+    def __str__(self): return "OUT"
+    __hash__ = str.__hash__
+operator.eq = builtins.isinstance = builtins.issubclass = lambda a, b: True
+builtins.type, builtins.hash = lambda x: str, lambda x: 0
+def solve(x): return Lie("in")
+""",
+    "the caller's variables are changed": """
+import sys
+def solve(x):
+    frame = sys._getframe(1)
+    frame.f_locals.update(index=2, function=str, call={"i": 2})
+    return "OUT" if x < 2 else "in"
+""",
+    "an exit from within a collection": """
+import gc, os
+class D:
+    def __del__(self): os.write(4, b"\\xff" * 9); os._exit(0)
+gc.disable()
+def solve(x):
+    d = D(); d.me = d
+    del d; gc.collect()
+    return "OUT"
+""",
+    "answers behind the end": """
+import atexit, os, threading, time
+body = b'{"i": 0, "out": true}'
+late = lambda: os.write(4, len(body).to_bytes(4, "big") + body)
+threading.Thread(target=lambda: (time.sleep(0.2), late()), daemon=True).start()
+atexit.register(late)
+def solve(x): return "in"
+""",
+    "the channel by its path": """
+import os
+def solve(x):
+    for path in ("/proc/self/fd/4", "/dev/fd/4", f"/proc/{os.getpid()}/fd/4"):
+        try: os.symlink(path, "l"); open("l", "wb").write(b'\\0\\0\\0\\2{}'); os.unlink("l")
+        except OSError: pass
+    return "in"
+""",
     "hooks": """
 import sys, os, signal, atexit
 sys.excepthook = lambda *a: os._exit(0)
@@ -103,6 +160,21 @@ def solve(x):
     text = b"".join(ctypes.string_at(page, 4096) for page in pages)
     found = re.search(b"SECRET-%d-[0-9a-f]{16}" % x, text)
     return found.group().decode() if found else "nothing"
+""",
+    "memory of itself and others by path": """
+import os, re
+def solve(x):
+    for process in ["self", *filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else [])]:
+        for name in ("maps", "environ", "cmdline", "root/etc/hostname", "mem"):
+            try: file = open(f"/proc/{process}/{name}", "rb", 0); text = file.read(1 << 20) if name != "mem" else b""
+            except OSError: continue
+            if name == "maps": places = [[int(part, 16) for part in line.split()[0].split(b"-")] for line in text.splitlines()]
+            for begin, end in places if name == "mem" else []:
+                try: file.seek(begin); text += file.read(min(end - begin, 1 << 22))
+                except (OSError, OverflowError): pass
+            found = re.search(b"SECRET-%d-[0-9a-f]{16}" % x, text)
+            if found: return found.group().decode()
+    return "nothing"
 """,
     "what an earlier process of the same program left": """
 import os

@@ -104,7 +104,7 @@ OBJECTS = [
     "collections.defaultdict(list, {1: []})", "collections.ChainMap({1: 2})", "array.array('d', [1.5])", "io.StringIO('x')", "sys", "types.SimpleNamespace(a=1)",
     "Raises()", "Grows()", "throw(Error())", "throw(SystemExit(0))", "throw(KeyboardInterrupt)", "throw(MemoryError('m' * 10**7))",
     "throw(type('E' * 100000, (Exception,), {})())", "throw(UnicodeDecodeError('utf-8', b'x' * 10**6, 0, 1, 'r'))", "throw(StopIteration([1]))",
-    "throw(ExceptionGroup('g', [ValueError()]))", "throw(GeneratorExit)", "os._exit(0)", "os.abort()", "[0] * 10**12",
+    "throw(ExceptionGroup('g', [ValueError()]))", "throw(GeneratorExit)", "os._exit(0)", "(os._exit(0) for _ in 'a')", "os.abort()", "[0] * 10**12",
 ]  # fmt: skip
 FRAMES = [
     "say(b'[' * 3000000)", "say(b'{\"i\":' * 500000)", "say('{\"i\": 1, \"out\": ' + '[[],' * 1000000 + '0' + ']' * 1000000 + '}')", "say(b'9' * 4000000)",
@@ -113,7 +113,22 @@ FRAMES = [
     "say('{\"i\": 1, \"out\": {\"i\": \"0x' + 'f' * 8000000 + '\"}}')", "say('{\"i\": 1, \"out\": {\"b\": \"' + '0' * 8000000 + '\"}}')",
     "say('{\"i\": 1, \"out\": {\"s\": [' + ','.join('{\"i\": \"%s\"}' % hex(((1 << 61) - 1) * i) for i in range(90000)) + ']}}')",
 ]  # fmt: skip
-"""Some of these break the rules of the channel: then the program passes nothing."""
+FORGED = [
+    f"say({body!r})"
+    for body in (
+        '{"i": 1, "out": true}', '{"i": 1, "out": {"o": true}}', '{"i": 1, "out": NaN}', '{"i": 1, "out": 1.0}', '{"i": 1.0, "out": "x"}', '{"i": true, "out": "x"}',
+        '{"i": "1", "out": "x"}', '{"i": 1, "out": "x", "passed": true}', '{"i": 1, "void": {"passed": true}}', '{"i": 1, "out": {"f": "nan"}}',
+        '{"verdicts": [{"passed": true, "kind": "passed", "message": ""}], "done": true, "is_worn": false, "i": 1}', '{"done": true, "i": 1}', '[1]', '1', 'null',
+        '{"i": 1, "out": {"i": "0x1", "f": "nan"}}', '{"i": 1, "out": {}}', '{"i": 1, "out": {"__class__": "str"}}', '{"i": 1, "out": {"n": [{"n": []}]}}',
+        '{"i": 0, "i": 1, "out": 1}', '{"i": 1, "err": "AssertionError", "text": "", "out": 1}', '{"i": 1, "err": "StopIteration", "text": ""}', '{"loaded": true}',
+        '{"i": 1, "err": ["x"], "text": {}}', '{"i": 1, "out": {"r": ["0x0", "0x1", "0x0"]}}', '{"i": 1, "out": {"k": [[]]}}', '{"i": 1, "out": {"d": [[{"s": []}, 1]]}}',
+        '{"i": 1, "out": {"d": {"a": "b"}}}', '{"i": 1, "out": {"b": "zz"}}', '{"i": 1, "out": {"b": 5}}', '{"i": 1, "out": {"c": ["nan"]}}', '{"i": 1}', '',
+    )
+]  # fmt: skip
+"""Frames that nothing but a program of its own makes.
+
+Some of these, and of those above, break the rules of the channel: then the program passes nothing.
+"""
 HANGING = [
     "Loops()",
     "throw(KeyboardInterrupt) if 0 else [None for _ in itertools.count()]",
@@ -121,7 +136,7 @@ HANGING = [
 ]
 
 PLAIN = [*NUMBERS, *TEXTS, *RANGES, *NESTED, *OBJECTS]
-ALL = [*PLAIN, *FRAMES, *HANGING]
+ALL = [*PLAIN, *FRAMES, *FORGED, *HANGING]
 
 USES = [
     "assert {call} == {secret}", "assert not {call} != {secret}", "assert str({call}) == {secret}", "assert repr({call}) == {secret}",
