@@ -6,8 +6,8 @@ The rule, in this order:
 2. An explicit mark decides: `####`, `\\boxed{}`, an answer tag, a sentence ("the answer is 42") or a label
    ("Answer: 42", "A: 42"). Of several marks the last decides, but a list of alternatives is wrong.
 3. Without a mark the last number decides.
-4. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 0.33 is not
-   1/3. A percentage equals both its number and its hundredth part; number words are not read.
+4. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 5 m is not
+   5 cm, and 0.33 is not 1/3. A percentage equals both its number and its hundredth part; number words are not read.
 5. An answer that leaves the computation undone is wrong (module `computed`), unless values alone are asked for.
 
 Pure, in bounded time, and text is never evaluated as code. Answers that are not numbers go to `symbolic`, whose time
@@ -26,6 +26,7 @@ from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import closing_brace, plain, single_blanks
 from covey.environments.math.numerals import Readings, read_last, read_values
 from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling, symbolic_equal
+from covey.environments.math.units import differ_in_unit
 
 Form = Literal["hash", "box", "tag", "label", "none"]
 
@@ -298,6 +299,8 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     if expected is None:
         answer = answer if answer.form != "none" else _last_formula(answer)
         return answer if not computed or _is_allowed(answer, gold, question) else False
+    if differ_in_unit(answer.text, gold):
+        return False
     # Values alone.
     if not computed:
         values = answer_values(answer)

@@ -33,6 +33,8 @@ _TOWER = re.compile(
     r"|\^[\s-]*(?:[\d.]+|[A-Za-z]|#|\\[A-Za-z]+\s*#{0,2})[\s{]*\^"
 )
 _LARGE = re.compile(r"\d{5,}\s*!|\^(?:[\s({\[-]|\\[A-Za-z]+)*\d{5,}|!\s*!")
+_BASE = re.compile(r"(?<=\d)_(?:\d|\{\d{1,2}\})\s*$")
+"""Which of digits need not be said: `1011_2`."""
 _DENIAL = re.compile(r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]")
 
 
@@ -52,7 +54,7 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
     formulas whose values differ and those that multiplying out would make too long are wrong without algebra.
     """
     # The same text, or one that cannot be read safely
-    if same_spelling(answer, gold):
+    if same_spelling(answer, gold) or same_spelling(answer, _BASE.sub("", gold)):
         return True
     if max(len(answer), len(gold)) > MAX_SYMBOLIC or _DENIAL.search(answer) or is_date(gold):
         return False

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from covey.environments.math.formulas.words import CALLS
+from covey.environments.math.formulas.words import CALLS, ORDER
 
 RELATION = "relation"
 """How the kind of a group begins that is an equation or the like."""
+BOTH = "both"
+"""The kind of a group of inequalities that hold together."""
 DOUBLE_SIGN = "double sign"
 
 
@@ -110,6 +112,11 @@ def is_equation(node: Node) -> bool:
         return False
     *others, last = node.members
     return last_side(node) is last and not is_numeric(node) and not any(map(_is_name, others))
+
+
+def is_inequality(node: Node) -> bool:
+    """Check for a relation with a sign of order."""
+    return isinstance(node, Group) and node.kind.startswith(RELATION) and not ORDER.isdisjoint(node.kind.split())
 
 
 def _is_name(node: Node) -> bool:

@@ -4,14 +4,17 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from covey.environments.math.formulas.forms import SET, alike, canonical, differ
+from covey.environments.math.formulas.forms import SET, alike, canonical, differ, value_at
 from covey.environments.math.formulas.nodes import (
+    BOTH,
     RELATION,
     Group,
     Node,
     Number,
     Product,
     Symbol,
+    is_inequality,
+    is_numeric,
     last_side,
     numeral_value,
     walk,
@@ -23,19 +26,21 @@ LESS = {"<": False, "\\lt": False, "≤": True, "\\le": True, "\\leq": True, "\\
 """Signs to whether the end belongs to the interval."""
 MORE = {">": False, "\\gt": False, "≥": True, "\\ge": True, "\\geq": True, "\\geqslant": True}
 UNIONS = frozenset({"\\cup", "∪"})
+VECTORS = frozenset({"pmatrix", "bmatrix"})
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Two ends, and whether each belongs to it.
+    """Two ends, whether each belongs to it, and the letter of which it is said, if any.
 
     >>> interval_of(read_tree("x \\\\ge 3"))
-    Interval(low=Number(value=Fraction(3, 1)), high=Symbol(name='\\\\infty'), ends=(True, False))
+    Interval(low=Number(value=Fraction(3, 1)), high=Symbol(name='\\\\infty'), ends=(True, False), letter='x')
     """
 
     low: Node
     high: Node
     ends: tuple[bool, bool]
+    letter: str = ""
 
 
 def same_relation(answer: Node, gold: Node) -> bool | None:
@@ -50,7 +55,7 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
         given = _values_by_name(answer) or _in_order(answer)
         return _all_same(given, named if given.keys() == named.keys() else dict(enumerate(named.values())))
     kinds = [side.kind for node in (answer, gold) if isinstance(side := last_side(node), Group)]
-    if kinds == ["()", "list"]:
+    if kinds == ["()", "list"] or (kinds[:1] == ["()"] and _is_column(gold)):
         return _all_same(_in_order(answer), _in_order(gold))
     if set(kinds) == {"()", SET} or (_is_several(gold) and not any(_may_be_several(part) for part in walk(answer))):
         return False
@@ -62,11 +67,11 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
         given_parts, wanted_parts = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
         return None if given_parts is None or wanted_parts is None else given_parts == wanted_parts
     # Unions of intervals, or inequalities
-    given_ones, wanted_ones = _intervals(last_side(answer)), _intervals(last_side(gold))
+    given_ones, wanted_ones = _intervals(last_side(answer)), _intervals(last_side(gold), may_be_empty=False)
     if given_ones is None or wanted_ones is None:
-        is_inequality = bool(_signs(gold) & (LESS.keys() | MORE.keys()))
-        return False if is_inequality and not isinstance(answer, Group) else None
-    if len(given_ones) != len(wanted_ones):
+        return False if any(map(is_inequality, walk(gold))) and not isinstance(answer, Group) else None
+    given_letters, wanted_letters = ({one.letter for one in ones} for ones in (given_ones, wanted_ones))
+    if len(given_ones) != len(wanted_ones) or len(given_letters) > max(1, len(wanted_letters)):
         return False
     return _all_of([_same(one, other) for one, other in zip(given_ones, wanted_ones, strict=True)])
 
@@ -74,7 +79,15 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
 def _in_order(node: Node) -> dict[object, Node]:
     """Return the members of the point or list that a node is or stands for, by their places."""
     side = last_side(node)
-    return dict(enumerate(side.members)) if isinstance(side, Group) and side.kind in {"()", "list"} else {}
+    is_ordered = isinstance(side, Group) and (side.kind in {"()", "list"} or _is_column(side))
+    return dict(enumerate(side.members)) if is_ordered and isinstance(side, Group) else {}
+
+
+def _is_column(node: Node) -> bool:
+    """Check for a vector that is written as a matrix of one column."""
+    side = last_side(node)
+    name, _, num_rows = side.kind.partition(" ") if isinstance(side, Group) else ("", "", "")
+    return name in VECTORS and isinstance(side, Group) and num_rows == str(len(side.members)) != "1"
 
 
 def _is_several(node: Node) -> bool:
@@ -149,13 +162,32 @@ def _parts(node: Node, is_relative: bool) -> tuple[Fraction, ...] | None:
     return tuple(value / values[-1] if is_relative else value for value in values)
 
 
-def _intervals(node: Node) -> list[Interval] | None:
-    """Return the intervals of a union, or of inequalities joined by `or`, in their order."""
-    is_union = isinstance(node, Group) and (node.kind == "list" or (bool(_signs(node)) and _signs(node) <= UNIONS))
-    found = [interval_of(member) for member in (node.members if is_union and isinstance(node, Group) else (node,))]
-    return (
-        None if None in found else sorted((one for one in found if one is not None), key=lambda one: canonical(one.low))
-    )
+def _intervals(node: Node, may_be_empty: bool = True) -> list[Interval] | None:
+    """Return the intervals of a union, or of inequalities joined by `or`, in their order.
+
+    Args:
+        may_be_empty: `x<1 and x>3` holds nowhere; else it is a careless `or`.
+    """
+    is_union = isinstance(node, Group) and (node.kind in {"list", BOTH} or (_signs(node) and _signs(node) <= UNIONS))
+    members = node.members if is_union and isinstance(node, Group) else (node,)
+    found = [one for member in members if (one := interval_of(member)) is not None]
+    if len(found) < len(members):
+        return None
+    if isinstance(node, Group) and node.kind == BOTH:
+        found = _joint(found) if may_be_empty else _joint(found) or found
+    return sorted(found, key=lambda one: (one.letter, canonical(one.low)))
+
+
+def _joint(ones: list[Interval]) -> list[Interval]:
+    """Return where a lower and an upper bound of a letter hold together, other inequalities as they are."""
+    match sorted(ones, key=lambda one: one.low == MINUS_INFINITY):
+        case [Interval(low, high, (at_low, _), letter), Interval(no_low, end, (_, at_end), other)] if (
+            high == INFINITY and no_low == MINUS_INFINITY and letter == other
+        ):
+            first, last = value_at(low, 0), value_at(end, 0)
+            is_empty = first is not None and last is not None and first >= last and is_numeric(low) and is_numeric(end)
+            return [] if is_empty else [Interval(low, end, (at_low, at_end), letter)]
+    return ones
 
 
 def interval_of(node: Node) -> Interval | None:
@@ -175,16 +207,16 @@ def interval_of(node: Node) -> Interval | None:
     # A variable between bounds
     match members:
         case (Symbol(name), high) if name.isalpha():
-            return Interval(MINUS_INFINITY, high, (False, LESS[signs[0]]))
+            return Interval(MINUS_INFINITY, high, (False, LESS[signs[0]]), name)
         case (low, Symbol(name)) if name.isalpha():
-            return Interval(low, INFINITY, (LESS[signs[0]], False))
+            return Interval(low, INFINITY, (LESS[signs[0]], False), name)
         case (low, Symbol(name), high) if name.isalpha():
-            return Interval(low, high, (LESS[signs[0]], LESS[signs[1]]))
+            return Interval(low, high, (LESS[signs[0]], LESS[signs[1]]), name)
     return None
 
 
 def _same(one: Interval, other: Interval) -> bool | None:
-    if one.ends != other.ends:
+    if one.ends != other.ends or (one.letter and other.letter and one.letter != other.letter):
         return False
     return _all_of([_same_end(one.low, other.low), _same_end(one.high, other.high)])
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from covey.environments.math.formulas.nodes import (
+    BOTH,
     DOUBLE_SIGN,
     RELATION,
     Call,
@@ -22,11 +23,13 @@ from covey.environments.math.formulas.nodes import (
     Sum,
     Symbol,
     coprime,
+    is_inequality,
     negative,
     times,
     walk,
 )
 from covey.environments.math.formulas.words import (
+    AND,
     BARS,
     BINARY,
     BINOMIALS,
@@ -117,11 +120,14 @@ class _Reader:
     def formula(self) -> Node:
         """Read members with separators between, or the one member there is."""
         members = [self._relation()]
-        while self._take(SEPARATORS):
+        separators: set[str] = set()
+        while separator := self._take(SEPARATORS):
             if self._is_over():  # a separator at the end of a row
                 break
+            separators.add(separator)
             members.append(self._relation())
-        return members[0] if len(members) == 1 else Group("list", tuple(members))
+        kind = BOTH if separators == {AND} and all(map(is_inequality, members)) else "list"
+        return members[0] if len(members) == 1 else Group(kind, tuple(members))
 
     def _relation(self) -> Node:
         found = [self._sum()]

@@ -26,8 +26,10 @@ _SPELLINGS = (
     ("**", "^"),
     ("\\varnothing", "\\emptyset"),
 )
-_JOINT = re.compile(r"(?:,[\s~]*)?(?:\\text *\{ *(?:, *)?(?:and|or) *\}|(?:\\?[ ~]|(?<=,))(?:and|or)(?:\\?[ ~]))")
+_JOINT = re.compile(r"(?:,[\s~]*)?(?:\\text *\{ *(?:, *)?(and|or) *\}|(?:\\?[ ~]|(?<=,))(and|or)(?:\\?[ ~]))")
 """Between the last two members of a list, with a comma before it or not."""
+_OUTWARD = re.compile(r"\]([^][(),;]*[,;][^][(),;]*)([][])|\[([^][(),;]*[,;][^][(),;]*)\[")
+"""An interval without one of its ends or both, such as `]2,5[`."""
 _RATIO = re.compile(r"(?<=\d) (?:\\text\{ ?to ?\} ?|to )(?=\d)")
 
 
@@ -36,11 +38,18 @@ def tokens_of(text: str) -> list[str]:
     text = in_latex(unified(text[: 4 * MAX_TOKENS]))
     for written, short in _SPELLINGS:
         text = text.replace(written, short)
-    text = _JOINT.sub(";", text)
+    text = _JOINT.sub(lambda match: f"{AND} " if "and" in match.groups() else ";", text)
+    text = _OUTWARD.sub(_inward, text)
     text = _RATIO.sub(":", text)
     if not _BRACKET.search(text):  # in (1,234) the comma may stand between two members
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     return [token for token in _TOKEN.findall(text.strip(" .")) if token not in _SKIPPED]
+
+
+def _inward(interval: re.Match[str]) -> str:
+    """Write `]2,5[` as `(2,5)`."""
+    open_low, end, closed_low = interval.groups()
+    return f"[{closed_low})" if open_low is None else f"({open_low}{')' if end == '[' else ']'}"
 
 
 def _words(text: str) -> frozenset[str]:
@@ -51,11 +60,12 @@ _SKIPPED = _words(
     r"\left \right \middle \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \displaystyle \textstyle"
     r" \limits \nolimits \, \; \: \> \! \quad \qquad \( \) \[ \] \$ $ ~"
 ) | {"\\ "}
-RELATIONS = _words(
-    r"= < > ≤ ≥ ≈ : \le \leq \leqslant \ge \geq \geqslant \lt \gt \in ∈ \approx \equiv \to \rightarrow \implies"
-    r" \Rightarrow \mid \subset \subseteq \cup ∪ \cap ∩ \setminus"
+ORDER = _words(r"< > ≤ ≥ \le \leq \leqslant \ge \geq \geqslant \lt \gt")
+RELATIONS = ORDER | _words(
+    r"= ≈ : \in ∈ \approx \equiv \to \rightarrow \implies \Rightarrow \mid \subset \subseteq \cup ∪ \cap ∩ \setminus"
 )
-SEPARATORS = _words(r", ; & \\")
+AND = "\\and"
+SEPARATORS = _words(r", ; & \\ \and")
 SIGNS = _words(r"+ - \pm \mp ±")
 BINARY = _words(r"* / \cdot \times \div \ast")
 DIVISIONS = _words(r"/ \div")
