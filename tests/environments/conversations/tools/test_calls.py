@@ -65,7 +65,17 @@ def test_a_call_that_is_only_thought_of_is_none() -> None:
 def test_a_call_before_a_thought_or_with_its_tag_in_an_argument_is_meant() -> None:
     for said in (f"{call('f')}<think>still {call('g')}", f"<think>hm</think>{call('f')} <think>still {call('g')}"):
         assert hermes(answer(said)).calls == (Call("f", {}),)
-    assert hermes(answer(call("f", text="<think>"))).calls == (Call("f", {"text": "<think>"}),)
+    for tag in ("<think>", "</think>", "<think>a</think>", "a</think> b </think>"):
+        meant = (Call("f", {"text": tag}),)
+        assert hermes(answer(call("f", text=tag))).calls == meant
+        assert hermes(answer(call("f", text=tag).removesuffix("</tool_call>"))).calls == meant
+        said = hermes(answer(f"<think>or {call('g', text=tag)}?</think>So: {call('f', text=tag)}"))
+        assert (said.calls, said.text, said.reasoning) == (
+            meant,
+            "So:",
+            f"or {call('g', text=tag)}?".replace("<think>", ""),
+        )
+    assert hermes(answer(f"or <tool_call>{{</think>{call('f')}")).calls == (Call("f", {}),)
 
 
 def test_tags_inside_of_an_argument_are_its_text() -> None:

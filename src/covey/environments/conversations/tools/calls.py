@@ -15,6 +15,7 @@ from covey.environments.episode import Answer
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 BLANKS, CLOSED = re.compile(r"\s*"), re.compile(r"\s*" + CLOSING)
+_MARK = re.compile(f"{OPENING}|</think>")
 HERMES = "Hermes style (<tool_call>)"
 TEMPLATE = "the tokenizer's response template"
 MAX_NESTED = 64
@@ -82,7 +83,8 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
     """Read calls between <tool_call> and </tool_call>. Calls that are only thought of (<think>) are none."""
     # Leave reasoning out: calls in it are not meant
     whole = answer.marked or answer.text
-    thought, _, spoken = whole.rpartition("</think>")
+    begin_spoken = _end_of_thoughts(whole)
+    thought, spoken = whole[:begin_spoken].removesuffix("</think>"), whole[begin_spoken:]
     # Separate the calls from the words between them
     calls: list[Call | BadCall] = []
     words: list[str] = []
@@ -96,6 +98,31 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
     if not calls:
         return Said(_without_marks(answer, spoken))
     return Said("".join(words).strip(), tuple(calls), thought.replace("<think>", "").strip())
+
+
+def _end_of_thoughts(text: str) -> int:
+    """Return where the last `</think>` ends, but for those that stand in the arguments of calls."""
+    end = place = 0
+    last = text.rfind("</think>")
+    while place <= last and (mark := _MARK.search(text, place)) is not None:
+        place = mark.end()
+        if mark[0] == OPENING:
+            place = _end_of_call(text, place) or place
+        else:
+            end = place
+    return end
+
+
+def _end_of_call(text: str, place: int) -> int | None:
+    """Return where the JSON at a place ends, with the closing tag that follows. None where there is no such call."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, BLANKS.match(text, place).end())  # type: ignore[union-attr]
+    except (ValueError, RecursionError):
+        return None
+    closed = CLOSED.match(text, end)
+    if closed is not None:
+        return closed.end()
+    return end if text.rfind(CLOSING) < end else None
 
 
 def _without_marks(answer: Answer, spoken: str) -> str:
