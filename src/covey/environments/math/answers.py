@@ -24,7 +24,7 @@ from covey.environments.math.computed import is_computed, is_respelled
 from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import closing_brace, plain, single_blanks
-from covey.environments.math.numerals import Readings, read_last, read_values
+from covey.environments.math.numerals import OR, Readings, read_last, read_values
 from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling, symbolic_equal
 from covey.environments.math.units import differ_in_unit
 
@@ -180,9 +180,19 @@ def _marks(text: str, numeric: bool) -> list[_Mark]:
     return innermost
 
 
-_JOINT = re.compile(r"(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{[ ,]*)?(or|and)(?:[\s$*:(\[\\}]|\\q?quad)*)?")
-_HEDGE_AFTER = re.compile(r"[\s$*)\]\\]{0,6}\bor\b[^.\n]{0,40}")
-_HEDGE_BEFORE = re.compile(r"([\d.,]+)[^\w\n]{0,4}\bor[\s$*(\[\\]{0,6}$")
+_JOINT = re.compile(
+    rf"(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
+)
+_DOUBT = re.compile(r"\b(?:maybe|perhaps|possibly|else)\b(?: even\b)?")
+_HEDGE_AFTER = re.compile(
+    rf"[\s$*)\]\\,]{{0,6}}\b(?:{OR}|vs|maybe|perhaps|possibly)\b(?: maybe| perhaps| possibly)?"
+    r"[\s$*(\\]{0,6}[-.]?\d[^\n]{0,40}"
+    r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
+)
+_HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: maybe| perhaps| possibly)?[\s$*(\[\\]{{0,6}}$")
+_OPEN_END = re.compile(rf"[\s,]*\b(?:{OR})[\s$*]*$")
+MAX_OPEN_END = 20
+"""Characters."""
 
 
 def _answer_of(text: str, marks: list[_Mark]) -> Answer:
@@ -191,16 +201,23 @@ def _answer_of(text: str, marks: list[_Mark]) -> Answer:
     last = len(marks) - 1
     first, joined = last, False
     while first > 0:
-        joint = _JOINT.fullmatch(_TAG.sub(" ", text[marks[first - 1].end : marks[first].first]))
+        between, num_doubts = _DOUBT.subn(" ", text[marks[first - 1].end : marks[first].first])
+        joint = _JOINT.fullmatch(_TAG.sub(" ", between))
         if joint is None:
             break
-        joined = joined or joint[1] is not None or "," in joint[0]
+        is_open = _without_or(marks[first - 1].text) != marks[first - 1].text
+        joined = joined or is_open or num_doubts > 0 or joint[1] is not None or "," in joint[0]
         first -= 1
     # Several values joined by "and" or commas are one answer
-    run = [mark.text.strip() for mark in marks[first:]]
+    run = [_without_or(mark.text).strip() for mark in marks[first:]]
     if len(set(run)) > 1 and (joined or len(set(run)) > 2):
         return Answer(", ".join(run), marks[last].form)
     return Answer(_with_hedge(text, marks[last]), marks[last].form)
+
+
+def _without_or(text: str) -> str:
+    tail = _OPEN_END.search(text, max(0, len(text) - MAX_OPEN_END))
+    return text if tail is None else text[: tail.start()]
 
 
 def _with_hedge(text: str, mark: _Mark) -> str:
@@ -273,9 +290,13 @@ def gold_value(gold: str, computed: bool = False) -> Readings | None:
     return values[0] if len(values) == 1 and values[0] else None
 
 
+_NO_UNIT = re.compile(r"\b(?:not|than)\b")
+"""Words that are no name of a number."""
+
+
 def _written_otherwise(text: str) -> list[Readings]:
     """Return the number that a formula is, such as `0.\\overline{3}` and `\\{5\\}`, if it is one."""
-    tree = read_tree(text)
+    tree = None if _NO_UNIT.search(text) else read_tree(text)
     value = None if tree is None else numeral_value(last_side(tree))
     return [] if value is None else [frozenset({value})]
 

@@ -44,6 +44,7 @@ _MIXED_FRACTION = re.compile(r"(?<!\d)(\d+) ?\\[dtc]?frac ?(?:\{ ?(\d+) ?\}|(\d)
 _FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
 _BEFORE_FRACTIONS = (
     (re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\!|\\[bB]igg?[lr]?(?![A-Za-z])"), ""),
+    (re.compile(r"\\(?:text)?color *\{\w*\}|\\underline(?= *\{)|\\(?:small|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])"), ""),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~|\\[()\[\]]"), " "),
     (re.compile(r"\\([$%&#_])"), r"\1"),

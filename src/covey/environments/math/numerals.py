@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from covey.environments.math.normalize import CURRENCY, plain
+from covey.environments.math.units import NO_VALUE_AFTER, NO_VALUE_BEFORE
 
 Readings = frozenset[Fraction]
 """What one written number may mean: `25%` is 25 or 1/4, `2.5 million` is 2500000 or 2.5 (the million as a unit)."""
@@ -216,14 +217,6 @@ _SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)})s?\b", re.IGNORECASE)
 _DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
-_NO_VALUE_BEFORE = re.compile(r"[<>≤≥≠√\\|]|\bnot\s*$")
-_NO_VALUE_AFTER = re.compile(
-    r"\s*[\\π√^]|[eE][-+]?\d|\s*(?:[,;&]\s*)?(?:(?:and|or)\s+)?(?<=[\s,;&])[A-Za-z]\w?\s*=(?!=)"
-    r"|\s*(?:plus|minus|times|(?:divided|multiplied) by|(?:more|less|fewer) than|(?<=[%t]) ?of)\s+[$(]*\.?\d"
-    r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|minutes?|min)\s+\d[\d.]*\s?(?!times)[A-Za-z]"
-    r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
-    r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[xyzn](?![A-Za-z])|\s*\)+\s*/\s*\("
-)
 _GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])")
 """Letters right behind a number, or one letter: a unit, or else variables."""
 _UNITS = frozenset({
@@ -235,12 +228,12 @@ _STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈*]+){0,
 _STRICT_AFTER = re.compile(rf"(?:[A-Za-z¢{CURRENCY}/.\s%*\]}})(^-]|(?<=[A-Za-z^-])\d)*")
 _AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
 _BEFORE_VALUE = r"[\s$*_(\[]*"
-_OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
+OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
 """In other languages too, but for the Dutch "of"."""
 _IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
 """Before a second number that stands alone in brackets: `3 (4)`."""
 _ALTERNATIVE = re.compile(
-    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{_OR}|to|vs|versus|maybe|perhaps|possibly)\b{_BEFORE_VALUE}"
+    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{OR}|to|vs|versus|maybe|perhaps|possibly)\b{_BEFORE_VALUE}"
     rf"(?:(?:maybe|perhaps|possibly|even|else|rather)\b{_BEFORE_VALUE})?"
 )
 _NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
@@ -322,13 +315,13 @@ def read_values(content: str, strict: bool = False, computed: bool = False) -> l
     text = plain(content[:MAX_CONTENT]).strip(" \n*_`\"'")
     number = _NUMBER_STRICT if strict else _NUMBER_PROSE
     first = None if is_date(text) else _first_value(text, number)
-    if first is None or _NO_VALUE_BEFORE.search(text, 0, first.begin):
+    if first is None or NO_VALUE_BEFORE.search(text, 0, first.begin):
         return []
     # Others may follow: "3 or 4"
     values = [first, *_alternatives(text, first.end, number)]
     end = values[-1].end
     # What stands before or after may say that it is no answer
-    if _NO_VALUE_AFTER.match(text, end):
+    if NO_VALUE_AFTER.match(text, end):
         return []
     if (strict or "\\" in content) and not _STRICT_BEFORE.fullmatch(text, 0, first.begin):
         return []
@@ -390,8 +383,8 @@ def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Readings]:
     listed: list[Readings] = []
     says_or = False
     for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):
-        gap = text[earlier.end() : later.start()].rstrip(CURRENCY).split()
-        is_or = len(gap) <= 3 and gap[-1:] != [] and re.fullmatch(_OR, gap[-1]) is not None
+        gap = text[earlier.end() : later.start()].rstrip(f"{CURRENCY}*_ ").split()
+        is_or = len(gap) <= 3 and gap[-1:] != [] and re.fullmatch(OR, gap[-1]) is not None
         if not is_or and " ".join(gap) not in _JOINERS:
             break
         says_or = says_or or is_or

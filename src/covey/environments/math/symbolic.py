@@ -35,7 +35,10 @@ _TOWER = re.compile(
 _LARGE = re.compile(r"\d{5,}\s*!|\^(?:[\s({\[-]|\\[A-Za-z]+)*\d{5,}|!\s*!")
 _BASE = re.compile(r"(?<=\d)_(?:\d|\{\d{1,2}\})\s*$")
 """Which of digits need not be said: `1011_2`."""
-_DENIAL = re.compile(r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]")
+_DENIAL = re.compile(
+    r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]|^\s*(?:[<>\u2264\u2265]|\\[lg](?:eq?|t|eqslant)(?![A-Za-z]))"
+)
+"""Also what a value is only less or more than."""
 
 
 def same_spelling(answer: str, gold: str) -> bool:

@@ -1,8 +1,27 @@
-"""Units of measurement behind a number: 5 m is not 5 cm, though the number is the same."""
+"""What stands around a number and says that it is not the value: `5 ft 3 in` is not 5, nor is `more than 5`.
+
+And units of measurement: 5 m is not 5 cm, though the number is the same.
+"""
 
 import re
 
 from covey.environments.math.normalize import plain
+
+_ONES = "one|two|three|four|five|six|seven|eight|nine"
+NO_VALUE_BEFORE = re.compile(
+    r"[<>≤≥≠√\\|]|\bnot\s*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
+    rf"|\b(?:{_ONES}|ten|hundred|thousand) and\s*$",
+    re.IGNORECASE,
+)
+NO_VALUE_AFTER = re.compile(
+    r"\s*[\\π√^]|[eE][-+]?\d|\s*(?:[,;&]\s*)?(?:(?:and|or)\s+)?(?<=[\s,;&])[A-Za-z]\w?\s*=(?!=)"
+    r"|\s*(?:plus|minus|times|(?:divided|multiplied) by|(?:more|less|fewer) than|(?<=[%t]) ?of)\s+[$(]*\.?\d"
+    r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|h|minutes?|min|kg|km|m)"
+    r"\s*\d[\d.]*\s?(?!times)[A-Za-z]"
+    rf"|\s?h\s?\d|['\u2019\u2032]\s?\d|\s+and (?:a|{_ONES})[ -](?:half|third|quarter|fourth)"
+    r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
+    r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[xyzn](?![A-Za-z])|\s*\)+\s*/\s*\("
+)
 
 _NAMES = (
     ("length", r"mm|millimet(?:er|re)s?", r"cm|centimet(?:er|re)s?", r"m|met(?:er|re)s?", r"km|kilomet(?:er|re)s?"),
