@@ -12,15 +12,20 @@ from covey.environments.math.formulas.nodes import (
     Node,
     Number,
     Product,
+    Quotient,
+    Sum,
     Symbol,
+    is_equation,
     is_inequality,
     is_numeric,
     last_side,
+    negative,
     numeral_value,
     walk,
 )
 
 INFINITY = Symbol("\\infty")
+PLUS_MINUS = Symbol("\\pm")
 MINUS_INFINITY = Product((Number(Fraction(-1)), INFINITY))
 LESS = {"<": False, "\\lt": False, "≤": True, "\\le": True, "\\leq": True, "\\leqslant": True}
 """Signs to whether the end belongs to the interval."""
@@ -59,6 +64,10 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
         return _all_same(_in_order(answer), _in_order(gold))
     if set(kinds) == {"()", SET} or (_is_several(gold) and not any(_may_be_several(part) for part in walk(answer))):
         return False
+    if _same_pair(_pair(answer), _pair(gold)):
+        return True
+    if PLUS_MINUS in walk(gold) and (len(_values_by_name(answer)) > 1 or kinds[:1] in (["()"], ["[]"])):
+        return False
     # Ratios
     if is_ratio(gold):
         given_words, wanted_words = _words(answer), _words(gold)
@@ -90,6 +99,37 @@ def _is_column(node: Node) -> bool:
     return name in VECTORS and isinstance(side, Group) and num_rows == str(len(side.members)) != "1"
 
 
+def _same_pair(given: list[Node], wanted: list[Node]) -> bool:
+    """Compare two values with two others in any order."""
+    orders = (wanted, wanted[::-1]) if len(given) == len(wanted) == 2 else ()
+    return any(all(_same_end(one, other) for one, other in zip(given, order, strict=True)) for order in orders)
+
+
+def _pair(node: Node) -> list[Node]:
+    """Return the two values that a list of two states, or one `\\pm`. Empty for anything else."""
+    side = last_side(node)
+    if is_equation(node) or len(_values_by_name(node)) > 1:
+        return []
+    if not isinstance(side, Group):
+        return [_signed(side, is_negative) for is_negative in (False, True)] if PLUS_MINUS in walk(side) else []
+    is_pair = side.kind in {"list", SET} and len(side.members) == 2 and not any(map(is_equation, side.members))
+    return [last_side(member) for member in side.members] if is_pair else []
+
+
+def _signed(node: Node, is_negative: bool) -> Node:
+    """Return a formula with one sign in place of each `\\pm` that a sum, product or fraction holds."""
+    match node:
+        case Product((Symbol("\\pm"), value)):
+            return negative(value) if is_negative else value
+        case Sum(nodes):
+            return Sum(tuple(_signed(part, is_negative) for part in nodes))
+        case Product(nodes):
+            return Product(tuple(_signed(part, is_negative) for part in nodes))
+        case Quotient(top, bottom):
+            return Quotient(_signed(top, is_negative), _signed(bottom, is_negative))
+    return node
+
+
 def _is_several(node: Node) -> bool:
     """Check for a point, set or list of two and more, less intervals that may have a name, such as `\\mathbb{R}`."""
     side = last_side(node)
@@ -98,7 +138,7 @@ def _is_several(node: Node) -> bool:
 
 
 def _may_be_several(part: Node) -> bool:
-    return isinstance(part, Group) or part == Symbol("\\pm")
+    return isinstance(part, Group) or part == PLUS_MINUS
 
 
 def _values_by_name(node: Node) -> dict[object, Node]:
