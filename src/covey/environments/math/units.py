@@ -19,6 +19,7 @@ NO_VALUE_AFTER = re.compile(
     r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|h|minutes?|min|kg|km|m)"
     r"\s*\d[\d.]*\s?(?!times)[A-Za-z]"
     rf"|\s?h\s?\d|['\u2019\u2032]\s?\d|\s+and (?:a|{_ONES})[ -](?:half|third|quarter|fourth)"
+    r"|(?:\.{2,3}|\u2026|\u2014|\s?(?:[~±≠]|\+/-)\s?)\d"  # a range
     r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
     r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[xyzn](?![A-Za-z])|\s*\)+\s*/\s*\("
 )
@@ -34,7 +35,8 @@ _NAMES = (
 )
 _UNITS = [(quantity, re.compile(name, re.IGNORECASE)) for quantity, *names in _NAMES for name in names]
 _STATED = re.compile(
-    r"[^A-Za-z\\]*\d[^A-Za-z\\]*(?:(?:square|cubic|sq|cu)\b[. ]*)?([A-Za-z]+)(?:\s*\^[ (]*\d[ )]*)?[^A-Za-z\d\\]*"
+    r"[^A-Za-z\\]*\d[^A-Za-z\\]*(?:(?:square|cubic|sq|cu)\b[. ]*)?([A-Za-z]+)(?:\s*\^[ (]*\d[ )]*)?"
+    r"(?:\s*(?:/|per\b)\s*[A-Za-z]+)?[^A-Za-z\d\\]*"
 )
 """A number, its unit and nothing else."""
 
