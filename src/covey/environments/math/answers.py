@@ -186,7 +186,7 @@ _JOINT = re.compile(
 _DOUBT = re.compile(r"\b(?:maybe|perhaps|possibly|else)\b(?: even\b)?")
 _HEDGE_AFTER = re.compile(
     rf"[\s$*)\]\\,]{{0,6}}\b(?:{OR}|vs|maybe|perhaps|possibly)\b(?: maybe| perhaps| possibly)?"
-    r"[\s$*(\\]{0,6}[-.]?\d[^\n]{0,40}"
+    r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
     r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
 )
 _HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: maybe| perhaps| possibly)?[\s$*(\[\\]{{0,6}}$")
