@@ -214,6 +214,17 @@ def test_a_console_shows_colours_of_its_own_and_control_characters_of_none(termi
     assert_clean(re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue()))
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", "\\u65e5 [red]x[/red] :smile: #_-> \\xe9"), ("latin-1", "\\u65e5 [red]x[/red] :smile: #_-> é")],
+)
+def test_a_console_writes_out_what_its_encoding_has_not_and_takes_no_text_for_markup(encoding: str, shown: str) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    CleanConsole(file=stream, width=200).print("日 [red]x[/red] :smile: █▁→ é", soft_wrap=True)
+    stream.seek(0)
+    assert stream.read() == f"{shown}\n"
+
+
 def test_rows_of_a_file_hold_what_was_written_and_no_character_that_acts(tmp_path: Path) -> None:
     file = JsonlWriter(tmp_path / "rows.jsonl")
     row = {"text": NASTY.replace("\ud83d", ""), NASTY[:3]: [FORGED.replace("\ud83d", "")], "😀é": "日本 \u00a0"}

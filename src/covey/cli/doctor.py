@@ -40,7 +40,7 @@ def run_doctor(words: Sequence[str]) -> int:
             {"run": name, "verdict": of_run.line, "findings": [one.as_row() for one in of_run.findings]}
             for name, of_run in zip(names, found, strict=True)
         ]
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(json.dumps(rows, indent=1))
     else:
         console = CleanConsole()
         for name, of_run in zip(names, found, strict=True):
@@ -65,7 +65,7 @@ def _print(console: Console, name: str, health: Health) -> None:
         if one.evidence.prompts:
             lines.append(f"{INDENT}see:   {', '.join(one.evidence.prompts)}")
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line, soft_wrap=True)
 
 
 def read_words(words: Sequence[str]) -> Asked:

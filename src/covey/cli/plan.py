@@ -173,4 +173,4 @@ def _hours(value: float) -> str:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, highlight=False, markup=False)
+    console.print(line, soft_wrap=True)

@@ -26,7 +26,7 @@ def print_summary(content: Mapping[str, Any], folder: Path, console: Console) ->
 
 def print_folder(folder: Path, console: Console) -> None:
     """Print `run folder: outputs/...` on one line, relative to the working directory where it is inside."""
-    console.print(f"run folder: {relative(folder)}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"run folder: {relative(folder)}", soft_wrap=True)
 
 
 def relative(folder: Path) -> str:
@@ -51,8 +51,6 @@ def _titled(title: str, table: Table) -> list[RenderableType]:
 
 def before_after(content: Mapping[str, Any]) -> Table:
     """Build a row per measure: before, after and the gain, paired prompt by prompt where possible.
-
-    A single evaluation has one column.
 
     A single evaluation has one column.
     """

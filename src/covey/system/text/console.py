@@ -1,19 +1,36 @@
 """Terminal output in which no text acts. Imports rich, for which a refusal need not wait."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from covey.system.text.escaping import escape, is_visible
 
+PLAIN = str.maketrans(dict(zip("▁▂▃▄▅▆▇█■□▣·×", "_.:-=+*##.+-x", strict=True)) | {"→": "->", "…": "..."})
+"""What covey draws, for terminals that have ASCII or a page of 256 characters alone."""
+
 
 class CleanConsole(Console):
-    """A terminal that shows only what rich itself makes of control characters, none that came in a text."""
+    """A terminal that shows only what rich itself makes of control characters, none that came in a text.
+
+    Text is no markup and names no emoji, and what the terminal's encoding has not is written out, as in `\\u65e5`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, "highlight": False} | options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            if segment.control or all(c == "\n" or is_visible(c) for c in segment.text):
-                yield segment
-            else:
-                yield Segment(escape(segment.text, keep="\n"), segment.style)
+            text = segment.text if segment.control else self._shown(segment.text)
+            yield segment if text is segment.text else Segment(text, segment.style)
+
+    def _shown(self, text: str) -> str:
+        if not all(c == "\n" or is_visible(c) for c in text):
+            text = escape(text, keep="\n")
+        try:
+            text.encode(self.encoding)
+        except UnicodeEncodeError:
+            return text.translate(PLAIN).encode(self.encoding, "backslashreplace").decode(self.encoding)
+        return text
