@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from covey.report.bands import Band, inside, moving_shares, share_band
+from covey.report.bands import Band, inside, moving_bands, moving_shares, share_band
 from covey.report.curves import curves_of, span_of
 from covey.report.read import RunFiles
 
@@ -60,6 +60,28 @@ def test_groups_without_signal_have_wilsons_interval_over_the_groups_of_the_step
     assert (curve["low"][10], curve["high"][10]) == pytest.approx((low, high), abs=1e-4)
     assert "Wilson" in curve["about"]
     assert moving_shares([0.5, None, 1.0], [2, 2, 4], 3)[1] == share_band(5, 6)
+
+
+def test_a_long_run_has_a_band_for_each_point_that_is_drawn_and_not_for_each_step() -> None:
+    found = moving_bands([float(place) for place in range(1200)], 3)
+    assert [band.value for band in found[:5]] == [1.0, 1.0, 3.0, 3.0, 5.0]
+    assert found[2][1:] == pytest.approx((3 - 1.959964 / 3**0.5, 3 + 1.959964 / 3**0.5))
+    assert len(found) == 1200
+    assert len(set(found)) == 600
+
+
+@pytest.mark.parametrize(
+    ("sampled", "known", "about"),
+    [(2, 2, "95 % over the prompts of a step"), (9, 2, "mean of 5 steps and its 95 %"), (2, 1, "mean of 5 steps")],
+)
+def test_a_reward_has_the_interval_of_its_prompts_only_where_all_of_these_are_known(
+    sampled: int, known: int, about: str
+) -> None:
+    run = run_of(sampled_reward_mean=lambda _: 0.1, num_groups=lambda _: 2.0, num_groups_sampled=lambda _: sampled)
+    groups = [{"prompt_id": "a", "rewards": [0.0, 1.0]}, {"prompt_id": "b", "rewards": [1.0, 1.0]}]
+    run.updates.extend({"step": step, "num_groups": 2, "groups": groups[:known]} for step in STEPS)
+    (curve,) = (one for one in curves_of(run) if one["name"] == "reward")
+    assert curve["about"].startswith(about)
 
 
 def test_a_band_on_a_log_axis_ends_at_the_smallest_number_drawn() -> None:

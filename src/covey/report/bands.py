@@ -1,13 +1,16 @@
 """Intervals of what a report draws, in plain Python."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
-from covey.algorithm.intervals import mean_interval, wilson
+from covey.algorithm.intervals import wilson
 
 LEVEL = 0.95
+MAX_POINTS = 600
+"""Of a curve; longer ones are averaged over steps that lie together."""
 
 
 class Band(NamedTuple):
@@ -34,29 +37,48 @@ def mean_band(values: Sequence[float]) -> Band:
     """Return the normal interval of a mean of independent values, without bounds for fewer than two."""
     if not values:
         return NOTHING
-    found = mean_interval(values, LEVEL)
-    return Band(*astuple(found)) if len(values) > 1 else Band(found.value, None, None)
+    mean, number = fmean(values), len(values)
+    if number < 2:
+        return Band(mean, None, None)
+    # Not by statistics.stdev, whose fractions take minutes for the windows of a long run
+    variance = math.fsum((value - mean) * (value - mean) for value in values) / (number - 1)
+    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(variance / number)
+    return Band(mean, mean - half, mean + half)
 
 
 def moving_bands(values: Sequence[float | None], width: int) -> list[Band]:
     """Return the mean of the `width` values around each place, with the interval of that mean."""
     half = width // 2
-    found = []
-    for place in range(len(values)):
-        near = [value for value in values[max(0, place - half) : place + half + 1] if value is not None]
-        found.append(mean_band(near))
-    return found
+
+    def around(place: int) -> Band:
+        return mean_band([value for value in values[max(0, place - half) : place + half + 1] if value is not None])
+
+    return _of_points(len(values), around)
 
 
 def moving_shares(values: Sequence[float | None], trials: Sequence[float], width: int) -> list[Band]:
     """Return the share of the trials in the `width` steps around each place, with Wilson's interval."""
     half = width // 2
-    found = []
-    for place in range(len(values)):
+
+    def around(place: int) -> Band:
         near = slice(max(0, place - half), place + half + 1)
         known = [(value, count) for value, count in zip(values[near], trials[near], strict=True) if value is not None]
-        found.append(share_band(sum(value * count for value, count in known), sum(count for _, count in known)))
-    return found
+        return share_band(sum(value * count for value, count in known), sum(count for _, count in known))
+
+    return _of_points(len(values), around)
+
+
+def _of_points(number: int, band_at: Callable[[int], Band]) -> list[Band]:
+    """Return a band for each of so many places: those that are drawn as one point share that of the middle one."""
+    size = block(number)
+    middles = [start + min(size, number - start) // 2 for start in range(0, number, size)]
+    found = list(map(band_at, middles))
+    return [found[place // size] for place in range(number)]
+
+
+def block(number: int) -> int:
+    """Return how many neighbours of so many places are drawn as one point."""
+    return max(1, -(-number // MAX_POINTS))
 
 
 def inside(band: Band, low: float | None, high: float | None) -> Band:

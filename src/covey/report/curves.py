@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from covey.report.bands import Band, inside, mean_band, moving_bands, moving_shares, share_band, window
+from covey.report.bands import Band, block, inside, mean_band, moving_bands, moving_shares, share_band, window
 from covey.report.read import Row, RunFiles
 from covey.run.doctor.rules.reward import OWN_PARTS
 from covey.system.text.format import four_digits, three_digits
-
-MAX_POINTS = 600
-"""Of a curve; longer ones are averaged over steps that lie together."""
-
 
 FLAT = 1e-4
 """Share of a number by which rounding may move it."""
@@ -118,22 +114,31 @@ def _reward(run: RunFiles) -> dict[str, Any] | None:
     values = [number(row.get("sampled_reward_mean")) for row in run.steps]
     if not any(value is not None for value in values):
         return None
-    # Intervals over prompts, where every step has one
+    # Intervals over prompts, where every step has one of all that were sampled
     of_step = {row["step"]: _over_prompts(row) for row in run.updates}
-    bands = [of_step.get(step) for step in steps]
+    bands = [None if _has_dropped(row) else of_step.get(row["step"]) for row in run.steps]
     if all(band is not None and band.low is not None for band in bands):
         about = "95 % over the prompts of a step"
         drawn = [Band(value, band.low, band.high) for value, band in zip(values, bands, strict=True) if band]
     else:
         about, drawn = _moving(values)
-    drawn = [inside(band, *_range_of(values)) for band in drawn]
+    low, high = _range_of(values)
+    drawn = [inside(band, low, high) for band in drawn]
     return _curve("reward", "reward of training", steps, values, drawn) | {"about": about}
 
 
 def _over_prompts(row: Row) -> Band | None:
-    """Return the interval of a step's reward: its prompts are independent, their completions are not."""
+    """Return the interval of a step's reward: its prompts are independent, their completions are not.
+
+    None where the file had no room for all of them.
+    """
     groups = [[r for r in map(number, g.get("rewards", [])) if r is not None] for g in row.get("groups", [])]
-    return mean_band([fmean(group) for group in groups if group])
+    return mean_band([fmean(group) for group in groups if group]) if len(groups) == row.get("num_groups") else None
+
+
+def _has_dropped(row: Row) -> bool:
+    """Tell whether a step sampled groups that it did not train, whose rewards updates.jsonl does not have."""
+    return row.get("num_groups_sampled", row.get("num_groups")) != row.get("num_groups")
 
 
 def _accuracy(run: RunFiles) -> dict[str, Any] | None:
@@ -198,7 +203,7 @@ def _curve(
 ) -> dict[str, Any]:
     # Merge neighbours, so that long runs stay drawable
     points = list(zip(steps, values, bands, strict=True))
-    size = -(-len(points) // MAX_POINTS)
+    size = block(len(points))
     merged = [_merge(points[start : start + size]) for start in range(0, len(points), size)]
     return {
         "name": name,
