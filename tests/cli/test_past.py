@@ -39,3 +39,21 @@ def test_a_run_that_has_ended_is_not_told_as_one_that_trains(run: Path, capsys: 
     (run / "run.lock").write_text("last owner")
     assert main(["status", str(run)]) == 0
     assert (run / "run.lock").read_text() == "last owner"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"time": "now"}', '{"time": "now", "trainer": {}, "samplers": []}'])
+def test_a_status_that_no_run_writes_is_one_line(run: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    (run / "status.json").write_text(content)
+    assert main(["status", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"{run / 'status.json'} does not hold what a run writes there" in said
+    assert said.count("\n") == 1
+
+
+def test_a_folder_is_named_as_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "lr[bold]=:100:"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("seed: 0\n")
+    (folder / "status.json").write_text(json.dumps(STATUS))
+    assert main(["status", str(folder)]) == 0
+    assert str(folder) in capsys.readouterr().out

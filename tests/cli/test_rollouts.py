@@ -34,7 +34,7 @@ def test_an_episode_is_shown_turn_by_turn_and_nothing_in_it_acts_on_the_terminal
         "step 3, train-1: reward 1.250 (won 1), advantage +0.50, 2 turns of 0 0.25, completed, 6 tokens",
         "  prompt  ?",
         '  policy  15;   (void, {"tried": 1})',
-        "  tool less\\x1b[31m>",
+        "  tool less\\x1b[31m >",
         "  policy  17;   (+0.25)",
     ]
 
@@ -77,3 +77,13 @@ def test_words_that_name_nothing_are_refused_in_one_line(
     written(tmp_path, [row(1, "c", 0.0), row(2, "a", 0.0)])
     assert main(["rollouts", *(word.format(run=tmp_path) for word in words)]) == 2
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["step", "prompt_id", "reward"])
+def test_a_row_that_no_run_writes_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    good = row(1, "c", 0.0)
+    written(tmp_path, [good, {key: value for key, value in good.items() if key != name}])
+    assert main(["rollouts", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"rollouts.jsonl does not hold what a run writes there (KeyError: '{name}')" in said
+    assert said.count("\n") == 1

@@ -1,8 +1,9 @@
 """`covey status RUN` and `covey replay RUN`: what an asynchronous run does now, and the same run once more."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -10,6 +11,8 @@ from covey.cli.flags import refuse_no_folder
 from covey.config import compose as settings
 from covey.run.folder import CONFIG, STATUS, is_running
 from covey.run.saved_settings import settings_of
+from covey.system.disk import as_written, read_regular
+from covey.system.jsonl import MAX_BYTES
 from covey.system.text.console import CleanConsole
 
 TRUST = "trust_run=true"
@@ -22,20 +25,25 @@ def run_status(words: Sequence[str]) -> None:
     path = folder / STATUS
     if not path.is_file():
         raise ValueError(f"{folder} has no {STATUS}: runs with source=ray write it while they train")
-    status = json.loads(path.read_text(encoding="utf-8"))
-    # A row for the trainer and for each sampler
+    with as_written(path):
+        status = json.loads(read_regular(path, MAX_BYTES))
+        table, when = _table(status), status["time"]
+    console = CleanConsole()
+    console.print(table)
+    console.print(f"{_of_whom(folder)} {when}, {folder}", soft_wrap=True)
+
+
+def _table(status: Mapping[str, Any]) -> Table:
+    """Build a row for the trainer and for each sampler."""
     trainer = status["trainer"]
     table = Table("role", "state", "version", "groups", "tokens", "restarts", "process")
     groups = f"{trainer['groups_finished']} finished of {trainer['groups_pending']}"
-    table.add_row(
-        "trainer", f"step {trainer['step'] + 1}, {trainer['state']}", str(trainer["version"]), groups, "", "", ""
-    )
+    state = f"step {trainer['step'] + 1}, {trainer['state']}"
+    table.add_row("trainer", state, str(trainer["version"]), groups, "", "", "")
     for one in status["samplers"]:
         numbers = (one["version"], f"{one['groups_under_way']} under way", one["tokens"], one["restarts"], one["pid"])
-        table.add_row(f"sampler {one['sampler']}", one["state"], *map(str, numbers))
-    console = CleanConsole()
-    console.print(table)
-    console.print(f"{_of_whom(folder)} {status['time']}, {folder}")
+        table.add_row(f"sampler {one['sampler']}", *map(str, (one["state"], *numbers)))
+    return table
 
 
 def _of_whom(folder: Path) -> str:

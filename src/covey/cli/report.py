@@ -13,7 +13,7 @@ from rich.text import Text
 
 from covey.cli.flags import refuse_flags, refuse_no_folder, split_flags
 from covey.config.schema import OutputConfig
-from covey.report.foreign import EXPORTS, read_any
+from covey.report.foreign import EXPORTS, export, read_any
 from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of
 from covey.report.png import draw_curves
 from covey.report.text import COLUMNS, as_lines
@@ -40,9 +40,9 @@ def run_report(words: Sequence[str]) -> None:
     asked = read_words("report", words)
     names, console = names_of(asked.folders), CleanConsole()
     if "--export" in asked.flags:
-        write = EXPORTS[one_of("--export", asked.flags["--export"], EXPORTS)]
+        kind = one_of("--export", asked.flags["--export"], EXPORTS)
         for folder in asked.folders:
-            _say(console, f"export: {write(folder)}")
+            _say(console, f"export: {export(folder, kind)}")
     elif "--text" in asked.flags:
         for line in as_lines([read_any(folder) for folder in asked.folders], names, columns()):
             _say(console, line)
@@ -67,6 +67,8 @@ def run_watch(words: Sequence[str]) -> None:
     if asked.flags:
         raise ValueError(f"covey watch takes run folders alone, got {', '.join(asked.flags)}")
     names, console = names_of(asked.folders), CleanConsole()
+    if not console.is_terminal:
+        console.width = columns()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             runs = [read_any(folder) for folder in asked.folders]
@@ -94,7 +96,7 @@ def report_at_the_end(output: OutputConfig, folder: Path) -> Path | None:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, highlight=False, markup=False)
+    console.print(line, soft_wrap=True)
 
 
 def read_words(verb: str, words: Sequence[str]) -> Asked:

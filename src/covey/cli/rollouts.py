@@ -11,7 +11,7 @@ from covey.cli.flags import refuse_flags, split_flags
 from covey.cli.show import rows_of
 from covey.run.folder import EVALUATIONS, ROLLOUTS
 from covey.run.records.answer_text import as_text, episode_text
-from covey.system.disk import as_written
+from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
 
 NUM_SHOWN = 6
@@ -38,12 +38,9 @@ def run_rollouts(words: Sequence[str]) -> None:
         raise ValueError(
             f"{asked.path} is not there: {asked.path.parent} is no run folder, or output.rollouts_per_step was 0"
         )
-    # Read the rows and choose among them
+    # Choose among the rows, and show the first by reward, in the order asked for
     with as_written(asked.path):
-        kept = list(rows_of(asked.path))
-    rows = chosen(kept, asked.step, asked.prompt_id)
-    # Show the first by reward, in the order asked for
-    with as_written(asked.path):
+        rows = chosen(list(rows_of(asked.path)), asked.step, asked.prompt_id)
         rows.sort(key=lambda row: row["reward"], reverse=not asked.worst_first)
         texts = [episode_text(row) if "turns" in row else as_text(row) for row in rows[: asked.number]]
     console = CleanConsole()
@@ -66,7 +63,7 @@ def read_words(words: Sequence[str]) -> Asked:
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:
     """Return the rows of a step, the last that has any where none is named, and of a prompt, where one is.
 
-    ValueError where there are none.
+    NotWritten where there are none.
     """
     of_prompt = [row for row in rows if prompt_id in (None, row["prompt_id"])]
     wanted = step if step is not None else max((row["step"] for row in of_prompt), default=None)
@@ -75,7 +72,7 @@ def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | No
         steps = sorted({row["step"] for row in of_prompt})
         there = f"steps {steps[0]} to {steps[-1]}" if steps else "no rollouts"
         of = "" if prompt_id is None else f" of prompt {prompt_id}"
-        raise ValueError(f"nothing is kept{of}{'' if step is None else f' at step {step}'}; there are {there}")
+        raise NotWritten(f"nothing is kept{of}{'' if step is None else f' at step {step}'}; there are {there}")
     return found
 
 

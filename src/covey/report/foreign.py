@@ -12,7 +12,7 @@ from typing import Any
 from covey.report.bands import mean_band
 from covey.report.read import MAX_BYTES, Row, RunFiles, read_rows, read_run
 from covey.run.folder import CONFIG, EVALUATIONS, ROLLOUTS, TRACES
-from covey.system.disk import as_written, read_regular
+from covey.system.disk import NotWritten, as_written, read_regular
 from covey.system.jsonl import JsonlWriter
 
 TRACE_VERSION = 1
@@ -184,9 +184,15 @@ def export_verifiers(folder: Path) -> Path:
     out.mkdir(exist_ok=True)
     rows = list(read_rows(folder / TRACES))
     if not rows:
-        raise ValueError(f"{folder} has no {TRACES} to export: it trained with output.traces=false, or has no step yet")
+        raise NotWritten(f"{folder} has no {TRACES} to export: it trained with output.traces=false, or has no step yet")
     _write(out / TRACES, [_record(row, one, place) for row in rows for place, one in enumerate(row["rollouts"])])
     return out
+
+
+def export(folder: Path, kind: str) -> Path:
+    """Write a run's answers as one of EXPORTS has them, and return where. ValueError where there are none."""
+    with as_written(folder):
+        return EXPORTS[kind](folder)
 
 
 EXPORTS: dict[str, Callable[[Path], Path]] = {"trl": export_trl, "verl": export_verl, "verifiers": export_verifiers}
@@ -233,7 +239,7 @@ def _record(row: Row, one: Row, place: int) -> Row:
 def _rollouts(folder: Path) -> list[Row]:
     rows = list(read_rows(folder / ROLLOUTS))
     if not rows:
-        raise ValueError(f"{folder} has no {ROLLOUTS} to export ({EVALUATIONS} has answers of evaluations)")
+        raise NotWritten(f"{folder} has no {ROLLOUTS} to export ({EVALUATIONS} has answers of evaluations)")
     return rows
 
 

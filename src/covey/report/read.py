@@ -10,7 +10,7 @@ import yaml
 from covey.run.doctor.log import flat
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS, changes_of
 from covey.run.records.summary import read_summary
-from covey.system.disk import read_regular
+from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
 
 Row = dict[str, Any]
@@ -67,7 +67,12 @@ def read_run(folder: Path) -> RunFiles:
 
 def _settings(folder: Path) -> Row:
     """Return the settings that a run had last: those that it was begun with, and what it was resumed with instead."""
-    found = flat(_mapping(yaml.safe_load(read_regular(folder / CONFIG, MAX_BYTES))))
+    with as_written(folder / CONFIG):
+        try:
+            content = yaml.safe_load(read_regular(folder / CONFIG, MAX_BYTES))
+        except yaml.YAMLError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+        found = flat(_mapping(content))
     for line in changes_of(folder):
         for name, change in line["changes"].items():
             kept = {key: value for key, value in found.items() if key != name and not key.startswith(f"{name}.")}
