@@ -17,11 +17,10 @@ function set(changes, redraw = true) {
 }
 
 function restore() {
-  for (const part of location.hash.slice(1).split("&")) {
-    const [name, text] = part.split("=");
-    if (!KEEP.includes(name) || text === undefined) continue;
-    const read = decodeURIComponent(text), was = state[name];
-    state[name] = typeof was === "number" || name === "step" ? Number(read) || 0 : typeof was === "boolean" ? read === "true" : read;
+  for (const [name, read] of new URLSearchParams(location.hash.slice(1))) {
+    if (!KEEP.includes(name)) continue;
+    const was = state[name];
+    state[name] = typeof was === "number" || name === "step" ? Math.max(0, Number(read) || 0) : typeof was === "boolean" ? read === "true" : read;
   }
   state.run = Math.min(Math.max(0, state.run), DATA.runs.length - 1);
 }

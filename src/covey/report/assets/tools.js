@@ -3,10 +3,12 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const state = { run: 0, tab: "overview", step: null, trace: 0, answer: 0, token: -1, colour: "difference", numbers: false, kind: "all", hist: "reward", moment: 0 };
 const KEEP = ["run", "tab", "step", "trace", "answer", "colour", "numbers", "kind", "hist", "moment"];
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+// All that has no glyph: controls, marks of direction, tags, halves of pairs, separators of lines.
+const HIDDEN = /(?![\t\n])[\p{C}\p{Zl}\p{Zp}]/gu;
 
 function visible(text) {
-  return String(text).replace(HIDDEN, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+  const spelled = (code) => (code.length > 4 ? "\\U" + code.padStart(8, "0") : "\\u" + code.padStart(4, "0"));
+  return String(text).replace(HIDDEN, (c) => spelled(c.codePointAt(0).toString(16)));
 }
 
 function h(tag, attributes, ...children) {
