@@ -3,6 +3,7 @@ import math
 
 from rich.console import Console
 
+from covey.run.records.notebook import curve
 from covey.run.records.terminal import (
     ROOMY,
     EtaEstimator,
@@ -157,3 +158,10 @@ def test_time_left_reads_in_seconds_minutes_or_hours() -> None:
 def test_an_evaluation_reads_as_a_sentence() -> None:
     line = evaluation_line(10, {"accuracy": 0.41, "reward_mean": 0.2, "pass_at_8": 0.72})
     assert line == "step 10 evaluated: accuracy 0.410  reward mean 0.200  pass@8 0.720"
+
+
+def test_the_curve_in_a_notebook_has_a_point_a_pixel_however_long_the_run() -> None:
+    drawn = curve([float(step % 2) for step in range(20_000)])
+    assert len(drawn.partition('points="')[2].partition('"')[0].split()) == 360
+    assert 'aria-label="reward from 0.000 to 1.000, between 0.000 and 1.000"' in drawn
+    assert 'points="2.0,58.0 358.0,2.0"' in curve([0.0, 1.0])

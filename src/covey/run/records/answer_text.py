@@ -123,7 +123,7 @@ def shortened(text: str, most: int) -> str:
 
 def _block(label: str, text: str, keep: str = "\n") -> str:
     """Return the lines of a text under its label."""
-    return f"  {label:<8}" + escape(text, keep=keep).replace("\n", f"\n{INDENT}")
+    return f"  {label:<7} " + escape(text, keep=keep).replace("\n", f"\n{INDENT}")
 
 
 def _value(value: Any) -> str:

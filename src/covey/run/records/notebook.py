@@ -11,6 +11,7 @@ from covey.run.records.terminal import (
     REWARD,
     EtaEstimator,
     Progress,
+    binned,
     cell,
     evaluation_line,
     make_progress,
@@ -93,15 +94,16 @@ class NotebookProgress(Progress):
 
 
 def curve(values: list[float], width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Return a line through the values, from the first to the last, as SVG.
+    """Return a line through the values, from the first to the last, as SVG: through means where there are too many.
 
     >>> curve([0.0, 1.0])[:24]
     '<svg width="360" height='
     """
     low, high = min(values), max(values)
     scale = (height - 4) / (high - low) if high > low else 0.0
-    step = (width - 4) / max(1, len(values) - 1)
-    points = " ".join(f"{2 + i * step:.1f},{height - 2 - (v - low) * scale:.1f}" for i, v in enumerate(values))
+    drawn = binned(values, width)
+    step = (width - 4) / max(1, len(drawn) - 1)
+    points = " ".join(f"{2 + i * step:.1f},{height - 2 - (v - low) * scale:.1f}" for i, v in enumerate(drawn))
     label = f"reward from {values[0]:.3f} to {values[-1]:.3f}, between {low:.3f} and {high:.3f}"
     return (
         f'<svg width="{width}" height="{height}" role="img" aria-label="{label}"><title>{label}</title>'
