@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -170,6 +170,33 @@ def test_a_loss_of_accuracy_begins_after_the_evaluation_before_it() -> None:
     assert {one.rule.id: one.title for one in diagnose(whole)}["D35"].startswith(
         "D35 got worse from the first step on:"
     )
+
+
+def test_a_loss_of_accuracy_begins_where_it_fell_whichever_evaluation_was_the_best_by_chance() -> None:
+    rows = [{"step": n, "sampled_reward_mean": 0.5} for n in range(1, 201)]
+    looks = {"accuracy": [0.32, 0.3, 0.31, 0.01, 0.01]}
+    log = replace(log_of(rows), look_steps=[0, 50, 100, 150, 200], looks=looks)
+    assert {one.rule.id: one.evidence.since for one in diagnose(log)}["D35"] == 101
+
+
+@pytest.mark.parametrize("late", [lambda _: 0.2, lambda step: 0.003 + 0.002 * (step - 100)])
+def test_a_gap_that_opens_in_the_middle_of_a_run_is_not_laid_to_weights_that_never_arrived(
+    late: Callable[[int], float],
+) -> None:
+    gaps = [0.003 + 0.0001 * (step * 7 % 5) if step <= 100 else late(step) for step in range(1, 201)]
+    log = log_of([{"step": n, "mismatch": gap, "mismatch_kl": gap / 4} for n, gap in enumerate(gaps, start=1)])
+    found = {one.rule.id: one.evidence.since for one in diagnose(log)}
+    assert "D12" not in found
+    assert found["D11"] == 101 <= found["D10"]
+
+
+@pytest.mark.parametrize(("steps", "since"), [(range(1, 9), None), ((60, 67, 80), 60)])
+def test_a_gradient_that_is_large_in_the_first_steps_and_settles_does_not_leap(
+    steps: Sequence[int], since: int | None
+) -> None:
+    norms = [3.0 if step in steps else 0.9 + 0.01 * (step * 7 % 20) for step in range(1, 201)]
+    log = log_of([{"step": n, "grad_norm": norm} for n, norm in enumerate(norms, start=1)])
+    assert {one.rule.id: one.evidence.since for one in diagnose(log)}.get("D13") == since
 
 
 def test_an_onset_is_where_numbers_come_nearer_to_the_last() -> None:

@@ -158,7 +158,8 @@ def gradient_spikes(log: RunLog) -> Evidence | None:
     values = [value for _, value in points]
     middle = median(values)
     bound = middle + SPIKE * max(spread(values), 0.1 * middle)
-    leaps = [(step, value) for step, value in points if value > bound]
+    # In the first window a gradient may be large and settle
+    leaps = [(step, value) for step, value in points[log.width :] if value > bound]
     # Find several of them within a few steps
     crowded = [
         (first, last)

@@ -133,13 +133,13 @@ def _gaps(log: RunLog) -> list[tuple[int, float]]:
 def forgetting(log: RunLog) -> Evidence | None:
     """Find held-out prompts that were solved at an evaluation and are not any more, more than chance explains."""
     # Greedy verdicts on held-out prompts, by evaluation
-    greedy = [row for row in log.answers if row.get("greedy")]
-    steps = sorted({row["step"] for row in greedy})
+    of_step: dict[int, dict[str, bool]] = {}
+    for row in log.answers:
+        if row.get("greedy"):
+            of_step.setdefault(row["step"], {})[str(row["prompt_id"])] = bool(row.get("correct"))
+    steps = sorted(of_step)
     if len(steps) < 2:
         return None
-    of_step = {
-        step: {str(r["prompt_id"]): bool(r.get("correct")) for r in greedy if r["step"] == step} for step in steps
-    }
     last = of_step[steps[-1]]
     # Compare losses with gains by an exact sign test (McNemar)
     worst: tuple[float, int, int, int, list[str]] | None = None
@@ -208,7 +208,7 @@ def got_worse(log: RunLog) -> Evidence | None:
         looks = log.looks_at("accuracy")
         best = max(looks, key=lambda one: one[1])
         text = f"held-out accuracy fell {change.seen(percent)}, best {looked(best).steps}"
-        return Evidence(_of_greedy(log), text, best[0] + 1, values={"z": change.z})
+        return Evidence(_of_greedy(log), text, since_look(looks), values={"z": change.z})
     # Else a lasting fall of the training reward. An accuracy of 0 throughout has nothing to lose
     can_fall = change is not None and max(value for _, value in log.looks_at("accuracy")) > 0
     if can_fall or has_curriculum(log):

@@ -1,5 +1,6 @@
 """Is what is sampled what is trained: the gap between engine and trainer, and the age of what is trained."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from covey.run.doctor.finding import Evidence, Level
@@ -82,12 +83,19 @@ def old_weights(log: RunLog) -> Evidence | None:
         return None
     window, floor = log.windows("mismatch")[-1], bounds_of(log).floor
     first, last = points[0][1], window.mean
-    values = thinned([value for _, value in points])
-    if first > floor or last < 5 * max(floor, first) or theil_sen(values) <= 0 or mann_kendall(values) > 0.05:
+    values = [value for _, value in points]
+    # What leaps later, or begins to grow then, is another defect
+    is_growing = all(map(_grows, (values, values[: len(values) // 2])))
+    if first > floor or last < 5 * max(floor, first) or not is_growing:
         return None
     went = from_to(Part(first, points[0][0], points[0][0]), window.part, nats)
     text = f"engine and trainer agreed in the first step, and what they differ by grew {went}"
     return Evidence(Level.SICK, text, points[1][0], values={"first": first, "last": last})
+
+
+def _grows(values: Sequence[float]) -> bool:
+    found = thinned(values)
+    return theil_sen(found) > 0 and mann_kendall(found) <= 0.05
 
 
 def stale_data(log: RunLog) -> Evidence | None:

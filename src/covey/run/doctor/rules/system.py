@@ -119,7 +119,8 @@ def numbers_break(log: RunLog) -> Evidence | None:
             step for step, v in zip(log.steps, column, strict=bool(column)) if v is not None and not math.isfinite(v)
         ]
         if bad:
-            return Evidence(Level.SICK, f"{name} was no number in {len(bad)} steps, first in step {bad[0]}", bad[0])
+            number = f"{len(bad)} step{'s' * (len(bad) > 1)}"
+            return Evidence(Level.SICK, f"{name} was no number in {number}, first in step {bad[0]}", bad[0])
     # Skipped updates, past float16's search for a scale
     patience = FLOAT16_SEARCH if log.setting("model.precision") == "float16" else 0
     skipped = [(step, value) for step, value in log.known("skipped") if value > 0 and step > patience]
