@@ -382,6 +382,19 @@ def test_links_inside_a_run_lead_nowhere_else(capsys: pytest.CaptureFixture[str]
     assert main(["train", "resume=mine", "num_steps=2", "resume_changes=[num_steps]"]) == 0
 
 
+def test_the_logs_that_wandb_links_to_leave_a_run_yours_and_its_other_links_do_not() -> None:
+    run = own_run()
+    logs = run / "wandb" / "offline-run-1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(Path("cache.log").absolute())
+    assert trust.is_own(run)
+    trust.check_links(run, run, trusted=False)
+    (run / "wandb" / "covey_run_id").symlink_to(Path("secret").absolute())
+    assert not trust.is_own(run)
+    with pytest.raises(ValueError, match="links lead out of it: mine/wandb/covey_run_id -> "):
+        trust.check_links(run, run, trusted=False)
+
+
 def test_a_policy_whose_files_are_elsewhere_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     run = foreign(Config())
     secret = Path("secret.json").absolute()

@@ -133,8 +133,8 @@ def _listed(found: Sequence[str]) -> str:
 
 def _odd_entries(folder: Path, run: Path) -> Iterator[tuple[Path, Path | None]]:
     """Yield links out of `run`, with their target, and what is neither file nor folder, with None."""
-    walked = ((parent, sorted([*folders, *files])) for parent, folders, files in os.walk(folder))
-    for path in (Path(parent) / name for parent, names in walked for name in names):
+    walked = ((Path(parent), sorted([*folders, *files])) for parent, folders, files in os.walk(folder))
+    for path in (parent / name for parent, names in walked if not _is_log_of_wandb(parent, run) for name in names):
         try:
             mode = path.lstat().st_mode
         except FileNotFoundError:  # of a save in flight
@@ -144,6 +144,11 @@ def _odd_entries(folder: Path, run: Path) -> Iterator[tuple[Path, Path | None]]:
             yield path, target
         if target is None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             yield path, None
+
+
+def _is_log_of_wandb(folder: Path, run: Path) -> bool:
+    """Tell whether W&B keeps its own logs there: links into its cache, made after the seal, which covey never opens."""
+    return folder.name == "logs" and folder.resolve().parent.parent == run / "wandb"
 
 
 def _mac(run: Path, key: bytes) -> str:
