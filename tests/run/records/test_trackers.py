@@ -289,3 +289,25 @@ def test_cells_of_tables_are_numbers_or_text_that_does_nothing() -> None:
     assert [table_cell(value) for value in (None, True, 1.5, "a\x1b\n")] == [None, True, 1.5, "a\\x1b\n"]
     assert table_cell({"correct": 1.0}) == '{"correct": 1.0}'
     assert table_cell([1, 2]) == "[1, 2]"
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_step_that_a_resumed_run_makes_again_is_one_point_in_tensorboard(tmp_path: Path, kind: str) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for steps in ((1, 2, 3), (2, 3, 4)):
+        board = tracker.TensorBoard(tmp_path)
+        for step in steps:
+            if kind == "evaluate":  # the evaluation after a step that stays
+                board.log(step - 1, {"accuracy": step / 4}, kind="evaluate")
+            board.log(step, {"loss": step / 4})
+        board.close()
+    read = accumulator.EventAccumulator(str(tmp_path))
+    read.Reload()
+    points = [(event.step, event.value) for event in read.Scalars("train/loss")]
+    assert points == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
+
+
+def test_a_board_that_got_no_row_closes(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    tracker.TensorBoard(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []

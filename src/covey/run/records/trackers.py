@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from queue import Full, Queue
 from textwrap import indent
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from covey.config.schema import OutputConfig
 from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS
@@ -25,6 +25,9 @@ from covey.run.records.rollout_log import AnswerLog, AnswerRow
 from covey.system.jsonl import JsonlWriter
 from covey.system.text.escaping import escape
 from covey.system.text.format import timestamp
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
 
 LOGGER = logging.getLogger(__name__)
 
@@ -89,20 +92,29 @@ class TensorBoard:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
             raise ValueError("output.trackers=[tensorboard] needs: pip install 'covey[tensorboard]'") from error
-        self._writer = SummaryWriter(str(folder))
+        self._open = partial(SummaryWriter, str(folder))
+        self._writer: SummaryWriter | None = None
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
+        writer = self._writer_from(step, kind)
         for name, value in measured(metrics).items():
-            self._writer.add_scalar(escape(f"{kind}/{name}"), value, step)
+            writer.add_scalar(escape(f"{kind}/{name}"), value, step)
 
     def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
         """Log some of the answers as text that is not read as Markdown."""
         blocks = [indent(as_text(row), "    ") for row in rows[:MAX_TEXTS]]
         if blocks:
-            self._writer.add_text(f"{kind}/answers", "\n\n&nbsp;\n\n".join(blocks), step)
+            self._writer_from(step, kind).add_text(f"{kind}/answers", "\n\n&nbsp;\n\n".join(blocks), step)
+
+    def _writer_from(self, step: int, kind: str) -> "SummaryWriter":
+        """Return the writer, at whose first row TensorBoard forgets the steps that a resumed run makes again."""
+        if self._writer is None:
+            self._writer = self._open(purge_step=step + (kind == "evaluate"))
+        return self._writer
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WandB:
