@@ -35,7 +35,7 @@ from covey.types import Prompt
 
 from ..support.small import rows, scripted, small_config, use, varied, words
 
-HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u202e\u2028{{ 7*7 }}"
+HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u202e\u2028\U000e0041{{ 7*7 }}"
 
 
 @pytest.fixture(scope="module", name="finished")

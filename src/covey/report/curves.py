@@ -138,7 +138,7 @@ def _over_prompts(row: Row) -> Band | None:
 
 def _has_dropped(row: Row) -> bool:
     """Tell whether a step sampled groups that it did not train, whose rewards updates.jsonl does not have."""
-    return row.get("num_groups_sampled", row.get("num_groups")) != row.get("num_groups")
+    return bool(row.get("num_groups_sampled", row.get("num_groups")) != row.get("num_groups"))
 
 
 def _accuracy(run: RunFiles) -> dict[str, Any] | None:

@@ -19,7 +19,8 @@ class CleanConsole(Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "emoji": False, "highlight": False} | options)
+        plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+        super().__init__(**plain | options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
