@@ -115,6 +115,16 @@ def test_a_run_without_a_summary_shows_how_far_it_got_and_what_it_wrote(
     assert ": reward 0.5; the run continues\n" in capsys.readouterr().out
 
 
+def test_a_run_that_was_killed_in_its_first_step_is_not_shown_as_one_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("run"))
+    assert main(["show", "run"]) == 0
+    ended = "the run was killed; no checkpoint was saved; remove run and start again"
+    assert f"no step is finished yet; {ended}\n" in capsys.readouterr().out
+
+
 def test_several_runs_stand_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(Path("other"))
     assert main(["show", "run", "other"]) == 0

@@ -98,7 +98,7 @@ def _state(folder: Path) -> str:
     """Say how far a run without a summary got."""
     steps = [row for row in rows_of(folder / METRICS) if row["kind"] == "train"]
     if not steps:
-        return "no step is finished yet"
+        return f"no step is finished yet; {_what_follows(folder)}"
     last = steps[-1]
     reward = last["sampled_reward_mean"]
     told = "none" if reward is None else three_digits(reward)
