@@ -63,9 +63,15 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
         {"optimizer.schedule": "cosine", "optimizer.min_lr_ratio": 0.1},
     ),
+    ({"lr_scheduler_type": "constant", "warmup_steps": 10}, {"optimizer.warmup_steps": 0}),
+    ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10}, {"optimizer.warmup_steps": 10}),
     ({"optim": "adamw_8bit"}, {"optimizer.name": "adamw8bit"}),
     ({"save_steps": 0.2, "max_steps": 50}, {"output.save_every": 10}),
     ({"eval_strategy": "epoch"}, {"evaluation.every": 25}),
+    (
+        {"num_iterations": 2, "eval_strategy": "steps", "eval_steps": 10, "save_steps": 7},
+        {"evaluation.every": 5, "output.save_every": 4},
+    ),
     ({"loss_type": "dr_grpo"}, {"algorithm.aggregation": "seq_mean_token_sum_norm", "algorithm.count_empty": True}),
     ({"importance_sampling_level": "sequence"}, {"algorithm.ratio": "sequence_mean"}),
     ({"beta": 0.04}, {"algorithm.kl_coef": 0.04, "algorithm.kl_gradient": "is_weighted"}),
@@ -78,6 +84,11 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 64},
         {"algorithm.reference_refresh_every": 64, "algorithm.reference_refresh_alpha": 0.6},
     ),
+    (
+        {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 64, "num_iterations": 4},
+        {"algorithm.reference_refresh_every": 16},
+    ),
+    ({"use_vllm": True, "vllm_max_model_length": 90}, {"sampling.max_total_tokens": 90}),
 ]
 
 
@@ -85,6 +96,14 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_a_mapped_field_becomes_the_setting_that_the_page_names(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     found = settings_of(GRPOConfig(**BASE | given), num_rows=100)
     assert {name: found[name] for name in wanted} == wanted
+
+
+def test_fields_of_a_vllm_beside_the_trainer_say_nothing_of_a_server() -> None:
+    given = {"use_vllm": True, "vllm_mode": "server", "vllm_enable_sleep_mode": True, "vllm_max_model_length": 90}
+    found = settings_of(GRPOConfig(**BASE | given), num_rows=100)
+    assert {name for name in found if name.startswith(("engine.", "sampling.max"))} == {
+        *("engine.name", "engine.url", "engine.max_rows", "sampling.max_tokens")
+    }
 
 
 @pytest.mark.parametrize(
@@ -109,6 +128,12 @@ def test_a_mapped_field_becomes_the_setting_that_the_page_names(given: dict[str,
         ({"use_vllm": True, "vllm_mode": "serve"}, "vllm_mode='serve' has no counterpart in covey"),
         ({"generation_kwargs": "{top_p"}, "generation_kwargs must be a dict, or one in JSON, got '{top_p'"),
         ({"sync_ref_model": True}, "sync_ref_model=True needs beta > 0"),
+        ({"top_entropy_quantile": 0.5, "entropy_coef": 0.1}, "entropy_coef and use_adaptive_entropy need top_entropy"),
+        ({"top_entropy_quantile": 0.5, "use_adaptive_entropy": True}, "need top_entropy_quantile=1"),
+        (
+            {"loss_type": "vespo", "use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"},
+            "loss_type='vespo' with use_vllm=True needs vllm_importance_sampling_correction=False",
+        ),
         ({"per_device_train_batch_size": 512}, "train_dataset has 100 rows, and a step takes 128 prompts"),
     ],
 )

@@ -154,18 +154,24 @@ def _sampling(args: GRPOConfig) -> dict[str, Any]:
 
 def _vllm(args: GRPOConfig) -> dict[str, Any]:
     """Return the settings of sampling by vLLM, with TRL's correction of what vLLM computes otherwise."""
-    found: dict[str, Any] = {"engine.name": "vllm", **({"engine.sleep": 2} if args.vllm_enable_sleep_mode else {})}
-    if args.vllm_max_model_length is not None:
-        found["sampling.max_total_tokens"] = args.vllm_max_model_length
-    # A server, or a share of the trainer's GPU
+    found: dict[str, Any] = {"engine.name": "vllm"}
+    # A server, or a share of the trainer's GPU, whose fields TRL reads nowhere else
     if args.vllm_mode == "server":
         address = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         found["engine.url"] = args.vllm_server_base_url or address
     else:
         found["engine.gpu_memory_utilization"] = args.vllm_gpu_memory_utilization
+        found |= {"engine.sleep": 2} if args.vllm_enable_sleep_mode else {}
+        if args.vllm_max_model_length is not None:
+            found["sampling.max_total_tokens"] = args.vllm_max_model_length
     # Correction of the mismatch between sampler and trainer
     if not args.vllm_importance_sampling_correction:
         return found | {"algorithm.correction": "none"}
+    if args.loss_type == "vespo":
+        raise ValueError(
+            "loss_type='vespo' with use_vllm=True needs vllm_importance_sampling_correction=False: TRL has the "
+            "correction in the ratio of vespo, covey beside it"
+        )
     level, _, mode = args.vllm_importance_sampling_mode.partition("_")
     clip_max = args.vllm_importance_sampling_clip_max
     return found | {
@@ -246,6 +252,11 @@ def _loss(args: GRPOConfig) -> dict[str, Any]:
 def _penalties(args: GRPOConfig) -> dict[str, Any]:
     """Return the KL penalty and the entropy bonus."""
     # Entropy bonus
+    if args.top_entropy_quantile < 1 and (args.entropy_coef != 0 or args.use_adaptive_entropy):
+        raise ValueError(
+            "entropy_coef and use_adaptive_entropy need top_entropy_quantile=1: TRL's bonus is then for the tokens of "
+            "highest entropy alone, covey's for all"
+        )
     found: dict[str, Any] = {"algorithm.entropy_coef": args.entropy_coef}
     if args.use_adaptive_entropy:
         found["algorithm.target_entropy"] = args.entropy_target
@@ -266,7 +277,7 @@ def _penalties(args: GRPOConfig) -> dict[str, Any]:
     }
     # Reference that follows the policy
     if args.sync_ref_model:
-        found["algorithm.reference_refresh_every"] = args.ref_model_sync_steps
+        found["algorithm.reference_refresh_every"] = _in_batches(args, args.ref_model_sync_steps)
         found["algorithm.reference_refresh_alpha"] = args.ref_model_mixup_alpha
     return found
 
@@ -278,7 +289,8 @@ def _optimizer(args: GRPOConfig, num_batches: int) -> dict[str, Any]:
             raise ValueError(f"{field}={value!r} has no counterpart in covey: there is {', '.join(known)}")
     is_adam = OPTIMIZERS[optimizer] != "sgd"
     adam = {"optimizer.betas": [args.adam_beta1, args.adam_beta2], "optimizer.eps": args.adam_epsilon}
-    warmup = math.ceil(steps_of(args.warmup_steps, num_batches * args.steps_per_batch) / args.steps_per_batch)
+    # In transformers the constant schedule has no warm-up
+    warmup = 0 if schedule == "constant" else _in_batches(args, args.warmup_steps, num_batches)
     # A run that ends within its warm-up has no schedule after it.
     falls = SCHEDULES[schedule] if warmup < num_batches else "constant"
     return {
@@ -308,7 +320,8 @@ def _least_rate(args: GRPOConfig, schedule: str, falls: str) -> dict[str, Any]:
 
 
 def _evaluation(args: GRPOConfig, num_batches: int, per_epoch: int) -> dict[str, Any]:
-    every = {"no": 0, "epoch": per_epoch, "steps": steps_of(args.eval_steps or args.logging_steps, num_batches)}
+    steps = args.eval_steps or args.logging_steps
+    every = {"no": 0, "epoch": per_epoch, "steps": _in_batches(args, steps, num_batches)}
     return {
         "evaluation.every": _chosen("eval_strategy", _word(args.eval_strategy), every),
         "evaluation.num_samples": args.num_generations_eval or args.num_generations,
@@ -317,7 +330,7 @@ def _evaluation(args: GRPOConfig, num_batches: int, per_epoch: int) -> dict[str,
 
 
 def _output(args: GRPOConfig, num_batches: int, per_epoch: int) -> dict[str, Any]:
-    every = {"no": 0, "epoch": per_epoch, "steps": steps_of(args.save_steps, num_batches)}
+    every = {"no": 0, "epoch": per_epoch, "steps": _in_batches(args, args.save_steps, num_batches)}
     trackers = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
     trackers = [name for name in trackers if name != "none"]
     unknown = [name for name in trackers if name not in ("tensorboard", "wandb")]
@@ -330,6 +343,11 @@ def _output(args: GRPOConfig, num_batches: int, per_epoch: int) -> dict[str, Any
         "output.progress": not args.disable_tqdm,
         "output.show_rollouts": (args.num_completions_to_print or 8) if args.log_completions else 0,
     }
+
+
+def _in_batches(args: GRPOConfig, given: float, num_batches: int = 1) -> int:
+    """Return the batches that hold a number, or below 1 a share, of the optimiser's steps."""
+    return math.ceil(steps_of(given, num_batches * args.steps_per_batch) / args.steps_per_batch)
 
 
 def steps_of(given: float, num_steps: int) -> int:
