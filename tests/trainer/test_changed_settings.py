@@ -64,7 +64,7 @@ def test_coefficients_that_nothing_steers_are_those_of_the_settings() -> None:
     trainer = resumed(trainer_of(STEERED), algorithm=AlgorithmConfig(kl_coef=0.25, entropy_coef=0.5))
     assert (trainer.controller.coef, trainer.entropy.applied) == (0.25, 0.5)
     trainer = resumed(trainer_of(), algorithm=STEERED)
-    assert (trainer.controller.coef, trainer.entropy.applied) == (0.1, 0.2)
+    assert (trainer.controller.coef, trainer.entropy.coef, trainer.entropy.applied) == (0.1, 0.2, 0.0)
 
 
 def test_steered_coefficients_go_on_from_where_they_were_within_their_bounds() -> None:

@@ -156,6 +156,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "delta": {"loss_type": "grpo", "delta": 1.05, "num_iterations": 3},
     "narrow clip": {"loss_type": "dapo", "epsilon": 0.01, "epsilon_high": 0.02, "num_iterations": 3},
     "entropy bonus": {"loss_type": "dapo", "entropy_coef": 0.05},
+    "entropy bonus that waits for the first entropy": {
+        "loss_type": "dapo",
+        "use_adaptive_entropy": True,
+        "entropy_coef": 0.05,
+        "entropy_target": 9.0,
+    },
     "sapo temperatures": {"loss_type": "sapo", "sapo_temperature_pos": 2.0, "num_iterations": 2},
     "vespo weights": {"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_lambda_neg": 1.0, "num_iterations": 2},
     "temperature": {"loss_type": "dapo", "temperature": 0.7, "num_iterations": 2},

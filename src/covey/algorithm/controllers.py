@@ -125,6 +125,11 @@ class EntropyControl:
         return self.coef if self.active else 0.0
 
 
+def entropy_control(algorithm: AlgorithmConfig) -> EntropyControl:
+    """Build the control of the entropy bonus: one that is steered waits for the first entropy seen."""
+    return EntropyControl(algorithm.entropy_coef, active=algorithm.target_entropy is None)
+
+
 def update_entropy_control(
     control: EntropyControl, *, entropy: float, target: float, step: float = 0.005, low: float = 0.0, high: float = 1.0
 ) -> EntropyControl:

@@ -67,7 +67,7 @@ class Trainer:
         self.observer: Callable[[FrozenScores, ObjectiveInputs], None] = lambda part, inputs: None
         """Is shown every micro-batch with what the objective reads of it, and changes nothing."""
         self.controller = controllers.kl_controller(settings.algorithm)
-        self.entropy = controllers.EntropyControl(settings.algorithm.entropy_coef, active=True)
+        self.entropy = controllers.entropy_control(settings.algorithm)
         self.settings = settings
         scoring = Scoring(settings.sampling, settings.logprob_chunk, self.objective.needs_entropy_gradient)
         self.forward = ScoringContext(policy, reference, settings.objective, scoring)

@@ -49,7 +49,7 @@ MAPPED: dict[str, str] = {
     "top_entropy_quantile": "`algorithm.high_entropy_fraction`; the threshold is that of the whole step; below 1 without "
     "an entropy bonus, which TRL has on the same tokens alone",
     "entropy_coef": "`algorithm.entropy_coef`, a mean over the tokens of the whole step",
-    "use_adaptive_entropy": "`algorithm.target_entropy` = entropy_target",
+    "use_adaptive_entropy": "`algorithm.target_entropy` = entropy_target; it moves once a batch",
     "entropy_target": "`algorithm.target_entropy`, with use_adaptive_entropy",
     "off_policy_mask_threshold": "`algorithm.off_policy_mask_delta`",
     "sync_ref_model": "`algorithm.reference_refresh_every`, of ref_model_sync_steps",
