@@ -41,6 +41,15 @@ def test_each_group_is_in_one_mini_batch_and_their_sizes_differ_by_one_at_most(c
     assert sorted(map(len, found)) == sizes
 
 
+def test_groups_of_one_prompt_with_equal_answers_fill_mini_batches_as_others_do() -> None:
+    twins = [Group(Prompt("p", "test", "", {}), (rollout_of((1, 2), (3,)),) * 2, ())] * 4
+    assert sorted(map(len, shared_out(twins, 4, "s"))) == [1, 1, 1, 1]
+    first_alike = [replace(twins[0], rollouts=(*twins[0].rollouts, rollout_of((1,), (last,)))) for last in range(5, 9)]
+    of_each = [{id(first_alike[place]) for place in members} for members in shared_out(first_alike, 2, "s")]
+    back = first_alike[::-1]
+    assert [{id(back[place]) for place in members} for members in shared_out(back, 2, "s")] == of_each
+
+
 def test_each_step_and_each_seed_shuffles_anew_and_repeats() -> None:
     found = {seed: shared_out(eleven(), 3, seed) for seed in ("0/0", "0/1", "1/0")}
     assert len({str(members) for members in found.values()}) == 3

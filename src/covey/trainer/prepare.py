@@ -94,12 +94,16 @@ def mini_batches(groups: Sequence[Group], count: int, seed: str) -> list[list[in
     """
     if count == 1:
         return [list(range(len(groups)))]
-    # A prompt that was drawn twice has other answers
-    names = [f"{group.prompt.id}/{[rollout.target_ids for rollout in group.rollouts[:1]]}" for group in groups]
+    # A prompt that was drawn twice has other answers; groups that are alike in all of them may change places
+    names = [f"{group.prompt.id}/{[rollout.target_ids for rollout in group.rollouts]}" for group in groups]
     keys = [hashlib.sha256(f"{seed}/{name}".encode()).hexdigest() for name in names]
-    order = sorted(key for of_rank in collectives.all_gather(keys) for key in of_rank)
-    places = {key: place * count // len(order) for place, key in enumerate(order)}
-    return [[index for index, key in enumerate(keys) if places[key] == number] for number in range(count)]
+    of_ranks = collectives.all_gather(keys)
+    order = sorted((key, rank, index) for rank, own in enumerate(of_ranks) for index, key in enumerate(own))
+    found: list[list[int]] = [[] for _ in range(count)]
+    for place, (_, rank, index) in enumerate(order):
+        if rank == collectives.rank():
+            found[place * count // len(order)].append(index)
+    return [sorted(members) for members in found]
 
 
 def train_ahead(
