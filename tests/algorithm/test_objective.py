@@ -285,9 +285,9 @@ def test_the_largest_ratio_and_mismatch_are_found_inside_the_mask() -> None:
         ({"kl_estimator": "full"}, {"needs_old"}),
         ({"ratio_denominator": "reference"}, {"needs_reference"}),
         ({"ratio_denominator": "behaviour"}, set()),
-        ({"entropy_coef": 0.1}, {"needs_old", "needs_entropy", "needs_entropy_gradient"}),
-        ({"target_entropy": 0.1}, {"needs_old", "needs_entropy", "needs_entropy_gradient"}),
-        ({"high_entropy_fraction": 0.5}, {"needs_old", "needs_entropy", "needs_batch_selection"}),
+        ({"entropy_coef": 0.1}, {"needs_old", "needs_entropy_gradient"}),
+        ({"target_entropy": 0.1}, {"needs_old", "needs_entropy_gradient"}),
+        ({"high_entropy_fraction": 0.5}, {"needs_old", "needs_batch_selection"}),
     ],
 )
 def test_an_objective_says_what_it_needs(settings: dict[str, Any], needs: set[str]) -> None:
@@ -296,7 +296,6 @@ def test_an_objective_says_what_it_needs(settings: dict[str, Any], needs: set[st
         "needs_old": objective.needs_old,
         "needs_reference": objective.needs_reference,
         "needs_full_kl": objective.needs_full_kl,
-        "needs_entropy": objective.needs_entropy,
         "needs_entropy_gradient": objective.needs_entropy_gradient,
         "needs_batch_selection": objective.needs_batch_selection,
     }

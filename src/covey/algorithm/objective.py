@@ -159,13 +159,8 @@ class Objective:
         return self.policy.proportional and not others and not self.needs_batch_selection
 
     @property
-    def needs_entropy(self) -> bool:
-        """Tell whether `entropy_NT` must be given."""
-        return self.entropy_bonus or self.policy.high_entropy_fraction < 1
-
-    @property
     def needs_entropy_gradient(self) -> bool:
-        """Tell whether `entropy_NT` must carry a gradient."""
+        """Tell whether `entropy_NT` must be given, with a gradient."""
         return self.entropy_bonus
 
     @property

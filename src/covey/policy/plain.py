@@ -70,14 +70,6 @@ def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype =
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
 
 
-def plain_logprobs(policy: Policy, token_ids: Sequence[int], sampling: Sampling | None = None) -> Tensor:
-    """Return log-probs of token_ids[1:], each after those before it, of a causal policy. Without gradient."""
-    places = list(range(len(token_ids) - 1))
-    target_L = torch.tensor(list(token_ids[1:]), device=policy.device)
-    with torch.no_grad():
-        return chosen_logprobs(plain_model(policy).logits(token_ids[:-1], places), target_L, sampling or Sampling())
-
-
 def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tensor:
     """Return log-probs (L,) of a rollout's loss tokens under the distribution they were drawn from."""
     return chosen_logprobs(*rollout_logits(plain, rollout), sampling)

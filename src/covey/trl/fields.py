@@ -46,8 +46,8 @@ MAPPED: dict[str, str] = {
     "multi_objective_aggregation": "normalize_then_sum is `algorithm.advantage=gdpo`",
     "reward_weights": "`reward_weights`",
     "mask_truncated_completions": "`algorithm.mask_truncated`",
-    "top_entropy_quantile": "`algorithm.high_entropy_fraction`; the threshold is that of the whole step; below 1 without "
-    "an entropy bonus, which TRL has on the same tokens alone",
+    "top_entropy_quantile": "`algorithm.high_entropy_fraction`; the threshold is that of the whole step; below 1 "
+    "without an entropy bonus, which TRL has on the same tokens alone",
     "entropy_coef": "`algorithm.entropy_coef`, a mean over the tokens of the whole step",
     "use_adaptive_entropy": "`algorithm.target_entropy` = entropy_target; it moves once a batch",
     "entropy_target": "`algorithm.target_entropy`, with use_adaptive_entropy",
@@ -57,7 +57,8 @@ MAPPED: dict[str, str] = {
     "ref_model_mixup_alpha": "`algorithm.reference_refresh_alpha`, with sync_ref_model",
     # The optimiser
     "learning_rate": "`optimizer.lr`",
-    "lr_scheduler_type": "`optimizer.schedule`: linear, cosine, cosine_with_min_lr, constant_with_warmup, constant (without warm-up)",
+    "lr_scheduler_type": "`optimizer.schedule`: linear, cosine, cosine_with_min_lr, constant_with_warmup, constant "
+    "(without warm-up)",
     "lr_scheduler_kwargs": "`min_lr_rate` or `min_lr` of cosine_with_min_lr is `optimizer.min_lr_ratio`",
     "warmup_steps": "`optimizer.warmup_steps`; below 1 a share of the steps. The first step has lr / warmup_steps",
     "optim": "`optimizer.name`: adamw_torch, adamw_torch_fused (adamw), adamw_bnb_8bit, adamw_8bit (adamw8bit), sgd",
@@ -82,7 +83,8 @@ MAPPED: dict[str, str] = {
     "vllm_enable_sleep_mode": "True is `engine.sleep=2`, with vllm_mode=colocate; without it covey decides",
     "vllm_server_host": "`engine.url`, with vllm_server_port",
     "vllm_server_port": "`engine.url`, with vllm_server_host",
-    "vllm_importance_sampling_correction": "with vLLM: `algorithm.correction`; not with vespo, where TRL has it in the ratio",
+    "vllm_importance_sampling_correction": "with vLLM: `algorithm.correction`; not with vespo, where TRL has it in "
+    "the ratio",
     "vllm_importance_sampling_mode": "`algorithm.correction` (truncate, mask) and `algorithm.correction_level`",
     "vllm_importance_sampling_clip_max": "`algorithm.correction_max`",
     "vllm_importance_sampling_clip_min": "`algorithm.correction_min`",

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from covey.engine.native.engine import NativeEngine
 from covey.policy.models.loading import load_policy, policy_in_memory
-from covey.policy.plain import plain_logprobs
+from covey.policy.plain import plain_model, rollout_logprobs
 from covey.policy.policy import Policy, is_adapted
 from covey.policy.settings import ModelConfig
+from covey.rollouts.rollout import causal_rollout
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.system import collectives
-from covey.types import Sampling
+from covey.types import Reward, Sampling
 
 from ...support.builders import SGD, byte_batch, make_trainer, nano, probe_logits, same, weights
 
@@ -153,7 +154,8 @@ def test_plain_lora_in_memory_may_have_ranks_scales_and_layers_of_its_own(more: 
     policy = policy_in_memory(get_peft_model(base.causal_lm, lora), base.tokenizer, ModelConfig(), seed=0)
     sampling = Sampling(max_tokens=8)
     sampled = asyncio.run(NativeEngine(policy, None, 8).generate([5, 6, 7], 1, sampling))[0]
-    expected = plain_logprobs(policy, [5, 6, 7, *sampled.token_ids], sampling)[2:]
+    rollout = causal_rollout([5, 6, 7], sampled, Reward(0.0), "")
+    expected = rollout_logprobs(plain_model(policy), rollout, sampling).detach()
     torch.testing.assert_close(torch.tensor(sampled.logprobs), expected, rtol=0, atol=1e-5)
 
 

@@ -107,11 +107,6 @@ class Scheduler:
         return [*inside, *(request for request in self._waiting if request.slot < 0)]
 
     @property
-    def reserved_slots(self) -> int:
-        """Cached tokens that what is in may come to, padding included, and those of sessions at rest."""
-        return len(self.groups) * self.longest_prompt + len(self.rows) * self.row_slots + self.kept_slots
-
-    @property
     def row_slots(self) -> int:
         """Slots that the longest row may come to."""
         return self.longest_row + self.longest_prompt * self.limits.rows_hold_prompts
