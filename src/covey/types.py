@@ -192,6 +192,12 @@ class Rollout:
     def num_loss_tokens(self) -> int:
         return sum(self.loss_mask)
 
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """Return the parts of the reward. Turns of an episode that earned nothing are a part of 0."""
+        own = self.reward.parts
+        return {**(own or {"outcome": self.reward.value}), "turns": 0.0} if self.turns and "turns" not in own else own
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

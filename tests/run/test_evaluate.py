@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from covey.run.evaluate import Estimate, Evaluation, evaluate, mean_interval, sh
 from covey.run.records.summary import gains
 from covey.run.stages import is_best
 from covey.train import train
-from covey.types import Failure, Group, Prompt, Sampling
+from covey.types import Failure, Group, Prompt, Reward, Sampling, Turn
 
 from ..support.small import rollout, scripted, small_config, use
 
@@ -173,6 +173,18 @@ def test_samples_that_could_not_be_scored_are_counted_and_are_no_zeros() -> None
     assert math.isnan(found.mean_reward[3])
     assert found.reward_mean.value == pytest.approx((2 / 3 + 0.5 + 0.5) / 3)
     assert found.pass_at_k[1].value == pytest.approx((2 / 3 + 0.5 + 0.5) / 3)
+
+
+def test_an_episode_whose_turns_earned_nothing_counts_in_the_means_of_the_parts() -> None:
+    @dataclass
+    class Episodes(Answers):
+        def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+            rewards = [Reward(1.5, {"outcome": 1.0, "turns": 0.5}), *[Reward(0.0)] * (group_size - 1)]
+            made = [replace(rollout(0.0), reward=reward, turns=(Turn(0, 2),)) for reward in rewards]
+            return [Group(prompt, tuple(made), ()) for prompt in prompts]
+
+    found = evaluate(Episodes(some_right), PROMPTS, Sampling(), EvaluationConfig(num_samples=4, k=[1]))
+    assert {name: part.value for name, part in found.reward_parts.items()} == {"outcome": 0.25, "turns": 0.125}
 
 
 def test_pass_at_k_leaves_out_prompts_with_fewer_than_k_scored_samples() -> None:

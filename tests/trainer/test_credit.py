@@ -14,7 +14,7 @@ from covey.system import collectives
 from covey.trainer.batch import make_rows, mask_left_out
 from covey.trainer.credit import Credit, CreditAssigner
 from covey.trainer.forward import Ahead, Trained
-from covey.types import Failure, Group, Prompt, Rollout, RunStopped, Turn
+from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
 from tests.support.builders import credit_assigner
 
 from ..support.small import group, rollout
@@ -291,6 +291,15 @@ def test_baselines_of_roles_are_carried_from_step_to_step() -> None:
     restored.load_state_dict(running.state_dict())
     for each in (running, restored):
         assert each.assign(groups).advantages == [[0.25, 0.125], [-0.5, 0.75]]
+
+
+def test_gdpo_counts_what_turns_did_not_earn_as_nothing() -> None:
+    """Only an episode whose turns earned something has parts for it; its siblings earned 0 and lost."""
+    rewards = Reward(1.0, {"outcome": 0.0, "turns": 1.0}), Reward(0.0), Reward(0.0), Reward(1.0)
+    made = [replace(in_turns(0.0, value), reward=reward) for value, reward in zip((1.0, 0, 0, 0), rewards, strict=True)]
+    found = assigner(advantage="gdpo").assign([of(*made)])
+    # z-scores of outcomes (0, 0, 0, 1) and turns (1, 0, 0, 0) add up to (1, -1, -1, 1)
+    assert found.advantages == near([0.866, -0.866, -0.866, 0.866])
 
 
 def test_gdpo_weighs_each_part_after_standardising_it() -> None:

@@ -120,7 +120,7 @@ def _mean_parts(groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
     names = dict.fromkeys(name for group in groups for r in group.rollouts for name in r.reward.parts)
 
     def mean(group: Group, name: str) -> float:
-        found = [r.reward.parts[name] for r in group.rollouts if name in r.reward.parts]
+        found = [r.parts[name] for r in group.rollouts if name in r.parts]
         return fmean(found) if found else math.nan
 
     return {name: tuple(mean(group, name) for group in groups) for name in names}

@@ -225,7 +225,7 @@ class CreditAssigner:
         return _Fact(
             group=label,
             reward=rollout.reward.value,
-            parts=rollout.reward.parts,
+            parts=rollout.parts,
             num_tokens=len(chosen),
             num_all_tokens=len(rollout.input_ids) + max(1, len(rollout.branches)),
             num_turns=_num_turns(rollout),

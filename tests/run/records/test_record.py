@@ -140,6 +140,20 @@ def credit_of(groups: Sequence[Group]) -> Credit:
     )
 
 
+def test_parts_of_episodes_whose_turns_earned_nothing_are_in_the_means() -> None:
+    (plain,) = [group(1.5, 1.0, 0.0)]
+    rewards = [Reward(1.5, {"outcome": 1.0, "turns": 0.5}), Reward(1.0), Reward(0.0)]
+    turns = [(Turn(0, 1, 0.5),), (Turn(0, 1),), (Turn(0, 1),)]
+    made = [
+        replace(one, reward=reward, turns=own) for one, reward, own in zip(plain.rollouts, rewards, turns, strict=True)
+    ]
+    episodes = [replace(plain, rollouts=tuple(made))]
+    found = rollout_metrics(episodes, [], credit_of(episodes), version=0)
+    assert (found["reward/turns"], found["reward/outcome"]) == pytest.approx((0.5 / 3, 2 / 3))
+    idle = [replace(plain, rollouts=tuple(made[1:]))]
+    assert not [name for name in rollout_metrics(idle, [], credit_of(idle), version=0) if name.startswith("reward/")]
+
+
 def test_an_environment_that_logs_is_asked_for_every_row_and_closed_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

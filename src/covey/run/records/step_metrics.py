@@ -38,6 +38,8 @@ class RolloutFact:
     truncated: bool
     policy_version: int
     parts: Mapping[str, float]
+    names: tuple[str, ...]
+    """Of the parts that are logged where one rollout has them."""
 
 
 MOST_TURNS = 8
@@ -67,7 +69,8 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
         "sampled_reward_mean": _mean(sampled),
     }
     # Parts of rewards
-    parts = _columns(fact.parts for fact in facts)
+    names = {name for fact in facts for name in fact.names}
+    parts = {name: values for name, values in _columns(fact.parts for fact in facts).items() if name in names}
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
     return row | episode_metrics(groups) | _repetition(groups) | _credit_metrics(credit) | _turn_metrics(groups, credit)
@@ -184,7 +187,7 @@ def _std(values: Sequence[float]) -> float | None:
 
 def _facts(groups: Sequence[Group]) -> list[RolloutFact]:
     return [
-        RolloutFact(r.num_loss_tokens, r.finish_reason == "length", r.policy_version, dict(r.reward.parts))
+        RolloutFact(r.num_loss_tokens, r.finish_reason == "length", r.policy_version, dict(r.parts), (*r.reward.parts,))
         for group in groups
         for r in group.rollouts
     ]
