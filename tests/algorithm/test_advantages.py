@@ -208,6 +208,11 @@ def test_token_whitening_weighs_by_length() -> None:
     assert abs(float(advantages_N[:2].sum())) > 0.1, "a group no longer sums to 0"
 
 
+def test_whitening_equal_rewards_gives_exactly_0_whatever_their_size() -> None:
+    given = scores([1e6 + 0.1] * 7, range(7), lengths=[3, 2, 7, 1, 5, 2, 9])
+    assert reinforce_plus_plus(given).tolist() == reinforce_plus_plus(given, eps=0.0).tolist() == [0.0] * 7
+
+
 def test_reinforce_plus_plus_whitens_over_tokens_without_groups() -> None:
     given = scores([1.0, 0.0, 2.0], [0, 1, 2], lengths=[1, 3, 2])
     tokens_L = given.rewards_N.repeat_interleave(given.lengths_N.long())

@@ -199,7 +199,9 @@ def whiten_tokens(
     total = weights_N.sum()
     if total <= ddof:
         return torch.zeros_like(values_N)
-    shifted_N = torch.where(scored_N, values_N - (weights_N * values_N).nansum() / total, 0.0)
+    # From the smallest, as in `center`: equal values give exactly 0, whatever their size.
+    above_N = values_N - values_N[weights_N > 0].min()
+    shifted_N = torch.where(scored_N, above_N - (weights_N * above_N).nansum() / total, 0.0)
     variance = (weights_N * shifted_N**2).sum() / (total - ddof)
     floored = variance + eps if eps_mode == "var_add" else variance.clamp(min=eps)
     return divide(shifted_N, floored.sqrt(), 0.0)
