@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covey.algorithm.aggregation import Totals
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.reference import make_reference
 from covey.system import collectives
@@ -224,3 +225,12 @@ def test_groups_without_loss_tokens_give_no_count_to_divide_by_ahead_of_their_st
     )
     assert trainer.ahead.totals is not None
     assert trainer.ahead.totals.num_tokens == 43
+
+
+def test_groups_ahead_of_their_step_are_divided_by_the_counts_of_a_whole_step_like_them() -> None:
+    """Else gradients are larger by the number of groups that are still to come, which is much for float16."""
+    groups = [replace(g, rollouts=rewarded(g)) for g in random_groups()]
+    trainer = make_trainer(make_policy("gpt2"), AlgorithmConfig(), streaming=True, groups_per_step=24)
+    for part in (groups, groups[:1]):
+        train_ahead(part, trainer, credit_assigner(AlgorithmConfig()), Packing("shared", 10_000), 0)
+        assert trainer.ahead.totals == Totals(8 * 43, 8 * 9, 8 * 9)

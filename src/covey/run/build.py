@@ -286,6 +286,7 @@ def trainer_settings(config: Config) -> TrainerSettings:
         updates_per_batch=config.updates_per_batch,
         num_mini_batches=config.num_mini_batches,
         streaming=config.streaming,
+        groups_per_step=config.groups_per_step,
         seed=config.seed,
     )
 

@@ -225,7 +225,7 @@ class Ahead:
     """What was accumulated for the coming step: gradients are on the weights, all else is here."""
 
     totals: Totals | None = None
-    """Provisional counts that all parts were divided by, those of the first."""
+    """Provisional counts that all parts were divided by: those of a step whose groups are like the first."""
     trained: dict[int, Trained] = field(default_factory=dict)
     """By `id` of the group."""
     prepared: list[FrozenScores] = field(default_factory=list)
