@@ -41,6 +41,21 @@ def test_without_options_an_advantage_is_the_z_score_in_the_group() -> None:
     assert credit.keep == [[True, True], [True, True, True]]
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"advantage_options": {"eps": 0.0}}, [[0.0, 0.0, 0.0], [-1.0, 0.0, 1.0]]),
+        ({"advantage": "pairwise"}, [[0.0, 0.0, 0.0], [-0.5, 0.0, 0.5]]),
+        ({"advantage": "gpg"}, [[0.0, 0.0, 0.0], [-2.0, 0.0, 2.0]]),
+        ({"advantage": "none"}, [[0.1 + 0.7] * 3, [0.0, 1.0, 2.0]]),
+    ],
+)
+def test_rewards_that_differ_by_rounding_alone_are_equal(settings: dict[str, Any], expected: list[list[float]]) -> None:
+    assert 0.1 + 0.7 != 0.8
+    groups = [group(0.8, 0.1 + 0.7, 0.8, num_failures=1), group(0.0, 1.0, 2.0)]
+    assert assigner(**settings).assign(groups).advantages == [pytest.approx(values) for values in expected]
+
+
 ONE_TRUNCATED = of(rollout(1.0, num_tokens=2), rollout(1.0, num_tokens=4, finish_reason="length"))
 PENALTY = [[0.0, 0.2]]
 HALVED = {"advantage": "group_center", "shaping": {"stop_properly": {"coef": 0.5}}}

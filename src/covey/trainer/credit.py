@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covey.algorithm.build import CreditFunctions
 from covey.algorithm.credit.advantages import role_ema_step
-from covey.algorithm.credit.scores import Answer, Scores, scores
+from covey.algorithm.credit.scores import Answer, Scores, scores, settled
 from covey.algorithm.credit.selection import Selected, clip_advantages, length_normalizer
 from covey.algorithm.credit.shaping import ShapingInputs
 from covey.algorithm.credit.turns import Turns, anchored, as_turns
@@ -175,7 +175,7 @@ class CreditAssigner:
         for shape in self._functions.shaping:
             rewards_N = shaped(shape, rewards_N, info)
         rewards_N = rewards_N - torch.tensor([fact.kl for fact in facts], dtype=torch.float64)
-        return replace(given, rewards_N=rewards_N, baselines=dict(self.baselines))
+        return replace(given, rewards_N=settled(rewards_N, given.groups_N), baselines=dict(self.baselines))
 
     def _select_rollouts(self, given: Scores, answers: Sequence[Answer]) -> tuple[Selected, dict[str, float]]:
         """Return what trains, with its advantages, and what a custom advantage logs."""

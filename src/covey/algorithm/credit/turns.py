@@ -17,12 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.algorithm.credit.scores import Scores, center, divide, group_std, over_group, scores
+from covey.algorithm.credit.scores import ROUNDING, Scores, center, divide, group_std, over_group, scores
 from covey.system.lookup import check_options, one_of
 
 Estimate = Callable[[Scores], Tensor]
-ROUNDING = 1e-12
-"""Spread of values that are equal, as a share of the rewards that were added up to them."""
 
 
 @dataclass(frozen=True, slots=True)
