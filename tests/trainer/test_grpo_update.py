@@ -99,6 +99,11 @@ def doubled(given: Scores) -> Tensor:
     return 2 * given.rewards_N
 
 
+def test_rewards_that_differ_by_rounding_alone_are_equal() -> None:
+    pairs = GRPO(AlgorithmConfig(advantage="pairwise"))
+    assert pairs.advantages(batch(rewards=[0.8, 0.1 + 0.7, 0.0, 1.0])).tolist() == [0.0, 0.0, -0.5, 0.5]
+
+
 def test_an_advantage_of_ones_own_is_taken() -> None:
     own = AlgorithmConfig(advantage=f"{__name__}:doubled")
     assert GRPO(own).advantages(batch()).tolist() == [2 * reward for reward in REWARDS]

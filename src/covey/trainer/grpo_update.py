@@ -20,7 +20,7 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_credit, build_objective
-from covey.algorithm.credit.scores import scores
+from covey.algorithm.credit.scores import scores, settled
 from covey.algorithm.credit.selection import clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
@@ -184,7 +184,9 @@ class GRPO:
         """
         check(batch)
         estimator = build_credit(self.algorithm).estimate
-        found_N, _ = estimated(estimator, scores(batch["rewards"], batch["prompt_ids"]))
+        given = scores(batch["rewards"], batch["prompt_ids"])
+        given = replace(given, rewards_N=settled(given.rewards_N, given.groups_N))
+        found_N, _ = estimated(estimator, given)
         return clip_advantages(found_N, self.algorithm.advantage_clip)
 
 
