@@ -49,6 +49,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"^cat > (\S+) <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+LAUNCHED = re.compile(r"^(?:torchrun|accelerate|srun|sbatch|ray) .*?(?:slurm/(\w+)\.sbatch|covey) (.*)$")
 FILE_NAME = re.compile(r"^# (\S+\.(?:py|yaml))$", re.MULTILINE)
 
 
@@ -77,8 +78,14 @@ def command_lines(page: str) -> list[list[str]]:
     """The `covey ...` commands in the shell blocks of a page, and in its text where they are whole."""
     shell = "".join(HEREDOC.sub("", body) for body in blocks(page, "bash")).replace("\\\n", " ")
     inline = [span for span in SPAN.findall(prose(page)) if span.startswith("covey ")]
-    lines = [line.strip() for line in [*shell.splitlines(), *inline]]
+    lines = [LAUNCHED.sub(covey_command, line.strip()) for line in [*shell.splitlines(), *inline]]
     return [shlex.split(line.partition(" > ")[0], comments=True)[1:] for line in lines if line.startswith("covey ")]
+
+
+def covey_command(launched: re.Match[str]) -> str:
+    """The command that a launcher or a script of slurm/ starts in each process."""
+    script, rest = launched.groups()
+    return f"covey train {'source=ray ' * (script == 'async')}{rest}" if script else f"covey {rest}"
 
 
 EXAMPLE_MODULES = {name.removesuffix(".py") for page in TEXTS for name in example_files(page)}
