@@ -16,6 +16,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.config.shelves import presets
 from covey.policy.models.loading import load_policy
+from covey.run import stages
 from covey.train import is_due, train
 from covey.types import Failure, Prompt, RunStopped
 
@@ -278,6 +279,16 @@ def test_momentum_does_not_move_the_policy_in_a_step_without_signal(
     assert not equal(saved[0], start_weights(small_config()))
     assert equal(saved[0], saved[1])
     assert equal(saved[1], saved[2])
+
+
+@pytest.mark.parametrize(("every", "saved"), [(100, [1, 2, 3]), (0, [3])])
+def test_slow_steps_are_saved_each_unless_only_the_end_is(
+    every: int, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "SAVE_SECONDS", 0.0)
+    use(monkeypatch, scripted())
+    folder = run(tmp_path, num_steps=3, output__save_every=every, output__keep_best=False)
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == [f"step-00000{s}" for s in saved]
 
 
 def test_a_kl_penalty_in_the_reward_holds_the_policy_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ class ColdStartConfig(Section):
     """Demonstrations a step."""
     all_weights: bool = setting(False, needs=(WITH_LORA, SAVED))
     """Train all weights, unquantised, where the run trains adapters; else the adapters themselves are warmed up, and
-    the run goes on with them. An embedded policy, whose weights are random, is always trained whole."""
+    the run continues with them. An embedded policy, whose weights are random, is always trained whole."""
     lr: float = setting(1e-3, gt=0)
     """Learning rate, constant after a short rise."""
     warmup_steps: int = setting(10, ge=0)
@@ -120,7 +120,8 @@ class OutputConfig(Section):
     """What a run leaves behind, besides its config, summary and log."""
 
     save_every: int = setting(100, ge=0)
-    """Steps between checkpoints; 0 saves only at the end, and when the run is stopped."""
+    """Most steps between checkpoints, which are half an hour apart at most; 0 saves only at the end, and when the run
+    is stopped."""
     keep_last: int = setting(3, ge=1)
     """How many of the last checkpoints are kept."""
     keep_best: bool = True
@@ -340,7 +341,9 @@ def unknown_setting(name: str, place: str = "") -> str:
     """
     known = sorted(set(setting_names()))
     if name in known:
-        return f"the chosen environment has no setting {name}{place}; another environment has"
+        key = name.removeprefix("environment.").partition(".")[0]
+        having = [other for other, kind in ENVIRONMENT_SETTINGS.items() if key in {one.name for one in fields(kind)}]
+        return f"the chosen environment has no setting {name}{place}; these have: {', '.join(having)}"
     return f"unknown setting {name}{place}{names.did_you_mean(name, known)}"
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -174,6 +175,17 @@ def save(run: Run, record: RunRecorder, finished: Mapping[str, Any], stopper: St
     stopper.hold()
     record.save(checkpoint_state(run, finished), needed=needed)
     stopper.release()
+
+
+SAVE_SECONDS = 1800.0
+"""Most seconds between checkpoints, but with output.save_every=0."""
+
+
+def save_is_overdue(config: Config, record: RunRecorder, step: int) -> bool:
+    """Tell whether too much time would be lost with the run; the step after which it ends is saved anyway."""
+    if config.output.save_every == 0 or step >= config.num_steps:
+        return False
+    return collectives.run_on_rank0(lambda: time.monotonic() - record.saved_at > SAVE_SECONDS)
 
 
 def opening(run: Run, config: Config) -> str:

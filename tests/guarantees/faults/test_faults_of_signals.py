@@ -121,7 +121,7 @@ def test_a_signal_before_the_first_step_says_that_nothing_is_saved(reference: Pa
     assert are_gone(family)
     status, output = finish(resume(reference, "early"))
     assert status == 2
-    assert "early has no checkpoint to resume from: it saves one after every 5 steps (output.save_every); " in output
+    assert "early has no checkpoint to resume from: it saves one after every 5 steps and every half an hour " in output
 
 
 @pytest.mark.slow

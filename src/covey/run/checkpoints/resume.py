@@ -165,9 +165,11 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     if checkpoint is None:
         if complete_checkpoints(folder / "checkpoints"):
             raise ValueError(f"no checkpoint in {folder} is undamaged; the log names what is wrong with each")
+        every = config.output.save_every
+        when = f"after every {every} steps and every half an hour" if every else "at its end"
         raise ValueError(
-            f"{folder} has no checkpoint to resume from: it saves one after every {config.output.save_every} steps "
-            "(output.save_every); remove it and start again"
+            f"{folder} has no checkpoint to resume from: it saves one {when} (output.save_every); remove it and start "
+            "again"
         )
     # Refuse to resume a finished run; passes over the prompts are counted once these are there
     if config.num_epochs is None:

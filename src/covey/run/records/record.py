@@ -94,6 +94,8 @@ class RunRecorder:
         """Step of the newest evaluation."""
         self.saved_step = 0
         """Step of the newest checkpoint this process wrote."""
+        self.saved_at = time.monotonic()
+        """When it was written; before the first one, when the run began."""
         self._run: Run | None = None
         self._schedule: JsonlWriter | None = None
         self._traces: TraceLog | None = None
@@ -289,7 +291,7 @@ class RunRecorder:
             weights = sharding.full_state_dict(policy.model) if policy.sharded else None
             if collectives.run_on_rank0(lambda: self._save(state, weights, needed)):
                 self.saved_step = state["step"]
-        self._step_started = time.monotonic()
+        self._step_started = self.saved_at = time.monotonic()
 
     def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
         """Write rank 0's part.
