@@ -13,9 +13,9 @@ from covey.config.schema import Config
 from covey.run.doctor.log import flat
 from covey.run.planner.hardware import GPUS, THIS, Hardware, named
 from covey.run.planner.kept import keep_plan
+from covey.run.planner.known import keep_probe, kept_probe, prompt_tokens_of
 from covey.run.planner.model_shapes import Shape
 from covey.run.planner.plan import USUAL_PROMPT, Measured, Plan, plan_of
-from covey.run.planner.probe import keep_probe, kept_probe, probe, prompt_tokens_of
 from covey.run.planner.shapes import shape_for
 from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
@@ -105,6 +105,7 @@ def _known(
     found = None
     if is_here:
         if asked.probe:
+            from covey.run.planner.probe import probe
             from covey.train import train
 
             found = probe(config, shape, on, train)

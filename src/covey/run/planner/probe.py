@@ -3,31 +3,26 @@
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config, EvaluationConfig, OutputConfig, PreflightConfig
-from covey.environments.base import close_environment
-from covey.policy.models.loading import load_tokenizer
 from covey.rollouts.encoding import encode_prompt
-from covey.run.build import Run, build_environment
+from covey.run.build import Run
 from covey.run.given import Given
 from covey.run.planner.hardware import Hardware
-from covey.run.planner.kept import keep, kept
+from covey.run.planner.known import NUM_PROMPTS
 from covey.run.planner.memory import with_checkpointing, workload
 from covey.run.planner.model_shapes import Shape
 from covey.run.planner.plan import Measured, work_of
 from covey.run.planner.seconds import PHASES, step_seconds
 from covey.run.records.callbacks import Callback
 from covey.run.records.record import RunRecorder
-from covey.system.disk import cache_folder
 
 STEPS = 4
 """Of which the first is left out."""
-NUM_PROMPTS = 64
-"""Whose tokens are counted."""
 
 
 class Watch(Callback):
@@ -52,21 +47,6 @@ class Watch(Callback):
         self.phases.append(self._record.timer.seconds)
         self.times.append(self._clock())
         self.lengths.append(metrics["completion_length_mean"] or 0.0)
-
-
-def prompt_tokens_of(config: Config) -> float | None:
-    """Return the mean length of the prompts of a task that is here, None where a tokenizer would be fetched for it."""
-    if config.model.name != "nano":
-        return None
-    try:
-        tokenizer, environment = load_tokenizer(config.model), build_environment(config)
-    except (ValueError, ImportError, OSError):  # a plan needs no rows: training says what is missing
-        return None
-    try:
-        prompts = environment.prompts("train")[:NUM_PROMPTS]
-        return fmean(len(encode_prompt(tokenizer, prompt)) for prompt in prompts)
-    finally:
-        close_environment(environment)
 
 
 def probe(
@@ -103,30 +83,3 @@ def compared(config: Config, shape: Shape, on: Hardware, watch: Watch) -> Measur
     factors = {name: taken[name] / predicted[name] for name in PHASES if predicted[name] > 0}
     source = f"a probe of {count} steps on {on.name}, {time.strftime('%Y-%m-%d')}"
     return Measured(watch.prompt_tokens, length, factors, source)
-
-
-def kept_probe(config: Config, on: Hardware) -> Measured | None:
-    """Return what an earlier probe of this model and task on this machine has kept."""
-    found = kept(_path(config, on))
-    try:
-        return None if found is None else Measured(**found)
-    except TypeError:  # of another version
-        return None
-
-
-def keep_probe(config: Config, on: Hardware, found: Measured) -> None:
-    keep(_path(config, on), asdict(found))
-
-
-def _path(config: Config, on: Hardware) -> Path:
-    model = config.model
-    words = (
-        model.name,
-        model.nano_hidden_size,
-        model.nano_num_layers,
-        model.lora_rank,
-        config.environment.name,
-        on.name,
-    )
-    name = "".join(c if c.isalnum() else "-" for c in "_".join(map(str, words)))
-    return Path(cache_folder()) / "plans" / f"{name}.json"
