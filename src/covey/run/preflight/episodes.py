@@ -40,7 +40,7 @@ def check_episodes(subject: PreflightContext) -> Check:
     # An episode must open and close
     begun = _first_episode(subject)
     if isinstance(begun, Failure):
-        return Check(False, begun.reason, "", "mend it: every attempt at this prompt would be a failure")
+        return Check(False, begun.reason, "", "fix it: every attempt at this prompt would be a failure")
     # Roles must be told by tokens that no text can make
     if not isinstance(subject.prompts[0].text, str):
         notes.append("roles are marked by special tokens" if roles_are_marks(tokenizer) else "ROLES ARE PLAIN TEXT")
@@ -50,7 +50,7 @@ def check_episodes(subject: PreflightContext) -> Check:
         except EnvironmentFault:
             raise
         except ValueError as error:
-            return Check(False, str(error), "", "mend the tool's types and docstring, which make its schema")
+            return Check(False, str(error), "", "fix the tool's types and docstring, which make its schema")
         for name in facts.silent:
             return Check(False, f"tool {name}: {facts.answers[name]}", "", "start what it needs, or leave it out")
         notes.append(f"{len(facts.answers)} tools answer, and calls are read by {facts.read_by}")

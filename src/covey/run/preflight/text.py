@@ -112,9 +112,9 @@ def _text_faults(policy: Policy, name: str, text: str, ids: Sequence[int]) -> It
 def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids: Sequence[int]) -> Iterator[str]:
     """Yield what is wrong unless no words are lost and only the answer's opening is added.
 
-    # Render the conversation as text, and compare it with the tokens
     The opening is what add_generation_prompt adds.
     """
+    # Render the conversation as text, and compare it with the tokens
     conversation = [with_content(message) for message in messages]
     render, goes_on = policy.tokenizer.apply_chat_template, ends_with_assistant(messages)
     rendered = str(
@@ -326,8 +326,7 @@ def check_functions(subject: PreflightContext) -> Check:
     for fault, ((judge, _), _) in zip(said, trials, strict=True):
         if isinstance(fault, str):
             is_own = judge is subject.run.environment
-            remedy = "fix the environment" if is_own else "fix the reward function, rewards=[...] or the rows"
-            return Check(False, fault, "a reward for at least one completion", remedy)
+            return Check(False, fault, "", "fix the environment" if is_own else "fix the function or the rows")
     num_scored = sum(len(found.rollouts) for found in said if not isinstance(found, str))
     num_tried = sum(len(rollouts) for _, rollouts in trials)
     return Check(True, f"{num_scored} of {num_tried} completions get a reward", "a reward for at least one completion")
