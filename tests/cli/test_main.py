@@ -224,9 +224,11 @@ def test_a_folder_the_user_named_is_never_written_over(
     assert main(["train", "hydra.run.dir=mine", "seed=1"]) == 0
     assert main(["train", "hydra.run.dir=mine", "seed=2"]) == 2
     assert [config.seed for config, _ in calls] == [1]
-    assert capsys.readouterr().err == (
+    printed = capsys.readouterr()
+    assert printed.out == f"{LOADING}run folder: mine\n"  # nothing is loaded for the second
+    assert printed.err == (
         f"covey: {tmp_path}/mine already holds a run (config.yaml); "
-        f"resume={tmp_path}/mine goes on with it, or name another folder\n"
+        f"resume={tmp_path}/mine continues it, or name another folder\n"
     )
 
 

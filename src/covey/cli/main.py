@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from importlib import import_module
 from io import StringIO
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from covey import __version__
 from covey.cli import help as usage
@@ -100,8 +100,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     # Run verbs that have no settings
     if verb in PLAIN:
-        module, _, function = PLAIN[verb].partition(":")
-        code = getattr(import_module(module), function)(rest)
+        code = _call(PLAIN[verb], rest)
         return code if isinstance(code, int) else 0
     from covey.cli import command_line
 
@@ -179,6 +178,14 @@ class Given(NamedTuple):
     """What flags of covey plan ask for."""
 
 
+def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
+    """Refuse (ValueError) a named folder that holds a run, before anything is loaded."""
+    from covey.run.folder import check_unused
+
+    if is_exact and job.old is None and ranks.world_size() == 1:  # of several ranks, the first may have begun this run
+        check_unused(wanted)
+
+
 @contextmanager
 def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
     """Start the other ranks, join them, and lock the run folder: the one that is wanted, or the next that is free."""
@@ -219,6 +226,7 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
             if verb in ("config", "plan"):
                 composing.print_only(job, given.asked)
                 return []
+            _check_folder(job, wanted, is_exact=named)
             for line in (*job.changed, *job.first_lines) if ranks.rank() == 0 else ():
                 print(line, flush=True)
             folder = held.enter_context(_place_to_work(verb, job, wanted, is_exact=named))
@@ -282,42 +290,18 @@ def _report(verb: str, config: "Config", folder: "Path") -> None:
         report_at_the_end(config.output, folder)
 
 
-def _train(config: "Config", folder: "Path") -> None:
-    from covey.train import run_train as run
-
-    run(config, folder)
-
-
-def _cold_start(config: "Config", folder: "Path") -> None:
-    from covey.cli.commands import run_cold_start as run
-
-    run(config, folder)
-
-
-def _judge(config: "Config", folder: "Path") -> None:
-    from covey.cli.commands import run_judge as run
-
-    run(config, folder)
-
-
-def _evaluate(config: "Config", folder: "Path") -> None:
-    from covey.cli.commands import run_evaluate as run
-
-    run(config, folder)
-
-
-def _check(config: "Config", folder: "Path") -> None:
-    from covey.cli.commands import run_check as run
-
-    run(config, folder)
+def _call(place: str, *arguments: Any) -> Any:
+    """Import the function that `module:function` names, and call it."""
+    module, _, function = place.partition(":")
+    return getattr(import_module(module), function)(*arguments)
 
 
 WORK: dict[str, Callable[["Config", "Path"], None]] = {
-    "train": _train,
-    "cold-start": _cold_start,
-    "judge": _judge,
-    "evaluate": _evaluate,
-    "check": _check,
+    "train": partial(_call, "covey.train:run_train"),
+    "cold-start": partial(_call, "covey.cli.commands:run_cold_start"),
+    "judge": partial(_call, "covey.cli.commands:run_judge"),
+    "evaluate": partial(_call, "covey.cli.commands:run_evaluate"),
+    "check": partial(_call, "covey.cli.commands:run_check"),
 }
 
 

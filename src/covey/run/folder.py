@@ -60,10 +60,16 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
             return folder
         except FileExistsError:
             if exact:
-                raise ValueError(
-                    f"{folder} already holds a run ({CONFIG}); resume={folder} goes on with it, or name another folder"
-                ) from None
+                check_unused(folder)
     raise AssertionError("unreachable")
+
+
+def check_unused(folder: Path) -> None:
+    """Refuse (ValueError) a folder that holds a run."""
+    if (folder / CONFIG).exists():
+        raise ValueError(
+            f"{folder} already holds a run ({CONFIG}); resume={folder} continues it, or name another folder"
+        )
 
 
 def write_num_steps(folder: Path, num_steps: int) -> None:

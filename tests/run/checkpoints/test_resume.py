@@ -277,7 +277,7 @@ def test_a_folder_takes_one_run_and_the_command_goes_on_with_it() -> None:
     train(config, "outputs/twice")
     folder = Path("outputs/twice")
     before = (folder / "metrics.jsonl").read_text()
-    with pytest.raises(ValueError, match=r"^outputs/twice already holds a run \(config\.yaml\); name another "):
+    with pytest.raises(ValueError, match=r"^outputs/twice already holds a run \(config\.yaml\); resume="):
         train(config, folder)
     assert (folder / "metrics.jsonl").read_text() == before
     assert "torch" in json.loads((folder / "versions.json").read_text())
