@@ -96,18 +96,47 @@ def test_the_printed_command_composes(capsys: pytest.CaptureFixture[str]) -> Non
     assert "group_size: 4" in capsys.readouterr().out
 
 
+def test_every_setting_of_a_toml_file_is_translated_or_said_to_be_unknown(tmp_path: Path) -> None:
+    (tmp_path / "rl.toml").write_text('max_steps = 7\n[model]\nname = "Qwen/Qwen2.5-0.5B"\n[trainer.unheard]\nof = 3\n')
+    assert as_lines(translate(read_file(tmp_path / "rl.toml"))) == [
+        "covey train \\\n  num_steps=7 \\\n  model.name=Qwen/Qwen2.5-0.5B",
+        "# max_steps=7 is num_steps=7 here (-1 leaves it to num_train_epochs)",
+        "# trainer.unheard.of=3 is no setting here (covey has nothing like it)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--bf16", "maybe", "--beta", "0.1"], "argument --bf16: Truthy value expected: got maybe but expected "),
+        (["--model_init_kwargs", "{dtype"], "model_init_kwargs must be a mapping such as {dtype: bfloat16}, got {d"),
+    ],
+)
+def test_a_field_of_trl_with_a_value_that_it_cannot_have_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
+    assert main(["translate", "--", "trl", "grpo", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"covey: {line}")
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
         ("run.py", "import trl", "from covey.trl import GRPOTrainer, GRPOConfig"),
         ("run.json", "[1]", "holds no settings"),
-        ("run.yaml", "a: [", "cannot be read"),
+        ("run.yaml", "a: [", "run.yaml cannot be read: line 1: "),
+        ("run.yaml", "a:\n\tb: 1\n", "run.yaml cannot be read: line 2: indent by blanks, not by a tab"),
+        ("run.yaml", "\udcff", "run.yaml cannot be read: 'utf-8' codec can't decode byte 0xff"),
         ("run.sh", "# nothing\n", "holds no command"),
+        ("run.sh", "ls here\n", "nothing to translate: no setting and no flag in "),
+        ("run.toml", "a = [\n", "cannot be read"),
     ],
 )
 def test_a_file_with_nothing_to_translate_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, line: str
 ) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, errors="surrogateescape")
     assert main(["translate", str(tmp_path / name)]) == 2
     assert line in capsys.readouterr().err

@@ -1,10 +1,19 @@
 """Values of the options of an algorithm's functions: what a function would refuse at a step is refused before a run."""
 
+import importlib
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
+from covey.algorithm.controllers import CONTROLLERS
+from covey.algorithm.corrections import WEIGHT_LEVELS
+from covey.algorithm.kl import GRADIENTS, SAMPLER_ESTIMATORS
+from covey.algorithm.loss_inputs import LEVELS
+from covey.algorithm.objective import DENOMINATORS
+from covey.config.checks import walk
 from covey.config.giving_way import corrected
+from covey.config.schema import Config
 from covey.config.validate import validate
 
 from ..support.small import small_config
@@ -94,3 +103,20 @@ TAKEN: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", TAKEN, ids=str)
 def test_values_at_the_edge_of_a_range_are_taken(changes: dict[str, Any]) -> None:
     validate(small_config(**{f"algorithm__{name}": value for name, value in changes.items()}))
+
+
+def test_the_names_that_are_choices_are_those_of_the_tables() -> None:
+    found = {one.name: one.bounds for one in walk(Config())}
+    tables = {name: bounds.table for name, bounds in found.items() if bounds.table}
+    assert len(tables) == 8
+    for name, table in tables.items():
+        module, _, attribute = table.partition(":")
+        keys = tuple(vars(importlib.import_module(module))[attribute])
+        assert found[name].names() == (*found[name].choices, *keys)
+    inner: dict[str, Collection[str]] = {
+        **{"ratio": LEVELS, "ratio_denominator": DENOMINATORS, "kl_controller": CONTROLLERS},
+        **{"kl_gradient": (*GRADIENTS, "is_weighted"), "sampler_kl_estimator": SAMPLER_ESTIMATORS},
+        "correction_level": WEIGHT_LEVELS,
+    }
+    for name, names in inner.items():
+        assert found[f"algorithm.{name}"].choices == tuple(names)

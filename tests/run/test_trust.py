@@ -429,10 +429,10 @@ def behind_a_link(file: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bracket": (spoiled("seed: [1\nnum_steps: 3\n"), "cannot be read: line 2: did not find expected ',' or ']'"),
-    "a tab": (spoiled("seed:\n\t- 1\n"), "cannot be read: line 2: found character that cannot start any token"),
-    "text": (spoiled("nothing"), "holds no settings of a run"),
-    "a list": (spoiled("- seed\n"), "holds no settings of a run"),
-    "nothing": (spoiled(""), "holds no settings of a run"),
+    "a tab": (spoiled("seed:\n\t- 1\n"), "cannot be read: line 2: indent by blanks, not by a tab"),
+    "text": (spoiled("nothing"), "does not hold all settings of a run"),
+    "a list": (spoiled("- seed\n"), "does not hold all settings of a run"),
+    "nothing": (spoiled(""), "does not hold all settings of a run"),
     "two documents": (spoiled("seed: 1\n---\nseed: 2\n"), "cannot be read: line 2: but found another document"),
     "deep": (spoiled("[" * 20_000), "cannot be read: "),
     "a bomb": (spoiled("a: &a [x, x]\nb: &b [*a, *a]\nenvironment: {name: *b}\n"), "cannot be read: it uses aliases"),
@@ -441,14 +441,17 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "an object": (spoiled("seed: !!python/object/apply:os.system [touch PWNED]\n"), "cannot be read: line 1: could"),
     "huge": (lambda file: os.truncate(file, 1 << 30), "cannot be read: config.yaml has 1073741824 bytes"),
     "a link": (behind_a_link, "cannot be read: config.yaml is a link"),
-    "another environment": (spoiled("environment: {name: nowhere}\n"), "is not from this version of covey: 'nowhere'"),
+    "another environment": (
+        spoiled("environment: {name: nowhere}\n"),
+        "is not from this version of covey: there is no environment=nowhere",
+    ),
     "an unknown setting": (
         lambda file: file.write_text(file.read_text() + "sed: 3\n"),
-        "is not from this version of covey: Key 'sed' not in 'Config'",
+        "is not from this version of covey: unknown setting sed; did you mean seed?",
     ),
     "another type": (
         lambda file: file.write_text(file.read_text().replace("num_steps: 100\n", "num_steps: many\n", 1)),
-        "is not from this version of covey: Value 'many' of type 'str' could not be converted to Integer",
+        "is not from this version of covey: num_steps must be an integer, got many",
     ),
 }  # fmt: skip
 

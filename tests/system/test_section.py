@@ -80,7 +80,8 @@ MISTAKES: dict[str, tuple[Callable[[Config], Any], str]] = {
     "a name of TRL": (lambda c: Config(beta=0.1), "unknown setting beta; did you mean algorithm.kl_coef?"),  # type: ignore[call-arg]
     "a name of another environment": (
         lambda c: setattr(c.environment, "timeout", 3),
-        "the chosen environment has no setting environment.timeout; another environment has",
+        "the chosen environment has no setting environment.timeout; these have: math, tools, agent, code, machines, "
+        "reward_functions",
     ),
     "text for a number": (lambda c: setattr(c, "num_steps", "10"), "num_steps must be an integer, got '10'"),
     "a fraction": (lambda c: setattr(c, "num_steps", 1.5), "num_steps must be an integer, got 1.5"),

@@ -111,8 +111,10 @@ CONSTANT_LENGTH = Requires(
 class AlgorithmConfig(Section):
     """From rewards to a loss. The presets under conf/algorithm are named settings of this."""
 
-    advantage: str = setting("group_zscore", needs=READ_ADVANTAGES)
-    """A key of advantages.ADVANTAGES, or module:function of the same signature."""
+    advantage: str = setting(
+        "group_zscore", needs=READ_ADVANTAGES, table="covey.algorithm.credit.advantages:ADVANTAGES"
+    )
+    """What makes advantages of rewards."""
     advantage_options: dict[str, Any] = setting({}, needs=READ_ADVANTAGES)
     """Keyword arguments of the advantage function; unknown ones are refused."""
     advantage_clip: float | None = setting(None, gt=0, needs=READ_ADVANTAGES)
@@ -129,28 +131,29 @@ class AlgorithmConfig(Section):
         ),
     )
     """Keyword arguments of the turn credit; unknown ones are refused."""
-    shaping: dict[str, dict[str, Any]] = setting({}, needs=READ_REWARDS)
-    """Reward shaping by name (shaping.SHAPING) with options, applied in order before the baseline."""
-    selection: str | None = None
-    """Train on a part of each group: a key of selection.SELECTION; null trains on all."""
+    shaping: dict[str, dict[str, Any]] = setting({}, needs=READ_REWARDS, table="covey.algorithm.credit.shaping:SHAPING")
+    """Reward shaping by name, with options, applied in order before the baseline."""
+    selection: str | None = setting(None, table="covey.algorithm.credit.selection:SELECTION")
+    """Train on a part of each group; null trains on all."""
     selection_options: dict[str, Any] = setting(
         {}, needs=Requires("algorithm.selection set", ("algorithm.selection",), is_set)
     )
     """Keyword arguments of the selection."""
     length_normalizer: float | None = setting(None, needs=READ_ADVANTAGES)
     """Weight advantages by length^-alpha over its mean in the batch (VL-Norm); null is off."""
-    group_filter: str | None = None
-    """Dynamic sampling: drop groups and draw others (zero_std or mean_bounds); null keeps all."""
+    group_filter: str | None = setting(None, table="covey.algorithm.credit.selection:GROUP_FILTERS")
+    """Dynamic sampling: drop groups and draw others; null keeps all."""
     group_filter_options: dict[str, Any] = setting({}, needs=FILTERED)
     """Keyword arguments of the group filter."""
     group_filter_rounds: int = setting(3, ge=0, needs=FILTERED)
     """How often at most a step draws again to replace filtered groups; then it trains on what there is."""
-    loss: str = "clip"
-    """A key of losses.LOSSES, or module:function of the same signature."""
+    loss: str = setting("clip", table="covey.algorithm.losses:LOSSES")
+    """Loss of each token that the policy chose."""
     loss_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the loss function; unknown ones are refused."""
     ratio: str = setting(
         "token",
+        choices=("token", "sequence", "sequence_mean", "sequence_mean_token"),
         needs=Requires(
             "algorithm.loss = clip, cispo, sapo or module:function", ("algorithm.loss",), _allows_ratio_level
         ),
@@ -158,6 +161,7 @@ class AlgorithmConfig(Section):
     """Level of the importance ratio: token, sequence, sequence_mean (GSPO) or sequence_mean_token."""
     ratio_denominator: str = setting(
         "old",
+        choices=("old", "behaviour", "reference"),
         needs=Requires("a loss with an importance ratio", ("algorithm.loss",), lambda loss: loss not in WITHOUT_RATIO),
     )
     """What the ratio is taken against: old, behaviour (the sampler's log-probs) or reference."""
@@ -170,18 +174,24 @@ class AlgorithmConfig(Section):
         ),
     )
     """Log ratios are clamped to +- this before exp; null does not clamp."""
-    aggregation: str = "token_mean"
-    """How token losses become one number: a key of losses.AGGREGATIONS. Denominators are global."""
+    aggregation: str = setting("token_mean", table="covey.algorithm.aggregation:AGGREGATIONS")
+    """How token losses become one number. Denominators are global."""
     norm_length: int | None = setting(None, ge=1, needs=CONSTANT_LENGTH)
     """The constant length of the *_norm aggregations; null takes sampling.max_tokens."""
     count_empty: bool = setting(False, needs=MEAN_OF_SEQUENCES)
     """Count sequences without loss tokens in sequence means."""
     kl_coef: float = setting(0.0, ge=0)
     """Weight of the KL penalty to the reference; 0 needs no reference at all."""
-    kl_estimator: str = setting("k3", needs=(PENALISED, KL_IN_LOSS.for_value("full")))
-    """k1, k2, k3, abs or full (exact over the vocabulary)."""
+    kl_estimator: str = setting(
+        "k3",
+        choices=("full",),
+        needs=(PENALISED, KL_IN_LOSS.for_value("full")),
+        table="covey.algorithm.kl:ESTIMATORS",
+    )
+    """Estimate of the KL to the reference; full is exact over the vocabulary."""
     kl_gradient: str = setting(
         "straight_through_k2",
+        choices=("naive", "straight_through_k2", "is_weighted"),
         needs=(
             PENALISED,
             KL_IN_LOSS,
@@ -191,6 +201,7 @@ class AlgorithmConfig(Section):
     """Gradient of the KL term in the loss: naive, straight_through_k2 or is_weighted."""
     kl_in: str = setting(
         "loss",
+        choices=("loss", "reward"),
         needs=(
             PENALISED,
             READ_REWARDS,
@@ -205,6 +216,7 @@ class AlgorithmConfig(Section):
             ("algorithm.kl_coef", "algorithm.kl_in", "algorithm.sampler_kl_coef"),
             _has_kl_in_loss,
         ),
+        table="covey.algorithm.aggregation:AGGREGATIONS",
     )
     """Reduction of the KL term; null takes `aggregation`."""
     kl_clamp: float | None = setting(
@@ -226,7 +238,9 @@ class AlgorithmConfig(Section):
     sampler_kl_coef: float = setting(0.0, ge=0)
     """Weight of a KL penalty to the policy that sampled the data, in the loss."""
     sampler_kl_estimator: str = setting(
-        "k3", needs=Requires("algorithm.sampler_kl_coef > 0", ("algorithm.sampler_kl_coef",), is_positive)
+        "k3",
+        choices=("k1_forward", "k3"),
+        needs=Requires("algorithm.sampler_kl_coef > 0", ("algorithm.sampler_kl_coef",), is_positive),
     )
     """k1_forward or k3, estimates of KL(sampler || policy)."""
     target_kl: float | None = setting(None, needs=PENALISED)
@@ -237,7 +251,7 @@ class AlgorithmConfig(Section):
     max_mismatch: float | None = setting(None, gt=0)
     """Stop the run, before the update, where log-probs of sampler and trainer differ by more nats on average; null only
     writes a warning to the log, above 0.1."""
-    kl_controller: str = setting("proportional", needs=STEERED)
+    kl_controller: str = setting("proportional", choices=("fixed", "proportional", "doubling"), needs=STEERED)
     """proportional (Ziegler et al.) or doubling (PPO); used with target_kl."""
     kl_horizon: int = setting(
         10000,
@@ -285,7 +299,7 @@ class AlgorithmConfig(Section):
     """Take the policy as the reference whenever an evaluation is more accurate than all before it."""
     correction: str = setting("none", choices=("none", "truncate", "mask"))
     """Importance weights trainer/sampler on the loss: none, truncate (TIS) or mask (IcePop)."""
-    correction_level: str = setting("token", needs=CORRECTED)
+    correction_level: str = setting("token", choices=("token", "sequence", "sequence_mean"), needs=CORRECTED)
     """token, sequence or sequence_mean."""
     correction_min: float | None = setting(None, ge=0, needs=CORRECTED)
     """Lower bound of the weights; null has none."""

@@ -7,11 +7,13 @@ from pathlib import Path
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from covey.config.checks import explained, misfit
 from covey.config.schema import unknown_setting
 from covey.config.shelves import preset_file
 from covey.system import ranks
 from covey.system.disk import cannot_write
 from covey.system.lookup import near
+from covey.system.text.format import one_line
 
 MENDABLE = (ValueError, OSError, ImportError, HydraException, OmegaConfBaseException)
 """User errors, besides RunStopped. Anything else is a defect of covey and keeps its traceback."""
@@ -74,17 +76,13 @@ def explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return f'cannot read the override "{error.override}": {_unreadable(error.override)}'
     if isinstance(error, OmegaConfBaseException):
-        return _setting(error)
+        return explained(error)
     if isinstance(error, HydraException):
         return _composition(error)
     # Explain what covey refuses itself
     if match := re.fullmatch(r"unknown setting (\S+)", str(error)):
         return unknown_setting(match[1])
     return one_line(str(error)) or type(error).__name__
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _unreadable(word: str) -> str:
@@ -114,7 +112,7 @@ def _composition(error: HydraException) -> str:
     """Explain an error of Hydra, which wraps OmegaConf's or keeps only its text."""
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
-        return _setting(cause)
+        return explained(cause)
     text = str(error)
     # Explain words that Hydra cannot apply
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
@@ -135,25 +133,8 @@ def _composition(error: HydraException) -> str:
             return f"{group} is no section of settings{place}; begin the file with the line `# @package _global_`"
         return unknown_setting(key[1], place)
     if key:
-        return f"{key[1]}{place}: {_reason(text.partition('composing config:')[2] or text)}"
+        return misfit(f"{key[1]}{place}", text.partition("composing config:")[2] or text)
     return one_line(text.partition("\nTo append")[0])
-
-
-def _setting(error: OmegaConfBaseException) -> str:
-    """Explain an unknown key, or a value of the wrong type."""
-    text = str(error)
-    if "does not support deletion" in text:
-        return f"{error.full_key} cannot be deleted; every setting has a value"
-    if re.search(r"Key '\S+' (is )?not in", text):
-        return unknown_setting(error.full_key or str(error.key))
-    if error.full_key and "is not a ListConfig" in text:
-        return f"{error.full_key} is a list: write {error.full_key}=[{error.value}]"
-    return f"{error.full_key}: {_reason(text)}" if error.full_key else _reason(text)
-
-
-def _reason(text: str) -> str:
-    """Return OmegaConf's message without the lines about its types."""
-    return one_line(re.split(r"\n\s+(?:full_key|reference_type|object_type)", text)[0])
 
 
 OWN_SECTIONS = ("model", "environment", "engine", "algorithm", "optimizer")

@@ -3,25 +3,34 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
 from covey.cli.command_line import with_whole_numbers
 from covey.config import foreign
-from covey.config.checks import format_value, walk
+from covey.config.checks import format_value, walk, yaml_fault
 from covey.config.names import named_elsewhere
 from covey.config.schema import Config, setting_names
 from covey.system.disk import read_regular
 from covey.trl.fields import MAPPED, REFUSED
 
+if TYPE_CHECKING:
+    from covey.trl.config import GRPOConfig
+
 MAX_BYTES = 1 << 20
 VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'()`]*)\s*$")
+READERS: Mapping[str, Callable[[str], Any]] = {
+    **{".json": json.loads, ".toml": tomllib.loads},
+    **dict.fromkeys((".yaml", ".yml"), yaml.safe_load),
+}
+"""What reads a file of settings, by its suffix; any other file is a script."""
 TRL_WORDS = ("trl", "trl.scripts.grpo", "grpo.py")
 SEVERAL = 3
 """Fields of TRL in a file of settings that tell it from another."""
@@ -69,7 +78,10 @@ def run_translate(words: Sequence[str]) -> None:
     if not words or (words[0] != "--" and len(words) > 1):
         raise ValueError("covey translate takes one file, or -- and a command: covey translate -- env.dataset=gsm8k")
     tokens = list(words[1:]) if words[0] == "--" else read_file(Path(words[0]))
-    print("\n".join(as_lines(translate(tokens))))
+    found = translate(tokens)
+    if not found.words and not found.notes:
+        raise ValueError(f"nothing to translate: no setting and no flag in {shlex.join(words[1:]) or words[0]}")
+    print("\n".join(as_lines(found)))
 
 
 def as_lines(found: Translation) -> list[str]:
@@ -88,13 +100,18 @@ def read_file(path: Path) -> list[str]:
             f"{path} is Python: a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place of "
             "its import from trl; a command line that starts it is translated behind --"
         )
-    text = read_regular(path, MAX_BYTES).decode()
-    # Words of a shell script's command
-    if path.suffix not in (".json", ".yaml", ".yml"):
-        return words_of_script(text)
-    # Settings of a JSON or YAML file
     try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        text = read_regular(path, MAX_BYTES).decode()
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    # Words of a shell script's command
+    if path.suffix not in READERS:
+        return words_of_script(text)
+    # Settings of a file
+    try:
+        content = READERS[path.suffix](text)
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(f"{path} cannot be read: {yaml_fault(error, text)}") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):
@@ -170,12 +187,14 @@ def translate(tokens: Sequence[str]) -> Translation:
 
 
 def _mapping(text: str) -> Mapping[str, Any]:
-    """Return keyword arguments that a flag or a file holds, none where it holds none."""
+    """Return keyword arguments that a flag or a file holds, none of an empty text. ValueError for anything else."""
     try:
-        found = yaml.safe_load(text)
+        found = yaml.safe_load(text) or {}
     except yaml.YAMLError:
-        return {}
-    return {str(name): value for name, value in found.items()} if isinstance(found, Mapping) else {}
+        found = None
+    if not isinstance(found, Mapping):
+        raise ValueError(f"model_init_kwargs must be a mapping such as {{dtype: bfloat16}}, got {text}")
+    return {str(name): value for name, value in found.items()}
 
 
 def _plain(value: Any) -> str:
@@ -215,16 +234,14 @@ def _translate_one(name: str, value: str, given: Mapping[str, str], known: set[s
 
 def _translate_trl(given: Mapping[str, str], processes: int, found: Translation) -> None:
     """Add what a GRPOConfig with these fields means, where it differs from covey's defaults."""
-    from transformers import HfArgumentParser
-
-    from covey.trl.config import GRPOConfig, changed_fields, default_of
+    from covey.trl.config import changed_fields, default_of
     from covey.trl.mapping import settings_of
 
     # Read the fields as TRL's command line does
     words = []
     for name, value in given.items():
         words += [f"--{name}", *(value.split(",") if name in LISTS else [value])]
-    (args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(words)  # type: ignore[arg-type] # a dataclass
+    args = _read_fields(words)
     for name, value in changed_fields(args).items():
         if name in REFUSED and name in given:
             found.notes.append(f"{name}={value} is no setting here ({REFUSED[name]})")
@@ -245,6 +262,22 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
     if args.max_steps <= 0:
         found.add(f"num_epochs={args.num_train_epochs:g}")
         found.notes.append(f"num_train_epochs={args.num_train_epochs:g}: {foreign.TRL_STEPS}")
+
+
+def _read_fields(words: Sequence[str]) -> "GRPOConfig":
+    """Return the fields of TRL's flags. ValueError for a value that a field cannot have."""
+    from transformers import HfArgumentParser
+
+    from covey.trl.config import GRPOConfig
+
+    class Parser(HfArgumentParser):
+        """Raises in place of printing every field there is, and leaving."""
+
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    (args,) = Parser(GRPOConfig).parse_args_into_dataclasses(list(words))  # type: ignore[arg-type] # a dataclass
+    return args
 
 
 def _written(value: Any) -> str:

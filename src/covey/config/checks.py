@@ -4,16 +4,21 @@ What is checked stands beside each field (`covey.system.setting`); a setting tha
 """
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 from typing import Any, get_type_hints
 
+import yaml
+from omegaconf.errors import OmegaConfBaseException
+
 from covey.config.names import value_now
-from covey.config.schema import Config
+from covey.config.schema import Config, unknown_setting
 from covey.system.lookup import near
 from covey.system.section import Section
 from covey.system.setting import Bounds, Requires, bounds_of
+from covey.system.text.format import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,19 @@ def check_ranges(config: Config) -> None:
 def check_choices(config: Config) -> None:
     """Refuse a word that is none of a field's choices."""
     for found in walk(config):
-        choices = found.bounds.choices
-        for value in found.value if isinstance(found.value, list) else [found.value]:
-            if choices and value is not None and value not in choices:
-                known, hint = ", ".join(choices), value_now(found.name, value) or near(value, choices)
-                raise ValueError(f"{found.name} must be one of {known}, got {value or 'nothing'}{hint}")
+        if found.value == found.default or not (found.bounds.choices or found.bounds.table):
+            continue
+        for value in found.value if isinstance(found.value, list | dict) else [found.value]:
+            _check_choice(found.name, value, found.bounds)
+
+
+def _check_choice(name: str, value: str | None, bounds: Bounds) -> None:
+    names = bounds.names()
+    if value is None or value in names or (bounds.table and ":" in value):
+        return
+    known, hint = ", ".join(names), value_now(name, value) or near(value, names)
+    own = " or module:function" if bounds.table else ""
+    raise ValueError(f"{name} must be one of {known}{own}, got {value or 'nothing'}{hint}")
 
 
 def check_packages(config: Config) -> None:
@@ -192,3 +205,55 @@ RANGES: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
     ("<", "lt", lambda value, bound: value < bound),
 )
 """Sign, name of the bound, and the check."""
+
+
+def explained(error: OmegaConfBaseException) -> str:
+    """Explain an unknown key, or a value of another type."""
+    text = str(error)
+    if "does not support deletion" in text:
+        return f"{error.full_key} cannot be deleted; every setting has a value"
+    if re.search(r"Key '\S+' (is )?not in", text):
+        return unknown_setting(error.full_key or str(error.key))
+    if error.full_key and "is not a ListConfig" in text:
+        return f"{error.full_key} is a list: write {error.full_key}=[{error.value}]"
+    return misfit(error.full_key, text)
+
+
+def misfit(name: str | None, text: str) -> str:
+    """Say what a setting must be, from OmegaConf's message about its value.
+
+    >>> misfit("seed", "Value 'abc' of type 'str' could not be converted to Integer")
+    'seed must be an integer, got abc'
+    """
+    said = one_line(text)
+    for pattern, wanted in MISFITS.items():
+        if name and (found := re.match(pattern, said)):
+            got = f", got {found[1][:80] or 'nothing'}" if found.lastindex else ""
+            return f"{name} {wanted}{got}"
+    reason = re.split(r" (?:full_key|reference_type|object_type)[:=]", said)[0]
+    return f"{name}: {reason}" if name else reason
+
+
+def yaml_fault(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Name the line of a text that is no YAML, and what is wrong in it."""
+    mark, problem = error.problem_mark, error.problem or error.context
+    if mark is None:
+        return str(problem)
+    line = next(iter(text.splitlines()[mark.line : mark.line + 1]), "")
+    if line[mark.column : mark.column + 1] == "\t":
+        problem = "indent by blanks, not by a tab"
+    return f"line {mark.line + 1}: {problem}"
+
+
+MISFITS: Mapping[str, str] = {
+    r"Value '(.*)' of type '.*' could not be converted to Integer": "must be an integer",
+    r"Value '(.*)' of type '.*' could not be converted to Float": "must be a number",
+    r"Value '(.*)' is not a valid bool.*": "must be true or false",
+    r"Cannot convert '.*' to string: '(.*)'": "must be text",
+    r"field '.*' is not Optional": "must have a value, got null",
+    r"Invalid value assigned: (.*) is not a ListConfig": "must be a list",
+    r"Cannot assign (.*) to Dict": "must be a mapping",
+    r"Cannot merge .*reference_type=(?:Optional\[)?List": "must be a list",
+    r"Cannot merge .*reference_type=(?:Optional\[)?Dict": "must be a mapping",
+}
+"""What OmegaConf says of a value of another type, and what it means."""

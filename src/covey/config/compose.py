@@ -28,6 +28,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
+from covey.config.checks import explained, misfit, yaml_fault
 from covey.config.names import with_current_names
 from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
 from covey.config.shelves import CONF as CONF  # for whoever composes
@@ -174,10 +175,15 @@ def load(path: Path) -> DictConfig:
     OmegaConf.set_struct(node.model.chat_template_kwargs, False)
     OmegaConf.set_struct(node.curriculum.options, False)
     # Take the environment's own schema, then the saved values
+    name = saved.environment.get("name")
     try:
-        node.environment = _opened(ENVIRONMENT_SETTINGS[saved.environment.name])
+        if name not in ENVIRONMENT_SETTINGS:
+            raise ValueError(f"there is no environment={name}")
+        node.environment = _opened(ENVIRONMENT_SETTINGS[name])
         node.merge_with(saved)
-    except (OmegaConfBaseException, KeyError, TypeError, ValueError, RecursionError) as error:
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{path} is not from this version of covey: {explained(error)}") from error
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not from this version of covey: {str(error)[:200]}") from error
     return node
 
@@ -189,15 +195,17 @@ def read_yaml(path: Path) -> DictConfig:
         if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > MAX_YAML_DEPTH:  # minutes to parse
             raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} deep")
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _PARSER)):  # fill the memory
-            raise ValueError("it uses aliases (*name)")
+            raise ValueError("it uses aliases (*name); write the values out")
         found = _with_current_names(OmegaConf.create(text))
     except yaml.MarkedYAMLError as error:
-        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise ValueError(f"{path} cannot be read: {place}{error.problem or error.context}") from error
+        raise ValueError(f"{path} cannot be read: {yaml_fault(error, text)}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path} cannot be read: {str(error)[:200]}") from error
     if not isinstance(found, DictConfig) or not isinstance(found.get("environment"), DictConfig):
-        raise ValueError(f"{path} holds no settings of a run (it has no environment)")
+        raise ValueError(
+            f"{path} does not hold all settings of a run, as `covey config` prints them (it has no environment); make "
+            "a few settings a recipe in --config-dir"
+        )
     return found
 
 
@@ -281,7 +289,7 @@ def _typed(schema: Any, given: Any, place: str) -> DictConfig:
         try:
             node[key] = value
         except OmegaConfBaseException as error:
-            raise ValueError(f"{place}.{key}: {str(error).splitlines()[0]}") from error
+            raise ValueError(misfit(f"{place}.{key}", str(error))) from error
     return node
 
 

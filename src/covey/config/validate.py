@@ -34,7 +34,7 @@ from covey.environments.math.settings import MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig, MixtureConfig
 from covey.rollouts.settings import group_sizes
-from covey.system.lookup import check_options, is_function_path, near, one_of, resolve
+from covey.system.lookup import check_options, is_function_path, one_of, resolve
 from covey.system.section import check_section
 
 
@@ -118,7 +118,9 @@ def check_rewards(config: Config) -> None:
 
     Your own modules are imported when the run begins.
     """
-    from covey.environments.reward_functions.specs import check_reward
+    if not config.rewards:
+        return
+    from covey.environments.reward_functions.specs import check_reward  # imports asyncio
 
     for entry in config.rewards:
         check_reward(entry)
@@ -198,8 +200,6 @@ def check_functions(config: Config) -> None:
     from covey.algorithm.losses import LOSSES
 
     algorithm = config.algorithm
-    # Names first, then the options of each
-    _check_name("loss", algorithm.loss, LOSSES)
     if algorithm.loss in LOSSES:
         for function in filter(None, (LOSSES[algorithm.loss].function, LOSSES[algorithm.loss].selector)):
             check_option_values("algorithm.loss_options", function, algorithm.loss_options)
@@ -260,16 +260,9 @@ def _over_the_batch(algorithm: AlgorithmConfig, divisors: Collection[str]) -> st
     return "a choice among all tokens"
 
 
-def _check_name(setting: str, name: str, table: Collection[str]) -> None:
-    if name not in table and ":" not in name:
-        known = f"{', '.join(table)} or module:function"
-        raise ValueError(f"algorithm.{setting} must be one of {known}, got {name}{near(name, table)}")
-
-
 def _check_function(
     setting: str, name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
 ) -> None:
-    _check_name(setting, name, table)
     where = f"algorithm.{setting}" if setting.startswith("shaping.") else f"algorithm.{setting}_options"
     function = resolve(name, table)
     check_options(function, options, setting=where)

@@ -1,8 +1,12 @@
 """Fields of settings: what a value must be, and what makes it be read, stand beside the field. No imports of covey."""
 
+import ast
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 _KEY = "covey"
@@ -45,6 +49,12 @@ class Bounds:
     packages: Mapping[Any, tuple[str, str]] | None = None
     """Value -> the package that it needs, and the extra of covey that installs it."""
     needs: tuple[Requires, ...] = ()
+    table: str = ""
+    """`module:NAME` of the functions that are choices too, beside any `module:function`."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return the words that are choices; none where any word may be right."""
+        return (*self.choices, *(keys_in_source(self.table) if self.table else ()))
 
     def in_words(self, explained: str = "") -> str:
         """Describe the bounds for a reader of the help, without choices that `explained` names.
@@ -54,12 +64,29 @@ class Bounds:
         """
         limits = ((">=", self.ge), (">", self.gt), ("<=", self.le), ("<", self.lt))
         words = [f"{sign} {limit:g}" for sign, limit in limits if limit is not None]
-        if any(choice not in explained for choice in self.choices):
-            words.append(f"one of {', '.join(self.choices)}")
+        names = self.names()
+        if any(name not in explained for name in names):
+            words.append(f"one of {', '.join(names)}{' or module:function' * bool(self.table)}")
         words += [f"{need.value} needs {need.condition}" for need in self.needs if need.value is not None]
         needed = [need.condition for need in self.needs if need.value is None]
         words += [f"needs {' and '.join(needed)}"] if needed else []
         return ", ".join(words)
+
+
+@cache
+def keys_in_source(table: str) -> tuple[str, ...]:
+    """Return the keys of the dictionary `module:NAME` as its source has them: to import it may import torch.
+
+    >>> keys_in_source("covey.algorithm.kl:GRADIENTS")
+    ('naive', 'straight_through_k2')
+    """
+    module, _, name = table.partition(":")
+    spec = find_spec(module)
+    source = Path(str(spec and spec.origin)).read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict) and ast.unparse(node.target) == name:
+            return tuple(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant))
+    raise AssertionError(f"no table {table}")
 
 
 NO_BOUNDS = Bounds()
@@ -75,13 +102,14 @@ def setting(
     choices: Sequence[str] = (),
     packages: Mapping[Any, tuple[str, str]] | None = None,
     needs: Requires | tuple[Requires, ...] = (),
+    table: str = "",
 ) -> Any:
     """Return a dataclass field with bounds. A default that is a list or a mapping is copied for each object.
 
     A default that is a function is called for each object.
     """
     wanted = (needs,) if isinstance(needs, Requires) else needs
-    metadata = {_KEY: Bounds(ge, gt, le, lt, tuple(choices), packages, wanted)}
+    metadata = {_KEY: Bounds(ge, gt, le, lt, tuple(choices), packages, wanted, table)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     if isinstance(default, list | dict):

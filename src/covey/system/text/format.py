@@ -1,4 +1,4 @@
-"""Numbers and times as people read them."""
+"""Numbers, times and messages as people read them."""
 
 from datetime import UTC, datetime
 
@@ -6,6 +6,10 @@ from datetime import UTC, datetime
 def timestamp() -> str:
     """Return the time of day in UTC, as ISO 8601 with milliseconds: 2026-11-22T09:41:44.123+00:00."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def duration(seconds: float) -> str:
