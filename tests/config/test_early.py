@@ -62,6 +62,8 @@ def fill(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(8)))
     (folder / "mine.py").write_text("def digits(completions, **columns):\n    return [1.0 for _ in completions]\n")
     (folder / "broken.py").write_text("def digits(:\n")
+    (folder / "number.py").write_text("digits = 3\n")
+    (folder / "lacking.py").write_text("import nowhere\n\ndef digits(completions, **columns):\n    return []\n")
     (folder / "folder").mkdir()
 
 
@@ -86,6 +88,13 @@ MISTAKES = [
         "reward function mine.py:digits: cannot import mine.py: a module is named without .py",
     ),
     (["train", *ROWS, "rewards=[broken:digits]"], "reward function broken:digits: cannot import broken: "),
+    (["train", *ROWS, "rewards=[min:digits]"], "cannot import min: No module named 'min'; did you mean mine?"),
+    (["train", *ROWS, "rewards=[number:digits]"], "reward function number:digits must be a function, got int"),
+    (["train", *ROWS, "rewards=[lacking:digits]"], "cannot import lacking: No module named 'nowhere'"),
+    (
+        ["train", *ROWS, "rewards=[{function: mine:digits, args: {most: 3}}]"],
+        "reward function mine:digits has no argument 'most'; it takes none",
+    ),
     (["train", *ROWS, "rewards=[{function: mine:digit}]"], "reward function mine:digit: module mine has no 'digit'"),
     (["train", *ROWS, "data.path=missing.jsonl"], "no file or directory missing.jsonl"),
     (["train", *ROWS, "data.path=./missing"], "no file or directory ./missing"),
@@ -93,6 +102,10 @@ MISTAKES = [
     (["train", *ROWS, "data.path=mine:rows"], "module mine must define the function rows"),
     (["evaluate", "model.name=outputs/nothing/policy"], "model.name=outputs/nothing/policy: there is no such folder"),
     (["train", *ROWS, "model.name=./missing"], "model.name=./missing: there is no such folder"),
+    (["train", *ROWS, "model.name=folder"], "model.name=folder is a folder without a model: it has no config.json"),
+    (["evaluate", *ROWS, "model.name=rows.jsonl"], "model.name=rows.jsonl is a file; name the model's folder"),
+    (["train", "recipe=arithmetic", "algorithm.loss=dpo"], "algorithm.loss must be one of clip, reinforce, "),
+    (["train", "recipe=arithmetic", "algorithm.ratio=tokens"], "algorithm.ratio must be one of token, sequence, "),
     (["train", "recipe=arithmetic", "model.device=tpu"], "model.device must be auto, cpu, cuda or cuda:N, got tpu"),
     (["cold-start", "recipe=arithmetic", "model.device=cuda:x"], "model.device must be auto, cpu, cuda or cuda:N, got"),
 ]

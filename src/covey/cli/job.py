@@ -95,7 +95,9 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         if verb in ("config", "plan"):  # prints settings whose files lie on another machine
             warnings.extend(_missing(config))
         else:
-            warnings.extend(check_early(config, loads_model=verb != "judge", loads_reference=verb != "judge"))
+            loads, is_typed = verb != "judge", source is None  # what a file names is imported once that was printed
+            found = check_early(config, loads_model=loads, loads_reference=loads, imports_rewards=is_typed)
+            warnings.extend(found)
 
     # Check them, once what nobody typed has given way
     config = settings.to_unchecked(composed)

@@ -16,11 +16,16 @@ from covey.system.lookup import is_function_path, resolve
 
 
 def check_early(
-    config: Config, *, loads_model: bool = True, loads_reference: bool = True, asks_hub: bool = True
+    config: Config,
+    *,
+    loads_model: bool = True,
+    loads_reference: bool = True,
+    asks_hub: bool = True,
+    imports_rewards: bool = False,
 ) -> list[str]:
     """Return warnings. ValueError for a file, folder, function, device or model that is certainly not there.
 
-    What needs a closer look is left to those who load it.
+    What needs a closer look is left to those who load it, reward functions too unless `imports_rewards`.
     """
     # Functions are imported from the working directory, as in the run
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -28,14 +33,14 @@ def check_early(
     # Data, of each part of a mixture
     for part in part_configs(config).values() if config.environment.name == "mixture" else (config,):
         _check_data(part.data.path)
-    # Reward functions
-    for entry in config.rewards:
-        _check_reward(entry)
     # The policy and its reference
     warnings = list(_check_model(config, asks_hub)) if loads_model else []
     compared = config.algorithm.reference_model
     if compared is not None and loads_reference:
         warnings += _check_reference_model(compared, asks_hub)
+    # Reward functions, whose modules may take long to import
+    for entry in config.rewards:
+        _check_reward(entry, imports_rewards)
     return warnings
 
 
@@ -51,12 +56,12 @@ def _check_data(path: str | None) -> None:
     check_place(path)
 
 
-def _check_reward(entry: object) -> None:
-    from covey.environments.reward_functions.specs import load_reward, reward_spec
+def _check_reward(entry: object, imports: bool) -> None:
+    from covey.environments.reward_functions.specs import find_reward, reward_spec
 
     spec = reward_spec(entry)
-    if spec.ready_made is None and not _is_plausible(spec.function):
-        load_reward(entry)  # which says what is wrong
+    if spec.ready_made is None and (imports or not _is_plausible(spec.function)):
+        find_reward(spec)  # which says what is wrong
 
 
 def _check_model(config: Config, asks_hub: bool) -> Iterator[str]:
@@ -79,11 +84,16 @@ def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
 
 
 REFERENCE = "algorithm.reference_model="
+OF_MODELS = ("config.json", "adapter_config.json")
 
 
 def _check_place(name: str, asks_hub: bool) -> Iterator[str]:
     """Yield warnings about a name of a model that is none of the embedded ones."""
     check_name(name)
+    path = Path(name)
+    if path.is_file() or (path.is_dir() and not any((path / file).is_file() for file in OF_MODELS)):
+        kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
+        raise ValueError(f"model.name={name} is {kind}")
     if asks_hub and not Path(name).exists() and HUB_NAME.fullmatch(name):
         warning = check_hub_model(name)
         if warning:

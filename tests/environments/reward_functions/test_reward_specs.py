@@ -99,7 +99,7 @@ WRONG: list[tuple[Any, str]] = [
     ("my_reward.exact", "no reward function 'my_reward.exact'; did you mean my_reward:exact?; there is "),
     ("my_broken:f", "reward function my_broken:f: cannot import my_broken: No module named 'no_such_module'"),
     ("users_specs:scald", "reward function users_specs:scald: module users_specs has no 'scald'; did you mean scaled?"),
-    ("users_specs:number", "reward function users_specs:number is a int, not a function"),
+    ("users_specs:number", "reward function users_specs:number must be a function, got int"),
     ("users_specs:Mute", "reward function users_specs:Mute: a Mute cannot be called"),
     (
         spec("users_specs:scaled", facter=2.0),

@@ -162,7 +162,10 @@ def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
     try:
         found: Mapping[str, Iterable[Row]] = datasets.load_dataset(name, settings.subset)
     except Exception as error:  # whatever the hub, the network or the cache came up with
-        raise ValueError(f"cannot load data set {name!r} from the hub: {problem or first_line(error)}") from error
+        neither = "" if "/" in name else "; there is no such file either"
+        raise ValueError(
+            f"cannot load data set {name!r} from the hub: {problem or first_line(error)}{neither}"
+        ) from error
     return found
 
 

@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from covey.environments.reward_functions.call import RewardCallable
@@ -100,14 +101,11 @@ def load_reward(entry: object) -> RewardCallable:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     spec = reward_spec(entry)
-    # Find the function and check its arguments
-    function = _named_by(spec.function) if spec.ready_made is None else REWARDS[spec.ready_made]
-    parameters = inspect.signature(function).parameters
-    _refuse_unknown(spec, parameters)
+    function = find_reward(spec)
     if not isinstance(function, type):
         return functools.partial(function, **spec.args) if spec.args else function
     # Make a class once; functions get their arguments with every call
-    _refuse_missing(spec, parameters)
+    _refuse_missing(spec, inspect.signature(function).parameters)
     try:
         made = function(**spec.args)
     except (TypeError, ValueError) as error:
@@ -115,6 +113,13 @@ def load_reward(entry: object) -> RewardCallable:
     if not callable(made):
         raise ValueError(f"reward function {spec.function}: a {function.__name__} cannot be called")
     return made
+
+
+def find_reward(spec: RewardSpec) -> Any:
+    """Return the function or class that an entry names. ValueError for an argument that it does not take."""
+    function = _named_by(spec.function) if spec.ready_made is None else REWARDS[spec.ready_made]
+    _refuse_unknown(spec, inspect.signature(function).parameters)
+    return function
 
 
 def _refuse_unknown(spec: RewardSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
@@ -146,6 +151,8 @@ def _named_by(name: str) -> Any:
     except Exception as error:
         meant = function_path_of_file(name)
         reason = f"a module is named without .py; write {meant}" if meant != name else str(error)
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            reason += near(module_name, [file.stem for file in Path().glob("*.py")])
         raise ValueError(f"reward function {name}: cannot import {module_name}: {reason}") from error
     # Find the function, also a method
     try:
@@ -156,5 +163,5 @@ def _named_by(name: str) -> Any:
             f"reward function {name}: module {module_name} has no {attribute!r}{near(attribute, known)}"
         ) from error
     if not callable(function):
-        raise ValueError(f"reward function {name} is a {type(function).__name__}, not a function")
+        raise ValueError(f"reward function {name} must be a function, got {type(function).__name__}")
     return function
