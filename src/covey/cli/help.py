@@ -16,21 +16,21 @@ from covey.system.section import Section
 from covey.system.setting import bounds_of
 
 VERBS = {
-    "train": "GRPO from verifiable rewards: the whole run, evaluated before and after",
-    "cold-start": "only the supervised warm-up on an environment's demonstrations",
+    "train": "train by GRPO from verifiable rewards: the whole run, evaluated before and after",
+    "cold-start": "run only the supervised warm-up on an environment's demonstrations",
     "judge": "train the judges of environment=infill, and say how often they are right",
     "evaluate": "measure a policy on held-out prompts",
     "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
-    "show": "the result of a run again, with its best and worst answers; or several runs side by side",
-    "rollouts": "the answers of a step, episodes turn by turn",
-    "report": "one page of a run, or of several: curves, groups, every token, before and after; needs no server",
-    "doctor": "what ails a run, of covey, TRL or verl, by its logs alone: findings with reasons and settings to turn",
-    "watch": "the same numbers in the terminal, while a run trains",
-    "status": "what the trainer and each sampler of a run with source=ray do now",
+    "show": "print the result of a run again, with its best and worst answers; or several runs side by side",
+    "rollouts": "print the answers of a step, episodes turn by turn",
+    "report": "write a page of a run, or of several: curves, groups, every token, before and after; needs no server",
+    "doctor": "diagnose a run of covey, TRL or verl by its logs: findings with reasons and settings to change",
+    "watch": "show the curves of a run in the terminal while it trains",
+    "status": "print what the trainer and each sampler of a run with source=ray do now",
     "replay": "train an asynchronous run again on this machine, by its schedule, to the same weights bit for bit",
     "config": "print every setting of a run, resolved, without running it",
-    "translate": "the covey command for a command, script or configuration of TRL, verl or TorchRL",
-    "plan": "memory, seconds, hours and cost of a run before it begins, on named GPUs and on this machine",
+    "translate": "print the covey command for a command, script or configuration of TRL, verl or TorchRL",
+    "plan": "estimate memory, time and cost of a run before it begins, on named GPUs and on this machine",
     "machines": "draw and simulate a machine in a file, or show the best ones of a run",
 }
 
@@ -122,7 +122,7 @@ ROLLOUTS = {
 
 REPORT = {
     "--out FILE.html": "where the page goes; report.html in the first folder",
-    "--follow": "make it anew every 10 seconds while a run is under way; it loads itself again",
+    "--follow": "write it again every 10 seconds while a run trains; the page reloads itself",
     "--text": "print it instead",
     "--png FOLDER": "draw the curves as pictures instead (covey[report])",
     "--export FORMAT": "write the answers as trl (parquet), verl (JSON lines) or verifiers (traces), beside the run",

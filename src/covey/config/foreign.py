@@ -209,7 +209,7 @@ VERL: dict[str, Counterpart] = {
     "trainer.project_name": same("output.wandb_project={}", note="with wandb among output.trackers"),
     "trainer.experiment_name": same("hydra.run.dir=outputs/{}"),
     "trainer.default_local_dir": same("hydra.run.dir={}"),
-    "trainer.resume_mode": choice("resume=FOLDER goes on with a run", auto="resume=latest", disable=""),
+    "trainer.resume_mode": choice("resume=FOLDER resumes a run", auto="resume=latest", disable=""),
     "trainer.n_gpus_per_node": none("torchrun --nproc-per-node=N -m covey train; " + PLACES),
     "trainer.nnodes": none("torchrun --nnodes=N -m covey train; " + PLACES),
 }
