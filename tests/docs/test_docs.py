@@ -83,9 +83,9 @@ def command_lines(page: str) -> list[list[str]]:
 
 
 def covey_command(launched: re.Match[str]) -> str:
-    """The command that a launcher or a script of slurm/ starts in each process."""
+    """The command that a launcher starts; of a script of slurm/, whose GPUs are elsewhere, its settings."""
     script, rest = launched.groups()
-    return f"covey train {'source=ray ' * (script == 'async')}{rest}" if script else f"covey {rest}"
+    return f"covey config {'source=ray ' * (script == 'async')}{rest}" if script else f"covey {rest}"
 
 
 EXAMPLE_MODULES = {name.removesuffix(".py") for page in TEXTS for name in example_files(page)}
