@@ -276,8 +276,9 @@ def _read_fields(words: Sequence[str]) -> "GRPOConfig":
         def error(self, message: str) -> NoReturn:
             raise ValueError(message)
 
-    (args,) = Parser(GRPOConfig).parse_args_into_dataclasses(list(words))  # type: ignore[arg-type] # a dataclass
-    return args
+    parser = Parser(GRPOConfig)  # type: ignore[arg-type] # a dataclass
+    parsed: tuple[GRPOConfig, ...] = parser.parse_args_into_dataclasses(list(words))
+    return parsed[0]
 
 
 def _written(value: Any) -> str:
