@@ -59,8 +59,9 @@ def go_on(folder: Path) -> None:
         ({"versions": {"torch": "1.0"}}, "torch was 1.0 and is "),
         ({"versions": {"git_commit": "0123456789"}}, "git_commit was 0123456789 and is "),
         ({"num_ranks": 4}, "processes was 4 and is 1"),
+        ({"num_threads": 4096}, "threads was 4096 and is "),
     ],
-    ids=["another torch", "another commit", "fewer processes"],
+    ids=["another torch", "another commit", "fewer processes", "fewer threads"],
 )
 def test_a_run_goes_on_with_other_code_or_processes_and_says_loudly_that_it_is_no_longer_exact(
     facts: dict[str, object],

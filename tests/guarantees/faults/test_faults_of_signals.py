@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C: the last finished step is saved, the status says why, and no process is left."""
 
+import json
 import os
 import random
 import signal
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from covey.run.evaluate import Evaluation
+from covey.run.given import Given
+from covey.run.records.callbacks import Callback
 from covey.system.waits.signals import Stopper, StopRequested
 from covey.train import train
 from covey.types import Prompt
@@ -169,6 +173,32 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for_by_the_resumed_run
     assert equal(saved_weights(tmp_path / "stopped"), saved_weights(tmp_path / "whole"))
     with pytest.raises(ValueError, match="is finished"):
         train(small_config(**settings, resume=str(tmp_path / "stopped")), tmp_path / "stopped")
+
+
+class Uploads(Callback):
+    """Is stopped while it looks at the evaluation after some step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("step", [2, 4], ids=["in mid-run", "at the end"])
+def test_an_evaluation_that_a_signal_stopped_while_it_was_written_down_is_there_once(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"num_steps": 4, "evaluation__every": 2, "preflight__enabled": False}
+    use(monkeypatch, scripted())
+    with pytest.raises(StopRequested):
+        train(small_config(**settings), tmp_path / "stopped", Given(callbacks=(Uploads(step),)))
+    train(small_config(**settings, resume=str(tmp_path / "stopped")), tmp_path / "stopped")
+    train(small_config(**settings), tmp_path / "whole")
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        assert rows(tmp_path / "stopped", name) == rows(tmp_path / "whole", name)
+    assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["status"] == "completed"
 
 
 STUCK = """

@@ -102,8 +102,8 @@ def _check_types(content: Mapping[str, Any], checkpoint: Path) -> None:
     """Refuse a manifest of another folder, and one that somebody sealed around values of other types."""
     if content.get("step") != step_of(checkpoint) or isinstance(content.get("step"), bool):
         raise ValueError(f"{MANIFEST}: step {str(content.get('step'))[:20]} in a folder named {checkpoint.name}")
-    kinds: dict[str, Any] = {"score": int | float, "num_ranks": int, "prompts": str, "reference": str}
-    kinds |= {"versions": dict, "files": dict}
+    kinds: dict[str, Any] = {"score": int | float, "num_ranks": int, "num_threads": int}
+    kinds |= {"prompts": str, "reference": str, "versions": dict, "files": dict}
     wrong = [name for name, kind in kinds.items() if name in content and not isinstance(content[name], kind)]
     if wrong or "files" not in content:
         raise ValueError(f"{MANIFEST}: {', '.join(wrong) or 'files'} must be of another type")

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from covey.config import compose as settings
@@ -215,11 +216,13 @@ def _shown(folder: Path) -> Path:
 
 
 def changed_facts(checkpoint: Path) -> list[str]:
-    """List how this process differs from the one that saved: code, packages, number of processes."""
+    """List how this process differs from the one that saved: code, packages, number of processes and of threads."""
     manifest = read_manifest(checkpoint)
     then, now = dict(manifest.get("versions", {})), versions()
     if "num_ranks" in manifest:
         then["processes"], now["processes"] = str(manifest["num_ranks"]), str(collectives.world_size())
+    if "num_threads" in manifest:
+        then["threads"], now["threads"] = str(manifest["num_threads"]), str(torch.get_num_threads())
     return [
         f"{name} was {then.get(name, 'absent')} and is {now.get(name, 'absent')}"
         for name in sorted(then.keys() | now.keys())

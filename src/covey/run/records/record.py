@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
@@ -302,8 +303,10 @@ class RunRecorder:
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
         facts |= {"reference": self.run.reference_hash} if self.run.reference_hash else {}
-        if self._evaluations and self.evaluated_at == state["step"]:
-            accuracy = self._evaluations[-1].accuracy.value
+        facts |= {"num_threads": torch.get_num_threads()} if self.run.policy.device.type == "cpu" else {}
+        # Of the state that is saved: a stop may have come before that of the newest evaluation was taken
+        if state["record"]["evaluated_at"] == state["step"]:
+            accuracy = state["record"]["evaluations"][-1]["accuracy"]["value"]
             facts["score"] = -1.0 if math.isnan(accuracy) else accuracy  # JSON has no NaN, and any accuracy is better
         # Rows reach the disk before the checkpoint that counts on them
         self._sync_rows()
