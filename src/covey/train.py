@@ -116,7 +116,8 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         prompts = fingerprint.prompt_hash(environment)
         if checkpoint is not None:
             collectives.run_on_rank0(lambda: check_same_prompts(config, output_dir, checkpoint, prompts))
-        run = stages.load_run(stages.run_cold_start(config, environment, record), environment, record, prompts, given)
+        begun = stages.run_cold_start(config, environment, record, checkpoint, stopper.release)
+        run = stages.load_run(begun, environment, record, prompts, given)
         config = replace(config, num_steps=run.trainer.settings.num_steps)
         given.built(run, record)
         stages.announce(run, config, record)

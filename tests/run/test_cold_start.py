@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,9 @@ from covey.policy.settings import ModelConfig
 from covey.run import cold_start
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.cold_start import demonstration_group, ensure
-from covey.train import train
+from covey.run.saved_settings import settings_of
+from covey.system.waits.signals import Stopper, StopRequested
+from covey.train import run_train, train
 from covey.types import Failure, Prompt, Reward
 from tests.support.scripted import Scripted
 
@@ -276,6 +279,49 @@ def test_a_run_after_a_warm_up_of_adapters_resumes_to_the_same_weights(
 
 
 # ------------------------------------------------------------------------------------------------ interruptions
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_resumed_run_keeps_the_cold_start_it_began_with_whatever_its_settings_would_make(
+    lora_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy hardly moves, and so stays the reference unless that is another one."""
+    use(monkeypatch, ALWAYS_SEVEN)
+    settings = {"preflight__enabled": False, "model__lora_rank": lora_rank, "algorithm__kl_coef": 0.1}
+    settings |= {"optimizer__lr": 1e-12, "cold_start__num_steps": 2}
+    train(config_for(tmp_path, num_steps=1, **settings), tmp_path / "run")
+    (made,) = folders(tmp_path)
+    more = settings | {"resume": str(tmp_path / "run"), "sampling__max_tokens": 5}
+    train(config_for(tmp_path, num_steps=2, **more), tmp_path / "run")
+    assert folders(tmp_path) == [made]
+    assert abs(rows(tmp_path / "run" / "metrics.jsonl", "train")[1]["kl"]) < 1e-9
+    # Without the cache
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    if lora_rank:
+        train(config_for(tmp_path, num_steps=3, **more), tmp_path / "run")
+        assert not (tmp_path / "cache").exists()
+        assert abs(rows(tmp_path / "run" / "metrics.jsonl", "train")[2]["kl"]) < 1e-9
+    else:
+        with pytest.raises(ValueError, match=rf"^the reference of this run was {made}, .* make it cold-start-"):
+            train(config_for(tmp_path, num_steps=3, **more), tmp_path / "run")
+
+
+def test_settings_of_a_cold_start_cannot_change_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, ALWAYS_SEVEN)
+    train(config_for(tmp_path, preflight__enabled=False, cold_start__num_steps=2), tmp_path / "run")
+    typed = ["cold_start.num_steps=9", "resume_changes=[cold_start.num_steps]"]
+    with pytest.raises(ValueError, match=r"^cold_start\.num_steps=9 cannot change a run, which began with .*=2$"):
+        settings_of(tmp_path / "run", typed)
+
+
+def test_ranks_stop_a_cold_start_together_at_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once it is done, when whoever sent the signal has killed them."""
+    use(monkeypatch, ALWAYS_SEVEN)
+    votes = [0, signal.SIGTERM]
+    with pytest.raises(StopRequested):
+        run_train(config_for(tmp_path), tmp_path, Stopper(together=lambda asked: votes.pop(0)))
+    assert not (tmp_path / "cache").exists() or folders(tmp_path) == []
+    assert votes == []
 
 
 def test_a_maker_that_dies_while_it_saves_leaves_no_half_policy(

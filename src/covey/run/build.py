@@ -48,6 +48,7 @@ from covey.run.build_stream import (
     reads_sampler,
     usable_prompts,
 )
+from covey.run.checkpoints.checkpoint import beginning
 from covey.run.planner.memory import with_checkpointing
 from covey.run.preflight.room import available_bytes
 from covey.system import collectives
@@ -79,7 +80,7 @@ class Run:
     servings: tuple[Serving, ...] = ()
     """Processes of the reference and of the judge, where they have some."""
     reference_hash: str = ""
-    """Of a reference of one's own (`reference_model.model_hash`), which a resumed run must have again."""
+    """Tells the reference from others: a resumed run must have it again."""
 
     def close(self) -> None:
         """Let go of what would outlive the run: the event loop, worker processes."""
@@ -199,9 +200,7 @@ def build_reference(
 ) -> Reference | RemoteReference | None:
     """Copy the policy as it is now, or load the model that is to be compared with, or have others hold it.
 
-    None where no penalty and no ratio asks for a reference.
-
-    Whoever is started for it is added to `servings`.
+    None where no penalty and no ratio asks for a reference. Whoever is started for it is added to `servings`.
     """
     if not (_objective(config).needs_reference or config.algorithm.kl_coef > 0):
         return None
@@ -230,9 +229,11 @@ def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = Fa
 
 
 def _reference_hash(config: Config, compared: nn.Module | None) -> str:
-    """Return what tells the reference of one's own from another, "" where there is none."""
+    """Return what tells the reference, one's own or the policy as it begins, from others. "" where its name does."""
     name, revision = config.algorithm.reference_model, config.algorithm.reference_revision
-    return "" if name is None else collectives.run_on_rank0(lambda: model_hash(name, revision, compared))
+    if name is None:
+        return beginning(config.model.name, config.seed)
+    return collectives.run_on_rank0(lambda: model_hash(name, revision, compared))
 
 
 def build_judged(

@@ -29,8 +29,8 @@ from covey.rollouts.rollout import finished_rollout
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.rollouts.turns import observed_tokens
 from covey.run.build import distributed, is_shared_out, make_sampler
+from covey.run.checkpoints.checkpoint import COLD_START, save_policy
 from covey.run.checkpoints.checkpoint import COLD_START_REPORT as REPORT
-from covey.run.checkpoints.checkpoint import save_policy
 from covey.system import collectives
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors
 from covey.trainer.batch import count, make_batch, make_rows, pad_micro_batches
@@ -65,7 +65,7 @@ def ensure(config: Config, environment: Environment, say: Callable[[str], None])
     if not demonstrations:
         name = config.environment.name
         raise ValueError(f"cold_start.enabled=true needs an environment with demonstrations, got environment={name}")
-    folder = Path(config.cold_start.cache_dir) / f"cold-start-{_key(config, demonstrations)}"
+    folder = Path(config.cold_start.cache_dir) / f"{COLD_START}{_key(config, demonstrations)}"
     if collectives.run_on_rank0((folder / REPORT).is_file):
         report = json.loads((folder / REPORT).read_text())
         return ColdStart(folder, report["num_steps"], report["accuracy"], cached=True)
@@ -96,7 +96,7 @@ def _train_into(
 def _keep(folder: Path, policy: Policy, weights: Mapping[str, Tensor] | None, report: str) -> None:
     """Put the whole folder into the cache, or nothing."""
     try:
-        with atomic_folder(folder, family="cold-start-*", max_age=LEFTOVER_SECONDS) as aside:
+        with atomic_folder(folder, family=f"{COLD_START}*", max_age=LEFTOVER_SECONDS) as aside:
             if is_adapted(policy.model):
                 _name_base(policy)
             save_policy(policy, aside, weights)

@@ -100,6 +100,8 @@ def refuse_changes(folder: Path, saved: DictConfig, wanted: DictConfig, changes:
     # How long the run is is one thing, whatever it is counted in
     named = {*changes, *(BUDGETS if set(changes) & set(BUDGETS) else ())}
     for key, (then, now) in differences(saved, wanted).items():
+        if key.startswith("cold_start.") and key != "cold_start.cache_dir":
+            raise ValueError(f"{key}={now} cannot change a run, which began with {key}={then}")
         if not any(key == c or key.startswith(f"{c}.") for c in named):
             raise ValueError(
                 f"{key}={now} differs from {key}={then} of {folder}; "

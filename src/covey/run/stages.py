@@ -3,11 +3,13 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from covey.cluster.ending import Ending
 from covey.cluster.source import RaySource
@@ -19,13 +21,14 @@ from covey.policy import sharding
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.kernels.layers import compiled_class
 from covey.policy.kernels.liger import LIGER
+from covey.policy.models.adapters import BASE
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
 from covey.policy.settings import chooses_liger
 from covey.rollouts.source import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
-from covey.run.checkpoints.checkpoint import load_state, load_weights
+from covey.run.checkpoints.checkpoint import COLD_START, COLD_START_REPORT, load_state, load_weights, read_manifest
 from covey.run.checkpoints.resume import changed_facts, check_same_reference, cut_rows, resume_hint, resume_point
 from covey.run.checkpoints.state import checkpoint_state, restore
 from covey.run.evaluate import answer
@@ -77,20 +80,50 @@ def load_environment(config: Config, record: RunRecorder, given: Given = NOTHING
     return environment
 
 
-def run_cold_start(config: Config, environment: Environment, record: RunRecorder) -> Config:
-    """Return the config of the policy that the cold start made, unchanged where there is none."""
+def run_cold_start(
+    config: Config,
+    environment: Environment,
+    record: RunRecorder,
+    checkpoint: Path | None = None,
+    heed: Callable[[], None] = lambda: None,
+) -> Config:
+    """Return the config of the policy that the cold start made, unchanged where there is none.
+
+    A resumed run takes the one that it began with, where that is kept: its settings may make another one now. `heed`
+    is called at each look at the accuracy, where ranks can stop together.
+    """
+
+    def say(text: str) -> None:
+        record.say(text)
+        heed()
+
+    if checkpoint is not None and (began := began_with(config, record.folder, checkpoint)) is not None:
+        return replace(config, model=replace(config.model, name=str(began)))
     if not config.cold_start.enabled:
         return config
     # Train or load the policy of the cold start
     waiting = record.watchdog.deadline("the cold start", "timeouts.cold_start")
     with record.timer.phase("cold_start"), waiting:
         try:
-            start = cold_start.ensure(config, environment, record.say)
+            start = cold_start.ensure(config, environment, say)
         except StopRequested:
             record.say("interrupted during the cold start; it is not saved until finished and will restart")
             raise
     record.say(f"cold start: {start.summary_line}")
     return replace(config, model=replace(config.model, name=str(start.path)))
+
+
+def began_with(config: Config, folder: Path, checkpoint: Path) -> Path | None:
+    """Return the policy that the run in `folder` began with: the model under its adapters, or what a cold start made.
+
+    None where neither the folder nor the cache has it.
+    """
+    base = folder / BASE
+    kept = Path(config.cold_start.cache_dir, Path(read_manifest(checkpoint).get("reference", "")).name)
+    if config.model.lora_rank > 0 and collectives.run_on_rank0(base.is_dir):
+        return base
+    is_kept = kept.name.startswith(COLD_START) and collectives.run_on_rank0((kept / COLD_START_REPORT).is_file)
+    return kept if is_kept else None
 
 
 def load_run(
@@ -119,9 +152,12 @@ def announce(run: Run, config: Config, record: RunRecorder) -> None:
 def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> int:
     """Load a checkpoint into the run and return how many steps it has done."""
     with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
-        collectives.run_on_rank0(lambda: check_same_reference(config, checkpoint, run.reference_hash))
+        if run.trainer.reference is not None:
+            collectives.run_on_rank0(lambda: check_same_reference(config, checkpoint, run.reference_hash))
+        state = load_state(checkpoint)
+        check_keeps_reference(run, state["trainer"]["reference"])
         load_weights(run.policy, checkpoint)
-        step = restore(run, record, load_state(checkpoint))
+        step = restore(run, record, state)
         # Not before: a run that cannot go on keeps the rows it had
         collectives.run_on_rank0(lambda: cut_rows(record.folder, checkpoint))
     run.source.follow(step, config.num_steps)  # before anything is sampled
@@ -130,6 +166,15 @@ def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> i
     for change in changed_facts(checkpoint):
         LOGGER.warning("%s: from here on the run is no longer bit for bit what it would have been", change)
     return step
+
+
+def check_keeps_reference(run: Run, refreshed: Mapping[str, Tensor]) -> None:
+    """Refuse (ValueError) to go on from a reference that training has moved with settings that would not save it."""
+    if refreshed and run.trainer.reference is not None and not run.trainer.algorithm.refreshes_reference:
+        raise ValueError(
+            "the reference of this run was refreshed, and algorithm.reference_refresh_every=null would forget it: "
+            "set it to more than num_steps to leave the reference as it is from here on"
+        )
 
 
 def stop_with_cluster(run: Run, ending: Ending) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from covey.run.checkpoints.checkpoint import newest_valid
+from covey.run.checkpoints.checkpoint import load_state, newest_valid
 from covey.run.checkpoints.manifest import MANIFEST
 from covey.run.checkpoints.resume import run_lock, truncate_jsonl
 from covey.train import train
 
-from ...support.small import equal, rewrite, saved_weights, scripted, small_config, use
+from ...support.small import equal, rewrite, rows, saved_weights, scripted, small_config, use
 from ..runs import fingerprint, finish, finish_well, kill, new_run, num_trained, resume, saved_step, wait_until
 
 # --------------------------------------------------------------------------------------------- other settings or code
@@ -98,6 +98,46 @@ def test_a_run_that_is_refused_keeps_the_rows_it_had(tmp_path: Path, monkeypatch
     with pytest.raises(ValueError, match=r"are not those that .* was trained on"):
         go_on(tmp_path)
     assert [path.read_text() for path in rows] == before
+
+
+COMPARED: dict[str, Any] = SAVED | {"evaluation__num_prompts": 1, "algorithm__kl_coef": 0.1}
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_reference_that_was_refreshed_is_not_forgotten_by_settings_that_refresh_none(
+    lora_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    settings = COMPARED | {"num_steps": 1, "model__lora_rank": lora_rank}
+    train(small_config(**settings, algorithm__reference_refresh_every=1), tmp_path)
+    more = {"resume": str(tmp_path), "num_steps": 2}
+    with pytest.raises(
+        ValueError, match=r"reference_refresh_every=null would forget it: set it to more than num_steps"
+    ):
+        train(small_config(**settings | more), tmp_path)
+    train(small_config(**settings | more, algorithm__reference_refresh_every=3), tmp_path)
+    kept = [load_state(tmp_path / "checkpoints" / f"step-00000{step}")["trainer"]["reference"] for step in (1, 2)]
+    assert kept[0]
+    assert equal(*kept)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_another_seed_does_not_change_what_a_policy_built_from_nothing_began_with(
+    lora_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its base model is the run's, under adapters; else the reference would be another policy."""
+    use(monkeypatch, scripted())
+    settings = COMPARED | {"num_steps": 1, "model__lora_rank": lora_rank, "optimizer__lr": 1e-12}
+    train(small_config(**settings), tmp_path)
+    other = small_config(**settings | {"num_steps": 2}, seed=5, resume=str(tmp_path), resume_changes=["seed"])
+    if lora_rank:
+        train(other, tmp_path)
+        assert abs(rows(tmp_path / "metrics.jsonl", "train")[1]["kl"]) < 1e-9
+    else:
+        with pytest.raises(
+            ValueError, match=r"^the reference of this run was nano of seed=0, .* make it nano of seed=5"
+        ):
+            train(other, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ two runs, one folder

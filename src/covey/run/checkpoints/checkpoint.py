@@ -9,10 +9,12 @@ There is no pointer to the newest checkpoint: it is the newest one that verifies
 """
 
 import logging
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from torch import Tensor
 from covey.policy import sharding
 from covey.policy.models.adapters import BASE
 from covey.policy.policy import Policy, is_adapted
+from covey.policy.settings import NANO
 from covey.run.checkpoints.manifest import (
     MANIFEST,
     difference,
@@ -139,8 +142,13 @@ def problem(checkpoint: Path) -> str | None:
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
-    """Load the state, unpickling only tensors and plain containers."""
-    return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+    """Load the state, unpickling only tensors and plain containers. ValueError where it holds anything else."""
+    try:
+        return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        kind = found[1] if found else "other values"
+        raise ValueError(f"{checkpoint / STATE} holds {kind}: only plain values and tensors are read") from error
 
 
 def load_weights(policy: Policy, checkpoint: Path) -> None:
@@ -182,8 +190,24 @@ def _as_sharded(saved: Mapping[str, torch.Tensor], policy: Policy) -> dict[str, 
     return {n: sharding.placed_like(w, examples[n]) if n in examples else w for n, w in saved.items()}
 
 
+COLD_START = "cold-start-"
+"""How the names of cold starts' folders begin, before their key."""
 COLD_START_REPORT = "cold_start.json"
 """Marks a cold-start policy, which lies in a cache that may be emptied."""
+
+
+def beginning(model: str, seed: int) -> str:
+    """Return what tells the policy that a run begins with from others: a cold start by its key, one that is built from
+    nothing by its seed. "" where its name does.
+
+    >>> beginning("nano", seed=3)
+    'nano of seed=3'
+    """
+    if model in NANO:
+        return f"{model} of seed={seed}"
+    return Path(model).name if Path(model).name.startswith(COLD_START) else ""
+
+
 WRAPPED = "base_model.model."
 """What peft puts before the names of the model that it wraps."""
 

@@ -50,13 +50,18 @@ def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: 
 
 
 def check_same_reference(config: Config, checkpoint: Path, reference: str) -> None:
-    """Refuse to resume with other weights behind `algorithm.reference_model`, unless resume_changes names it.
+    """Refuse to resume with another reference, unless resume_changes names `algorithm.reference_model`.
 
     `reference` is `Run.reference_hash` of this process. ValueError where that of the checkpoint was another.
     """
     then = read_manifest(checkpoint).get("reference", "")
-    if then in ("", reference) or "algorithm.reference_model" in config.resume_changes:
+    if "" in (then, reference) or then == reference or "algorithm.reference_model" in config.resume_changes:
         return
+    if config.algorithm.reference_model is None:
+        raise ValueError(
+            f"the reference of this run was {then}, and changed settings would make it {reference}: leave what the "
+            "policy began with as it was (seed, model, cold_start, demonstrations)"
+        )
     raise ValueError(
         f"algorithm.reference_model={config.algorithm.reference_model} holds other weights than when {checkpoint} was "
         "saved; pass resume_changes=[algorithm.reference_model] to resume anyway"
