@@ -49,6 +49,14 @@ def test_leftovers_of_the_family_are_removed_once_they_are_old(tmp_path: Path) -
     assert names(tmp_path) == ["one-x", "one.tmp-young", "two.tmp-old"]
 
 
+def test_leftovers_that_a_clock_set_back_makes_younger_than_now_are_removed_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "one.tmp-left").mkdir()
+    os.utime(tmp_path / "one.tmp-left", (time.time() + 3600,) * 2)
+    with atomic_folder(tmp_path / "one"):
+        pass
+    assert names(tmp_path) == ["one"]
+
+
 def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")

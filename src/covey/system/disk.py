@@ -105,15 +105,27 @@ def atomic_folder(
                 sync(path)
         # Move an older folder aside, and rename the new one into place
         if replaces and final.exists():
-            os.rename(final, Path(made) / "before")
+            os.rename(final, Path(made) / BEFORE)
         os.rename(aside, final)
         sync(final.parent)
+
+
+BEFORE = "before"
+
+
+def put_back(folder: Path) -> None:
+    """Give those inside their names again that `atomic_folder` was killed in replacing, between its two renames."""
+    for before in folder.glob(f"*.tmp-*/{BEFORE}"):
+        final = folder / before.parent.name.rpartition(".tmp-")[0]
+        if not final.exists():
+            os.rename(before, final)
 
 
 def _remove_leftovers(folder: Path, pattern: str, max_age: float) -> None:
     for left in folder.glob(pattern):
         with suppress(OSError):  # another process may be removing it too
-            if time.time() - left.stat().st_mtime >= max_age:
+            # By a clock that was set back, what was just written is of the future
+            if max_age == 0 or time.time() - left.stat().st_mtime >= max_age:
                 shutil.rmtree(left, ignore_errors=True)
 
 

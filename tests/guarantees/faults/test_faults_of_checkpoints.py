@@ -25,6 +25,7 @@ from covey.run.checkpoints.checkpoint import (
     read_manifest,
     save_checkpoint,
 )
+from covey.run.checkpoints.resume import resume_point
 from covey.run.folder import create_run_folder
 from covey.train import run_train
 
@@ -103,6 +104,28 @@ def test_a_kill_at_every_sync_and_rename_that_python_sees_leaves_the_old_or_the_
         shutil.rmtree(checkpoints / "step-000002", ignore_errors=True)
     assert os.WEXITSTATUS(status) == 0
     assert num_killed >= 24
+
+
+def test_a_checkpoint_that_is_replaced_outlives_a_kill_at_every_sync_and_rename(tmp_path: Path, policy: Policy) -> None:
+    """It may be the only one: of a run that was stopped in its last evaluation, which a resume makes up for."""
+    folder = tmp_path / "checkpoints"
+    save(folder, 1, policy)
+    config = small_config(resume=str(tmp_path))
+    for point in range(1, 10_000):
+        child = os.fork()
+        if child == 0:
+            kill_at(point)
+            save(folder, 1, policy, score=0.5)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        found = resume_point(config, tmp_path)
+        assert found is not None
+        assert found.name == "step-000001"
+        if os.WIFEXITED(status):
+            break
+    assert read_manifest(found)["score"] == 0.5
+    assert point > 24
+    assert [path.name for path in folder.iterdir()] == ["step-000001"]
 
 
 def kill_at(point: int) -> None:

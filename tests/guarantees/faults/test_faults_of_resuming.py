@@ -1,5 +1,7 @@
 """Going on with other settings, other code, other processes, or beside another run: refused, or said loudly."""
 
+import errno
+import fcntl
 import os
 import signal
 from pathlib import Path
@@ -179,6 +181,19 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     with run_lock(tmp_path):
         pass
+
+
+def test_a_disk_without_locks_is_not_said_to_hold_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # of Lustre that is mounted without flock
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with run_lock(tmp_path):
+        pass
+    said = f"{tmp_path} cannot be locked (Function not implemented): see to it that no other run writes there"
+    assert caplog.messages == [said]
 
 
 # ----------------------------------------------------------------------------------------------------- rows of the log

@@ -22,7 +22,7 @@ from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run
 from covey.run.records.summary import versions
 from covey.run.saved_settings import differences, saved_settings
 from covey.system import collectives
-from covey.system.disk import atomic_file, catch_write_errors
+from covey.system.disk import atomic_file, catch_write_errors, put_back
 from covey.system.text.masking import secrets_in
 
 LOGGER = logging.getLogger(__name__)
@@ -132,9 +132,11 @@ def run_lock(folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             raise ValueError(f"{folder} is in use by {_owner(file.read())}") from None
+        except OSError as error:
+            LOGGER.warning("%s cannot be locked (%s): see to it that no other run writes there", folder, error.strerror)
         with catch_write_errors(folder / LOCK):
             file.seek(0)
             file.truncate()
@@ -167,6 +169,7 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     if config.resume is None:
         return None
     # Find the newest checkpoint whose digests hold
+    put_back(folder / "checkpoints")
     checkpoint = newest_valid(folder / "checkpoints")
     if checkpoint is None:
         if complete_checkpoints(folder / "checkpoints"):
