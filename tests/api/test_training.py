@@ -212,6 +212,17 @@ def test_a_run_of_objects_resumes_to_the_same_weights_as_one_that_was_never_stop
         covey.train(model_in_memory(), by_bytes, ROWS, tokenizer=TOKENIZER, resume=tmp_path / "run", lr=1.0)
 
 
+def test_what_a_resume_is_told_wrongly_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^resume=run goes on in that folder: leave folder=other out$"):
+        covey.train(resume="run", folder="other")
+    covey.train("nano", by_bytes, ROWS, folder=tmp_path, **SMALL)
+    again = {"rewards": by_bytes, "data": ROWS, "resume": tmp_path}
+    with pytest.raises(ValueError, match=r"^optimizer\.lr=1\.0 differs"):
+        covey.train(**again, lr=1.0, num_steps=3, resume_changes="num_steps")
+    with pytest.raises(ValueError, match=r"000002 does not fit the policy: \[.model.embed.* are of another size$"):
+        covey.train(**again, num_steps=3, model__nano_hidden_size=32, resume_changes=["num_steps", "model"])
+
+
 def test_the_command_says_that_it_cannot_resume_objects_and_what_can(tmp_path: Path) -> None:
     covey.train(model_in_memory(), by_bytes, ROWS, tokenizer=TOKENIZER, folder=tmp_path / "run", **SMALL)
     words = ["covey", "train", f"resume={tmp_path / 'run'}", "num_steps=3", "resume_changes=[num_steps]"]

@@ -88,6 +88,8 @@ def train(
     of the steps so far, a script KeyboardInterrupt.
     """
     machine.prepare()
+    if folder is not None and resume is not None:
+        raise ValueError(f"resume={resume} goes on in that folder: leave folder={folder} out")
     chosen = settings if recipe is None else settings | {"recipe": recipe}
     asked = Arguments(model, rewards, data, tokenizer, chosen, tools, reference)
     request = make_request(asked, config) if resume is None else resumed(asked, Path(resume), config)
@@ -152,6 +154,7 @@ def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
     # Read the settings that the run was started with
     settings = dict(asked.settings)
     changes = settings.pop("resume_changes", [])
+    changes = [changes] if isinstance(changes, str) else list(changes)
     run = find_run(str(folder), Path("outputs"))
     saved = settings_of(run, [f"resume_changes=[{','.join(changes)}]"] if changes else [])
     # Lay the changes over them, and refuse those not named

@@ -161,7 +161,14 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
         saved.update(load_file(file))
     if policy.sharded:
         sharding.reshard(policy)  # a pass before may have left whole weights in place of the shards
-        saved = _as_sharded(saved, policy)
+    # Refuse those of another size, then lay each out like the parameter it is for; adapters are saved without "default"
+    parameters = policy.model.named_parameters(remove_duplicate=False)
+    examples = {name.replace(".default.", "."): parameter for name, parameter in parameters}
+    resized = [name for name, weight in saved.items() if name in examples and weight.shape != examples[name].shape]
+    if resized:
+        raise ValueError(f"{checkpoint} does not fit the policy: {sorted(resized)[:3]} are of another size")
+    if policy.sharded:
+        saved = {n: sharding.placed_like(w, examples[n]) if n in examples else w for n, w in saved.items()}
     # Load into the adapter or the model
     if is_adapted(policy.model):
         from peft import set_peft_model_state_dict
@@ -178,16 +185,6 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     # Refuse weights of another policy
     if unknown or missing:
         raise ValueError(f"{checkpoint} does not fit the policy: {sorted([*unknown, *missing])[:3]}")
-
-
-def _as_sharded(saved: Mapping[str, torch.Tensor], policy: Policy) -> dict[str, torch.Tensor]:
-    """Lay out each weight like the parameter it is for.
-
-    Adapters are saved without the name "default".
-    """
-    parameters = policy.model.named_parameters(remove_duplicate=False)
-    examples = {name.replace(".default.", "."): parameter for name, parameter in parameters}
-    return {n: sharding.placed_like(w, examples[n]) if n in examples else w for n, w in saved.items()}
 
 
 COLD_START = "cold-start-"
