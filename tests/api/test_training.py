@@ -216,7 +216,7 @@ def test_what_a_resume_is_told_wrongly_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^resume=run goes on in that folder: leave folder=other out$"):
         covey.train(resume="run", folder="other")
     covey.train("nano", by_bytes, ROWS, folder=tmp_path, **SMALL)
-    again = {"rewards": by_bytes, "data": ROWS, "resume": tmp_path}
+    again: dict[str, Any] = {"rewards": by_bytes, "data": ROWS, "resume": tmp_path}
     with pytest.raises(ValueError, match=r"^optimizer\.lr=1\.0 differs"):
         covey.train(**again, lr=1.0, num_steps=3, resume_changes="num_steps")
     with pytest.raises(ValueError, match=r"000002 does not fit the policy: \[.model.embed.* are of another size$"):
