@@ -221,11 +221,10 @@ def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = Fa
 
     ValueError where it has another vocabulary.
     """
-    algorithm, seed = config.algorithm, config.seed
-    if algorithm.reference_model is not None:
-        name, revision = algorithm.reference_model, algorithm.reference_revision
+    name, revision, seed = config.algorithm.reference_model, config.algorithm.reference_revision, config.seed
+    if name is not None:
         return load_reference_model(config.model, name, revision, vocabulary, seed=seed, on_host=on_host)
-    return make_reference(load_policy(config.model, seed=config.seed), refreshed=False)
+    return make_reference(load_policy(config.model, seed=seed), refreshed=False)
 
 
 def _reference_hash(config: Config, compared: nn.Module | None) -> str:
