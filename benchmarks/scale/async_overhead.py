@@ -46,6 +46,7 @@ SYNCHRONOUS = ("source=ray", "max_staleness=0")
 RAY = (*SYNCHRONOUS, "devices.sampler=1")
 IN_PLACE = (*SYNCHRONOUS, "devices.sampler=0")
 TWO = (*SYNCHRONOUS, "devices.sampler=2")
+IN_WAVES = (*RAY, "streaming=true", "devices.groups_per_sampler=16")
 LARGER = (*SUMS, "model.nano_hidden_size=256", "model.nano_num_layers=6")
 LONGER = (*LARGER, "groups_per_step=128")
 CASES: dict[str, tuple[str, ...]] = {
@@ -57,6 +58,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "ray, longer steps": (*LONGER, *RAY),
     "ray, in place": (*SUMS, *IN_PLACE),
     "ray, larger, in place": (*LARGER, *IN_PLACE),
+    "ray, larger, in waves": (*LARGER, *IN_WAVES),
+    "ray, longer steps, in waves": (*LONGER, *IN_WAVES),
     "local, larger, both processors": LARGER,
     "ray, larger, both processors": (*LARGER, *TWO),
     "local, longer steps, both processors": LONGER,
@@ -72,6 +75,8 @@ PAIRS = (
     ("local, longer steps", "ray, longer steps"),
     ("local", "ray, in place"),
     ("local, larger", "ray, larger, in place"),
+    ("local, larger", "ray, larger, in waves"),
+    ("local, longer steps", "ray, longer steps, in waves"),
     ("local, larger, both processors", "ray, larger, both processors"),
     ("local, longer steps, both processors", "ray, longer steps, both processors"),
     ("local, waiting", "local, waiting, streaming"),

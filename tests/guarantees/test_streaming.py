@@ -271,7 +271,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"algorithm__advantage": "group_center_batch_std"},
         "needs an algorithm.advantage of a group alone, got algorithm.advantage=group_center_batch_std",
     ),
-    "selection": ({"algorithm__selection": "topk"}, "needs algorithm.selection = null"),
+    "selection": ({"algorithm__selection": "top_k"}, "needs algorithm.selection = null"),
     "m2po": ({"algorithm__m2po_threshold": 0.04}, "looks at a group alone .* with algorithm.m2po_threshold=0.04"),
     "entropy": ({"algorithm__high_entropy_fraction": 0.2}, "with algorithm.high_entropy_fraction=0.2"),
     "covariance": ({"algorithm__loss": "clip_cov"}, "algorithm.loss=clip_cov with a choice among all tokens"),

@@ -50,7 +50,10 @@ def test_rows_that_no_run_writes_are_exported_or_refused_in_one_line(
     assert code == 0 or (f"{run} does not hold what a run writes there" in said and said.count("\n") == 1)
 
 
-def test_a_watched_run_is_as_wide_in_a_pipe_as_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_watched_run_is_as_wide_in_a_pipe_as_a_report(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     changes = [{"step": step, "kind": "train", "completion_length_mean": 10.0 * step} for step in (1, 2)]
     (run / "metrics.jsonl").write_bytes(b"".join(map(encoded, changes)))
     (run / "summary.json").write_bytes(encoded({"status": "failed", "steps": 2}))

@@ -243,6 +243,7 @@ def test_a_run_that_ends_before_its_first_step_has_a_summary_too(
     use(monkeypatch, scripted())
     config = small_config()
     (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing/config.json").write_text("{}")
     config.model = ModelConfig(name=str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"^model\.name="):
         train(config, tmp_path)
