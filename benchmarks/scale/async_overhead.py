@@ -46,7 +46,6 @@ SYNCHRONOUS = ("source=ray", "max_staleness=0")
 RAY = (*SYNCHRONOUS, "devices.sampler=1")
 IN_PLACE = (*SYNCHRONOUS, "devices.sampler=0")
 TWO = (*SYNCHRONOUS, "devices.sampler=2")
-IN_WAVES = (*RAY, "streaming=true", "devices.groups_per_sampler=16")
 LARGER = (*SUMS, "model.nano_hidden_size=256", "model.nano_num_layers=6")
 LONGER = (*LARGER, "groups_per_step=128")
 CASES: dict[str, tuple[str, ...]] = {
@@ -58,8 +57,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "ray, longer steps": (*LONGER, *RAY),
     "ray, in place": (*SUMS, *IN_PLACE),
     "ray, larger, in place": (*LARGER, *IN_PLACE),
-    "ray, larger, in waves": (*LARGER, *IN_WAVES),
-    "ray, longer steps, in waves": (*LONGER, *IN_WAVES),
     "local, larger, both processors": LARGER,
     "ray, larger, both processors": (*LARGER, *TWO),
     "local, longer steps, both processors": LONGER,
@@ -75,8 +72,6 @@ PAIRS = (
     ("local, longer steps", "ray, longer steps"),
     ("local", "ray, in place"),
     ("local, larger", "ray, larger, in place"),
-    ("local, larger", "ray, larger, in waves"),
-    ("local, longer steps", "ray, longer steps, in waves"),
     ("local, larger, both processors", "ray, larger, both processors"),
     ("local, longer steps, both processors", "ray, longer steps, both processors"),
     ("local, waiting", "local, waiting, streaming"),
@@ -162,7 +157,7 @@ def page(found: Mapping[str, Sequence[Measured]], steps: int) -> str:
         f"Seconds of a step of runs of {steps} steps, the first {FIRST} left out: on the clock (median of the steps), "
         "and of processor time of all processes together, Ray's too. Medians of runs made in turns (least to most). "
         "The difference is that of the runs of one turn, the median of the turns (least to most). One thread for each "
-        "process. The machine ran other work beside, which the clock counts and processor time does not.",
+        "process, two for the trainer where both processors are named. The machine ran other work beside, which the clock counts and processor time does not.",
         "",
         f"`python -m benchmarks.scale.async_overhead` on {platform.machine()}, {os.cpu_count()} cores, Linux, no GPU.",
         "",
