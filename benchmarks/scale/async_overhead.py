@@ -157,7 +157,8 @@ def page(found: Mapping[str, Sequence[Measured]], steps: int) -> str:
         f"Seconds of a step of runs of {steps} steps, the first {FIRST} left out: on the clock (median of the steps), "
         "and of processor time of all processes together, Ray's too. Medians of runs made in turns (least to most). "
         "The difference is that of the runs of one turn, the median of the turns (least to most). One thread for each "
-        "process, two for the trainer where both processors are named. The machine ran other work beside, which the clock counts and processor time does not.",
+        "process, two for the trainer where both processors are named. "
+        "The machine ran other work beside, which the clock counts and processor time does not.",
         "",
         f"`python -m benchmarks.scale.async_overhead` on {platform.machine()}, {os.cpu_count()} cores, Linux, no GPU.",
         "",
