@@ -135,7 +135,6 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
             evaluate_and_log(run, config, record, step=first)
         if checkpoint is not None:  # not before: a run that cannot be built keeps the settings it had
             collectives.run_on_rank0(lambda: log_setting_changes(config, output_dir, checkpoint, prompts))
-
         stages.stop_with_cluster(run, ending)
         train_steps(run, config, record, first, stopper)
     collectives.run_on_rank0(lambda: None)  # no rank reads the folder before rank 0 has written the summary

@@ -78,9 +78,8 @@ def train(
     and `score`, which needs no rewards. `tools` are functions with type hints and a docstring, which the policy may
     call, or a class: each attempt has an object of it, whose public methods are tools. `reference` is the model that a
     KL penalty compares with, where it is not the policy as it began: a name, a folder, or a model in memory, of which
-    a frozen copy is made. Settings come by keyword
-    (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`, `sampling={"max_tokens": 64}`), over those of `config` or of a
-    `recipe`.
+    a frozen copy is made. Settings come by keyword (`num_steps=50`, `lr=1e-5`, `optimizer__lr=1e-5`,
+    `sampling={"max_tokens": 64}`), over those of `config` or of a `recipe`.
 
     The run lies in `folder`, a new one below outputs/ where none is named; `resume` is the folder of a run to go on
     with. Under torchrun and the like every process makes the same call. Raises ValueError for what its caller can fix

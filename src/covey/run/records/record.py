@@ -295,10 +295,7 @@ class RunRecorder:
         self._step_started = self.saved_at = time.monotonic()
 
     def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
-        """Write rank 0's part.
-
-        False where the disk did not take it and the run continues all the same.
-        """
+        """Write rank 0's part. False where the disk did not take it and the run continues all the same."""
         # Collect what the manifest says beside the state
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
@@ -321,8 +318,7 @@ class RunRecorder:
                 raise
             LOGGER.warning("%s; the run continues (output.on_write_error=continue) without this checkpoint", error)
             return False
-        output = self._config.output
-        prune_checkpoints(self.checkpoints, Retention(output.keep_last, output.keep_best))
+        prune_checkpoints(self.checkpoints, Retention(self._config.output.keep_last, self._config.output.keep_best))
         return True
 
     def _sync_rows(self) -> None:
