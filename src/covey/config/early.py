@@ -9,7 +9,7 @@ from pathlib import Path
 
 from covey.config.schema import Config
 from covey.environments.settings import part_configs
-from covey.policy.models.naming import check_device, check_name
+from covey.policy.models.naming import OF_MODELS, check_device, check_name
 from covey.policy.settings import NANO
 from covey.system.hub import HUB_NAME, check_hub_model
 from covey.system.lookup import is_function_path, resolve
@@ -84,7 +84,6 @@ def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
 
 
 REFERENCE = "algorithm.reference_model="
-OF_MODELS = ("config.json", "adapter_config.json")
 
 
 def _check_place(name: str, asks_hub: bool) -> Iterator[str]:
@@ -94,7 +93,7 @@ def _check_place(name: str, asks_hub: bool) -> Iterator[str]:
     if path.is_file() or (path.is_dir() and not any((path / file).is_file() for file in OF_MODELS)):
         kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
         raise ValueError(f"model.name={name} is {kind}")
-    if asks_hub and not Path(name).exists() and HUB_NAME.fullmatch(name):
+    if asks_hub and not path.exists() and HUB_NAME.fullmatch(name):
         warning = check_hub_model(name)
         if warning:
             yield warning

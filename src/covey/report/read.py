@@ -12,6 +12,7 @@ from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPD
 from covey.run.records.summary import read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
+from covey.system.text.format import one_line
 
 Row = dict[str, Any]
 
@@ -71,7 +72,7 @@ def _settings(folder: Path) -> Row:
         try:
             content = yaml.safe_load(read_regular(folder / CONFIG, MAX_BYTES))
         except yaml.YAMLError as error:
-            raise ValueError(" ".join(str(error).split())) from error
+            raise ValueError(one_line(str(error))) from error
         found = flat(_mapping(content))
     for line in changes_of(folder):
         for name, change in line["changes"].items():

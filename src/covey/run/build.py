@@ -79,7 +79,7 @@ class Run:
     """Held-out prompts that evaluations look at, the same every time."""
     servings: tuple[Serving, ...] = ()
     """Processes of the reference and of the judge, where they have some."""
-    reference_hash: str = ""
+    reference_identity: str = ""
     """Tells the reference from others: a resumed run must have it again."""
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ def _wire(
     tests = held_out_prompts(config, sampler, policy.max_length)
     credit = CreditAssigner(build_credit(config.algorithm), config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
-    known = _reference_hash(config, compared)
+    known = _reference_identity(config, compared)
     return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings), known)
 
 
@@ -227,7 +227,7 @@ def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = Fa
     return make_reference(load_policy(config.model, seed=seed), refreshed=False)
 
 
-def _reference_hash(config: Config, compared: nn.Module | None) -> str:
+def _reference_identity(config: Config, compared: nn.Module | None) -> str:
     """Return what tells the reference, one's own or the policy as it begins, from others. "" where its name does."""
     name, revision = config.algorithm.reference_model, config.algorithm.reference_revision
     if name is None:

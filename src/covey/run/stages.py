@@ -153,7 +153,7 @@ def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> i
     """Load a checkpoint into the run and return how many steps it has done."""
     with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
         if run.trainer.reference is not None:
-            collectives.run_on_rank0(lambda: check_same_reference(config, checkpoint, run.reference_hash))
+            collectives.run_on_rank0(lambda: check_same_reference(config, checkpoint, run.reference_identity))
         state = load_state(checkpoint)
         check_keeps_reference(run, state["trainer"]["reference"])
         load_weights(run.policy, checkpoint)

@@ -118,10 +118,11 @@ def train_ahead(
     rows = _rows_in_loss(groups, credit, trainer)
     if not any(rows):  # no count to divide by, until others are there
         return
-    # As if the step's other groups were like the first: divided by its few tokens alone, float16 overflows
-    times = max(1, trainer.settings.groups_per_step // len(groups))
-    first = (times * number for number in (*count(rows), sum(map(sum, credit.keep))))
-    counted = trainer.ahead.totals or Totals(*first)
+    counted = trainer.ahead.totals
+    if counted is None:
+        # As if the step's other groups were like the first: divided by its few tokens alone, float16 overflows
+        times = max(1, trainer.settings.groups_per_step // len(groups))
+        counted = Totals(*(times * number for number in (*count(rows), sum(map(sum, credit.keep)))))
     totals = (counted.num_tokens, counted.num_sequences, counted.num_rows)
     trainer.accumulate(pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), step)
     for index, group in enumerate(groups):

@@ -24,7 +24,7 @@ from covey.environments.math.computed import is_computed, is_respelled
 from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import closing_brace, plain, single_blanks
-from covey.environments.math.numerals import OR, Readings, read_last, read_values
+from covey.environments.math.numerals import DOUBT, OR, Readings, read_last, read_values
 from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling, symbolic_equal
 from covey.environments.math.units import differ_in_unit
 
@@ -183,13 +183,13 @@ def _marks(text: str, numeric: bool) -> list[_Mark]:
 _JOINT = re.compile(
     rf"(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
 )
-_DOUBT = re.compile(r"\b(?:maybe|perhaps|possibly|else)\b(?: even\b)?")
+_DOUBT = re.compile(rf"\b(?:{DOUBT}|else)\b(?: even\b)?")
 _HEDGE_AFTER = re.compile(
-    rf"[\s$*)\]\\,]{{0,6}}\b(?:{OR}|vs|maybe|perhaps|possibly)\b(?: maybe| perhaps| possibly)?"
+    rf"[\s$*)\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
     r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
     r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
 )
-_HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: maybe| perhaps| possibly)?[\s$*(\[\\]{{0,6}}$")
+_HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: (?:{DOUBT}))?[\s$*(\[\\]{{0,6}}$")
 _OPEN_END = re.compile(rf"[\s,]*\b(?:{OR})[\s$*]*$")
 MAX_OPEN_END = 20
 """Characters."""

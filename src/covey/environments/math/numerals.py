@@ -230,11 +230,12 @@ _AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
 _BEFORE_VALUE = r"[\s$*_(\[]*"
 OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
 """In other languages too, but for the Dutch "of"."""
+DOUBT = "maybe|perhaps|possibly"
 _IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
 """Before a second number that stands alone in brackets: `3 (4)`."""
 _ALTERNATIVE = re.compile(
-    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{OR}|to|vs|versus|maybe|perhaps|possibly)\b{_BEFORE_VALUE}"
-    rf"(?:(?:maybe|perhaps|possibly|even|else|rather)\b{_BEFORE_VALUE})?"
+    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{OR}|to|vs|versus|{DOUBT})\b{_BEFORE_VALUE}"
+    rf"(?:(?:{DOUBT}|even|else|rather)\b{_BEFORE_VALUE})?"
 )
 _NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
 _MORE_NUMBERS = re.compile(r"(?:[\s$*_]+[-+]?\.?\d[\d.,:/]*)+[\s$*_.]*")

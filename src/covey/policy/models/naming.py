@@ -21,7 +21,7 @@ def check_name(name: str) -> None:
             raise ValueError(f"model.name={name}: there is no such folder")
         return
     # A policy
-    if not path.is_dir() or any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+    if not path.is_dir() or any((path / file).is_file() for file in OF_MODELS):
         return
     # A folder that holds policies, but is none
     newest, kind = _newest_policy(path), _kind(path)
@@ -61,6 +61,8 @@ def _kind(folder: Path) -> str:
     return RUN if (folder / "config.yaml").is_file() else "a folder of runs"
 
 
+OF_MODELS = ("config.json", "adapter_config.json")
+"""Files of which a folder with a model has one."""
 RUN = "a run folder"
 IN_MEMORY = "<in memory"
 """How model.name begins where a program gave the model itself."""

@@ -52,7 +52,7 @@ def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: 
 def check_same_reference(config: Config, checkpoint: Path, reference: str) -> None:
     """Refuse to resume with another reference, unless resume_changes names `algorithm.reference_model`.
 
-    `reference` is `Run.reference_hash` of this process. ValueError where that of the checkpoint was another.
+    `reference` is `Run.reference_identity` of this process. ValueError where that of the checkpoint was another.
     """
     then = read_manifest(checkpoint).get("reference", "")
     if "" in (then, reference) or then == reference or "algorithm.reference_model" in config.resume_changes:

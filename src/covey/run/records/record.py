@@ -299,7 +299,7 @@ class RunRecorder:
         # Collect what the manifest says beside the state
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
-        facts |= {"reference": self.run.reference_hash} if self.run.reference_hash else {}
+        facts |= {"reference": self.run.reference_identity} if self.run.reference_identity else {}
         facts |= {"num_threads": torch.get_num_threads()} if self.run.policy.device.type == "cpu" else {}
         # Of the state that is saved: a stop may have come before that of the newest evaluation was taken
         if state["record"]["evaluated_at"] == state["step"]:

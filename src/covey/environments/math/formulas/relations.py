@@ -23,13 +23,11 @@ from covey.environments.math.formulas.nodes import (
     numeral_value,
     walk,
 )
+from covey.environments.math.formulas.words import LESS, MORE
 
 INFINITY = Symbol("\\infty")
 PLUS_MINUS = Symbol("\\pm")
 MINUS_INFINITY = Product((Number(Fraction(-1)), INFINITY))
-LESS = {"<": False, "\\lt": False, "≤": True, "\\le": True, "\\leq": True, "\\leqslant": True}
-"""Signs to whether the end belongs to the interval."""
-MORE = {">": False, "\\gt": False, "≥": True, "\\ge": True, "\\geq": True, "\\geqslant": True}
 UNIONS = frozenset({"\\cup", "∪"})
 VECTORS = frozenset({"pmatrix", "bmatrix"})
 

@@ -60,7 +60,10 @@ _SKIPPED = _words(
     r"\left \right \middle \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \displaystyle \textstyle"
     r" \limits \nolimits \, \; \: \> \! \quad \qquad \( \) \[ \] \$ $ ~"
 ) | {"\\ "}
-ORDER = _words(r"< > ≤ ≥ \le \leq \leqslant \ge \geq \geqslant \lt \gt")
+LESS = {"<": False, "\\lt": False, "≤": True, "\\le": True, "\\leq": True, "\\leqslant": True}
+"""Signs to whether the end belongs to the interval."""
+MORE = {">": False, "\\gt": False, "≥": True, "\\ge": True, "\\geq": True, "\\geqslant": True}
+ORDER = frozenset(LESS | MORE)
 RELATIONS = ORDER | _words(
     r"= ≈ : \in ∈ \approx \equiv \to \rightarrow \implies \Rightarrow \mid \subset \subseteq \cup ∪ \cap ∩ \setminus"
 )
