@@ -76,7 +76,7 @@ test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
 
 test-cluster: $(STAMP)  ## samplers on a real Ray, killed, frozen and resumed (eighteen minutes)
-	$(BIN)/python -m pytest -m cluster tests/cluster --durations=20
+	$(BIN)/python -m pytest -m cluster tests/cluster -n 2 --dist loadgroup --durations=20
 
 test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm

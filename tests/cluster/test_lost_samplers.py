@@ -195,6 +195,19 @@ def test_a_sampler_that_is_not_ready_in_time_ends_the_run(policy: Policy) -> Non
         run.advance(1)
 
 
+def test_a_sampler_that_does_not_start_beside_one_that_is_ready_is_replaced(policy: Policy) -> None:
+    plan = Plan()
+
+    def on_start(number: int) -> None:
+        plan.ray.actors[number].is_frozen = number == 1
+
+    plan.on_start = on_start
+    with training(policy, plan, loading=0.5) as run:
+        run.wait_until(lambda: [row["restarts"] for row in run.pool.status()] == [0, 1])
+        run.advance(4)
+        assert run.counted["samplers/lost"] == 1
+
+
 def test_a_successor_that_dies_at_its_start_is_followed_by_another(policy: Policy) -> None:
     def on_start(number: int) -> None:
         if number in (1, 2):

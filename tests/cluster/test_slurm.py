@@ -13,6 +13,7 @@ from tests.cluster.slurm_cluster import INSTALL, SlurmCluster, is_possible, slur
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.xdist_group("nodes"),
     pytest.mark.timeout(400),
     pytest.mark.skipif(not is_possible(), reason=f"needs SLURM, as root: {INSTALL}"),
 ]

@@ -295,7 +295,7 @@ class SamplerPool:
                 slot.pid, slot.version, _ = await slot.call("ping")
         except (SamplerLost, TimeoutError) as error:
             why = f"it was not ready within {self._limits.loading:g} s" if isinstance(error, TimeoutError) else error
-            if slot.incarnation == 1:  # what keeps the first from starting keeps all others
+            if slot.incarnation == 1 and not self.is_ready:  # what keeps the first from starting keeps all others
                 raise RunStopped(f"sampler {slot.index} could not start: {why}") from error
             self._lose(slot, incarnation, str(why))
             return

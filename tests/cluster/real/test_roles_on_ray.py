@@ -120,6 +120,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.xdist_group("nodes")  # of the same addresses as those of SLURM
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_device_is_in_two_roles(layout: dict[str, Any], pretended: Any) -> None:
     devices = DevicesConfig(**layout)
