@@ -1,9 +1,14 @@
 import io
 import math
+import os
+import pty
+import sys
+from typing import Any
 
+import pytest
 from rich.console import Console
 
-from covey.run.records.notebook import curve
+from covey.run.records.notebook import NotebookProgress, curve
 from covey.run.records.terminal import (
     ROOMY,
     EtaEstimator,
@@ -23,7 +28,12 @@ def plain_console() -> Console:
 
 
 def terminal() -> Console:
-    return Console(file=io.StringIO(), width=80, height=20, force_terminal=True, color_system=None)
+    return of_kind("xterm")
+
+
+def of_kind(term: str) -> Console:
+    options: dict[str, Any] = {"width": 80, "height": 20, "force_terminal": True, "color_system": None}
+    return Console(file=io.StringIO(), _environ={"TERM": term}, **options)
 
 
 def written(console: Console) -> str:
@@ -59,6 +69,23 @@ def test_the_kind_of_display_follows_the_terminal() -> None:
     assert isinstance(make_progress(3, True, terminal()), LiveProgress)
     assert isinstance(make_progress(3, True, plain_console()), PlainProgress)
     assert isinstance(make_progress(3, False, terminal()), PlainProgress)
+    assert isinstance(make_progress(3, True, of_kind("dumb")), PlainProgress)  # which cannot draw anew
+
+
+def test_a_terminal_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    master, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(slave, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        with make_progress(3, True) as progress:
+            assert isinstance(progress, LiveProgress)
+            progress.update(1, {"sampled_reward_mean": 0.5})
+            os.close(master)
+            for step in (2, 3):
+                progress.update(step, {"sampled_reward_mean": 0.5})
+                progress.message("nobody reads this")
+    said = "standard output cannot be written (Input/output error); the run continues without it"
+    assert [record.getMessage() for record in caplog.records] == [said]
 
 
 def test_the_panel_shows_bar_trend_and_last_evaluation_within_80_columns() -> None:
@@ -113,7 +140,9 @@ def test_a_message_is_taken_as_it_is() -> None:
     for console in (terminal(), plain_console()):
         with make_progress(2, True, console) as progress:
             progress.message("[red]:smile: 1")
+            progress.message("\x1b" * 30 + "the end")
         assert "[red]:smile: 1" in written(console)
+        assert "the end" in written(console)  # though the escapes are longer than a line
 
 
 def test_the_pace_of_the_last_steps_predicts_the_time_left() -> None:
@@ -165,3 +194,10 @@ def test_the_curve_in_a_notebook_has_a_point_a_pixel_however_long_the_run() -> N
     assert len(drawn.partition('points="')[2].partition('"')[0].split()) == 360
     assert 'aria-label="reward from 0.000 to 1.000, between 0.000 and 1.000"' in drawn
     assert 'points="2.0,58.0 358.0,2.0"' in curve([0.0, 1.0])
+
+
+def test_a_reward_that_is_no_number_is_left_out_of_the_curve_in_a_notebook() -> None:
+    progress = NotebookProgress(3)
+    for step, reward in enumerate((math.nan, 0.25, math.inf, 0.5), start=1):
+        progress.update(step, {"sampled_reward_mean": reward})
+    assert 'points="2.0,58.0 358.0,2.0"' in progress.html()

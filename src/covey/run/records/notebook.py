@@ -1,5 +1,6 @@
 """What a notebook shows during a run: one output that is drawn anew after each step."""
 
+import math
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ class NotebookProgress(Progress):
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)
         self._step, self._metrics = step, dict(metrics)
-        if (reward := metrics.get(REWARD)) is not None:
+        if (reward := metrics.get(REWARD)) is not None and math.isfinite(reward):
             self._rewards.append(reward)
         self._draw()
 

@@ -62,11 +62,11 @@ class Progress:
 
 
 def make_progress(num_steps: int, enabled: bool, console: Console | None = None) -> Progress:
-    """Make a live panel for a terminal, else lines, and only messages where not `enabled`."""
+    """Make a live panel for a terminal that can draw anew, else lines, and only messages where not `enabled`."""
     console = console or CleanConsole()
     if not enabled:
         return PlainProgress(num_steps, console, steps=False)
-    return LiveProgress(num_steps, console) if console.is_terminal else PlainProgress(num_steps, console)
+    return LiveProgress(num_steps, console) if console.is_interactive else PlainProgress(num_steps, console)
 
 
 @dataclass
@@ -147,13 +147,17 @@ class LiveProgress(Progress):
         self._refresh()
 
     def message(self, text: str) -> None:
-        self._console.print(Text(text))
+        # What is written out is longer: a line that grew after it was broken would be cut at the edge
+        with ignore_stdout_errors():
+            self._console.print(Text(escape(text, keep="\n")))
 
     def close(self) -> None:
-        self._live.stop()
+        with ignore_stdout_errors():
+            self._live.stop()
 
     def __enter__(self) -> Self:
-        self._live.start(refresh=True)
+        with ignore_stdout_errors():
+            self._live.start(refresh=True)
         return self
 
     def render(self) -> RenderableType:
@@ -197,7 +201,8 @@ class LiveProgress(Progress):
         return shown
 
     def _refresh(self) -> None:
-        self._live.update(self.render(), refresh=True)
+        with ignore_stdout_errors():
+            self._live.update(self.render(), refresh=True)
 
 
 def binned(values: Sequence[float], count: int) -> list[float]:
