@@ -289,6 +289,7 @@ def test_cells_of_tables_are_numbers_or_text_that_does_nothing() -> None:
     assert [table_cell(value) for value in (None, True, 1.5, "a\x1b\n")] == [None, True, 1.5, "a\\x1b\n"]
     assert table_cell({"correct": 1.0}) == '{"correct": 1.0}'
     assert table_cell([1, 2]) == "[1, 2]"
+    assert table_cell([{"num_tokens": 3, "reward": 0.5}]) == '[{"num_tokens": 3, "reward": 0.5}]'  # turns of an episode
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])

@@ -346,7 +346,7 @@ def table_cell(value: Any) -> float | str | bool | None:
     """Make a cell of a table: text is escaped, structures are written as text."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    is_talk = isinstance(value, list) and all(isinstance(message, Mapping) for message in value)
+    is_talk = isinstance(value, list) and all(isinstance(one, Mapping) and "role" in one for one in value)
     text = written(value) if isinstance(value, str) or is_talk else json.dumps(value, ensure_ascii=False)
     return escape(text, keep="\n\t")
 
