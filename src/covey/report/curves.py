@@ -160,8 +160,11 @@ def prompts_of(run: RunFiles) -> int:
     look = summary.get("after") or summary.get("before") or {}
     if isinstance(look.get("num_prompts"), int):
         return int(look["num_prompts"])
-    first = [row for row in run.answers if row.get("greedy") and row["step"] == run.answers[0]["step"]]
-    return len(first)
+    first = [bool(row.get("greedy")) for row in run.answers if row["step"] == run.answers[0]["step"]]
+    wanted = run.settings.get("evaluation.num_prompts")
+    # Sampled answers are kept where there is room for all greedy ones
+    is_cut = bool(first) and all(first) and isinstance(wanted, int)
+    return max(len(first), wanted) if is_cut else sum(first)
 
 
 def _metric(rows: Sequence[Row], plot: Plot) -> dict[str, Any] | None:
@@ -249,8 +252,8 @@ def reading(values: Sequence[float]) -> str:
     if first and abs(last / first - 1) < 0.005:  # would be 0 %
         return f"hardly moved: {shown}"
     way = "rose" if last > first else "fell"
-    # Percentages are undefined at 0 and across it
-    if first == 0 or first * last < 0:
+    # Percentages are undefined at 0 and across it, and turned around below
+    if min(first, last) <= 0:
         return f"{way}: {shown}"
     if last / first >= 10:
         return f"rose {three_digits(last / first)}-fold: {shown}"

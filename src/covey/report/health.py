@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.report.curves import prompts_of
 from covey.report.foreign import read_any
 from covey.report.other_metrics import read_other_metrics
 from covey.report.read import RunFiles
@@ -52,7 +53,7 @@ def run_log(run: RunFiles, control: RunLog | None = None) -> RunLog:
         updates=run.updates,
         answers=run.answers,
         rollouts=run.rollouts,
-        summary=run.summary or {},
+        summary=run.summary or {"after": {"num_prompts": prompts_of(run)}},
         error=run.error,
         control=control,
         is_foreign=not run.settings,

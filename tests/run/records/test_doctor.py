@@ -1,7 +1,9 @@
 """While a run trains, findings are said once, change nothing, and end the run where that is asked."""
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -76,6 +78,26 @@ def test_losses_on_held_out_prompts_are_said_after_the_evaluation_that_shows_the
     assert said == []
     doctor.on_evaluation(10, evaluated(0.2))
     assert [line.split()[2] for line in said] == ["D35", "D21"]
+
+
+def test_held_out_prompts_without_a_verdict_are_not_taken_for_lost(tmp_path: Path) -> None:
+    said: list[str] = []
+    doctor = Doctor(Config(), said.append)
+    doctor.on_start(run_of_100([f"held-out/{place}" for place in range(100)]), tmp_path)
+    solved = evaluated(0.6)
+    unjudged = replace(solved, correct_greedy=(math.nan,) * 40 + solved.correct_greedy[40:])
+    doctor.on_evaluation(0, solved)
+    doctor.on_evaluation(10, unjudged)
+    assert said == []
+
+
+def test_a_loss_on_fewer_prompts_than_were_asked_for_is_as_unsure_as_these_are(tmp_path: Path) -> None:
+    said: list[str] = []
+    doctor = Doctor(Config(), said.append)
+    doctor.on_start(run_of_100([f"held-out/{place}" for place in range(10)]), tmp_path)
+    doctor.on_evaluation(0, evaluated(0.6))
+    doctor.on_evaluation(10, evaluated(0.2))
+    assert said == []
 
 
 def test_the_named_finding_ends_the_run_and_another_does_not() -> None:

@@ -1,6 +1,7 @@
 """Looks at a run with the doctor's rules while it trains: says each finding once, ends the run where that is asked."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +40,7 @@ class Doctor(Callback):
     def on_start(self, run: "Run", folder: Path) -> None:
         self._folder = folder
         self._prompt_ids = [prompt.id for prompt in run.test_prompts]
+        self._log.summary = {"after": {"num_prompts": len(self._prompt_ids)}}
         self._log.settings = {**self._log.settings, "num_steps": run.trainer.settings.num_steps}
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
@@ -55,6 +57,7 @@ class Doctor(Callback):
         self._answers += [
             {"step": step, "prompt_id": prompt_id, "greedy": True, "correct": correct == 1.0}
             for prompt_id, correct in zip(self._prompt_ids, evaluation.correct_greedy, strict=False)
+            if not math.isnan(correct)  # the judge had nothing to say
         ]
         self._look()
 
@@ -63,7 +66,11 @@ class Doctor(Callback):
         if self._folder is None:
             return
         folder, self._folder = self._folder, None
-        self._answers += [row for row in read_rows(folder / EVALUATIONS) if row.get("greedy") and row["step"] < look]
+        self._answers += [
+            {name: row.get(name) for name in ("step", "prompt_id", "greedy", "correct")}
+            for row in read_rows(folder / EVALUATIONS)
+            if row.get("greedy") and row["step"] < look
+        ]
         for row in read_rows(folder / METRICS):
             is_look = row.get("kind") == "evaluate"
             if row["step"] < (look if is_look else step):
