@@ -21,7 +21,7 @@ from covey.cli.report import report_at_the_end
 from covey.cli.tables import render
 from covey.config.schema import OutputConfig
 from covey.report.bands import mean_band, moving_bands, share_band
-from covey.report.content import comparison, content, pairs_of, thinned, verdict
+from covey.report.content import content, thinned, verdict
 from covey.report.curves import curves_of, reading
 from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import make_report, names_of
@@ -192,47 +192,6 @@ def test_the_verdict_of_a_run_whose_lock_is_held_says_that_it_is_under_way(tmp_p
         assert verdict(running)["text"] == "Under way: step 2 of 9."
 
 
-def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() -> None:
-    def answer(step: int, name: str, correct: bool) -> dict[str, Any]:
-        own = {"prompt_id": name, "prompt": name, "completion": str(step), "reward": float(correct)}
-        return {"step": step, "greedy": True, "correct": correct, **own}
-
-    before = [answer(0, "a", True), answer(0, "b", False), answer(0, "c", True), answer(0, "gone", True)]
-    run = RunFiles(Path("run"), answers=[*before, answer(5, "c", False), answer(5, "b", True), answer(5, "a", True)])
-    found = pairs_of(run, 10_000)
-    assert found["steps"] == [0, 5]
-    assert found["counts"] == {"lost": 1, "gained": 1, "stayed wrong": 0, "stayed right": 1}
-    assert [(row["id"], row["kind"]) for row in found["rows"]] == [
-        ("c", "lost"),
-        ("b", "gained"),
-        ("a", "stayed right"),
-    ]
-    many = [
-        answer(step, f"{right}{n}", right == (step == 0))
-        for step in (0, 5)
-        for n in range(9)
-        for right in (True, False)
-    ]
-    kinds = [row["kind"] for row in pairs_of(RunFiles(Path("run"), answers=many), 10_000)["rows"]]
-    assert kinds == ["lost"] * 9 + ["gained"] * 9
-
-
-def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() -> None:
-    def run(right: int, seed: int) -> RunFiles:
-        answers = [
-            {"step": 9, "greedy": True, "prompt_id": str(k), "correct": k < right, "reward": float(k < right)}
-            for k in range(100)
-        ]
-        return RunFiles(Path("run"), {"seed": seed, "num_steps": 9}, answers=answers)
-
-    found = comparison([run(40, 0), run(60, 1)])
-    assert found["settings"] == [("seed", ["0", "1"])]
-    (one,) = found["gains"]
-    value, low, high = one["accuracy"]
-    assert (one["num_prompts"], value) == (100, 0.2)
-    assert 0.1 < low < 0.2 < high < 0.3
-
-
 def test_intervals_are_those_of_the_evaluations() -> None:
     assert share_band(30, 100) == pytest.approx((0.3, 0.218949, 0.395849), abs=1e-6)
     assert share_band(0, 0) == mean_band([]) == (None, None, None)
@@ -248,6 +207,7 @@ def test_a_curve_is_read_in_words() -> None:
     assert reading([]) == "nothing was measured"
     assert reading([0.25]) == "measured once: 0.25"
     assert reading([0.01] * 10 + [0.5] * 10) == "rose 50-fold: 0.01 to 0.5"
+    assert reading([-0.01] * 10 + [-0.5] * 10) == "fell: -0.01 to -0.5"
     assert reading([3.64] * 10 + [3.63] * 10) == "hardly moved: 3.64 to 3.63"
 
 

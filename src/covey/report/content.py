@@ -213,8 +213,8 @@ def _turn(turn: Row) -> Row:
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
     """Leave rows out of the middle, evenly by step, until the rest has at most so many bytes as JSON."""
-    kept = list(rows)
-    while kept and (size := sum(len(json.dumps(row, default=str)) for row in kept)) > most:
+    kept, sizes = list(rows), {id(row): len(json.dumps(row, default=str)) for row in rows}
+    while kept and (size := sum(sizes[id(row)] for row in kept)) > most:
         steps = list(dict.fromkeys(row["step"] for row in kept))
         if len(steps) <= 2:
             return kept[: max(1, len(kept) * most // size)]
@@ -234,9 +234,9 @@ def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
     steps = sorted({row["step"] for row in greedy})
     if len(steps) < 2:
         return {"steps": steps, "counts": {}, "rows": []}
-    before, after = ({row["prompt_id"]: row for row in greedy if row["step"] == s} for s in (steps[0], steps[-1]))
+    before, after = (_by_prompt(greedy, step) for step in (steps[0], steps[-1]))
     # Pair them by prompt
-    rows = [_pair(before[name], row) for name, row in after.items() if name in before]
+    rows = [_pair(before[prompt], row) for prompt, row in after.items() if prompt in before]
     counts = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
     # Take all kinds in turn, up to the size of the page, and show those that changed first
     size, shown = 0, []
@@ -246,7 +246,7 @@ def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
             break
         shown.append(row)
     shown.sort(key=lambda row: KINDS.index(row["kind"]))
-    return {"steps": [steps[0], steps[-1]], "counts": counts, "rows": shown}
+    return {"steps": [steps[0], steps[-1]], "counts": counts, "rows": shown, "evaluated": prompts_of(run)}
 
 
 KINDS = ("lost", "gained", "stayed wrong", "stayed right")
@@ -288,14 +288,18 @@ def comparison(runs: Sequence[RunFiles]) -> dict[str, Any]:
     }
 
 
-def _last_answers(run: RunFiles) -> dict[str, Row]:
+def _by_prompt(answers: Sequence[Row], step: int) -> dict[tuple[str, str], Row]:
+    """Return the answers of an evaluation by prompt: its name and text, as prompts of other data have equal names."""
+    return {(row["prompt_id"], json.dumps(row.get("prompt"))): row for row in answers if row["step"] == step}
+
+
+def _last_answers(run: RunFiles) -> dict[tuple[str, str], Row]:
     """Return the greedy answers of the last evaluation by prompt, none where the run has had only its first."""
     greedy = [row for row in run.answers if row.get("greedy")]
-    last = max((row["step"] for row in greedy), default=0)
-    return {row["prompt_id"]: row for row in greedy if row["step"] == last}
+    return _by_prompt(greedy, max((row["step"] for row in greedy), default=0))
 
 
-def _against(base: Mapping[str, Row], other: Mapping[str, Row]) -> dict[str, Any]:
+def _against(base: Mapping[Any, Row], other: Mapping[Any, Row]) -> dict[str, Any]:
     """Return other less base on the prompts that both were asked, greedily, with paired intervals."""
     shared = [name for name in base if name in other]
 
