@@ -14,7 +14,7 @@ from rich.text import Text
 from covey.cli.flags import refuse_flags, refuse_no_folder, split_flags
 from covey.config.schema import OutputConfig
 from covey.report.foreign import EXPORTS, export, read_any
-from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of
+from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of, pause
 from covey.report.png import draw_curves
 from covey.report.text import COLUMNS, as_lines
 from covey.run.folder import is_running
@@ -71,12 +71,13 @@ def run_watch(words: Sequence[str]) -> None:
         console.width = columns()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
+            began = time.monotonic()
             runs = [read_any(folder) for folder in asked.folders]
             lines = as_lines(runs, names, columns())
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if not any(map(is_running, asked.folders)):
                 return
-            time.sleep(WATCH_SECONDS)
+            time.sleep(pause(WATCH_SECONDS, time.monotonic() - began))
 
 
 def columns() -> int:

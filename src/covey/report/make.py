@@ -33,9 +33,19 @@ def make_report(folders: Sequence[Path], out: Path | None = None, refresh: int |
 def follow(folders: Sequence[Path], out: Path | None, seconds: int = FOLLOW_SECONDS) -> Path:
     """Make the page anew every so many seconds until no run is under way. It loads itself again meanwhile."""
     while any(map(is_running, folders)):
+        began = time.monotonic()
         make_report(folders, out, refresh=seconds)
-        time.sleep(seconds)
+        time.sleep(pause(seconds, time.monotonic() - began))
     return make_report(folders, out)
+
+
+def pause(seconds: float, spent: float) -> float:
+    """Return how long to wait after a look at a run that took `spent`: so long that a core has four fifths to train.
+
+    >>> pause(2.0, 0.1), pause(2.0, 3.0)
+    (2.0, 12.0)
+    """
+    return max(seconds, 4 * spent)
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
