@@ -4,6 +4,11 @@ const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2]];
 const COLOURS = ["--accent", "--bad", "--good", "--ink", "--soft"];
 const charts = [];
 
+// Colours and dashes of a run: no two of 25 have both alike.
+function penOf(k) {
+  return [colour(COLOURS[k % COLOURS.length]), DASHES[(k + Math.floor(k / COLOURS.length)) % DASHES.length]];
+}
+
 function clearCharts() {
   while (charts.length) charts.pop().destroy();
 }
@@ -77,11 +82,11 @@ function drawCurve(place, now, of, first, span) {
   const series = [{}], bands = [], tables = [], isLog = of.every((curve) => !curve || curve.log);
   of.forEach((curve, k) => {
     if (!curve) return;
-    const stroke = colour(COLOURS[k % COLOURS.length]), start = series.length;
+    const [stroke, dash] = penOf(k), start = series.length;
     tables.push([curve.x, curve.raw, curve.y, curve.low, curve.high]);
     const few = curve.x.length < 40;
     series.push({ stroke: "transparent", width: 0, points: { show: of.length === 1, size: few || curve.points ? 5 : 3, width: 0, fill: curve.points ? stroke : colour("--soft") }, spanGaps: true });
-    series.push({ stroke, width: 2, dash: DASHES[k % DASHES.length], points: { show: Boolean(curve.points), size: 6 }, spanGaps: true });
+    series.push({ stroke, width: 2, dash, points: { show: Boolean(curve.points), size: 6 }, spanGaps: true });
     series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true }, { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
     bands.push({ series: [start + 3, start + 2], fill: of.length === 1 ? colour("--band") : stroke + "22" });
   });
@@ -94,10 +99,10 @@ function drawCurve(place, now, of, first, span) {
     hooks: { draw: [(u) => of.filter(Boolean).forEach((curve, k) => curve.points && bars(u, curve, series[2 + 4 * k].stroke))], setCursor: [(u) => {
       const at = u.cursor.idx;
       if (at === null || at === undefined) { now.textContent = first.about; return; }
-      const values = of.map((curve, k) => curve && u.data[2 + 4 * of.slice(0, k).filter(Boolean).length]).filter(Boolean);
+      const values = of.map((curve, k) => curve && (of.length > 1 ? DATA.runs[k].name + " " : "") + shown(u.data[2 + 4 * of.slice(0, k).filter(Boolean).length][at])).filter(Boolean);
       const low = u.data[3][at], high = u.data[4][at];
       const band = values.length === 1 && low !== null && low !== undefined ? " [" + shown(low) + ", " + shown(high) + "]" : "";
-      now.textContent = "step " + u.data[0][at] + ": " + values.map((v) => shown(v[at])).join(", ") + band;
+      now.textContent = "step " + u.data[0][at] + ": " + values.join(", ") + band;
     }] },
   };
   const plot = new uPlot(options, uPlot.join(tables), place);
@@ -124,9 +129,9 @@ function histogramsOf(run) {
     return count || (row.edges[k + 1] > 0 && row.edges[k] < 1 && rows.length < 3) ? h("tr", {}, h("td", { class: "number" }, shown(row.edges[k]) + " to " + shown(row.edges[k + 1])), h("td", { class: "number" }, count), (() => { const cell = h("td", {}, bar); cell.style.width = "60%"; return cell; })()) : null;
   })));
   bars.style.width = "100%";
-  const slider = h("input", { type: "range", min: 0, max: rows.length - 1, value: rows.indexOf(row), "aria-label": "step", oninput: (e) => set({ step: rows[Number(e.target.value)].step }) });
+  const slider = stepSlider(rows.map((row) => row.step), row.step, (step) => set({ step }));
   return h("div", {},
-    h("div", { class: "bar" }, buttons("histogram", HISTOGRAMS.filter(([name]) => (run.histograms[name] || []).length), state.hist, (hist) => set({ hist })), h("label", {}, "step " + row.step + " ", slider)),
+    h("div", { class: "bar" }, buttons("histogram", HISTOGRAMS.filter(([name]) => (run.histograms[name] || []).length), state.hist, (hist) => set({ hist })), slider),
     h("div", { class: "hist" },
       h("figure", {}, h("figcaption", {}, h("b", {}, "step " + row.step), total + " in all; empty bins are left out"), bars),
       h("figure", {}, h("figcaption", {}, h("b", {}, "all steps"), "a column a step, strong where many are; lowest bin at the bottom"), heatMap(rows, row))));

@@ -36,7 +36,7 @@ function turnHead(turn, number, own) {
   if (own && own.num) parts.push(" · " + own.num + (own.num === 1 ? " token" : " tokens"));
   if (own && own.reward) parts.push(" · reward ", h("b", {}, signed(own.reward)));
   if (own && own.void) parts.push(" · neither call nor answer");
-  if (!number) parts.push(h("span", { class: "soft" }, " · not learnt"));
+  if (!number) parts.push(" · not learnt");
   return h("div", { class: "role" }, parts);
 }
 
@@ -74,9 +74,9 @@ function conversationsPage(run) {
   const all = here.flatMap((trace) => trace.rollouts.filter((one) => Array.isArray(one.text)));
   const won = (least) => all.filter((one) => policyTurns(one) === least).map((one) => one.reward).filter((v) => typeof v === "number");
   const lengths = [...new Set(all.map(policyTurns))].sort((a, b) => a - b);
-  const slider = h("input", { type: "range", min: 0, max: steps.length - 1, value: steps.indexOf(step), "aria-label": "step", oninput: (e) => set({ step: steps[Number(e.target.value)], trace: 0, answer: 0 }) });
+  const slider = stepSlider(steps, step, (step) => set({ step, trace: 0, answer: 0 }));
   return h("div", {},
-    h("div", { class: "bar" }, h("label", {}, "step " + step + " ", slider), buttons("colour by", SCHEMES, state.colour, (c) => set({ colour: c })), h("button", { type: "button", "aria-pressed": String(state.numbers), onclick: () => set({ numbers: !state.numbers }) }, "numbers")),
+    h("div", { class: "bar" }, slider, buttons("colour by", SCHEMES, state.colour, (c) => set({ colour: c })), h("button", { type: "button", "aria-pressed": String(state.numbers), onclick: () => set({ numbers: !state.numbers }) }, "numbers")),
     h("p", {}, all.length + " conversations of step " + step + " were traced, " + shown(mean(all.map(policyTurns)), 2) + " turns of the policy on average. " + (counted(all.map((one) => ended(one).slice(7)).filter(Boolean)) || "") + "."),
     h("div", { class: "wide" }, h("table", { "aria-label": "by turns" }, h("thead", {}, h("tr", {}, ["turns of the policy", "conversations", "mean reward"].map((t) => h("th", {}, t)))),
       h("tbody", {}, lengths.map((n) => h("tr", {}, h("td", { class: "number" }, n), h("td", { class: "number" }, all.filter((one) => policyTurns(one) === n).length), h("td", { class: "number" }, won(n).length ? shown(mean(won(n)), 2) : "–")))))),

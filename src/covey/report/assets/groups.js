@@ -22,7 +22,7 @@ function scaleOf(trace, scheme) {
   if (scheme === "ratio") return { signed: true, of: (v) => Math.log(v) / Math.max(most, .02), text: most ? "orange: the update made it likelier; blue: less likely; up to a factor of " + shown(Math.exp(most)) : "every ratio is 1: one update on this batch" };
   if (scheme === "mismatch") return { signed: true, of: (v) => v / (most || 1), text: "orange: likelier for the trainer than for the sampler; blue: less; up to " + shown(most) + " nats" };
   if (scheme === "advantage") return { signed: true, of: (v) => v / (most || 1), text: "orange: made likelier; blue: made less likely; up to " + shown(most) };
-  return { of: () => 0, text: "underlined: not in the answer with the highest reward" };
+  return { of: () => 0, text: "underlined: not in the answer with the highest reward" + (trace.rollouts.some((answer) => answer.pieces.length > COMPARED) ? "; the first " + COMPARED + " tokens are compared" : "") };
 }
 
 function paint(span, v, scale) {
@@ -84,7 +84,8 @@ function answerOf(trace, answer, place, best, scale) {
   const tokens = isDialogue(answer.text) && answer.pieces.length ? turnTokens(answer) : null;
   const strip = answer.pieces.length && !tokens ? tokensOf(trace, answer, other, scale) : null;
   const turns = isDialogue(answer.text) ? dialogue(answer.text, answer.turns, tokens, (from, to) => tokensOf(trace, answer, other, scale, from, to), "conversation of answer " + (place + 1)) : null;
-  const body = strip || turns ? [strip, turns] : h("div", { class: "text" }, written(answer.text));
+  const traced = answer.learnt.split("1").length - 1, rest = answer.pieces.length && traced < answer.num ? h("p", { class: "soft row" }, "the first " + traced + " of its " + answer.num + " tokens were traced") : null;
+  const body = strip || turns ? [strip, turns, rest] : h("div", { class: "text" }, written(answer.text));
   const more = Object.entries({ ...answer.parts, ...answer.extra });
   const below = more.length > 1 || Object.keys(answer.extra).length ? h("h4", {}, more.map(([name, v]) => name + " " + shown(v)).join(" · ")) : null;
   return h("article", { class: "answer", "data-answer": place, "aria-label": "answer " + (place + 1) + ", reward " + shown(answer.reward) }, head, body, turns && ended(answer) ? h("h4", {}, ended(answer)) : null, below);
@@ -96,8 +97,7 @@ function glyphs(rewards, range) {
 
 function rangeOf(run) {
   const all = run.groups.flatMap((row) => row.groups.flatMap(([, rewards]) => rewards)).concat(run.traces.flatMap((t) => t.rollouts.map((r) => r.reward)));
-  const numbers = all.filter((v) => typeof v === "number");
-  const low = Math.min(0, ...numbers.slice(0, 5000)), high = Math.max(...numbers.slice(0, 5000), 0);
+  const [low, high] = all.filter((v) => typeof v === "number").reduce(([least, most], v) => [Math.min(least, v), Math.max(most, v)], [0, 0]);
   return [low, high > low ? high : low + 1];
 }
 
@@ -105,8 +105,10 @@ function groupsPage(run) {
   if (!run.traces.length) return h("p", {}, "No groups were traced: the run had output.traces=false, no step is finished, or the log is of another tool.");
   const steps = [...new Set(run.traces.map((t) => t.step))];
   const step = nearest(run.traces, state.step).step, range = rangeOf(run);
-  const here = run.traces.filter((t) => t.step === step), trace = here[Math.min(state.trace, here.length - 1)];
-  const slider = h("input", { type: "range", min: 0, max: steps.length - 1, value: steps.indexOf(step), "aria-label": "step", oninput: (e) => set({ step: steps[Number(e.target.value)], trace: 0, answer: 0 }) });
+  const here = run.traces.filter((t) => t.step === step);
+  state.trace = Math.min(state.trace, here.length - 1);
+  const trace = here[state.trace];
+  const slider = stepSlider(steps, step, (step) => set({ step, trace: 0, answer: 0 }));
   const scale = scaleOf(trace, state.colour);
   const list = h("ul", { class: "list" }, here.map((t, k) => h("li", {}, h("button", { type: "button", "aria-current": String(t === trace), onclick: () => set({ trace: k, answer: 0 }) },
     h("span", { class: "one-line" }, written(t.prompt).slice(-160)), glyphs(t.rollouts.map((r) => r.reward), range),
@@ -116,7 +118,7 @@ function groupsPage(run) {
   const means = trace.rollouts.length + " answers, " + different + " different" + (trace.dropped ? "; not trained: " + trace.dropped : new Set(trace.rollouts.map((r) => r.reward)).size < 2 ? "; no signal, rewards are equal" : "");
   const long = trace.rollouts.some((r) => r.pieces.length > 60);
   return h("div", {},
-    h("div", { class: "bar" }, h("label", {}, "step " + step + " ", slider), buttons("colour by", SCHEMES, state.colour, (c) => set({ colour: c })),
+    h("div", { class: "bar" }, slider, buttons("colour by", SCHEMES, state.colour, (c) => set({ colour: c })),
       h("button", { type: "button", "aria-pressed": String(state.numbers), onclick: () => set({ numbers: !state.numbers }) }, "numbers")),
     h("p", { class: "legend" }, scale.text, ". ■ highest reward, □ lowest, ▣ between."),
     h("div", { class: "split" },

@@ -2,7 +2,7 @@
 // The other pages.
 function overview(run) {
   const shownRuns = DATA.compare ? DATA.runs : [run];
-  const keys = DATA.compare ? h("div", { class: "keys" }, DATA.runs.map((one, k) => h("span", {}, svg("svg", { viewBox: "0 0 34 10" }, svg("line", { x1: 0, x2: 34, y1: 5, y2: 5, stroke: colour(COLOURS[k % COLOURS.length]), "stroke-width": 2.5, "stroke-dasharray": DASHES[k % DASHES.length].join(" ") })), one.name))) : null;
+  const keys = DATA.compare ? h("div", { class: "keys" }, DATA.runs.map((one, k) => h("span", {}, svg("svg", { viewBox: "0 0 34 10" }, svg("line", { x1: 0, x2: 34, y1: 5, y2: 5, stroke: penOf(k)[0], "stroke-width": 2.5, "stroke-dasharray": penOf(k)[1].join(" ") })), one.name))) : null;
   if (!shownRuns.some((one) => one.curves.length)) return h("p", {}, "No step is finished yet.");
   return h("div", {}, keys, curvesOf(shownRuns), h("h2", {}, "How a step spreads"), histogramsOf(run));
 }
@@ -33,7 +33,7 @@ function pairsPage(run) {
   const rows = pairs.rows.filter((row) => state.kind === "all" || row.kind === state.kind);
   const total = Object.values(pairs.counts).reduce((a, b) => a + b, 0), counts = { all: total, ...pairs.counts };
   const kinds = Object.entries(KIND_NAMES).map(([kind, name]) => [kind, name + " " + (counts[kind] || 0)]);
-  return h("div", {}, h("p", {}, "The same prompts, answered greedily " + (pairs.steps[0] ? "after step " + pairs.steps[0] : "before the first step") + " and after step " + pairs.steps[1] + ". " + (total > pairs.rows.length ? pairs.rows.length + " of " + total + " are on this page." : "")),
+  return h("div", {}, h("p", {}, "The same prompts, answered greedily " + (pairs.steps[0] ? "after step " + pairs.steps[0] : "before the first step") + " and after step " + pairs.steps[1] + ". " + (pairs.evaluated > total ? total + " of the " + pairs.evaluated + " prompts were kept (output.answers_per_evaluation). " : "") + (total > pairs.rows.length ? pairs.rows.length + " of " + total + " are on this page." : "")),
     h("div", { class: "bar" }, buttons("show", kinds, state.kind, (kind) => set({ kind }))),
     rows.length ? null : h("p", { class: "soft" }, "There are none."),
     h("div", { class: "pairs" }, rows.slice(0, 200).map((row) => h("div", { class: "pair" },
@@ -63,7 +63,7 @@ function comparePage() {
   return h("div", {},
     h("h2", {}, "Last evaluations, prompt by prompt, against " + DATA.runs[0].name),
     h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["run", "shared prompts", "accuracy, points [95 %]", "greedy reward [95 %]", "reading"].map((t) => h("th", {}, t)))),
-      h("tbody", {}, compare.gains.map((one) => h("tr", {}, h("td", {}, DATA.runs[one.run].name), h("td", { class: "number" }, one.num_prompts), h("td", { class: "number" }, interval(one.accuracy, 100)), h("td", { class: "number" }, interval(one.reward, 1)), h("td", {}, words(one.accuracy))))))),
+      h("tbody", {}, compare.gains.map((one) => h("tr", {}, h("td", {}, DATA.runs[one.run].name), h("td", { class: "number" }, one.num_prompts + (one.num_evaluated > one.num_prompts ? " of " + one.num_evaluated : "")), h("td", { class: "number" }, interval(one.accuracy, 100)), h("td", { class: "number" }, interval(one.reward, 1)), h("td", {}, words(one.accuracy))))))),
     h("h2", {}, "Settings that differ"),
     compare.settings.length ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "setting"), DATA.runs.map((run) => h("th", {}, run.name)))),
       h("tbody", {}, compare.settings.map(([name, values]) => h("tr", {}, h("td", {}, name), values.map((v) => h("td", {}, v))))))) : h("p", {}, "None."));

@@ -13,7 +13,7 @@ function set(changes, redraw = true) {
   Object.assign(state, changes);
   const words = KEEP.filter((name) => state[name] !== null && state[name] !== "").map((name) => name + "=" + encodeURIComponent(state[name]));
   history.replaceState(null, "", "#" + words.join("&"));
-  if (redraw || changes.step) draw(changes);
+  if (redraw || changes.step) draw();
 }
 
 function restore() {
@@ -35,10 +35,9 @@ function head() {
     h("p", { class: "facts" }, run.facts.map(([name, text]) => h("span", { class: name }, name + " ", h("b", {}, text)))));
 }
 
-function draw(changes) {
+function draw() {
   const all = tabs(), chosen = all.find(([name]) => name === state.tab) || all[0];
-  const focus = document.activeElement, label = focus && focus.getAttribute && focus.getAttribute("aria-label");
-  const slides = focus && focus.type === "range" && changes && "step" in changes;
+  const giveBack = focused();
   tip("");
   clearCharts();
   stopMachines();
@@ -50,16 +49,29 @@ function draw(changes) {
   page.setAttribute("role", "tabpanel");
   page.setAttribute("aria-labelledby", "tab-" + chosen[0]);
   page.replaceChildren(chosen[2](DATA.runs[state.run]));
-  if (slides) document.querySelector('input[type=range][aria-label="' + label + '"]')?.focus();
-  else if (focus && focus.getAttribute("role") === "tab") document.getElementById("tab-" + chosen[0]).focus();
+  giveBack();
   mark();
+}
+
+// What gives the focus to what stands in the place of the element that has it, once that is drawn anew.
+function focused() {
+  const had = document.activeElement, name = (one) => one.id || one.getAttribute("aria-label") || one.textContent;
+  const alike = () => [...document.querySelectorAll(had.tagName)], place = alike().indexOf(had), label = name(had), isTab = had.getAttribute("role") === "tab";
+  return () => {
+    if (had.isConnected) return;
+    const found = alike();
+    const next = isTab ? document.querySelector("[aria-selected=true]") : [found[place], ...found].find((one) => one && name(one) === label);
+    if (next) next.focus({ preventScroll: true });
+  };
 }
 
 function mark() {
   document.querySelectorAll(".answer").forEach((card, k) => card.setAttribute("aria-current", String(k === state.answer && state.token >= -1 && state.moved === true)));
 }
 
-function theme(name) {
+// The reader's choice, which outlasts a reload, else what the system prefers.
+function theme() {
+  const name = state.theme === "dark" || state.theme === "light" ? state.theme : matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   document.documentElement.dataset.theme = name;
   document.getElementById("theme").textContent = name === "dark" ? "light" : "dark";
 }
@@ -98,7 +110,7 @@ function stepBy(by) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || (event.target.type === "range" && event.key.startsWith("Arrow"))) return;
   const all = tabs(), at = all.findIndex(([name]) => name === state.tab), onTab = event.target.getAttribute("role") === "tab";
   const schemes = SCHEMES.map(([name]) => name);
   const actions = {
@@ -110,9 +122,13 @@ document.addEventListener("keydown", (event) => {
   const action = page && event.key !== " " ? () => set({ tab: page[0] }) : actions[event.key];
   if (action && (onTab || !event.key.startsWith("Arrow") || state.tab === "groups" || state.tab === "environment")) { event.preventDefault(); action(); }
 });
-document.getElementById("theme").addEventListener("click", () => { theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); draw(); });
+document.getElementById("theme").addEventListener("click", () => { state.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; theme(); set({}); });
 let resizing = 0;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(draw, 150); });
-theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-restore();
-draw();
+function arrive() {
+  restore();
+  theme();
+  draw();
+}
+addEventListener("hashchange", arrive);
+arrive();

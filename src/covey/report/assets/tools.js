@@ -1,8 +1,8 @@
 "use strict";
 // Small tools. What a model wrote reaches the page through textContent alone.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const state = { run: 0, tab: "overview", step: null, trace: 0, answer: 0, token: -1, colour: "difference", numbers: false, kind: "all", hist: "reward", moment: 0 };
-const KEEP = ["run", "tab", "step", "trace", "answer", "colour", "numbers", "kind", "hist", "moment"];
+const state = { run: 0, tab: "overview", step: null, trace: 0, answer: 0, token: -1, colour: "difference", numbers: false, kind: "all", hist: "reward", moment: 0, theme: "" };
+const KEEP = ["run", "tab", "step", "trace", "answer", "colour", "numbers", "kind", "hist", "moment", "theme"];
 // All that has no glyph: controls, marks of direction, tags, halves of pairs, separators of lines.
 const HIDDEN = /(?![\t\n])[\p{C}\p{Zl}\p{Zp}]/gu;
 
@@ -41,6 +41,7 @@ function shown(value, digits = 3) {
   if (typeof value !== "number") return String(value);
   if (value === 0) return "0";
   const size = Math.abs(value);
+  if (size >= 1e3 && size < 1e5) return String(Math.round(value));
   if (size >= 1e5 || size < 1e-3) return value.toExponential(2).replace(/\.?0+e/, "e");
   return String(Number(value.toPrecision(digits)));
 }
@@ -59,9 +60,12 @@ function textBox(text, label) {
   return h("div", { class: "box", tabindex: 0, role: "group", "aria-label": label }, parts);
 }
 
+// Items that are compared: time and memory grow with their square.
+const COMPARED = 700;
+
 // Which items of `items` are not in a longest common subsequence with `base`.
 function differing(base, items) {
-  const n = Math.min(base.length, 700), m = Math.min(items.length, 700);
+  const n = Math.min(base.length, COMPARED), m = Math.min(items.length, COMPARED);
   const table = Array.from({ length: n + 1 }, () => new Uint16Array(m + 1));
   for (let i = n - 1; i >= 0; i--)
     for (let j = m - 1; j >= 0; j--)
@@ -96,6 +100,13 @@ function marked(text, base) {
 function buttons(label, choices, current, choose) {
   return h("span", { class: "group-of-buttons", role: "group", "aria-label": label },
     choices.map(([value, name]) => h("button", { type: "button", "aria-pressed": String(value === current), onclick: () => choose(value) }, name)));
+}
+
+// Draws anew where it is let go: what is drawn in the place of a slider that is being dragged would end that.
+function stepSlider(steps, step, choose) {
+  const said = h("span", {}, "step " + step + " "), at = (event) => steps[Number(event.target.value)];
+  const slider = h("input", { type: "range", min: 0, max: steps.length - 1, value: steps.indexOf(step), "aria-label": "step", "aria-valuetext": String(step), oninput: (event) => { said.textContent = "step " + at(event) + " "; }, onchange: (event) => choose(at(event)) });
+  return h("label", {}, said, slider);
 }
 
 function squares(rewards, low, high) {
