@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from covey.report import curves
 from covey.report.bands import Band, inside, moving_bands, moving_shares, share_band
 from covey.report.curves import curves_of, span_of
 from covey.report.read import RunFiles
@@ -68,6 +69,15 @@ def test_a_long_run_has_a_band_for_each_point_that_is_drawn_and_not_for_each_ste
     assert found[2][1:] == pytest.approx((3 - 1.959964 / 3**0.5, 3 + 1.959964 / 3**0.5))
     assert len(found) == 1200
     assert len(set(found)) == 600
+
+
+def test_hundreds_of_metrics_share_the_points_that_a_page_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"environment__tool_{place}": lambda step: step / 30 for place in range(10)}
+    monkeypatch.setattr(curves, "OWN_POINTS", 100)
+    found = {curve["name"]: curve for curve in curves_of(run_of(**names, entropy=lambda step: step / 30))}
+    assert found["environment/tool_3"]["x"] == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 30]
+    assert [len(found["environment/tool_3"][name]) for name in ("raw", "y", "low", "high")] == [11] * 4
+    assert len(found["entropy"]["x"]) == 30
 
 
 @pytest.mark.parametrize(

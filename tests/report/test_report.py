@@ -26,6 +26,7 @@ from covey.report.curves import curves_of, reading
 from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import make_report, names_of
 from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
+from covey.report.png import draw_curves
 from covey.report.read import RunFiles, read_run
 from covey.report.text import as_lines
 from covey.run.folder import LOCK
@@ -311,6 +312,12 @@ def test_curves_are_drawn_as_pictures(finished: Path, tmp_path: Path) -> None:
     assert main(["report", str(finished), "--png", str(tmp_path / "pictures")]) == 0
     names = {path.name for path in (tmp_path / "pictures").iterdir()}
     assert {"reward.png", "accuracy.png", "entropy.png"} <= names
+
+
+def test_a_dollar_in_a_name_is_no_formula_in_a_picture(tmp_path: Path) -> None:
+    steps = [{"step": step, "environment/$_per_$": step / 9} for step in (1, 2)]
+    paths = draw_curves([RunFiles(tmp_path, steps=steps)] * 2, ["$a_$", "b"], tmp_path)
+    assert [path.name for path in paths] == ["environment_$_per_$.png"]
 
 
 @pytest.mark.parametrize(

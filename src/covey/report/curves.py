@@ -56,6 +56,8 @@ TIMES = (
     Plot("tokens_per_second", "tokens a second", least=0.0),
 )
 MEASURED_BY_EVALUATIONS = "accuracy"
+OWN_POINTS = 20_000
+"""Of all curves together that reward functions and environments name, of which there may be hundreds."""
 
 
 def curves_of(run: RunFiles) -> list[dict[str, Any]]:
@@ -66,8 +68,16 @@ def curves_of(run: RunFiles) -> list[dict[str, Any]]:
     plots += [Plot(name, name, only_if_varied=True) for name in names if name.startswith("environment/")]
     plots += [*PLOTS, *TIMES]
     found = [_accuracy(run), _reward(run), *(_metric(run.steps, plot) for plot in plots)]
+    _thin([curve for curve in found if curve and curve["name"].startswith(("reward/", "environment/"))])
     ranked = [curve | {"rank": _rank(curve["name"])} for curve in found if curve]
     return sorted(ranked, key=lambda curve: curve["rank"])
+
+
+def _thin(curves: Sequence[dict[str, Any]]) -> None:
+    """Leave points out, evenly but for the last, where the curves have too many together."""
+    every = -(-sum(len(curve["x"]) for curve in curves) // OWN_POINTS)
+    for curve in curves if every > 1 else ():
+        curve |= {name: [*curve[name][:-1:every], curve[name][-1]] for name in ("x", "raw", "y", "low", "high")}
 
 
 def _rank(name: str) -> int:

@@ -32,11 +32,12 @@ def draw_curves(runs: Sequence[RunFiles], names: Sequence[str], folder: Path) ->
                 _draw(axes, of_run[name], run_name, STYLES[place % len(STYLES)])
         # Label and save it
         first = next(of_run[name] for of_run in curves if name in of_run)
-        axes.set_title(first["title"], loc="left", fontsize=10)
+        axes.set_title(first["title"], loc="left", fontsize=10, parse_math=False)  # names may hold $
         axes.set_xlabel("step")
         axes.set_xlim(min(first for first, _ in spans) - 0.5, max(last for _, last in spans) + 0.5)
         if len(runs) > 1:
-            axes.legend(fontsize=8, frameon=False)
+            for text in axes.legend(fontsize=8, frameon=False).get_texts():
+                text.set_parse_math(False)
         path = folder / f"{name.replace('/', '_')}.png"
         figure.savefig(path, dpi=130)
         found.append(path)

@@ -44,11 +44,12 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     own = [finding.level for finding in findings if finding.cause is None]
     counts = {one: own.count(one) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
     # Begin with the worst, or with being too early
-    first = "healthy" if len(log.steps) >= needed else f"too early to say, after {len(log.steps)} steps"
+    so_far = f"after {len(log.steps)} step{'s' * (len(log.steps) != 1)}"
+    first = "healthy" if len(log.steps) >= needed else f"too early to say, {so_far}"
     if level is Level.SICK:
         first = f"sick: {findings[0].rule.id} {findings[0].rule.name}"
     elif level is Level.WATCH and len(log.steps) < needed:
-        first = f"after {len(log.steps)} steps"
+        first = so_far
     # Add how many there are besides, and how many follow from one of them
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch" if counts[Level.WATCH] else ""
