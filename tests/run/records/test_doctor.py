@@ -91,6 +91,16 @@ def test_held_out_prompts_without_a_verdict_are_not_taken_for_lost(tmp_path: Pat
     assert said == []
 
 
+def test_what_is_kept_of_evaluations_does_not_grow_with_their_number(tmp_path: Path) -> None:
+    doctor = Doctor(Config(), lambda line: None)
+    doctor.on_start(run_of_100(["held-out/0"]), tmp_path)
+    for step in range(200):
+        doctor.on_evaluation(step, evaluated(0.5))
+    steps = [row["step"] for row in doctor._log.answers]
+    assert (steps[0], steps[-1]) == (0, 199)
+    assert 32 < len(steps) <= 64
+
+
 def test_a_loss_on_fewer_prompts_than_were_asked_for_is_as_unsure_as_these_are(tmp_path: Path) -> None:
     said: list[str] = []
     doctor = Doctor(Config(), said.append)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from covey.run.evaluate import Evaluation
 
 LOGGER = logging.getLogger(__name__)
+MOST_LOOKS = 64
+"""Evaluations whose verdicts are kept: a look compares each with the newest."""
 
 
 class Doctor(Callback):
@@ -59,6 +61,9 @@ class Doctor(Callback):
             for prompt_id, correct in zip(self._prompt_ids, evaluation.correct_greedy, strict=False)
             if not math.isnan(correct)  # the judge had nothing to say
         ]
+        steps = sorted({row["step"] for row in self._answers})
+        if len(steps) > MOST_LOOKS:
+            self._answers[:] = [row for row in self._answers if row["step"] not in steps[1:-1:2]]
         self._look()
 
     def _take_up(self, step: int, look: int) -> None:
