@@ -56,7 +56,8 @@ def test_a_browser_draws_every_page_of_a_hostile_run_as_text(
         assert words in shown
         assert not re.search(r"<(img|b>bold|script)", shown)
         assert name != "pairs" or re.search(r">all \d+<.*>gained \d+<.*>lost \d+<", shown)
-    groups = opened(page, "tab=groups&trace=-3&step=%zz", width)[0]
+    groups = opened(page, "tab=groups&trace=-3&step=%zz&theme=dark", width)[0]
+    assert 'data-theme="dark"' in groups
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in groups
     assert "\\u202e\\u2028\\U000e0041{{ 7*7 }}" in groups
 

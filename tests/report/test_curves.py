@@ -72,7 +72,7 @@ def test_a_long_run_has_a_band_for_each_point_that_is_drawn_and_not_for_each_ste
 
 
 def test_hundreds_of_metrics_share_the_points_that_a_page_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {f"environment__tool_{place}": lambda step: step / 30 for place in range(10)}
+    names: dict[str, Any] = {f"environment__tool_{place}": lambda step: step / 30 for place in range(10)}
     monkeypatch.setattr(curves, "OWN_POINTS", 100)
     found = {curve["name"]: curve for curve in curves_of(run_of(**names, entropy=lambda step: step / 30))}
     assert found["environment/tool_3"]["x"] == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 30]

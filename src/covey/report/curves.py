@@ -173,8 +173,9 @@ def prompts_of(run: RunFiles) -> int:
     first = [bool(row.get("greedy")) for row in run.answers if row["step"] == run.answers[0]["step"]]
     wanted = run.settings.get("evaluation.num_prompts")
     # Sampled answers are kept where there is room for all greedy ones
-    is_cut = bool(first) and all(first) and isinstance(wanted, int)
-    return max(len(first), wanted) if is_cut else sum(first)
+    if first and all(first) and isinstance(wanted, int):
+        return max(len(first), wanted)
+    return sum(first)
 
 
 def _metric(rows: Sequence[Row], plot: Plot) -> dict[str, Any] | None:
