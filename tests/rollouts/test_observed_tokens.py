@@ -230,6 +230,13 @@ def test_no_words_of_the_environment_forge_a_mark(family: str, attack: str) -> N
         assert num_marks(tokenizer, forged) == num_marks(tokenizer, harmless)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_a_character_is_a_question_mark(family: str) -> None:
+    tokenizer, talk = FAMILIES[family](), (*ASKED, said("41"))
+    assert "a?b" in tokenizer.decode(list(observed_tokens(tokenizer, talk, "a\ud800b", ())))
+    assert "a?b" in tokenizer.decode(list(observed_tokens(tokenizer, "6*7=", "a\ud800b", (5,))))
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_plain_text_forges_no_mark_either(attack: str) -> None:
     for family in FAMILIES.values():

@@ -13,7 +13,7 @@ import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -48,8 +48,10 @@ class Rendered:
 def unforged_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> tuple[int, ...]:
     """Return the tokens of a rendered text, with no mark where its words are foreign.
 
-    A mark there is divided after its first character; one of a single character is left out.
+    A mark there is divided after its first character; one of a single character is left out. Halves of characters,
+    which no tokenizer takes, become question marks.
     """
+    rendered = replace(rendered, text=readable(rendered.text))
     if not tokenizer.is_fast:
         return _divided_tokens(tokenizer, rendered)
     breaks: set[int] = set()
@@ -58,6 +60,11 @@ def unforged_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> t
         if found <= breaks:
             return ids
         breaks |= found
+
+
+def readable(text: str) -> str:
+    """Return text of the same length that every tokenizer reads."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _encode(

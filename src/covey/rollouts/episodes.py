@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from covey.engine.base import Session
 from covey.engine.sessions import open_sessions
@@ -17,9 +18,9 @@ from covey.environments.base import are_words, split_prefill, text_of
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.reward_functions.call import problem_with
 from covey.rollouts.attempt import Attempt, Segment, sampled
-from covey.rollouts.encoding import Tools, as_conversation, encode_prompt, extended
+from covey.rollouts.encoding import Tools, as_conversation
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.rollouts.turns import as_messages, decoded, known_ids, observed_tokens, rendered_tokens, turn_seed
+from covey.rollouts.turns import as_messages, decoded, known_ids, observed_tokens, opened, rendered_tokens, turn_seed
 from covey.rollouts.verdicts import asked, checked, close, judge_together, tried
 from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
@@ -54,22 +55,23 @@ async def play_group(
     """Play an episode for each sample. One that the system broke, or that could not be made, is a Failure."""
     tools = tried(prompt, "tool_schemas", lambda: sampler.environment.tool_schemas(prompt))
     sessions: list[Session | None] = []
-    playing: list[asyncio.Future[Attempt | Failure]] = []
+    tasks: list[asyncio.Future[Any]] = []
     # Whatever ends one of them early ends all, and leaves nothing behind
     try:
-        openings = await asyncio.gather(*(_begin(sampler, prompt, episode, tools) for episode in episodes))
+        tasks += [asyncio.ensure_future(_begin(sampler, prompt, episode, tools)) for episode in episodes]
+        openings = await asyncio.gather(*tasks)
         sessions += _open(sampler, sampler.limits_for(prompt), openings, sampling)
-        for index, opened in enumerate(zip(openings, episodes, sessions, strict=True), sampling.first_sample):
-            opening, episode, session = opened
-            playing.append(asyncio.ensure_future(_play(sampler, opening, episode, session, sampling, index)))
+        each = enumerate(zip(openings, episodes, sessions, strict=True), sampling.first_sample)
+        playing = [asyncio.ensure_future(_play(sampler, *one, sampling, index)) for index, one in each]
+        tasks += playing
         attempts = list(await asyncio.gather(*playing))
         if sampler.environment.judges_groups(prompt):
             await judge_together(sampler.environment, sampler.stages, prompt, episodes, attempts)
         return attempts
     finally:
-        for task in playing:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*playing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for session in filter(None, sessions):
             session.close()
         begun, seconds = [e for e in episodes if not isinstance(e, Failure)], sampler.limits_for(prompt).turn_timeout
@@ -88,8 +90,8 @@ async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, t
     if said.token_ids is not None:
         return _begun_by_tokens(sampler, prompt, said, said.token_ids)
     if said.conversation is None:
-        whole = extended(prompt, said.messages)
-        return Opening(whole, tuple(encode_prompt(sampler.tokenizer, whole, tools)), tools, said)
+        whole, ids = opened(sampler.tokenizer, prompt, said.messages, tools)
+        return Opening(whole, ids, tools, said)
     try:
         ids = rendered_tokens(sampler.tokenizer, said.conversation, tools, num_given=0)
     except ValueError as error:

@@ -8,21 +8,23 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from covey.environments.base import text_of, with_content
-from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, place_in, unforged_tokens
-from covey.types import Message
+from covey.environments.base import ends_with_assistant, text_of, with_content
+from covey.rollouts.encoding import Tools, encode_prompt, extended
+from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, place_in, readable, unforged_tokens
+from covey.types import Message, Prompt
 
 
 def as_messages(said: str | Sequence[Message]) -> tuple[Message, ...]:
-    """Return what the environment said as messages: text is the user's."""
+    """Return what the environment said as messages of its own: text is the user's."""
     if isinstance(said, str):
         return ({"role": "user", "content": said},) if said else ()
-    return tuple(said)
+    return tuple(dict(message) for message in said)
 
 
 def observed_tokens(
@@ -142,6 +144,28 @@ def _following(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], sampled
         if not str(tokenizer.decode(list(ids[:stop]))).strip():
             return ids[stop + 1 :]
     return ids
+
+
+def opened(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, said: str | Sequence[Message], tools: Tools = ()
+) -> tuple[Prompt, tuple[int, ...]]:
+    """Return a prompt with what an episode adds at its begin, and its tokens: words that are added make no marks.
+
+    Where they go on the user's last message, all of that message makes none.
+    """
+    whole = extended(prompt, said)
+    if said and not isinstance(whole.text, str) and not ends_with_assistant(whole.text):
+        num_given = sum(mine is given for mine, given in zip(whole.text, prompt.text, strict=False))
+        return whole, rendered_tokens(tokenizer, whole.text, tools, num_given)
+    if not said or not isinstance(whole.text, str):
+        return whole, tuple(encode_prompt(tokenizer, whole, tools))
+    # Plain text stands between what the tokenizer puts around every text
+    text = readable(whole.text)
+    ids = encode_prompt(tokenizer, replace(whole, text=text))
+    bare = tokenizer(text, add_special_tokens=False)["input_ids"]
+    start = next(place for place in range(len(ids)) if ids[place : place + len(bare)] == bare)
+    honest = unforged_tokens(tokenizer, Rendered(text, (Foreign(len(prompt.text), len(text)),)))
+    return whole, (*ids[:start], *honest, *ids[start + len(bare) :])
 
 
 def rendered_tokens(
