@@ -70,7 +70,7 @@ def agent_environment(
 ) -> AgentEnvironment:
     """An environment of two rows, whose rewards are these functions or the program's own."""
     rows: dict[Split, Sequence[Mapping[str, Any]]] = {
-        "train": [{"prompt": [user(f"Number {n}.")], "thing": f"cow {n}"} for n in range(2)],
+        "train": [{"prompt": [user(f"Number {n}.")], "thing": f"cow {n}", "own": [n]} for n in range(2)],
         "test": [],
     }
     judged = RewardFunctions(rows, reward_functions(functions or [no_reward]), RewardSettings(in_process=True))

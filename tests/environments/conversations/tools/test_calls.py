@@ -1,6 +1,7 @@
 """Calls are read as the model writes them, and what cannot be read is said."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,13 +54,20 @@ def test_an_answer_without_calls_is_its_text() -> None:
 
 def test_a_call_that_is_only_thought_of_is_none() -> None:
     for said in both(f"<think>\nI could {call('f')}\n</think>\n\nIt is 42."):
-        assert said.calls == ()
-        assert said.text == "It is 42."
+        assert (said.calls, said.text, said.reasoning) == ((), "It is 42.", f"I could {call('f')}")
     assert hermes(answer(f"<think>still {call('f')}")).calls == ()
     assert hermes(answer(f"<think>hm</think> So. <think>still {call('f')}")).calls == ()
     for said in both(f"<think>\nhm\n</think>\n\n{call('f')}"):
         assert said.calls == (Call("f", {}),)
         assert said.reasoning == "hm"
+
+
+def test_a_thought_that_the_prompt_began_is_a_thought() -> None:
+    tokenizer = with_response_template()
+    begun = tokenizer("<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n<think>\n")["input_ids"]
+    given = replace(answer(f"I could {call('f')}\n</think>\n\nIt is 42."), prompt_ids=tuple(begun))
+    said = by_template(tokenizer, given)
+    assert (said.calls, said.text, said.reasoning) == ((), "It is 42.", f"I could {call('f')}")
 
 
 def test_a_call_before_a_thought_or_with_its_tag_in_an_argument_is_meant() -> None:
@@ -104,6 +112,16 @@ def test_what_is_wrong_with_a_call_is_said(text: str, problem: str) -> None:
     (bad,) = by_template(with_response_template(), answer(text)).calls
     assert isinstance(bad, BadCall)
     assert "\n" not in bad.problem
+
+
+@pytest.mark.parametrize("transform", [None, "{other}"])
+def test_whatever_a_response_template_breaks_on_is_told_the_policy(transform: str | None) -> None:
+    tokenizer, fields = with_response_template(), dict(RESPONSE["fields"])  # type: ignore[call-overload]
+    fields["tool_calls"] = {**fields["tool_calls"], "transform": transform}
+    tokenizer.response_template = {**RESPONSE, "fields": fields}
+    (bad,) = by_template(tokenizer, answer("<tool_call>[1]</tool_call>")).calls
+    assert isinstance(bad, BadCall)
+    assert bad.problem.startswith("the call of a tool cannot be read: ")
 
 
 def test_a_bad_call_leaves_the_others() -> None:

@@ -1,8 +1,11 @@
 """An episode with tools: what they say, in the order of the calls, and what happens where they break."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from covey.environments.conversations.tools.episode import Talk, ToolRules
 from covey.environments.episode import Observation
 from covey.types import Failure, Prompt, Reward, RunStopped
 
-from ....support.tools import Sums, call, multiply, play, run, say
+from ....support.tools import Sums, answer, call, multiply, play, run, say
 
 PROMPT = Sums().prompts("train")[0]
 
@@ -107,6 +110,33 @@ async def leaves(status: int) -> str:
 def test_an_async_tool_that_leaves_ends_no_event_loop() -> None:
     (only,) = said(with_tools(leaves), call("leaves", status=3))
     assert contents(only) == ['{"error": "RuntimeError: SystemExit: 3"}']
+
+
+def test_an_async_tool_behind_a_wrapper_that_is_none_is_awaited() -> None:
+    async def later(a: int) -> int:
+        """
+        Wait.
+
+        Args:
+            a: For what.
+        """
+        return a
+
+    @functools.wraps(later)
+    def wrapper(**arguments: int) -> Any:
+        return later(**arguments)
+
+    (only,) = said(with_tools(wrapper), call("later", a=3))
+    assert contents(only) == ["3"]
+
+
+def test_the_last_turn_calls_nothing_where_the_rules_say_so() -> None:
+    for calls_last, shelved in ((True, ["a"]), (False, [])):
+        environment = Shelves()
+        environment.rules = ToolRules(calls_last=calls_last)
+        episode = environment.episode(PROMPT, 0)
+        only = run(episode.reply(replace(answer(call("put", thing="a")), is_last=True)))
+        assert (only.done, episode.talk.state.things) == (not calls_last, shelved)
 
 
 def test_an_exception_of_a_tool_is_what_it_says() -> None:
@@ -306,11 +336,17 @@ def test_a_sync_tool_that_hangs_is_given_up_by_name() -> None:
     environment = with_tools(hang, tool_timeout=0.02)
     with pytest.raises(ToolServerLost, match=r"the tool hang took longer than environment.tool_timeout=0.02 s"):
         said(environment, call("hang"))
-    assert environment.ledger.num_hung == 1
-    # Too many of them end the run.
-    environment.ledger.num_hung = MAX_HUNG - 1
-    with pytest.raises(RunStopped, match="the tool hang took longer"):
+    # Too many that still run end the run
+    ledger = environment.ledger
+    ledger.left_behind *= MAX_HUNG - 1
+    with pytest.raises(RunStopped, match=r"the tool hang took longer .* and 64 calls of tools that were given"):
         said(environment, call("hang"))
+    gate.set()
+    assert [left.result(20) for left in ledger.left_behind if isinstance(left, Future)] == [None] * MAX_HUNG
+    gate.clear()
+    with pytest.raises(ToolServerLost, match="the tool hang"):
+        said(environment, call("hang"))
+    assert len(ledger.left_behind) == 1
     gate.set()
 
 
@@ -363,10 +399,10 @@ def test_answers_of_every_kind_are_text_that_can_be_encoded() -> None:
     assert "<class 'object'>" in other
 
 
-def test_a_template_that_knows_no_tools_hears_a_user() -> None:
+def test_a_template_that_knows_no_tools_hears_a_user_once() -> None:
     environment = with_tools(multiply, rules=ToolRules(role="user"))
-    (only,) = said(environment, call("multiply", a=2, b=3))
-    assert only.messages == ({"role": "user", "content": "6"},)
+    (only,) = said(environment, call("multiply", a=2, b=3) + call("multiply", a=4, b=5))
+    assert only.messages == ({"role": "user", "content": "6\n20"},)
 
 
 def test_tools_are_given_to_another_environment() -> None:

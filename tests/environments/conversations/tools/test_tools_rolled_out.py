@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from covey.engine.fake import FakeEngine
+from covey.environments.conversations.tools.arithmetic import calculate, right_answer
 from covey.environments.conversations.tools.calling import ToolServerLost
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.doors.trl import RowTools
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rollouts.rollout import roll_out
-from covey.rollouts.sampler import Sampler
+from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Group, Sampling
 
 from ....support.models.chat_templates import qwen25
@@ -24,7 +27,9 @@ def encoded(text: str) -> list[int]:
     return found
 
 
-def rolled_out(environment: ToolEnvironment, *turns: str, num_samples: int = 1) -> tuple[Group, list[tuple[int, ...]]]:
+def rolled_out(
+    environment: ToolEnvironment, *turns: str, num_samples: int = 1, **limits: Any
+) -> tuple[Group, list[tuple[int, ...]]]:
     """The group of a policy that says these turns, and what it read before each."""
     read: list[tuple[int, ...]] = []
 
@@ -34,7 +39,7 @@ def rolled_out(environment: ToolEnvironment, *turns: str, num_samples: int = 1) 
         return [*encoded(turns[said]), TOKENIZER.eos_token_id]
 
     environment.read_with(TOKENIZER)
-    sampler = Sampler(FakeEngine(script, len(TOKENIZER)), environment, TOKENIZER)
+    sampler = Sampler(FakeEngine(script, len(TOKENIZER)), environment, TOKENIZER, limits=EpisodeLimits(**limits))
     prompt = environment.prompts("train")[0]
     return asyncio.run(roll_out(sampler, prompt, num_samples, Sampling(max_tokens=200))), read
 
@@ -80,6 +85,21 @@ def test_reward_functions_get_the_tokens_and_words_of_a_turn_that_was_cut() -> N
     (rollout,) = group.rollouts
     assert rollout.stop_reason == "max_tokens"
     assert rollout.reward.value == len(encoded(once)) + 1 + 200
+
+
+@pytest.mark.parametrize("limit", ["max_turns", "max_context"])
+def test_what_a_tool_said_and_no_turn_read_is_not_taken_for_an_answer(limit: str) -> None:
+    row = {"prompt": [{"role": "user", "content": "6 * 7?"}], "answer": 42}
+    settings = RewardSettings(in_process=True)
+    judged = RewardFunctions({"train": [row], "test": []}, reward_functions([right_answer]), settings)
+    once = call("calculate", left=6, operator="*", right=7)
+    environment = RowTools(judged, [calculate])
+    group, read = rolled_out(environment, once, "42")
+    assert group.rewards == (1.0,)
+    most = {"max_turns": 1, "max_context": len(read[1]) - 1}[limit]
+    group, _ = rolled_out(environment, once, **{limit: most})
+    (rollout,) = group.rollouts
+    assert (rollout.stop_reason, rollout.reward.value) == (limit, 0.0)
 
 
 def test_a_lost_server_fails_its_attempt_and_no_other() -> None:
@@ -132,3 +152,24 @@ def test_too_many_calls_and_void_turns_are_noted() -> None:
     group, _ = rolled_out(environment, "<tool_call>{</tool_call>", "It is 42.")
     assert [turn.is_void for turn in group.rollouts[0].turns] == [True, False]
     assert environment.metrics()["tool/unknown/errors"] == 1.0
+
+
+def test_what_a_tool_does_to_its_arguments_is_in_no_record() -> None:
+    def empty(things: list[str]) -> str:
+        """
+        Empty a list.
+
+        Args:
+            things: Which.
+        """
+        things.clear()
+        return "empty"
+
+    def kept(completions: Any, **columns: Any) -> list[float]:
+        (made,) = completions[0][0]["tool_calls"]
+        return [float(made["function"]["arguments"] == {"things": ["a", "b"]})]
+
+    row = {"prompt": [{"role": "user", "content": "Empty it."}]}
+    judged = RewardFunctions({"train": [row], "test": []}, reward_functions([kept]), RewardSettings(in_process=True))
+    group, _ = rolled_out(RowTools(judged, [empty]), call("empty", things=["a", "b"]), "Done.")
+    assert group.rewards == (1.0,)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from covey.environments.doors.gateway import program as programs
+from covey.environments.doors.gateway.episode import MAX_LEFT_BEHIND
 from covey.environments.doors.gateway.program import Command
 from covey.environments.doors.gateway.wire import RunSampling
 from covey.rollouts.sampler import EpisodeLimits
-from covey.types import Rollout
+from covey.types import Rollout, RunStopped
 
 from ....support.doors.agents import TOKENIZER, agent_environment, chat, encoded, play, said_by, send, user
 from ....support.tools import call
@@ -313,8 +314,18 @@ def test_a_program_that_hangs_between_calls_ends_by_name_and_its_calls_are_over(
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(episode.reply(answer("yes")), 0.2)
             await episode.close()
+            # Too many that still run end the run; those that have ended since do not count
+            agents = environment._agents
+            agents.left_behind *= MAX_LEFT_BEHIND
+            again = environment.episode(environment.prompts("train")[0], 0)
+            with pytest.raises(RunStopped, match=r"64 threads of environment.program did not end with their episodes"):
+                await again.reset()
             woken.set()
             await asyncio.get_running_loop().run_in_executor(None, done.wait, 20)
+            await asyncio.wait([asyncio.wrap_future(call) for call in agents.left_behind])
+            await again.reset()
+            assert agents.left_behind == []
+            await again.close()
 
         asyncio.run(whole())
     finally:
@@ -382,14 +393,14 @@ def test_no_thread_outlives_the_environment() -> None:
     assert not [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
 
 
-def test_rows_reach_the_program_with_all_their_columns() -> None:
+def test_rows_reach_the_program_with_all_their_columns_for_it_to_take_apart() -> None:
     rows: list[dict[str, Any]] = []
 
     async def looks(url: str, key: str, row: dict[str, Any]) -> float:
-        rows.append(row)
+        rows.append(json.loads(json.dumps(row)))
+        row["own"].clear()
         await asyncio.to_thread(said_by, url, row["prompt"])
         return 0.0
 
-    play(looks, turns)
-    assert [rows[0]["prompt"], rows[0]["thing"]] == [[user("Number 0.")], "cow 0"]
-    json.dumps(rows[0])
+    play(looks, turns, num_samples=2)
+    assert [[row["prompt"], row["thing"], row["own"]] for row in rows] == [[[user("Number 0.")], "cow 0", [0]]] * 2

@@ -5,6 +5,8 @@ answer in time, or whose system is gone, is nobody's fault in the group: it is r
 """
 
 import asyncio
+import concurrent.futures
+import copy
 import json
 import threading
 import time
@@ -15,15 +17,20 @@ from typing import Any
 
 from covey.environments.conversations.tools.calls import BadCall, Call
 from covey.environments.conversations.tools.tool import Tool, problem_with_arguments
+from covey.environments.episode import answered
 from covey.environments.reward_functions.call import is_async
 from covey.types import Message, RunStopped
 
 MAX_HUNG = 64
-"""Calls of tools that did not return in time, before the run ends."""
+"""Calls of tools that were given up and still run, before the run ends."""
 MAX_CHARACTERS = 100_000
 """Of one answer of a tool; the rest is left out."""
 UNKNOWN = "unknown"
 """Stands for the names of tools that there are not, in metrics."""
+
+
+Begun = concurrent.futures.Future[Any] | asyncio.Future[Any]
+"""A call in a thread, or in the event loop."""
 
 
 class ToolServerLost(RuntimeError):
@@ -32,6 +39,11 @@ class ToolServerLost(RuntimeError):
 
 class TookTooLong(ToolServerLost):
     """A call did not return before its deadline."""
+
+    def __init__(self, message: str, call: "Begun") -> None:
+        """`call` is what is left behind."""
+        super().__init__(message)
+        self.call = call
 
 
 class EpisodeOver(Exception):  # no error: a tool says so
@@ -59,8 +71,8 @@ class ToolLedger:
     calls: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    num_hung: int = 0
-    """Calls left behind, over the whole run."""
+    left_behind: list[Begun] = field(default_factory=list)
+    """Calls that were given up in this run, without those that have ended since."""
 
     def note(self, name: str, seconds: float, is_error: bool) -> None:
         """Count one call."""
@@ -137,7 +149,8 @@ class Caller:
             return _error(call.name, problem)
         # What the tool says
         try:
-            return ToolAnswer(call.name, shortened(self.written(await self._called(tool, call.arguments))))
+            said = await answered(await self._called(tool, call.arguments))
+            return ToolAnswer(call.name, shortened(self.written(said)))
         except EpisodeOver as over:
             return ToolAnswer(call.name, shortened(str(over)), ends=True)
         except (ToolServerLost, RunStopped):
@@ -146,13 +159,15 @@ class Caller:
             return _error(call.name, f"{type(error).__name__}: {error}")
 
     async def _called(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool. One that does not return stays behind, and too many of them end the run."""
+        """Call a tool, with arguments for it to change. Too many calls that stay behind end the run."""
+        given = copy.deepcopy(dict(arguments))
         try:
-            return await called_in_time(tool.function, f"the tool {tool.name}", self.seconds, **arguments)
+            return await called_in_time(tool.function, f"the tool {tool.name}", self.seconds, **given)
         except TookTooLong as error:
-            self.ledger.num_hung += 1
-            if self.ledger.num_hung >= MAX_HUNG:
-                raise RunStopped(f"{error}, as {self.ledger.num_hung} calls of tools in this run") from error
+            left = [call for call in (*self.ledger.left_behind, error.call) if not call.done()]
+            self.ledger.left_behind = left
+            if len(left) >= MAX_HUNG:
+                raise RunStopped(f"{error}, and {len(left)} calls of tools that were given up still run") from error
             raise
 
 
@@ -161,10 +176,12 @@ async def called_in_time(function: Callable[..., Any], what: str, seconds: float
 
     Raises TookTooLong where it takes longer; a thread cannot be ended, so it is left behind.
     """
+    call: Begun
     if is_async(function):
-        waiting: asyncio.Future[Any] = asyncio.ensure_future(without_exit(function(**arguments)))
+        call = asyncio.ensure_future(without_exit(function(**arguments)))
     else:
-        waiting = in_thread(lambda: function(**arguments))
+        call = begun(lambda: function(**arguments))
+    waiting = asyncio.wrap_future(call)
     try:
         # Not `wait_for`, which waits for a task that takes no notice of its end.
         done, _ = await asyncio.wait({waiting}, timeout=seconds)
@@ -173,7 +190,7 @@ async def called_in_time(function: Callable[..., Any], what: str, seconds: float
         raise
     if not done:
         waiting.cancel()
-        raise TookTooLong(f"{what} took longer than environment.tool_timeout={seconds:g} s")
+        raise TookTooLong(f"{what} took longer than environment.tool_timeout={seconds:g} s", call)
     if waiting.cancelled():
         raise ToolServerLost(f"{what} was cancelled")
     return waiting.result()
@@ -188,27 +205,22 @@ async def without_exit(call: Awaitable[Any]) -> Any:
 
 
 def in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":
-    """Start a function in a thread of its own, which keeps no process from ending."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
+    """Start a function in a thread of its own, and return what waits for it."""
+    return asyncio.wrap_future(begun(function))
 
-    def tell(result: Any, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if error is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(error)
+
+def begun(function: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
+    """Start a function in a thread of its own, which keeps no process from ending."""
+    answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    answer.set_running_or_notify_cancel()  # who waits no more does not end it
 
     def run() -> None:
-        result, problem = None, None
         try:
-            result = function()
+            answer.set_result(function())
+        except (StopIteration, asyncio.CancelledError, concurrent.futures.CancelledError) as error:
+            answer.set_exception(RuntimeError(f"a tool raised {type(error).__name__}"))  # no future holds these
         except BaseException as error:  # whoever waits must hear of it
-            problem = RuntimeError("a tool raised StopIteration") if isinstance(error, StopIteration) else error
-        # The loop may have ended before the tool has
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, result, problem)
+            answer.set_exception(error)
 
     threading.Thread(target=run, name="covey-tool", daemon=True).start()
     return answer

@@ -85,6 +85,7 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
     whole = answer.marked or answer.text
     begin_spoken = _end_of_thoughts(whole)
     thought, spoken = whole[:begin_spoken].removesuffix("</think>"), whole[begin_spoken:]
+    reasoning = thought.replace("<think>", "").strip()
     # Separate the calls from the words between them
     calls: list[Call | BadCall] = []
     words: list[str] = []
@@ -96,8 +97,8 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
         call, place = _call_at(spoken, begin + len(OPENING))
         calls.append(call)
     if not calls:
-        return Said(_without_marks(answer, spoken))
-    return Said("".join(words).strip(), tuple(calls), thought.replace("<think>", "").strip())
+        return Said(_without_marks(answer, spoken), reasoning=reasoning)
+    return Said("".join(words).strip(), tuple(calls), reasoning)
 
 
 def _end_of_thoughts(text: str) -> int:
@@ -170,20 +171,13 @@ def call_of(found: Any) -> Call | BadCall:
 
 def by_template(tokenizer: Any, answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
     """Read an answer by the tokenizer's response template."""
-    whole = answer.marked or answer.text
+    # Templates, and prefilled answers, often write the begin of it (<think>)
+    whole, prefix = answer.marked or answer.text, tokenizer.decode(list(answer.prompt_ids))
     try:
-        found = tokenizer.parse_response(whole, prefix=_prefix(tokenizer, answer), tools=[dict(s) for s in schemas])
-    except (ValueError, RecursionError) as error:
+        found = tokenizer.parse_response(whole, prefix=prefix, tools=[dict(s) for s in schemas])
+        calls = tuple(call_of(call.get("function", call)) for call in found.get("tool_calls") or ())
+    except Exception as error:  # foreign code, that takes apart what the policy wrote
         reason = " ".join(str(error).split())[:200]
         return Said(answer.text, (BadCall(f"the call of a tool cannot be read: {reason}"),))
-    calls = tuple(call_of(call.get("function", call)) for call in found.get("tool_calls") or ())
     reasoning = found.get("reasoning_content") or found.get("thinking") or ""
     return Said(str(found.get("content") or ""), calls, str(reasoning))
-
-
-def _prefix(tokenizer: Any, answer: Answer) -> str:
-    """Return what stood before the answer: templates often write the begin of it (<think>)."""
-    before = [dict(message) for message in answer.conversation[:-1]]
-    with suppress(Exception):  # a template that refuses this conversation is heard of where it is rendered for sampling
-        return str(tokenizer.apply_chat_template(before, add_generation_prompt=True, tokenize=False))
-    return ""

@@ -20,7 +20,7 @@ class Talk:
 
     state: Any = None
     messages: list[Message] = field(default_factory=list)
-    """Answers with their `tool_calls`, and messages of the tools."""
+    """Answers with their `tool_calls`, and what the policy has read of the tools."""
     token_ids: list[int] = field(default_factory=list)
     """What the policy sampled, over all turns."""
     opening: Observation = field(default_factory=Observation)
@@ -46,6 +46,8 @@ class ToolRules:
     """Calls of an episode (environment.max_tool_calls); a turn that asks for more ends it."""
     role: str = "tool"
     """Who says what a tool answered: `tool`, or `user` for templates that know no tools."""
+    calls_last: bool = True
+    """Whether calls of the last turn are made, though no turn reads what comes of them."""
 
 
 class ToolEpisode(Episode):
@@ -77,6 +79,7 @@ class ToolEpisode(Episode):
         self._judge = judge
         self._closes = closes
         self._num_calls = 0
+        self._unread: tuple[Message, ...] = ()
 
     async def reset(self) -> Observation:
         if self._opening is not None:
@@ -84,6 +87,8 @@ class ToolEpisode(Episode):
         return self.talk.opening
 
     async def reply(self, answer: Answer) -> Observation:
+        # A tool's message that no turn reads would be judged as the answer
+        self.talk.messages += self._unread
         self.talk.token_ids += answer.token_ids
         # A turn that was cut is no answer
         if answer.finish_reason == "length":
@@ -97,11 +102,14 @@ class ToolEpisode(Episode):
             return Observation(done=True, is_void=not said.text.strip(), info=_counts(said, ()))
         if self._rules.max_calls is not None and self._num_calls > self._rules.max_calls:
             return Observation(done=True, stop_reason="max_tool_calls", info=_counts(said, ()))
+        if answer.is_last and not self._rules.calls_last:
+            return Observation(done=True, stop_reason="max_turns", info=_counts(said, ()))
         # Calls
         answers = await self._whole(lambda: self._caller.answers(said.calls))
-        messages = tuple(self._message(found, answer.turn, place) for place, found in enumerate(answers))
-        self.talk.messages += messages
+        self._unread = messages = self._messages(answers, answer.turn)
         ends = any(found.ends for found in answers)
+        if ends:
+            self.talk.messages += messages
         return Observation(
             messages,
             done=ends,
@@ -124,10 +132,11 @@ class ToolEpisode(Episode):
             self.talk.is_broken = True
             raise
 
-    def _message(self, answer: ToolAnswer, turn: int, place: int) -> Message:
+    def _messages(self, answers: Sequence[ToolAnswer], turn: int) -> tuple[Message, ...]:
+        """Return what tools answered: as the user's it is one message, for templates want turns that alternate."""
         if self._rules.role != "tool":
-            return {"role": self._rules.role, "content": answer.content}
-        return tool_message(answer.name, answer.content, turn, place)
+            return ({"role": self._rules.role, "content": "\n".join(answer.content for answer in answers)},)
+        return tuple(tool_message(found.name, found.content, turn, place) for place, found in enumerate(answers))
 
 
 def _counts(said: Said, answers: Sequence[ToolAnswer]) -> dict[str, float]:

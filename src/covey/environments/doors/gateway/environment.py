@@ -1,5 +1,6 @@
 """Rows, reward functions, and an agent program that plays every attempt."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -51,7 +52,7 @@ class AgentEnvironment(Judged):
 
     def episode(self, prompt: Prompt, seed: int) -> Episode:
         asked = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
-        row = {"prompt": asked, **prompt.columns, "seed": seed}
+        row = copy.deepcopy({"prompt": asked, **prompt.columns, "seed": seed})
         return AgentEpisode(self._agents, row, lambda outcome: self._verdict(prompt, outcome))
 
     async def _verdict(self, prompt: Prompt, outcome: Outcome) -> Reward | Failure:

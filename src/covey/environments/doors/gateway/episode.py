@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.environments.conversations.tools.calling import call_id
+from covey.environments.conversations.tools.calling import Begun, call_id
 from covey.environments.conversations.tools.calls import Call, Reader
 from covey.environments.doors.gateway.door import Door
 from covey.environments.doors.gateway.messages import continuation
@@ -20,7 +20,7 @@ from covey.types import Failure, Message, Reward, RunStopped
 
 LOGGER = logging.getLogger(__name__)
 MAX_LEFT_BEHIND = 64
-"""Threads of programs that did not end with their episodes, before the run ends."""
+"""Programs that still run after their episodes, before the run ends."""
 
 
 @dataclass
@@ -50,7 +50,8 @@ class Agents:
     gateway: Gateway
     read: Reader
     """Reads calls of tools out of what the policy says."""
-    num_left_behind: int = 0
+    left_behind: list[Begun] = field(default_factory=list)
+    """Programs that did not end with their episodes, without those that have ended since."""
 
 
 class AgentEpisode(Episode):
@@ -69,8 +70,9 @@ class AgentEpisode(Episode):
         self._so_far: tuple[Message, ...] = ()
 
     async def reset(self) -> Observation:
-        if self._agents.num_left_behind >= MAX_LEFT_BEHIND:
-            raise RunStopped(f"{self._agents.num_left_behind} threads of environment.program did not end")
+        self._agents.left_behind = left = [call for call in self._agents.left_behind if not call.done()]
+        if len(left) >= MAX_LEFT_BEHIND:
+            raise RunStopped(f"{len(left)} threads of environment.program did not end with their episodes")
         self._door = self._agents.gateway.open()
         self._running = self._agents.program.start(self._door, self._row)
         request = await self._next_call()
@@ -124,8 +126,8 @@ class AgentEpisode(Episode):
     async def close(self) -> None:
         if self._door is not None:
             self._agents.gateway.close_door(self._door)
-        if self._running is not None and not await self._running.stop():
-            self._agents.num_left_behind += 1
+        if self._running is not None and (left := await self._running.stop()) is not None:
+            self._agents.left_behind.append(left)
 
     # ---- one call after the other
 

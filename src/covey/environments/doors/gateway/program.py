@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from covey.environments.conversations.tools.calling import in_thread, without_exit
+from covey.environments.conversations.tools.calling import Begun, begun, without_exit
 from covey.environments.doors.gateway.door import Door
 from covey.environments.reward_functions.call import is_async, name_of
 
@@ -31,8 +31,8 @@ class Running(Protocol):
     outcome: "asyncio.Future[Any]"
     """What it returns, or ProgramFailed."""
 
-    async def stop(self) -> bool:
-        """End it. False where it could not be ended, and was left behind."""
+    async def stop(self) -> Begun | None:
+        """End it. Returns what could not be ended, and was left behind."""
         ...
 
 
@@ -57,17 +57,18 @@ class Function:
 
     def start(self, door: Door, row: Mapping[str, Any]) -> Running:
         """Start it: async ones in this event loop, others in a thread of their own."""
-        given = door.url, door.key, dict(row)
+        given = door.url, door.key, row
         if is_async(self.function):
             return _Called(self.name, asyncio.ensure_future(without_exit(self.function(*given))))
-        return _Called(self.name, in_thread(lambda: self.function(*given)))
+        return _Called(self.name, begun(lambda: self.function(*given)))
 
 
 class _Called:
     """A function under way. A thread cannot be ended: one that takes no notice is left behind."""
 
-    def __init__(self, name: str, result: "asyncio.Future[Any]") -> None:
-        self._result = result
+    def __init__(self, name: str, call: Begun) -> None:
+        self._call = call
+        self._result = asyncio.wrap_future(call)
         self.outcome: asyncio.Future[Any] = asyncio.ensure_future(self._whole(name))
 
     async def _whole(self, name: str) -> Any:
@@ -81,7 +82,7 @@ class _Called:
             told = " ".join(str(error).split())[:SHOWN]
             raise ProgramFailed(f"the program {name} raised {type(error).__name__}: {told}") from error
 
-    async def stop(self) -> bool:
+    async def stop(self) -> Begun | None:
         if isinstance(self._result, asyncio.Task):
             self._result.cancel()
         done, _ = await asyncio.wait({self._result}, timeout=GRACE)
@@ -89,7 +90,7 @@ class _Called:
         self._result.cancel()
         if self._result.done() and not self._result.cancelled():
             self._result.exception()  # has been heard of
-        return bool(done)
+        return None if done else self._call
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ class _Process:
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", said: Any) -> None:
         self._name, self._process, self._said = name, process, said
-        self._ended = in_thread(self._wait)
+        self._call = begun(self._wait)
+        self._ended = asyncio.wrap_future(self._call)
         self.outcome: asyncio.Future[Any] = asyncio.ensure_future(self._whole())
 
     def _wait(self) -> int:
@@ -159,13 +161,13 @@ class _Process:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def stop(self) -> bool:
+    async def stop(self) -> Begun | None:
         if not self._ended.done():
             self._kill()
         await asyncio.wait({self._ended}, timeout=GRACE)
         await _left(self.outcome)
         self._said.close()
-        return self._ended.done()
+        return None if self._ended.done() else self._call
 
 
 async def _left(outcome: "asyncio.Future[Any]") -> None:

@@ -189,11 +189,10 @@ class _Playing:
         self._number, answer = process.ask(request)
         self.outcome: asyncio.Future[Any] = asyncio.wrap_future(answer)
 
-    async def stop(self) -> bool:
+    async def stop(self) -> None:
         """End it. Nothing of this process is left behind, whatever the worker does."""
         if not self.outcome.done():
             self._process.stop(self._number)
             await asyncio.wait({self.outcome}, timeout=GRACE)
         self.outcome.cancel()
         await asyncio.gather(self.outcome, return_exceptions=True)
-        return True
