@@ -78,8 +78,8 @@ class JsonlWriter:
 
 
 def encoded(row: Mapping[str, Any]) -> bytes:
-    """Return a row as the line of a file, with numbers that JSON cannot hold as in `finite`."""
-    return (_one_line(json.dumps(finite(row), ensure_ascii=False, allow_nan=False)) + "\n").encode()
+    """Return a row as the line of a file: what JSON cannot hold is as in `finite` and `plain_data`."""
+    return (_one_line(json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=plain_data)) + "\n").encode()
 
 
 def _one_line(text: str) -> str:

@@ -20,7 +20,7 @@ MAPPED: dict[str, str] = {
     "max_completion_length": "`sampling.max_tokens`; with tools it bounds each turn, and `environment.max_context` the "
     "whole; TRL bounds the turns and what tools said together",
     "vllm_max_model_length": "`sampling.max_total_tokens`, with vllm_mode=colocate",
-    "max_tool_calling_iterations": "`environment.max_turns`, one more; None is 64 turns",
+    "max_tool_calling_iterations": "`environment.max_turns`, one more, the last without calls; None is 64 turns",
     "temperature": "`sampling.temperature`",
     "top_p": "`sampling.top_p`; log-probs are those of the distribution sampled from, TRL's those of the whole",
     "top_k": "`sampling.top_k`; as top_p",

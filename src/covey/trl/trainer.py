@@ -285,7 +285,8 @@ class GRPOTrainer:
         if not isinstance(config.environment, ToolsConfig):
             return judged
         made = RowTools(judged, self._tools, self._factories, has_rewards=bool(self.reward_funcs))
-        made.rules = ToolRules(max_calls=config.environment.max_tool_calls, role=config.environment.tool_role)
+        most, role = config.environment.max_tool_calls, config.environment.tool_role
+        made.rules = ToolRules(max_calls=most, role=role, calls_last=False)  # as in TRL's loop
         made.tool_timeout, made.written = config.environment.tool_timeout, str
         return made
 

@@ -12,6 +12,7 @@ import pytest
 
 from covey.environments.conversations.tools.calling import Caller, ToolServerLost
 from covey.environments.conversations.tools.calls import Call
+from covey.environments.doors import mcp
 from covey.environments.doors.mcp import McpServer, McpSession, ToolRefused, tools_of_session
 
 from ...support.tools import Sums, call, play, run
@@ -29,6 +30,8 @@ def answer(message, session):
     method, parameters = message["method"], message.get("params", {})
     if "id" not in message:
         return None
+    if method == "initialize" and not parameters["protocolVersion"]:
+        return {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32602, "message": "unknown version"}}
     if method == "initialize":
         result = {"protocolVersion": parameters["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": {}}
     elif method == "tools/list":
@@ -175,6 +178,21 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     session._seconds = 0.05
     with pytest.raises(ToolServerLost, match=r"is gone, or said nothing for 0.05 s"):
         session.call("hang", {})
+
+
+def test_a_session_that_is_refused_or_closed_by_another_thread_is_a_failure_of_the_server(
+    session: McpSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.tools()
+    wire = session._wire
+    assert wire is not None
+    session.close()
+    with pytest.raises(ToolServerLost, match="is gone"):
+        wire.ask({"jsonrpc": "2.0", "id": 9, "method": "tools/list"}, 1.0)
+    monkeypatch.setattr(mcp, "PROTOCOL_VERSION", None)
+    for _ in range(2):
+        with pytest.raises(ToolServerLost, match="opens no session: unknown version"):
+            session.call("add", {"number": 1})
 
 
 def test_a_server_that_is_not_there_is_lost() -> None:

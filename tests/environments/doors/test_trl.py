@@ -117,6 +117,10 @@ def test_reward_functions_see_all_messages_the_object_and_the_row_and_are_added(
     assert [message["role"] for message in seen["completions"][0]] == ["assistant", "tool", "assistant"]
     assert seen["completions"][0][0]["tool_calls"][0]["function"] == {"name": "buy", "arguments": {"thing": "cow"}}
     assert (seen["thing"], seen["ids"], len(seen["shops"])) == (["cow"], [[7, 7]], 1)
+    # Where no user has spoken, what reset says is a message of its own
+    system = {"role": "system", "content": "Sell."}
+    played(row_tools(polite, rows=[{**ROWS[0], "prompt": [system]}]), "Thanks.")
+    assert seen["prompts"] == [[system, {"role": "user", "content": " There are cows."}]]
 
 
 def test_functions_may_change_what_they_are_given() -> None:
@@ -257,6 +261,25 @@ def test_rows_choose_among_several_classes() -> None:
     verdict = played(environment, call("nod"), "x", index=1)[1]
     assert isinstance(verdict, Failure)
     assert not verdict.is_fault
+
+
+def test_what_an_object_does_to_its_row_is_its_own() -> None:
+    class Stocked(Shop):
+        def buy(self, thing: str) -> str:
+            """
+            Buy from the stock of the row.
+
+            Args:
+                thing: Which one.
+            """
+            self.row["stock"].remove(thing)
+            self.row["prompt"][0]["content"] = "Sold."
+            return super().buy(thing)
+
+    environment = row_tools(factories=Stocked, rows=[{**ROWS[0], "stock": ["cow"]}])
+    worth = [played(environment, call("buy", thing="cow"), "Thanks.")[1] for _ in range(2)]
+    assert worth == [Reward(1.0, {"Stocked": 1.0})] * 2
+    assert environment.prompts("train")[0].text == ({"role": "user", "content": "Buy a cow."},)
 
 
 def test_rows_without_a_prompt_are_asked_by_reset() -> None:

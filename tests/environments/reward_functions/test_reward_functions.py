@@ -176,6 +176,15 @@ def test_one_function_cannot_change_what_the_next_one_sees() -> None:
     assert scores == [Reward(3.0, {"vandal": 0.0, "length": 3.0})]
 
 
+def test_every_completion_has_a_column_of_its_own_to_take_apart() -> None:
+    def empties(completions: list, tests: list, **kwargs: Any) -> list[float]:
+        return [float(sum(own.pop() for _ in range(len(own)))) for own in tests]
+
+    made = environment(empties, row={**ROW, "tests": [1, 2]})
+    for _ in range(2):
+        assert score(made, ["a", "b"]) == [Reward(3.0, {"empties": 3.0})] * 2
+
+
 @pytest.mark.parametrize(
     ("function", "name", "value"),
     [

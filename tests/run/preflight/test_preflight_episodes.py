@@ -1,6 +1,7 @@
 """Before a run of several turns its gold turns are played: they must win, and come back token for token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from covey.environments.conversations.guess import Guess
 from covey.environments.conversations.lookup import Lookup
 from covey.environments.conversations.settings import GuessConfig, LookupConfig
 from covey.environments.conversations.tools.environment import ToolEnvironment
+from covey.environments.conversations.tools.tool import Tool, tool_of
 from covey.environments.episode import Episode
 from covey.run.preflight.episodes import check_episodes, has_episodes
 from covey.types import Message, Prompt, Reward
@@ -135,4 +137,17 @@ class Doubling(ToolEnvironment):
 
 
 def test_tools_are_tried_where_the_score_beside_them_is_a_plain_method(build: Build) -> None:
-    assert "1 tools answer" in check_episodes(build(Doubling(), **TURNS)).figure
+    assert "1 tools answer, and" in check_episodes(build(Doubling(), **TURNS)).figure
+
+
+class Served:
+    """A server of one tool."""
+
+    def tools(self) -> tuple[Sequence[Tool], Callable[[], None]]:
+        return [replace(tool_of(double), name="served")], lambda: None
+
+
+def test_tools_of_servers_are_said_to_be_listed(build: Build) -> None:
+    environment = Doubling()
+    environment.servers = (Served(),)
+    assert "1 tools answer, 1 of servers are listed, and" in check_episodes(build(environment, **TURNS)).figure

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from covey.rollouts.source import Dropped
@@ -138,6 +139,14 @@ def test_the_file_is_bounded_over_restarts_too(tmp_path: Path) -> None:
         log.close()
     lines = (tmp_path / "rollouts.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 0, 1]
+
+
+def test_what_an_environment_noted_is_written_though_json_does_not_know_it(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path / "rollouts.jsonl", max_rows=1)
+    log.log([{"note": np.float32(0.5), "all": np.array([1, 2]), "file": Path("a.txt")}])
+    log.close()
+    row = json.loads((tmp_path / "rollouts.jsonl").read_text())
+    assert row == {"note": 0.5, "all": [1, 2], "file": "a.txt"}
 
 
 def test_advantages_must_fit_the_rollouts() -> None:

@@ -99,7 +99,7 @@ class HttpWire:
         try:
             answer = self._client.post(self._url, json=message, timeout=seconds)
             answer.raise_for_status()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, RuntimeError) as error:  # or another thread has closed the client
             raise ToolServerLost(f"the tool server {self._url} is gone: {error}") from error
         # The server names its session when it is initialised
         session = answer.headers.get("mcp-session-id")
@@ -174,7 +174,10 @@ class McpSession:
         """Open the session."""
         self._wire = wire = _wire(self.server)
         opening = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": ABOUT}
-        self._result(wire, "initialize", opening)
+        try:
+            self._result(wire, "initialize", opening)
+        except ToolRefused as error:
+            raise ToolServerLost(f"the tool server {self.server} opens no session: {error}") from error
         wire.ask({"jsonrpc": "2.0", "method": "notifications/initialized"}, self._seconds)
         return wire
 

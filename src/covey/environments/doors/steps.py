@@ -3,6 +3,7 @@
 What a step earns belongs to its turn, what the last one earns is the verdict on the episode.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ class StepSettings:
         """Make the object of one attempt. Columns of the row besides the prompt are SkyRL's `extras`."""
         if self.protocol != "skyrl":
             return PROTOCOLS[self.protocol](self.factory())
-        return PROTOCOLS[self.protocol](self.factory(extras=dict(columns.get("extras") or {})))
+        return PROTOCOLS[self.protocol](self.factory(extras=copy.deepcopy(dict(columns.get("extras") or {}))))
 
 
 class Steps(Environment):

@@ -9,6 +9,7 @@ Instances are pooled, made once and reset often, and never used by two attempts 
 """
 
 import asyncio
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,12 +106,12 @@ class RowTools(WithTools):
     async def opening(self, prompt: Prompt, state: Any) -> Observation:
         if state is None:
             return Observation()
-        row = dict(prompt.columns)
+        asked = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
+        row = copy.deepcopy({"prompt": asked, **prompt.columns})  # for the attempt to change
         if self._is_chosen:
             row.pop(COLUMN)
-        asked = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
         what = f"{type(state).__name__}.reset"
-        said = await called_in_time(state.reset, what, self.tool_timeout, **{"prompt": asked, **row})
+        said = await called_in_time(state.reset, what, self.tool_timeout, **row)
         if said is None:
             return Observation()
         return Observation(said if isinstance(said, str) else text_of({"content": said}))
@@ -239,4 +240,6 @@ def _after_reset(text: str | tuple[Message, ...], opening: Observation) -> str |
         return text
     if isinstance(text, str):
         return text + said
+    if text[-1]["role"] != "user":
+        return (*text, {"role": "user", "content": said})
     return (*text[:-1], {**text[-1], "content": text_of(text[-1]) + said})

@@ -280,7 +280,8 @@ class RewardFunctions(Environment):
         arguments."""
         # Columns as lists, one entry per completion
         count = len(completions)
-        columns = {name: [value] * count for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
+        shown = {name: value for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
+        columns = {name: [copy.deepcopy(value) for _ in range(count)] for name, value in shown.items()}
         if isinstance(prompt.text, str):
             return {"prompts": [prompt.text] * count, "completions": list(completions), **columns}
         # A conversation; each completion gets a copy, since functions may change it

@@ -53,7 +53,9 @@ def check_episodes(subject: PreflightContext) -> Check:
             return Check(False, str(error), "", "fix the tool's types and docstring, which make its schema")
         for name in facts.silent:
             return Check(False, f"tool {name}: {facts.answers[name]}", "", "start what it needs, or leave it out")
-        notes.append(f"{len(facts.answers)} tools answer, and calls are read by {facts.read_by}")
+        others = len(environment.shown_tools(subject.prompts[0])) - len(facts.answers)
+        listed = f", {others} of servers are listed" if others else ""
+        notes.append(f"{len(facts.answers)} tools answer{listed}, and calls are read by {facts.read_by}")
     # Gold turns must win, token for token
     played = [(prompt, found) for prompt in subject.prompts if (found := _gold(subject, prompt)) is not None]
     wrong = [(prompt, found) for prompt, found in played if isinstance(found, str)]
