@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from importlib import import_module
 from io import StringIO
@@ -380,5 +380,6 @@ def _say(text: str, code: int) -> int:
     from covey.system.text.cleaning import clean
 
     number = ranks.rank()
-    print(f"covey: rank {number}: {clean(text)}" if number else f"covey: {clean(text)}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads it where the terminal is gone
+        print(f"covey: rank {number}: {clean(text)}" if number else f"covey: {clean(text)}", file=sys.stderr)
     return code

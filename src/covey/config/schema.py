@@ -167,7 +167,7 @@ class OutputConfig(Section):
     on_write_error: str = setting("stop", choices=("stop", "continue"))
     """What a full or vanished disk does: stop (to be resumed) or continue (rows and saves are tried again later)."""
     shutdown_timeout: float = setting(120.0, gt=0)
-    """Longest time from Ctrl-C or SIGTERM to the exit; a save that takes longer is given up."""
+    """Longest time from Ctrl-C, SIGTERM or SIGHUP to the exit; a save that takes longer is given up."""
 
 
 @dataclass

@@ -1,8 +1,10 @@
-"""SIGTERM and Ctrl-C: the last finished step is saved, the status says why, and no process is left."""
+"""SIGTERM, SIGHUP and Ctrl-C: the last finished step is saved, the status says why, and no process is left."""
 
 import json
 import os
+import pty
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from ...support.small import equal, saved_weights, scripted, small_config, use, 
 from ..runs import (
     KEEP_LAST,
     NUM_STEPS,
+    SETTINGS,
     Process,
     fingerprint,
     finish,
@@ -41,7 +44,12 @@ GRACE_SECONDS = 120.0
 """The default of output.shutdown_timeout."""
 WORKERS = ("environment.in_process=false", "environment.num_workers=2")
 SLOWLY = {"REWARD_SECONDS": 0.02}
-SIGNALS = {"SIGTERM": [signal.SIGTERM], "SIGINT": [signal.SIGINT], "two SIGINTs": [signal.SIGINT, signal.SIGINT]}
+SIGNALS = {
+    "SIGTERM": [signal.SIGTERM],
+    "SIGHUP": [signal.SIGHUP],
+    "SIGINT": [signal.SIGINT],
+    "two SIGINTs": [signal.SIGINT, signal.SIGINT],
+}
 
 
 def send(process: Process, signals: list[signal.Signals], pause: float) -> None:
@@ -82,7 +90,7 @@ def stop_and_resume(folder: Path, name: str, signals: list[signal.Signals], seed
 
 
 @pytest.mark.parametrize(
-    "name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in SIGNALS if "INT" in name)]
+    "name", ["SIGTERM", "SIGHUP", *(pytest.param(name, marks=pytest.mark.slow) for name in SIGNALS if "INT" in name)]
 )
 def test_a_signal_saves_the_last_finished_step_leaves_no_process_and_changes_nothing(
     reference: Path, name: str
@@ -258,3 +266,38 @@ def test_a_stop_asked_for_while_signals_are_held_sends_none_that_another_handler
         with pytest.raises(StopRequested) as stopped:
             stopper.release()
     assert stopped.value.status == 143
+
+
+def test_the_end_of_a_terminal_is_heard_unless_nohup_has_it_ignored() -> None:
+    with Stopper().installed() as stopper:
+        stopper.hold()
+        signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(StopRequested, match="stopped by SIGHUP") as stopped:
+            stopper.release()
+    assert stopped.value.status == 129
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopper().installed() as stopper:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stopper.is_asked
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_saves_its_last_finished_step(reference: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(reference)
+        words = [*SETTINGS, *WORKERS, "output.save_every=0", "hydra.run.dir=closed"]
+        environment = os.environ | {"REWARD_SECONDS": "0.02", "COVEY_CACHE": str(reference / "cache")}
+        os.execve(sys.executable, [sys.executable, "-m", "covey", "train", *words], environment)
+    run, until = reference / "closed", time.monotonic() + 120
+    while num_trained(run) < 3:
+        assert time.monotonic() < until
+        while select.select([terminal], [], [], 0.1)[0]:
+            os.read(terminal, 65536)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    assert saved_step(run) == num_trained(run) >= 3

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: stop at once where nothing is half done, else as soon as it is whole, so that it can be saved."""
+"""Ctrl-C, SIGTERM, SIGHUP: stop at once where nothing is half done, else as soon as it is whole, so that it is saved."""
 
 import ctypes
 import faulthandler
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 """What the command exits with after it has saved: 128 + the number of the signal, as shells have it."""
 
 
@@ -33,6 +33,16 @@ class Terminated(StopRequested):
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(number)
+
+
+class HungUp(StopRequested):
+    """The same by SIGHUP: the terminal or the connection that the run was started from is gone."""
+
+    def __init__(self, number: int = signal.SIGHUP) -> None:
+        super().__init__(number)
+
+
+KINDS = {signal.SIGINT: StopRequested, signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
 
 
 @dataclass
@@ -65,6 +75,8 @@ class Stopper:
             yield self
             return
         for number in EXIT_STATUS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
+                continue
             self._previous[number] = signal.signal(number, self._handle)
         try:
             yield self
@@ -116,7 +128,7 @@ class Stopper:
             self._held = True  # the save that follows is not to be interrupted
             if self._thread == threading.get_ident():
                 raise StopRequested(number)
-            kind = Terminated if number == signal.SIGTERM else StopRequested
+            kind = KINDS[signal.Signals(number)]
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(kind))
 
     def run_apart(self, work: Callable[[], T]) -> T:
