@@ -320,7 +320,7 @@ def test_a_file_too_many_is_damage_too(tmp_path: Path, policy: Policy) -> None:
 def test_retention_keeps_the_last_and_the_best_and_never_deletes_the_only_good_one(
     tmp_path: Path, policy: Policy
 ) -> None:
-    for step, score in ((1, 0.1), (2, 0.9), (3, 0.5), (4, 0.2)):
+    for step, score in ((1, 0.9), (2, 0.9), (3, 0.5), (4, 0.2)):
         save(tmp_path, step, policy, score)
     prune_checkpoints(tmp_path, Retention(keep_last=1, keep_best=True))
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000002", "step-000004"]

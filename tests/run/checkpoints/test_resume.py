@@ -16,7 +16,7 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.settings import MixtureConfig
 from covey.report.content import verdict
 from covey.report.read import read_run
-from covey.run.checkpoints.resume import truncate_jsonl
+from covey.run.checkpoints.resume import check_same_prompts, truncate_jsonl
 from covey.run.folder import newer_trainings
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
@@ -267,6 +267,14 @@ def test_a_checkpoint_that_does_not_say_which_prompts_it_had_is_gone_on_with() -
     rewrite(manifest, lambda old: {"prompts": None})
     write_rows(40, "figure")
     assert main(["train", f"resume={folder}", "num_steps=2", "resume_changes=[num_steps]"]) == 0
+
+
+def test_prompts_are_compared_with_those_that_the_run_had_last(tmp_path: Path) -> None:
+    lines = [{"after_step": step, "changes": {}, "prompts": name} for step, name in ((1, "first"), (2, "last"))]
+    (tmp_path / "changes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    check_same_prompts(Config(), tmp_path, tmp_path, "last")
+    with pytest.raises(ValueError, match=r"are not those that .* was trained on"):
+        check_same_prompts(Config(), tmp_path, tmp_path, "first")
 
 
 # ------------------------------------------------------------------------------------------------ from a program

@@ -34,8 +34,19 @@ def seeded(seed: int) -> dict[str, Any]:
     return generators()
 
 
-def drawn() -> tuple[float, float, float]:
+def drawn() -> tuple[float, ...]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_the_second_of_two_normal_numbers_is_drawn_though_the_first_was_drawn_before() -> None:
+    """Python and NumPy make two at a time."""
+    for draw in (lambda: random.gauss(0.0, 1.0), lambda: float(np.random.randn())):
+        draw()
+        states = generators()
+        expected = draw()
+        draw()
+        restore_generators(states)
+        assert draw() == expected
 
 
 def test_every_rank_goes_on_with_its_own_generators_and_one_too_many_with_those_of_another(
