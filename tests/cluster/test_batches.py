@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from covey.cluster.sampler import SamplerActor, patience
@@ -16,7 +17,7 @@ from covey.cluster.slot import Call, Slot
 from covey.cluster.start import prepare_actor, worker_environment
 from covey.cluster.wire import Batch, Jobs, PackedWeights, Sampled, pack
 from covey.engine.base import EngineLost, EngineStats, WeightSet
-from covey.engine.weights import arrived, prove, unproved_set
+from covey.engine.weights import arrived, prove, trained_tensors, unproved_set
 from covey.policy.policy import Policy
 from covey.rollouts import rollout
 from covey.rollouts.buffer import Bound, Ticket
@@ -74,6 +75,11 @@ def test_small_weights_travel_inside_of_the_call_and_do_not_need_the_store(
         run.plan.ray.is_full = not is_stored
         run.advance(3)
         assert (run.plan.ray.puts > 0) is is_stored
+        assert run.pool._weights is not None
+        packed, own = run.pool._weights[1], trained_tensors(policy)
+    if not is_stored:  # training moves the policy's while they travel
+        memory = [(data, own[name].detach().numpy()) for name, (_, _, data) in packed.arrays.items()]
+        assert not any(np.shares_memory(*pair) for pair in memory)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +155,19 @@ def test_a_proof_waits_for_weights_that_are_still_fetched_while_proofs_of_later_
         assert (actor._version, list(actor._logprobs)) == (1, [2])
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("publish_every", [1, 4])
+def test_held_out_prompts_are_answered_on_the_weights_of_now(publish_every: int, policy: Policy) -> None:
+    """They wait for weights that are under way, and weights that nobody samples for training on are pushed for them."""
+
+    async def on_update(engine: Engine, weights: WeightSet) -> None:
+        await asyncio.sleep(0.05)
+
+    with training(policy, Plan(on_update=on_update), Bound(4, 1, publish_every), samplers=1) as run:
+        run.advance(2)
+        groups = run.source.run(run.source.stream.prompts[:2], 1, run.source.sampling)
+    assert [rollout.policy_version for group in groups for rollout in group.rollouts] == [2, 2]
 
 
 def test_a_prompt_is_encoded_once_and_before_its_weights_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

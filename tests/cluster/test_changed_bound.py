@@ -6,6 +6,7 @@ import pytest
 
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
+from covey.rollouts.source import PromptStream
 
 from .faulty import Plan, training
 
@@ -38,6 +39,16 @@ def test_a_run_resumed_under_another_bound_keeps_it_and_loses_nothing(
         resumed.source.publish((), version=NUM_STEPS)
         resumed.advance(18)
         assert not resumed.source._unsent
+
+
+def test_a_run_that_sampled_in_process_goes_on_with_samplers_where_it_was(policy: Policy) -> None:
+    with training(policy) as run:
+        run.source.load_state_dict({"position": 8})
+        run.source.publish((), version=2)
+        run.step = 2
+        run.take()
+        assert run.trained == [prompt.id for prompt, _ in PromptStream(run.source.stream.prompts, 0, True).draw(12)[8:]]
+        assert run.ages == [0] * 8
 
 
 def test_held_out_prompts_do_not_wait_behind_prompts_that_wait_for_later_weights(policy: Policy) -> None:

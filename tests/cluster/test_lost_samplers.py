@@ -9,7 +9,8 @@ import pytest
 
 from covey.cluster import pool, start
 from covey.cluster.settings import DevicesConfig
-from covey.engine.base import EngineLost, PushRefused, WeightSet
+from covey.engine.base import MOST_LOSSES, EngineLost, PushRefused, WeightSet
+from covey.engine.weights import arrived
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
 from covey.rollouts.source import PromptStream
@@ -54,11 +55,27 @@ def test_groups_of_a_sampler_that_is_lost_are_sampled_by_others(policy: Policy, 
         assert sorted(row["restarts"] for row in run.pool.status()) == [0, 1]
 
 
+async def proved(engine: Engine, weights: WeightSet) -> None:
+    await arrived(weights.probe)
+
+
 def test_the_only_sampler_that_dies_is_replaced_and_takes_up_what_it_had(policy: Policy) -> None:
-    with training(policy, Plan(on_generate=at_call(0, 3, die)), Bound(4, 2), samplers=1) as run:
+    """Its successor is told the proof of weights that were proved before it was there."""
+    plan = Plan(on_generate=at_call(0, 3, die), on_update=proved)
+    with training(policy, plan, Bound(4, 2), samplers=1, silence=2.0) as run:
         run.advance(5)
         assert run.counted["samplers/lost"] == 1
         assert run.source._buffer.admitted == 5 * 4 + 3 * 4  # the window of (max_staleness + 1) steps is full again
+
+
+def test_losses_count_from_the_last_group_that_a_sampler_has_finished(policy: Policy) -> None:
+    async def hook(engine: Engine) -> None:
+        if engine.calls == 3:
+            engine.actor.die()
+
+    with training(policy, Plan(on_generate=hook), samplers=1, groups_per_sampler=1) as run:
+        run.advance(4)
+        assert run.counted["samplers/lost"] > MOST_LOSSES
 
 
 def test_a_sampler_that_dies_at_a_push_is_replaced_and_its_successor_takes_the_version(policy: Policy) -> None:
