@@ -29,6 +29,7 @@ from tests.support.scripted import Scripted
 from ..support.builders import (
     ADVANTAGES,
     SGD,
+    byte_batch,
     copied,
     logprobs,
     make,
@@ -262,6 +263,16 @@ def test_what_is_frozen_before_the_first_update_carries_no_gradient() -> None:
     assert reference_L is not None
     assert not prepared.old.logprob_L.requires_grad
     assert torch.equal(reference_L, prepared.old.logprob_L)
+
+
+def test_what_is_frozen_is_scored_without_dropout_though_an_update_left_the_policy_in_training() -> None:
+    policy = nano(lora_rank=2, lora_dropout=0.5)
+    make_trainer(policy).step(byte_batch(), 0)  # else the adapters add nothing
+    assert policy.model.training
+    asked, micro = forward(policy), byte_batch().micro_batches[0]
+    olds = [score_frozen(asked, micro, several=True, keep_old=True).old for _ in range(2)]
+    first, again = (old.logprob_L for old in olds if old is not None)
+    assert torch.equal(first, again)
 
 
 def test_micro_batches_are_stacked_in_order_and_padded_to_the_longest() -> None:

@@ -86,6 +86,8 @@ def test_every_pass_takes_every_mini_batch_in_an_order_of_its_own() -> None:
     assert all(sorted(own) == list(range(5)) for own in passes)
     assert len({str(own) for own in passes}) > 1
     assert order_of_updates(trainer.settings, step=2, count=5) == order
+    others = [(trainer.settings, 3), (replace(trainer.settings, seed=1), 2)]
+    assert order not in [order_of_updates(settings, step, count=5) for settings, step in others]
 
 
 def parts() -> list[Batch]:
