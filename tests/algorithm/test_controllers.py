@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from ..support.builders import (
     ADAMW,
     ADVANTAGES,
     SGD,
+    copied,
     make,
     make_policy,
     make_trainer,
@@ -62,6 +64,20 @@ def test_the_kl_controller_is_fed_the_mean_over_sequences_of_their_token_means()
     metrics = trainer.step(make(groups, "shared", 20, ADVANTAGES), 0)
     assert metrics["kl"] != pytest.approx(mean, rel=0.05)  # the mean over tokens
     assert metrics["kl_coef"] == pytest.approx(0.1 * (1 + 0.1 * 9 / 90), rel=1e-4)
+
+
+def test_the_kl_controller_is_fed_the_last_pass_over_the_batch() -> None:
+    """The first has a KL of 0, so the mean of both is below the band around what the last one has."""
+
+    def step(**steered: Any) -> dict[str, float]:
+        policy, algorithm = make_policy("qwen2"), AlgorithmConfig(kl_coef=0.1, **steered)
+        reference = make_reference(copied(policy), refreshed=False)
+        trainer = make_trainer(policy, algorithm, SGD, reference, updates_per_batch=2)
+        return trainer.step(make(random_groups(), advantages=ADVANTAGES), 0)
+
+    last = 2 * step()["kl_sequence_mean"]
+    assert last > 0
+    assert step(target_kl=last, kl_controller="doubling")["kl_coef"] == 0.1
 
 
 def rollouts(groups: list[Group]) -> list[Rollout]:
