@@ -1,5 +1,6 @@
 """The cache: two rectangles within one budget."""
 
+import pytest
 import torch
 
 from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape, Need
@@ -24,12 +25,17 @@ def test_a_slot_costs_keys_and_values_of_all_layers() -> None:
     assert SHAPE.max_slots(10 * (SLOT_BYTES + 4 * 8)) == 10
 
 
-def test_resizing_keeps_what_lies_in_both_rectangles() -> None:
+def test_resizing_keeps_what_lies_in_both_rectangles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the memory held before, what is new holds 0: a masked NaN would still be one."""
+    empty = Block._empty
+    monkeypatch.setattr(Block, "_empty", lambda *given: empty(*given).fill_(torch.nan))
     block = marked(3, 5)
     block.resize(2, 7)
     for tensor in (*block.keys, *block.values):
         assert tensor.shape[::2] == (2, 7)
         assert tensor[1, 0, :, 0].tolist() == [100, 101, 102, 103, 104, 0, 0]
+    block.resize(3, 7)
+    assert not any(bool(tensor[2].any()) for tensor in (*block.keys, *block.values))
 
 
 def test_moving_copies_whole_holders() -> None:

@@ -5,6 +5,7 @@ import copy
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,23 @@ def test_no_completion_mixes_versions_unless_it_is_kept(how: UpdateMode) -> None
 def test_waiting_finishes_what_is_under_way_on_the_old_weights() -> None:
     groups = Pushes(tiny_policy("qwen2"), "wait").sample(2, at=[40])
     assert {c.policy_version for group in groups for c in group} == {0}
+
+
+def test_a_push_that_is_given_up_while_it_waits_lets_others_begin_again() -> None:
+    policy = tiny_policy("qwen2")
+    engine, (_, weights) = OwnWeightsEngine(policy, ROOM, 64), moved(policy, 1)
+
+    async def run() -> list[Completion]:
+        sampling = asyncio.create_task(engine.generate(PROMPTS[0], 2, SAMPLING))
+        while engine._stats.sampled_tokens < 6:
+            await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.0):
+                await engine.update(weights, "wait")
+        async with asyncio.timeout(10):
+            return [*await sampling, *await engine.generate(PROMPTS[1], 2, SAMPLING)]
+
+    assert {completion.policy_version for completion in asyncio.run(run())} == {0}
 
 
 def test_aborting_samples_what_is_under_way_anew() -> None:

@@ -53,6 +53,14 @@ def test_the_nano_policy_is_built_for_every_architecture_without_touching_the_ra
     assert policy.stop_ids == {policy.tokenizer.eos_token_id}
 
 
+def test_the_stop_tokens_are_those_of_the_generation_config_and_of_the_tokenizer() -> None:
+    policy = nano()
+    own = policy.tokenizer.eos_token_id
+    for given, expected in (([7, 9], {7, 9, own}), (7, {7, own}), (None, {own})):
+        policy.causal_lm.generation_config.eos_token_id = given
+        assert policy.stop_ids == expected
+
+
 def test_a_nano_shape_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="nano_architecture must be one of qwen2, qwen3, llama, mistral, got gpt5"):
         nano(nano_architecture="gpt5")
