@@ -117,6 +117,14 @@ def test_no_random_schedule_trains_a_group_beyond_the_bound(bound: Bound) -> Non
         assert min(schedule.ages) >= 0
 
 
+def test_staleness_counts_the_versions_that_were_published_between() -> None:
+    """Every fourth step publishes; an evaluation pushes the weights of now besides."""
+    bound = Bound(4, 1, publish_every=4)
+    assert [bound.age(version, step) for version, step in ((0, 3), (3, 4), (4, 7), (3, 8), (0, 8))] == [0, 1, 0, 2, 2]
+    assert [bound.last_step(live) for live in (0, 3, 4)] == [7, 7, 11]
+    assert [bound.least_version(step) for step in (0, 7, 8, 11)] == [0, 0, 4, 4]
+
+
 @pytest.mark.parametrize("max_staleness", [1, 2, 4])
 def test_the_bound_is_reached_where_samplers_are_ahead(max_staleness: int) -> None:
     schedule = Schedule(Bound(4, max_staleness), seed=1)

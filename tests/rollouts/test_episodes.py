@@ -163,6 +163,17 @@ def test_an_episode_that_cannot_judge_itself_is_a_failure_and_no_reward(verdict:
     assert group.failures == (Failure(reason),)
 
 
+def test_an_episode_that_judges_itself_too_late_is_a_failure() -> None:
+    class Slow(Scripted):
+        async def score(self, conversation: Sequence[Message]) -> Reward:
+            await asyncio.sleep(1.0)
+            return Reward(1.0)
+
+    group = played(Talks(lambda number: Slow(going_on) if number else Scripted(going_on)), turn_timeout=0.05)
+    assert len(group.rollouts) == 1
+    assert group.failures == (Failure("talks.score has not answered for 0.05 s (environment.turn_timeout=0.05)"),)
+
+
 def test_methods_of_an_episode_may_be_plain() -> None:
     class Plain(Scripted):
         def reset(self) -> Any:

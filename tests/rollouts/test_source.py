@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from covey.algorithm.credit.selection import zero_std
+from covey.engine.base import EngineStats
 from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
 from covey.environments.base import Environment
@@ -173,6 +175,19 @@ def test_an_evaluation_is_in_the_order_of_its_prompts_and_always_the_same(stack:
     assert [group.prompt.id for group in first] == ["test-0", "test-1", "test-2"]
     assert written(source.run(tests, 4, sampling)) == written(first)
     assert written(source.run(tests, 4, Sampling(max_tokens=3, seed=6))) != written(first)
+
+
+def test_what_a_step_takes_besides_the_engine_is_scoring_and_restarts_of_the_engine_are_logged(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = fake_source(stack, varied)
+    clock = iter([10.0, 17.0])
+    stats = iter([EngineStats(seconds=100.0, restarts=1), EngineStats(seconds=4.0, restarts=2)])
+    monkeypatch.setattr("covey.rollouts.source.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(source.sampler.engine, "take_stats", lambda: next(stats))
+    source.take(1)
+    assert [source.take_scoring_seconds() for _ in range(2)] == [3.0, 0.0]
+    assert [source.take_metrics() for _ in range(2)] == [{"engine/restarts": 3.0}, {}]
 
 
 def test_published_weights_carry_their_version(stack: ExitStack) -> None:
