@@ -56,6 +56,12 @@ class Everything:
     def watched_by(self, watchdog: Watchdog) -> None:
         self.asked.append(watchdog)
 
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        self.asked.append((step, max_steps, epoch))
+
+    def read_with(self, tokenizer: Any) -> None:
+        self.asked.append(tokenizer)
+
     def close(self) -> None:
         self.asked.append("closed")
 
@@ -106,6 +112,24 @@ def test_each_part_judges_its_own_prompts_as_it_made_them() -> None:
     verdicts = asyncio.run(made.score_tokens(first(made, "all"), ["x", "y"], [[1, 2], [3]]))
     assert part.asked == [("train-0", "everything", ["x", "y"], [[1, 2], [3]])]
     assert verdicts == [Failure("lost"), Reward(0.5, {"all": 0.5, "all/half": 0.5, "all/more": 2.0})]
+
+
+ABOUT_A_PROMPT: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("dry_run", "judges_groups", "max_turns", "tool_schemas", "gold", "difficulty"), ()),
+    **{"episode": (7,), "score_group": ((), ()), "gold_turn": ((),)},
+}
+
+
+@pytest.mark.parametrize("method", ABOUT_A_PROMPT)
+def test_what_is_asked_about_a_prompt_is_answered_by_its_part_as_it_made_it(method: str) -> None:
+    def answer(self: Everything, prompt: Prompt, *given: Any) -> list[Any]:
+        return [prompt.id, prompt.environment, *given]
+
+    part, given = type("Asked", (Everything,), {method: answer})(), ABOUT_A_PROMPT[method]
+    made = mixture(plain=scripted(), all=part)
+    found = getattr(made, method)(first(made, "all"), *given)
+    found = asyncio.run(found) if asyncio.iscoroutine(found) else found
+    assert found == ["train-0", "everything", *given]
 
 
 def test_a_demonstration_that_is_called_like_a_prompt_leaves_its_verdict_alone() -> None:
@@ -184,7 +208,7 @@ def test_what_parts_log_has_their_name_in_front() -> None:
     assert made.metrics() == {"one/asked": 0.0, "two/asked": 0.0}
 
 
-def test_every_part_is_watched_and_closed_also_where_one_breaks(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_part_is_watched_told_and_closed_also_where_one_breaks(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Everything):
         def close(self) -> None:
             raise RuntimeError("broken")
@@ -193,9 +217,11 @@ def test_every_part_is_watched_and_closed_also_where_one_breaks(caplog: pytest.L
     made = mixture(before=before, broken=Broken(), after=after)
     watchdog = Watchdog()
     made.watched_by(watchdog)
+    made.follow(3, 12, 0.5)
+    made.read_with("a tokenizer")
     made.close()
     assert "Broken.close raised RuntimeError: broken (test_mixture.py:" in caplog.text
-    assert before.asked == after.asked == [watchdog, "closed"]
+    assert before.asked == after.asked == [watchdog, (3, 12, 0.5), "a tokenizer", "closed"]
 
 
 # ------------------------------------------------------------------------------------------------ from settings

@@ -62,9 +62,11 @@ def test_with_shuffled_answers_gold_play_is_at_chance(name: str, chance: float) 
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_with_shuffled_answers_no_play_is_gold(name: str) -> None:
+def test_with_shuffled_answers_no_play_is_gold_and_attempts_draw_each_for_itself(name: str) -> None:
     game = SMALL[name](True)
     prompt = game.prompts("test")[0]
+    move = game.move(prompt.columns, [], [])
+    assert len({game.outcome(prompt.columns, [move], seed).reply for seed in range(20)}) > 1
     assert game.gold_turn(prompt, [{"role": "user", "content": prompt.text}]) is None
 
 
@@ -98,8 +100,8 @@ def test_a_guess_is_answered_by_the_hidden_number(moves: list[str], reply: str, 
 
 def test_a_guess_that_leaves_at_most_half_earns_the_reward_of_its_turn() -> None:
     game = Guess(GuessConfig(halving_reward=0.1))
-    rewards = [game.outcome({"hidden": 17}, moves, 0).reward for moves in (["15;"], ["03;"], ["15;", "15;"], ["!"])]
-    assert rewards == [0.1, 0.0, 0.0, 0.0]
+    turns = (["15;"], ["14;"], ["03;"], ["15;", "15;"], ["!"])  # 16, 17 and 28 of 32 numbers are left
+    assert [game.outcome({"hidden": 17}, moves, 0).reward for moves in turns] == [0.1, 0.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

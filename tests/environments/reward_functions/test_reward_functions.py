@@ -167,13 +167,18 @@ def test_a_prompt_that_the_policy_goes_on_from_is_judged_with_its_begin() -> Non
 
 
 def test_one_function_cannot_change_what_the_next_one_sees() -> None:
-    def vandal(completions: list, **kwargs: Any) -> list[float]:
+    def vandal(completions: list, completion_ids: list, **kwargs: Any) -> list[float]:
         values = [0.0] * len(completions)
         completions.clear()
+        completion_ids[0].clear()
         return values
 
-    scores = score(environment(vandal, length), ["abc"])
-    assert scores == [Reward(3.0, {"vandal": 0.0, "length": 3.0})]
+    def tokens(completion_ids: list, **kwargs: Any) -> list[float]:
+        return [float(len(ids)) for ids in completion_ids]
+
+    made = environment(vandal, length, tokens)
+    scores = asyncio.run(made.score_tokens(made.prompts("train")[0], ["abc"], [[7, 2]]))
+    assert scores == [Reward(5.0, {"vandal": 0.0, "length": 3.0, "tokens": 2.0})]
 
 
 def test_every_completion_has_a_column_of_its_own_to_take_apart() -> None:
@@ -351,9 +356,9 @@ def test_too_many_failures_stop_the_run_with_the_last_reason() -> None:
     )
 
 
-def test_few_failures_do_not_stop_the_run() -> None:
+def test_as_many_failures_as_are_allowed_do_not_stop_the_run() -> None:
     made = environment(picky, settings=RewardSettings(in_process=True, max_failure_rate=0.1))
-    scores = score(made, [""] * 2 + ["a"] * 98)
+    scores = score(made, [""] * 2 + ["a"] * 18)
     assert sum(isinstance(judged, Failure) for judged in scores) == 2
 
 
