@@ -100,8 +100,6 @@ class GroupBuffer:
     def room(self) -> int:
         """Return how many prompts may be admitted now."""
         steps_after_this = self.bound.last_step(self.live) - self.step
-        if steps_after_this < 0:
-            return 0
         return self._round_left + steps_after_this * self.bound.groups_per_step - len(self._pending)
 
     def next_step(self) -> int:

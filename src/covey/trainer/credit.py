@@ -101,12 +101,8 @@ class CreditAssigner:
         return self._assign(groups, of_ranks, collectives.rank())
 
     def assign_alone(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None) -> Credit:
-        """Assign within these groups of this rank alone, leaving running baselines where they are."""
-        baselines = dict(self.baselines)
-        try:
-            return self._assign(groups, [self._facts(groups, kl)], 0)
-        finally:
-            self.baselines = baselines
+        """Assign within these groups of this rank alone, where no other group has a part in their advantages."""
+        return self._assign(groups, [self._facts(groups, kl)], 0)
 
     def _assign(self, groups: Sequence[Group], of_ranks: Sequence[Sequence[_Fact]], rank: int) -> Credit:
         facts = [fact for of_rank in of_ranks for fact in of_rank]
