@@ -125,6 +125,14 @@ def test_a_second_turn_is_charged_where_turns_are() -> None:
     assert credit.advantages == near([0.9, 0.8])
 
 
+def test_the_first_token_of_every_branch_is_charged_with_what_was_read() -> None:
+    """Two of four tokens were read, and three of seven, of which each branch begins with one."""
+    once, branched = rollout(1.0, 2), replace(rollout(1.0, 4), branches=(0, 3))
+    charge = {"w_out": 0.0, "w_in": 0.3, "w_turns": 0.0}
+    credit = assigner(advantage="none", shaping={"pass_rate_linear": charge}).assign([of(once, branched)])
+    assert credit.advantages == near([0.8, 0.7])
+
+
 def test_a_fill_in_several_passes_is_one_turn() -> None:
     fill = replace(rollout(1.0, 5), loss_mask=(True, False, False, False, True, False), input_length=3)
     shaping = {"pass_rate_linear": {"w_out": 0.0, "w_in": 0.0, "w_turns": 0.2}}
