@@ -99,6 +99,11 @@ def test_it_passes_on_whatever_an_environment_can_do() -> None:
     assert inherited == {"judge_summary"}
 
 
+def test_it_may_reply_where_one_part_does() -> None:
+    assert mixture(sums=Arithmetic([1], 8, 4), all=Everything()).can_reply
+    assert not mixture(sums=Arithmetic([1], 8, 4)).can_reply
+
+
 def test_a_part_without_a_weight_weighs_one() -> None:
     assert mixture().sampling_weights == {"sums": 2.0, "all": 1.0, "plain": 1.0}
 
