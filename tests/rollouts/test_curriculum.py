@@ -323,10 +323,10 @@ def test_the_last_level_stays() -> None:
 
 
 def test_a_level_goes_back_only_where_that_is_asked_for() -> None:
-    for demote_below, expected in ((None, 2.0), (0.25, 1.0)):
+    for demote_below, success, expected in ((None, 0.0, 2.0), (0.25, 0.0, 1.0), (0.25, 0.25, 2.0)):
         stream = climbing(Promotion(0.75, 4, demote_below))
         stream.learn(told(stream.draw(4), lambda prompt: 1.0))
-        stream.learn(told(stream.draw(4), lambda prompt: 0.0))
+        stream.learn(told(stream.draw(4), lambda prompt, success=success: success))
         assert stream.take_metrics()["level"] == expected
         stream.learn(told(stream.draw(4), lambda prompt: 0.0))  # there is nothing below the first
 

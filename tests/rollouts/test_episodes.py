@@ -216,6 +216,10 @@ def broken(_: Answer) -> Observation:
     raise OSError("the server is gone")
 
 
+def unreachable(_: Answer) -> Observation:
+    raise TimeoutError("no route")
+
+
 def leaving(_: Answer) -> Observation:
     raise SystemExit(3)
 
@@ -237,6 +241,7 @@ async def never() -> Observation:
         (broken, (), "talks.reply raised OSError: the server is gone"),
         (going_on, OSError("no room"), "talks.reset raised OSError: no room"),
         (leaving, (), "talks.reply raised SystemExit: 3"),
+        (unreachable, (), "talks.reply raised TimeoutError: no route"),
         (lambda _: Observation(max_tokens=0), (), f"{NO_BOUND}max_tokens must be an integer >= 1, got 0"),
         (lambda _: Observation(stop=("",)), (), f"{NO_STOP}, got ('',)"),
         (lambda _: Observation(stop="a"), (), f"{NO_STOP}, got 'a'"),  # type: ignore[arg-type]

@@ -223,6 +223,8 @@ def test_refills_end_at_the_bound_and_the_step_takes_what_there_is(stack: ExitSt
     assert source.take(2) == []
     assert source.stream.position == 2 * (1 + rounds)
     assert source.take_drops() == {"unscored_rollouts": 0, "filtered_mixed": 2 * (1 + rounds)}
+    assert source.take(1) == []
+    assert len(source.dropped) == 1 + rounds  # those of the last step alone
 
 
 def test_without_a_filter_nothing_is_drawn_again(stack: ExitStack) -> None:
