@@ -210,6 +210,8 @@ def test_a_curve_is_read_in_words() -> None:
     assert reading([0.01] * 10 + [0.5] * 10) == "rose 50-fold: 0.01 to 0.5"
     assert reading([-0.01] * 10 + [-0.5] * 10) == "fell: -0.01 to -0.5"
     assert reading([3.64] * 10 + [3.63] * 10) == "hardly moved: 3.64 to 3.63"
+    assert reading([0.0] * 10 + [0.002] + [0.0] * 10) == "0 at both ends, 0 to 0.002 between"
+    assert reading([3.64] * 10 + [9.0] + [3.63] * 10) == "about 3.63 at both ends, 3.63 to 9 between"
 
 
 def test_rows_are_left_out_evenly_and_both_ends_stay() -> None:

@@ -21,6 +21,7 @@ from covey.run.given import NOTHING, Given
 from covey.run.records.notebook import curve
 from covey.run.records.summary import read_summary
 from covey.system import ranks
+from covey.system.text.format import number_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,7 +126,7 @@ class Result:
 
     def __repr__(self) -> str:
         lines = [f"{name}: {before} -> {after}" for name, before, after in self._compared()]
-        return "\n".join([f"{self.status} after {len(self.rows)} steps, {self.folder}", *lines])
+        return "\n".join([f"{self._done}, {self.folder}", *lines])
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -134,10 +135,14 @@ class Result:
         )
         rewards = [row["sampled_reward_mean"] for row in self.rows if row["sampled_reward_mean"] is not None]
         return (
-            f"<div>{escape(self.status)} after {len(self.rows)} steps: <code>{escape(str(self.folder))}</code></div>"
+            f"<div>{escape(self._done)}: <code>{escape(str(self.folder))}</code></div>"
             f"<table><tr><th></th><th>before</th><th>after</th></tr>{cells}</table>"
             f"{curve(rewards) if len(rewards) > 1 else ''}"
         )
+
+    @property
+    def _done(self) -> str:
+        return f"{self.status} after {number_of(len(self.rows), 'step')}"
 
     def _compared(self) -> list[tuple[str, str, str]]:
         """Return name, value before and value after, with their intervals, of what was evaluated."""

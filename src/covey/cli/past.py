@@ -14,6 +14,7 @@ from covey.run.saved_settings import settings_of
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES
 from covey.system.text.console import CleanConsole
+from covey.system.text.format import number_of
 
 TRUST = "trust_run=true"
 
@@ -64,7 +65,7 @@ def run_replay(words: Sequence[str]) -> None:
     # Train again, and say that all is the same
     steps = read_schedule(folder)
     digest = replay_on_ranks(config, folder)
-    CleanConsole().print(f"the same weights after each of {len(steps)} steps; after the last one {digest}")
+    CleanConsole().print(f"the same weights after each of {number_of(len(steps), 'step')}; after the last one {digest}")
 
 
 def run_folder_of(verb: str, words: Sequence[str]) -> Path:

@@ -9,8 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from covey.run.folder import UNTIMED
 from covey.run.records.samplers import samplers_note
-from covey.system.text.format import duration, memory, percent
+from covey.system.text.format import duration, memory, number_of, percent
 
 Form = Callable[[float], str]
 
@@ -88,10 +89,11 @@ def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
 def _evaluation_title(content: Mapping[str, Any]) -> str:
     some = content["after"] or content["before"]
     number, level = some["num_prompts"], f"{100 * content['confidence']:.4g} %"
-    prompts = "prompt" if number == 1 else "prompts"
     few = "" if number >= FEW else "; too few to tell"
     intervals = f"; {level} intervals" if number > 1 else ""
-    return f"{number} held-out {prompts}, greedy and {some['num_samples']} samples{intervals}{few}"
+    return (
+        f"{number_of(number, 'held-out prompt')}, greedy and {number_of(some['num_samples'], 'sample')}{intervals}{few}"
+    )
 
 
 def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> list[str]:
@@ -138,7 +140,8 @@ def phase_table(content: Mapping[str, Any]) -> Table:
     table.add_column("")
     ordered = sorted(content["phases"].items(), key=lambda item: -item[1]["seconds"])
     for name, phase in ordered:
-        table.add_row(name, duration(phase["seconds"]), percent(phase["share"]), "█" * round(30 * phase["share"]))
+        shown = "the rest: loading, saving, logs" if name == UNTIMED else name
+        table.add_row(shown, duration(phase["seconds"]), percent(phase["share"]), "█" * round(30 * phase["share"]))
     return table
 
 
@@ -146,8 +149,8 @@ def totals(content: Mapping[str, Any]) -> Text:
     """Return steps, tokens and memory on one line, and what went wrong, if anything, on the next."""
     # Work done, where a step was made
     work = [
-        f"{content['steps']} steps",
-        f"{content['tokens']:,} tokens",
+        number_of(content["steps"], "step"),
+        number_of(content["tokens"], "token"),
         f"{content['tokens_per_second']:,.0f} tokens/s",
     ]
     done = work if content["steps"] else []
@@ -156,9 +159,9 @@ def totals(content: Mapping[str, Any]) -> Text:
     if content.get("samplers"):
         lines.append(samplers_note(content["samplers"]))
     if content["skipped_steps"]:
-        lines.append(f"{content['skipped_steps']} steps skipped: loss or gradient was not finite")
+        lines.append(f"{number_of(content['skipped_steps'], 'step')} skipped: loss or gradient was not finite")
     if content["dropped_groups"]:
-        lines.append(f"{content['dropped_groups']} groups sampled but not trained on")
+        lines.append(f"{number_of(content['dropped_groups'], 'group')} sampled but not trained on")
     if content.get("reward_hacking"):
         lines.append(f"reward hacking? {content['reward_hacking']}")
     return Text("\n".join(lines))
@@ -171,7 +174,7 @@ def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
         if content is None:
             lines.append(f"{name}: no summary")
             continue
-        steps = f", {content['steps']} steps" if content["steps"] else ""
+        steps = f", {number_of(content['steps'], 'step')}" if content["steps"] else ""
         lines.append(f"{name}: {content['status']}{steps}")
         lines += [f"  accuracy, %  {_compared(content, 'accuracy', _percent)}"]
         lines += [f"  mean reward  {_compared(content, 'reward_mean', _number)}"]

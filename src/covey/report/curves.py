@@ -258,10 +258,13 @@ def reading(values: Sequence[float]) -> str:
     ends = max(1, len(values) // 10)
     first, last = fmean(values[:ends]), fmean(values[-ends:])
     shown = f"{three_digits(first)} to {three_digits(last)}"
-    if three_digits(first) == three_digits(last):
-        return f"stayed at {three_digits(last)}"
-    if first and abs(last / first - 1) < 0.005:  # would be 0 %
-        return f"hardly moved: {shown}"
+    is_same = three_digits(first) == three_digits(last)
+    if is_same or (first and abs(last / first - 1) < 0.005):  # would be 0 %
+        low, high = min(values), max(values)
+        if high - low <= 0.005 * abs(first):
+            return f"stayed at {three_digits(last)}" if is_same else f"hardly moved: {shown}"
+        about = "" if is_same else "about "
+        return f"{about}{three_digits(last)} at both ends, {three_digits(low)} to {three_digits(high)} between"
     way = "rose" if last > first else "fell"
     # Percentages are undefined at 0 and across it, and turned around below
     if min(first, last) <= 0:

@@ -36,7 +36,7 @@ from covey.run.given import NOTHING, Given
 from covey.run.records.record import RunRecorder, make_watchdog
 from covey.system import collectives, ranks
 from covey.system.disk import WriteError
-from covey.system.text.format import count, percent
+from covey.system.text.format import count, number_of, percent
 from covey.system.waits.signals import Stopper, StopRequested
 
 LOGGER = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ def opening(run: Run, config: Config) -> str:
     prompts = len(run.source.stream.prompts)
     all_held_out, looked_at = len(run.environment.prompts("test")), len(run.test_prompts)
     some = f" ({looked_at:,} of them evaluated)" if looked_at < all_held_out else ""
-    steps = "1 step" if config.num_steps == 1 else f"{config.num_steps:,} steps"
+    steps = number_of(config.num_steps, "step")
     if isinstance(run.source.stream, PromptStream):  # another order has no passes
         steps += f": {config.num_steps * config.groups_per_step / prompts:.3g} passes over the prompts"
     return (

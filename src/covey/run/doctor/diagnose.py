@@ -7,6 +7,7 @@ from covey.run.doctor.advice import still_open
 from covey.run.doctor.catalogue import RULES
 from covey.run.doctor.finding import Finding, Level
 from covey.run.doctor.log import RunLog
+from covey.system.text.format import number_of
 
 EXIT_CODES = {None: 0, Level.NOTE: 0, Level.WATCH: 3, Level.SICK: 4}
 """Of `covey doctor` by the worst finding; 1 and 2 are a defect of covey and a mistake of its user."""
@@ -44,12 +45,11 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     own = [finding.level for finding in findings if finding.cause is None]
     counts = {one: own.count(one) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
     # Begin with the worst, or with being too early
-    so_far = f"after {len(log.steps)} step{'s' * (len(log.steps) != 1)}"
-    first = "healthy" if len(log.steps) >= needed else f"too early to say, {so_far}"
+    first = "healthy" if len(log.steps) >= needed else f"too early to say, after {number_of(len(log.steps), 'step')}"
     if level is Level.SICK:
         first = f"sick: {findings[0].rule.id} {findings[0].rule.name}"
     elif level is Level.WATCH and len(log.steps) < needed:
-        first = so_far
+        first = f"after {number_of(len(log.steps), 'step')}"
     # Add how many there are besides, and how many follow from one of them
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch" if counts[Level.WATCH] else ""

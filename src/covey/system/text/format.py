@@ -53,6 +53,15 @@ def count(number: float) -> str:
     return f"{number:.3g}B"
 
 
+def number_of(number: int, noun: str) -> str:
+    """Count things, of which one has no s.
+
+    >>> number_of(1, "step"), number_of(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def three_digits(value: float) -> str:
     """Format a number with three digits, a large one in whole thousands rather than as a power of ten.
 
