@@ -1,6 +1,7 @@
 """`covey plan SETTINGS ...`: memory, time and cost of a run before it begins, on named GPUs and on this machine."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -19,7 +20,7 @@ from covey.run.planner.plan import USUAL_PROMPT, Measured, Plan, plan_of
 from covey.run.planner.shapes import shape_for
 from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
-from covey.system.text.format import duration, memory
+from covey.system.text.format import memory, number_of
 
 WITH_VALUE = dict.fromkeys(("--on", "--gpus", "--price", "--prompt-tokens", "--answer-tokens"), "a value")
 ALONE = ("--probe", "--json")
@@ -49,6 +50,8 @@ def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
     if "--probe" in given and THIS not in names:
         raise ValueError(f"--probe measures this machine: --on {','.join((*names, THIS))}")
     gpus = _number(given, "--gpus")
+    if gpus is not None and not gpus.is_integer():
+        raise ValueError(f"--gpus must be a whole number, got {given['--gpus']}")
     return kept, Asked(
         on=names,
         num_gpus=None if gpus is None else int(gpus),
@@ -67,7 +70,7 @@ def _number(given: dict[str, str], flag: str) -> float | None:
         found = float(given[flag])
     except ValueError:
         found = 0.0
-    if found <= 0:
+    if not 0 < found < math.inf:
         raise ValueError(f"{flag} must be a number above 0, got {given[flag]}")
     return found
 
@@ -131,7 +134,7 @@ def _unmeasured(on: Hardware, counted: float | None) -> Measured:
 
 def _steps(config: Config) -> str:
     per_step = f"{config.groups_per_step} × {config.group_size} answers of at most {config.sampling.max_tokens} tokens"
-    return f"{config.num_steps} steps of {per_step}"
+    return f"{number_of(config.num_steps, 'step')} of {per_step}"
 
 
 def lines_of(plan: Plan) -> list[str]:
@@ -151,7 +154,7 @@ def lines_of(plan: Plan) -> list[str]:
         f"{many}{on.name}: {fit}",
         f"  memory      {kept}",
         f"  a step      {_seconds(bounds.value)} ({_seconds(bounds.low)} to {_seconds(bounds.high)}): {step}",
-        f"  the run     {_hours(plan.hours.value)} ({_hours(plan.hours.low)} to {_hours(plan.hours.high)})",
+        f"  the run     {_hours(plan.hours.value)} ({_hours(plan.hours.low)} to {_hours(plan.hours.high)}), h:m:s",
     ]
     # Cost, where prices are known
     if plan.cost is not None:
@@ -166,11 +169,17 @@ def as_row(plan: Plan) -> dict[str, Any]:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value < 100 else duration(value)
+    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
 
 
 def _hours(value: float) -> str:
-    return duration(3600 * value)
+    """Write hours as h:mm:ss, also below one.
+
+    >>> _hours(0.75), _hours(30.5)
+    ('0:45:00', '30:30:00')
+    """
+    minutes, seconds = divmod(round(3600 * value), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def _say(console: Console, line: str) -> None:

@@ -18,7 +18,7 @@ from covey.run.planner.hardware import GPUS, Hardware, named
 from covey.run.planner.kept import against, keep_plan, kept_plan
 from covey.run.planner.memory import workload
 from covey.run.planner.model_shapes import Shape
-from covey.run.planner.plan import Measured, cheapest_change, memory_on, plan_of, work_of
+from covey.run.planner.plan import Interval, Measured, cheapest_change, memory_on, plan_of, work_of
 from covey.run.planner.probe import Watch, compared
 from covey.run.planner.seconds import PHASES, active_weights, step_seconds
 from covey.run.planner.shapes import shape_for
@@ -107,6 +107,7 @@ def test_memory_is_that_of_the_one_model_and_what_a_process_or_a_gpu_takes_besid
         ({}, "rtx4090", ("micro_batch_tokens=1024",)),
         ({"model__name": "Qwen/Qwen2.5-7B", "model__lora_rank": 32}, "h100", ("micro_batch_tokens=1024",)),
         ({"model__name": "Qwen/Qwen2.5-7B", "groups_per_step": 8}, "l40s", ("model.lora_rank=32",)),
+        ({"model__name": "Qwen/Qwen2.5-3B"}, "l40s", ("micro_batch_tokens=1024", "optimizer=adamw8bit")),
     ],
 )
 def test_the_cheapest_change_that_makes_it_fit_is_named(
@@ -182,6 +183,21 @@ def test_cost_is_gpus_times_hours_times_price_and_a_given_price_counts(small: Sh
     assert plan.cost.low == pytest.approx(4 * plan.hours.low * 2.0)
     assert plan.cost.value == pytest.approx(1.4 * 4 * plan.hours.value * 2.0)
     assert "as given" in "\n".join(lines_of(plan))
+
+
+def test_times_of_a_plan_say_what_they_count(small: Shape) -> None:
+    plan = plan_of(config_of(num_steps=20), small, H100, 1, Measured(completion_tokens=100))
+    plan = replace(plan, step=Interval(2.5, 250.0, 2500.0), hours=Interval(0.01, 0.75, 30.5))
+    lines = lines_of(plan)
+    assert "a step      250 s (2.5 s to 2,500 s): " in lines[3]
+    assert lines[4] == "  the run     0:45:00 (0:00:36 to 30:30:00), h:m:s"
+
+
+def test_weights_in_few_bits_are_named_with_the_adapters_that_they_need() -> None:
+    config = config_of(model__name="Qwen/Qwen2.5-7B", groups_per_step=8)
+    found = cheapest_change(config, shape_for(config.model), replace(H100, memory=14e9), 1)
+    assert found[-1].startswith("model.load_in_")
+    assert "model.lora_rank=32" in found
 
 
 def test_every_gpu_has_a_price_with_its_date() -> None:

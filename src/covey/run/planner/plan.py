@@ -124,7 +124,7 @@ def bounded(load: Workload, shape: Shape, on: Hardware) -> Workload:
 
 
 def cheapest_change(config: Config, shape: Shape, on: Hardware, num_gpus: int) -> tuple[str, ...]:
-    """Return the first change that makes a run fit, else the first few together, without those that are not needed."""
+    """Return the first few changes that make a run fit together, without those of them that are not needed."""
 
     def fits(changes: Sequence[Change], gpus: int = num_gpus, strategy: str = config.parallel.strategy) -> bool:
         changed = replace(config, parallel=replace(config.parallel, strategy=strategy))
@@ -132,20 +132,20 @@ def cheapest_change(config: Config, shape: Shape, on: Hardware, num_gpus: int) -
             changed = change(changed)
         return memory_on(shape, bounded(workload(changed, gpus), shape, on), on)["in_all"] <= on.memory
 
-    # Find one change that is enough, else the first few together
-    alone = next(([one] for one in CHANGES if fits([one])), None)
-    some = alone or next((list(CHANGES[:n]) for n in range(2, len(CHANGES) + 1) if fits(CHANGES[:n])), None)
-    if some is not None:
-        # Leave out those that are not needed
-        for one in reversed(some[:-1]):
+    def needed(changes: Sequence[Change], gpus: int = num_gpus, strategy: str = config.parallel.strategy) -> list[str]:
+        some = list(changes)
+        for one in reversed(changes):
             rest = [other for other in some if other is not one]
-            some = rest if fits(rest) else some
-        return tuple(words.format(tokens=_least_batch(config)) for words, _ in some)
+            some = rest if fits(rest, gpus, strategy) else some
+        return [words.format(tokens=_least_batch(config)) for words, _ in some]
+
+    for number in range(1, len(CHANGES) + 1):
+        if fits(CHANGES[:number]):
+            return tuple(needed(CHANGES[:number]))
     # Else share the weights out to more GPUs
     for gpus in (2, 4, 8, 16, 32, 64):
         if gpus > num_gpus and fits(CHANGES[:4], gpus, "fsdp"):
-            said = (words.format(tokens=_least_batch(config)) for words, _ in CHANGES[:4])
-            return (*said, f"parallel.strategy=fsdp on {gpus} GPUs")
+            return (*needed(CHANGES[:4], gpus, "fsdp"), f"parallel.strategy=fsdp on {gpus} GPUs")
     return ("no change",)
 
 
@@ -178,13 +178,13 @@ def _adapters(config: Config) -> Config:
 
 
 def _weights_in_8_bits(config: Config) -> Config:
-    adapted = _adapters(config)
-    return replace(adapted, model=replace(adapted.model, load_in_8bit=not adapted.model.load_in_4bit))
+    model = config.model
+    return replace(config, model=replace(model, load_in_8bit=model.lora_rank > 0 and not model.load_in_4bit))
 
 
 def _four_bit(config: Config) -> Config:
-    adapted = _adapters(config)
-    return replace(adapted, model=replace(adapted.model, load_in_4bit=True, load_in_8bit=False))
+    model = config.model
+    return replace(config, model=replace(model, load_in_4bit=model.lora_rank > 0, load_in_8bit=False))
 
 
 CHANGES: tuple[Change, ...] = (
