@@ -122,6 +122,41 @@ def test_a_field_of_trl_with_a_value_that_it_cannot_have_is_one_line(
 
 
 @pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("-- trl sft --packing", "trl sft does not train by GRPO, which is all that covey does"),
+        ("-- trl gpro --beta 0.1", "trl gpro does not train by GRPO, which is all that covey does; did you mean grpo?"),
+        (
+            "-- accelerate launch --num_processes 2 -m trl.scripts.rloo --beta 0.1",
+            "trl.scripts.rloo does not train by GRPO, which is all that covey does; there is algorithm=rloo",
+        ),
+        ("-- python trl/scripts/dpo.py", "trl/scripts/dpo.py does not train by GRPO, which is all that covey does"),
+        (
+            "trl grpo --beta 0.04",
+            "covey translate takes one file, or a command behind --: covey translate -- trl grpo --beta 0.04",
+        ),
+        ("", "covey translate takes one file, or a command behind --: covey translate -- env.dataset=gsm8k"),
+    ],
+)
+def test_what_is_no_command_of_grpo_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], typed: str, line: str
+) -> None:
+    assert main(["translate", *typed.split()]) == 2
+    assert capsys.readouterr().err == f"covey: {line}\n"
+
+
+def test_a_flag_of_trl_is_read_in_either_spelling_and_a_misspelt_one_is_named() -> None:
+    typed = "trl grpo --learning-rate 2e-5 --output_dir out --bta 0.1 --push_to_hub --max_steps 3 --num-processes 1"
+    found = translate(typed.split())
+    assert found.words["optimizer.lr"] == "optimizer.lr=2e-05"
+    assert found.words["hydra.run.dir"] == "hydra.run.dir=out"
+    assert found.notes == [
+        "push_to_hub=True is no setting here (a command pushes nothing; GRPOTrainer of covey.trl does)",
+        "bta=0.1: covey has nothing like it; did you mean beta?",
+    ]
+
+
+@pytest.mark.parametrize(
     ("name", "text", "line"),
     [
         ("run.py", "import trl", "from covey.trl import GRPOTrainer, GRPOConfig"),

@@ -6,7 +6,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,9 +16,11 @@ import yaml
 from covey.cli.command_line import with_whole_numbers
 from covey.config import foreign
 from covey.config.checks import format_value, walk, yaml_fault
-from covey.config.names import named_elsewhere
+from covey.config.names import did_you_mean, named_elsewhere
 from covey.config.schema import Config, setting_names
+from covey.config.shelves import preset_file
 from covey.system.disk import read_regular
+from covey.system.lookup import near
 from covey.trl.fields import MAPPED, REFUSED
 
 if TYPE_CHECKING:
@@ -32,9 +34,12 @@ READERS: Mapping[str, Callable[[str], Any]] = {
 }
 """What reads a file of settings, by its suffix; any other file is a script."""
 TRL_WORDS = ("trl", "trl.scripts.grpo", "grpo.py")
+OTHER_SCRIPTS = re.compile(r"trl\.scripts\.(?!grpo$)(\w+)|(sft|dpo|kto|rloo|orpo|cpo|gkd)\.py")
+"""Scripts of TRL that train otherwise."""
 SEVERAL = 3
 """Fields of TRL in a file of settings that tell it from another."""
 OF_SCRIPTS: Mapping[str, str] = {
+    "output_dir": "hydra.run.dir={}",
     "model_name_or_path": "model.name={}",
     "model_revision": "model.revision={}",
     "dtype": "model.precision={}",
@@ -53,10 +58,15 @@ OF_SCRIPTS: Mapping[str, str] = {
     "reward_funcs": "environment=reward_functions rewards=[{}]",
     "reward_model_name_or_path": "environment=reward_functions rewards=[{{function:reward_model,args:{{model:{}}}}}]",
 }
-"""What TRL's scripts take besides GRPOConfig."""
+"""What TRL's scripts take besides GRPOConfig, and where a run lies."""
+OF_TRAINERS = {
+    "push_to_hub": "a command pushes nothing; GRPOTrainer of covey.trl does",
+    "resume_from_checkpoint": "resume=FOLDER goes on with a run of covey's",
+}
+"""Fields of TRL that a command has no word for."""
 LISTS = ("reward_funcs", "reward_weights", "lora_target_modules", "report_to")
 """Flags of TRL that take several words."""
-LAUNCHER = ("num_processes", "nproc_per_node", "nproc-per-node")
+LAUNCHER = ("num_processes", "nproc_per_node")
 DROPPED = ("num_steps", "evaluation.every", "output.save_every")
 """Settings that need the number of rows."""
 
@@ -76,7 +86,8 @@ class Translation:
 def run_translate(words: Sequence[str]) -> None:
     """Print the command. ValueError for words that name nothing to translate."""
     if not words or (words[0] != "--" and len(words) > 1):
-        raise ValueError("covey translate takes one file, or -- and a command: covey translate -- env.dataset=gsm8k")
+        typed = shlex.join(word for word in words if word != "--") or "env.dataset=gsm8k"
+        raise ValueError(f"covey translate takes one file, or a command behind --: covey translate -- {typed}")
     tokens = list(words[1:]) if words[0] == "--" else read_file(Path(words[0]))
     found = translate(tokens)
     if not found.words and not found.notes:
@@ -157,6 +168,8 @@ def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, equals, value = word.lstrip("-+~").partition("=")
         if not name or (not equals and not is_flag) or (equals and name.isupper()):  # a program, or its environment
             continue
+        if is_flag:
+            name = name.replace("-", "_")
         if not equals:
             most = None if name in LISTS else 1
             values = list(takewhile(lambda after: not after.startswith("-") and "=" not in after, rest[:most]))
@@ -169,6 +182,7 @@ def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
 def translate(tokens: Sequence[str]) -> Translation:
     """Return covey's words for those of TRL, verl or TorchRL. ValueError for fields of TRL that contradict."""
     found = Translation()
+    _refuse_other_trainers(tokens)
     given = dict(pairs_of(tokens))
     given |= {name: _plain(value) for name, value in _mapping(given.pop("model_init_kwargs", "")).items()}
     # Say how several processes are started
@@ -176,7 +190,7 @@ def translate(tokens: Sequence[str]) -> Translation:
     if processes > 1:
         found.notes.append(f"{processes} processes: torchrun --nproc-per-node={processes} -m covey train ...")
     # TRL's fields mean something together: batch sizes, defaults
-    of_trl = [name for name in given if name in MAPPED or name in REFUSED]
+    of_trl = [name for name in given if (name in MAPPED or name in REFUSED) and name not in OF_SCRIPTS]
     is_trl = any(Path(word).name in TRL_WORDS for word in tokens) or len(of_trl) >= SEVERAL
     if is_trl:
         _translate_trl({name: given.pop(name) for name in of_trl}, processes, found)
@@ -184,6 +198,18 @@ def translate(tokens: Sequence[str]) -> Translation:
     for name, value in given.items():
         _translate_one(name, value, given, known, found)
     return found
+
+
+def _refuse_other_trainers(tokens: Sequence[str]) -> None:
+    """Refuse a command of TRL that trains by something else than GRPO: its flags mean other things."""
+    for before, word in pairwise(["", *(token for token in tokens if "=" not in token)]):
+        script = OTHER_SCRIPTS.fullmatch(Path(word).name)
+        is_verb = Path(before).name == "trl" and word != "grpo" and re.fullmatch("[a-z][a-z-]*", word)
+        if script or is_verb:
+            name = script[1] or script[2] if script else word
+            here = f"; there is algorithm={name}" if preset_file("algorithm", name) else near(name, ["grpo"])
+            what = word if script else f"trl {word}"
+            raise ValueError(f"{what} does not train by GRPO, which is all that covey does{here}")
 
 
 def _mapping(text: str) -> Mapping[str, Any]:
@@ -208,7 +234,7 @@ def _translate_one(name: str, value: str, given: Mapping[str, str], known: set[s
         for word in OF_SCRIPTS[name].format(value).split():
             found.add(word)
         return
-    if name in ("config-name", "cn", "config_name"):
+    if name in ("cn", "config_name"):
         if value in foreign.CONFIG_NAMES:
             found.add(foreign.CONFIG_NAMES[value])
         else:
@@ -229,7 +255,9 @@ def _translate_one(name: str, value: str, given: Mapping[str, str], known: set[s
     if len(names) == 1:
         found.add(names[0] if "=" in names[0] else with_whole_numbers(f"{names[0]}={value}"))
     else:
-        found.notes.append(f"{name}={value}: {' or '.join(names) if names else 'covey has nothing like it'}")
+        theirs = {*foreign.LAST_PARTS, *MAPPED, *REFUSED, *OF_SCRIPTS}
+        said = " or ".join(names) or f"covey has nothing like it{did_you_mean(name, known | theirs)}"
+        found.notes.append(f"{name}={value}: {said}")
 
 
 def _translate_trl(given: Mapping[str, str], processes: int, found: Translation) -> None:
@@ -243,8 +271,8 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
         words += [f"--{name}", *(value.split(",") if name in LISTS else [value])]
     args = _read_fields(words)
     for name, value in changed_fields(args).items():
-        if name in REFUSED and name in given:
-            found.notes.append(f"{name}={value} is no setting here ({REFUSED[name]})")
+        if name in given and (why := REFUSED.get(name) or OF_TRAINERS.get(name)):
+            found.notes.append(f"{name}={value} is no setting here ({why})")
         if name in REFUSED:
             setattr(args, name, default_of(name))
     # Processes and accumulated micro-batches are one product: what a step has
