@@ -10,6 +10,7 @@ from rich.text import Text
 
 from covey.cli.flags import refuse_no_folder
 from covey.cli.tables import print_folder, relative, render, side_by_side
+from covey.environments.data.files import json_fault
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running
 from covey.run.records.answer_text import as_text
 from covey.run.records.summary import read_summary
@@ -86,9 +87,9 @@ def rows_of(path: Path) -> Iterator[Row]:
             if not line.endswith("\n"):  # being written, or torn
                 return
             try:
-                row = json.loads(line)
+                row = json.loads(line.rstrip())
             except (ValueError, RecursionError) as error:
-                raise NotWritten(f"{path} line {number} is not JSON ({str(error)[:100]})") from None
+                raise NotWritten(f"{path} line {number} is not JSON ({json_fault(error)})") from None
             if not isinstance(row, dict):
                 raise NotWritten(f"{path} line {number} is no row")
             yield row

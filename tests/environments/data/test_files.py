@@ -130,6 +130,19 @@ def test_a_placeholder_of_git_lfs_says_how_to_fetch_the_file(tmp_path: Path) -> 
     assert message(path) == f"{path} is a placeholder of Git LFS, not the file: `git lfs pull` fetches it"
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.json"])
+def test_text_of_two_bytes_a_character_is_named_for_what_it_is(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes('{"prompt": "a"}\n'.encode("utf-16"))
+    assert message(path, RowSettings(bad_rows="skip")) == f"{path} is UTF-16: save it as UTF-8"
+
+
+def test_a_fault_in_a_whole_file_of_json_is_named_by_its_own_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[\n{"prompt": "a"},\n{"prompt" "b"}\n]\n')
+    assert message(path) == f"{path} line 3 is not JSON (expecting ':' delimiter at character 11)"
+
+
 TABLES = [
     (b"prompt,answer\na,1\nb,2,3\nc,3\n", "line 3 has 3 cells, the header 2"),
     (b'prompt,answer\na,1\n"b"x,2\nc,3\n', "line 3 is not a line of a table"),
@@ -163,7 +176,7 @@ def test_cells_of_a_table_are_text_and_empty_ones_are_missing(tmp_path: Path) ->
 
 def test_a_table_without_a_usable_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    path.write_bytes("prompt,answer\na,1\n".encode("utf-16"))
+    path.write_bytes(b"prompt,\xe4\na,1\n")
     assert message(path) == f"{path} line 1 is not UTF-8; save the table as UTF-8"
     path.write_text("prompt,answer,answer\na,1,2\n")
     assert message(path) == f"{path} has several columns 'answer'"

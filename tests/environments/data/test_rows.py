@@ -196,13 +196,14 @@ def test_a_row_that_an_environment_cannot_take_is_named_by_its_line_or_skipped(t
 
 
 BROKEN_LINES = [
-    (b'{"prompt": "a"', "is not JSON"),
+    (b'{"prompt": "a"', "is not JSON (expecting ',' delimiter at character 15)"),
+    (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "is not JSON (Exceeds the limit (4300 digits)"),
     (b'["prompt"]', "is not an object with columns but list"),
     (b'{"prompt": "\xff"}', "is not UTF-8 (byte 12)"),
     (b'{"question": "a"}', "has no column 'prompt' (has: question)"),
     (b'{"prompt": null}', "column 'prompt' is null; data.bad_rows=skip"),
     (b'{"prompt": "' + b"a" * 10_000_000 + b'"}', "has 10.0 MB, more than 4.2 MB"),
-    (b"[" * 100_000, "is not JSON"),
+    (b"[" * 100_000, "is not JSON (it is nested too deep)"),
 ]
 
 

@@ -25,6 +25,8 @@ HALF_PAIR = b"\\ud"
 """JSON can spell halves of surrogate pairs, which no tokenizer takes; only rows with this need a closer look."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """How the placeholder begins that a clone without Git LFS has in place of a file."""
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How text of two bytes a character begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ def read_file(path: Path) -> Iterator[Entry]:
             raise ValueError(f"{path} is empty")
         with path.open("rb") as file:
             start = file.read(len(LFS_POINTER))
+        if start.startswith(UTF_16):
+            raise ValueError(f"{path} is UTF-16: save it as UTF-8")
         if start == LFS_POINTER:
             raise ValueError(f"{path} is a placeholder of Git LFS, not the file: `git lfs pull` fetches it")
         yield from READERS[kind](path)
@@ -114,7 +118,7 @@ def _parsed(line: bytes, place: str) -> Entry:
     if len(line) > MAX_ROW_BYTES:
         return Entry(place, None, f"has {len(line) / 1e6:.1f} MB, more than {MAX_ROW_BYTES / 1e6:.1f} MB")
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = json.loads(line.decode("utf-8-sig").rstrip())
         if HALF_PAIR in line.lower():
             json.dumps(row, ensure_ascii=False).encode()
         return checked(row, place)
@@ -122,8 +126,21 @@ def _parsed(line: bytes, place: str) -> Entry:
         return Entry(place, None, f"is not UTF-8 (byte {error.start})")
     except UnicodeEncodeError:
         return Entry(place, None, r"has half of a surrogate pair (\ud800 to \udfff), which is no character")
-    except (json.JSONDecodeError, RecursionError) as error:
-        return Entry(place, None, f"is not JSON ({error})")
+    except (ValueError, RecursionError) as error:
+        return Entry(place, None, f"is not JSON ({json_fault(error)})")
+
+
+def json_fault(error: ValueError | RecursionError) -> str:
+    """Say what is wrong in a line of JSON, and at which character.
+
+    >>> json_fault(json.JSONDecodeError("Expecting ',' delimiter", "[1 2]", 3))
+    "expecting ',' delimiter at character 4"
+    """
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if not isinstance(error, json.JSONDecodeError):  # such as a number of thousands of digits
+        return str(error)[:100]
+    return f"{error.msg[:1].lower()}{error.msg[1:]} at character {error.colno}"
 
 
 def _read_json(path: Path) -> Iterator[Entry]:
@@ -135,8 +152,11 @@ def _read_json(path: Path) -> Iterator[Entry]:
     try:
         with _opened(path) as file:
             content = json.loads(file.read().decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not readable JSON ({error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 (byte {error.start})") from error
+    except (ValueError, RecursionError) as error:
+        line = f"line {error.lineno} " if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"{path} {line}is not JSON ({json_fault(error)})") from error
     # A list of rows, or one row
     rows = content if isinstance(content, list) else [content]
     for number, row in enumerate(rows, start=1):
