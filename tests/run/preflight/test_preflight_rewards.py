@@ -39,10 +39,6 @@ def raises(completions: list[str], **columns: Any) -> list[float]:
     raise RuntimeError("always")
 
 
-def lacks(completions: list[str], allowed: list[str], **columns: Any) -> list[float]:
-    return [0.0 for _ in completions]
-
-
 def returning(value: Any) -> Callable[..., Any]:
     def fixed(**columns: Any) -> Any:
         return value
@@ -54,12 +50,11 @@ def returning(value: Any) -> Callable[..., Any]:
     ("function", "reason"),
     [
         (raises, '"raises" raised RuntimeError: always ('),
-        (lacks, "\"lacks\" cannot be called: rows have no column 'allowed' (besides the prompt they have: answer)"),
         (returning([1.0]), '"fixed" returned 1 values for 2 completions'),
         (returning(None), '"fixed" returned NoneType None, not a list of numbers'),
         (returning([float("nan")] * 2), '"fixed" returned nan for completion 0'),
     ],
-    ids=["raises", "lacks a column", "wrong length", "None", "NaN"],
+    ids=["raises", "wrong length", "None", "NaN"],
 )
 def test_a_function_that_never_gives_a_reward_is_refused_in_its_own_words(
     build: Build, function: Callable[..., Any], reason: str

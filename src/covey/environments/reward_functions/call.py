@@ -11,11 +11,12 @@ import inspect
 import numbers
 import os
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 from covey.system.jsonl import as_lists, plain_data
+from covey.system.lookup import near
 from covey.system.workers.process import Prepares
 
 RewardCallable = Callable[..., Any]
@@ -24,6 +25,11 @@ RewardCallable = Callable[..., Any]
 CALLED_WITH = ("prompts", "completions", "completion_ids")
 """Arguments of every call besides the hooks; the others are columns."""
 HOOKS = ("trainer_state", "log_extra", "log_metric")
+AT_TIMES = ("completion_ids", "environments")
+"""Arguments of some calls: where tokens are known, and of attempts that have an object of their own."""
+HIDDEN_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
+"""Columns that TRL does not pass on either."""
+RESERVED_COLUMNS = frozenset({"prompts", "completions", *HOOKS})
 
 LARGEST_REWARD = 3.4e38
 """Largest number of float32, the type of rewards in TRL; squares of it still fit into the float64 of statistics."""
@@ -211,21 +217,37 @@ class RewardCall:
     def _after(self, error: BaseException, count: int, keywords: Mapping[str, Any]) -> Outcome | None:
         """Return the result of an error. None where each completion is to be tried alone."""
         within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-        misfit = None if within or not isinstance(error, TypeError) else _misfit(self.function, keywords)
-        if misfit is None and _row_lacks_argument(self.function, keywords):
+        wrong = None if within or not isinstance(error, TypeError) else misfit(self.function, keywords)
+        if wrong is None and _row_lacks_argument(self.function, keywords):
             return does_not_apply(count)
         if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
-            return failed(_raised(error) if misfit is None else f"cannot be called: {misfit}", count)
+            return failed(_raised(error) if wrong is None else f"cannot be called: {wrong}", count)
         return None
 
 
-def _misfit(function: RewardCallable, keywords: Mapping[str, Any]) -> str | None:
-    """Return which argument it lacks or does not take. None where that is not the trouble."""
+def check_columns(functions: Mapping[str, RewardCallable], columns: Sequence[str], prompt_column: str) -> None:
+    """Refuse (ValueError) columns that would take the place of an argument, and functions that need others."""
+    taken = RESERVED_COLUMNS.intersection(columns) - {prompt_column}
+    if taken:
+        raise ValueError(
+            f"columns {', '.join(sorted(taken))} have names that reward functions get as arguments; rename"
+        )
+    passed = [name for name in columns if name != prompt_column and name not in HIDDEN_COLUMNS]
+    for name, function in functions.items():
+        both = sorted(set(function.keywords).intersection(columns)) if isinstance(function, functools.partial) else []
+        if both:
+            raise ValueError(f"rows have the column {both[0]!r}, which args of {name} set too; rename one")
+        if wrong := misfit(function, ["prompts", "completions", *passed]):
+            raise ValueError(f'reward function "{name}" cannot be called: {wrong}')
+
+
+def misfit(function: RewardCallable, keywords: Collection[str]) -> str | None:
+    """Return which argument it lacks of those it is given, or does not take. None where that is not the trouble."""
     named, takes_any = _parameters(function)
     given = (*keywords, *HOOKS)
-    for name in (name for name, p in named.items() if p.default is p.empty and name not in given):
+    for name in (name for name, p in named.items() if p.default is p.empty and name not in (*given, *AT_TIMES)):
         columns = ", ".join(column for column in keywords if column not in CALLED_WITH) or "nothing"
-        return f"rows have no column {name!r} (besides the prompt they have: {columns})"
+        return f"rows have no column {name!r} (besides the prompt they have: {columns}){near(name, keywords)}"
     extra = [name for name in given if name not in named]
     return f"it takes no argument {extra[0]!r}; give it **columns" if extra and not takes_any else None
 

@@ -15,7 +15,6 @@ too long cannot be interrupted here, so that it ends the run.
 
 import asyncio
 import copy
-import functools
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +24,12 @@ from typing import Any
 from covey.environments.base import Environment, Split, split_prefill
 from covey.environments.reward_functions.call import (
     AT_START,
+    HIDDEN_COLUMNS,
     Outcome,
     RewardCall,
     RewardCallable,
     TrainerState,
+    check_columns,
     failed,
     is_async,
     name_of,
@@ -44,9 +45,6 @@ from covey.types import Failure, Message, Prompt, Reward, RunStopped
 
 LOGGER = logging.getLogger(__name__)
 
-HIDDEN_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
-"""Columns that TRL does not pass on either."""
-RESERVED_COLUMNS = frozenset({"prompts", "completions", "trainer_state", "log_extra", "log_metric"})
 FAILURE_WINDOW = 1000
 """Rewards the failure rate is taken over."""
 MIN_FAILURE_SAMPLE = 20
@@ -139,7 +137,7 @@ class RewardFunctions(Environment):
         self._functions = tuple(functions)
         # Read the rows.
         columns = list(dict.fromkeys(name for of_split in rows.values() for row in of_split for name in row))
-        _check_columns(self._functions, columns, prompt_column)
+        check_columns({reward.name: reward.function for reward in self._functions}, columns, prompt_column)
         how = PromptFormat(prompt_column, prefill=prefill)
         self._prompts = {split: prompts_of(split, rows[split], columns, how) for split in rows}
         warn_of_silent_users(self._prompts)
@@ -384,17 +382,3 @@ class _DryRun(Environment):
 
 def _tokens(completion_ids: Sequence[Sequence[int]]) -> dict[str, list[list[int]]]:
     return {"completion_ids": [list(ids) for ids in completion_ids]}
-
-
-def _check_columns(functions: Sequence[RewardFunction], columns: Sequence[str], prompt_column: str) -> None:
-    """Refuse columns that would silently take the place of an argument of the same name."""
-    taken = RESERVED_COLUMNS.intersection(columns) - {prompt_column}
-    if taken:
-        raise ValueError(
-            f"columns {', '.join(sorted(taken))} have names that reward functions get as arguments; rename"
-        )
-    for reward in functions:
-        function = reward.function
-        both = sorted(set(function.keywords).intersection(columns)) if isinstance(function, functools.partial) else []
-        if both:
-            raise ValueError(f"rows have the column {both[0]!r}, which args of {reward.name} set too; rename one")
